@@ -1,0 +1,41 @@
+"""Agent-R1 for Gymnasium: environments in which a language model solves tasks by calling tools.
+
+Importing this package registers the environments below: `gym.make("AgentR1/HotpotQA-v0")`.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import gymnasium as gym
+
+from agent_r1.spaces import TokenSpan
+from agent_r1.tool_env import Task, ToolEnv
+from agent_r1_tools import Tool, ToolResult
+
+__version__ = "0.1.0"
+__all__ = ["ENVIRONMENTS", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolResult", "tiny_policy"]
+
+# id -> where its class stands. A version is bumped when a change could move learning results.
+ENVIRONMENTS = {
+    "AgentR1/MultihopWorld-v0": "agent_r1.tasks.multihop_world:MultihopWorldEnv",
+    "AgentR1/HotpotQA-v0": "agent_r1.tasks.question_answering:HotpotQAEnv",
+    "AgentR1/2WikiMultihopQA-v0": "agent_r1.tasks.question_answering:TwoWikiMultihopQAEnv",
+    "AgentR1/MuSiQue-v0": "agent_r1.tasks.question_answering:MuSiQueEnv",
+}
+
+for _id, _entry_point in ENVIRONMENTS.items():
+    gym.register(id=_id, entry_point=_entry_point)
+
+
+def tiny_policy(env_id: str) -> str:
+    """The folder of the small policy that the package carries for `env_id` (config, safetensors, tokenizer).
+
+    Raises ValueError where the package carries none, naming the ids for which it does.
+    """
+    root = files("agent_r1") / "policies"
+    folder = root / env_id.removeprefix("AgentR1/")
+    if not (folder / "model.safetensors").is_file():
+        there = sorted(f"AgentR1/{path.name}" for path in root.iterdir()) if root.is_dir() else []
+        raise ValueError(f"no tiny policy is shipped for {env_id!r}, only for {there}; pass --model NAME_OR_FOLDER")
+    return str(folder)

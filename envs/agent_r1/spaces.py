@@ -1,0 +1,71 @@
+"""TokenSpan: the space of token sequences. Both what a policy writes and what an environment answers live in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+_LONGEST_SAMPLE = 64  # random spans are for checks and smoke tests; nobody needs 30,000 random tokens
+
+
+class TokenSpan(gym.Space[NDArray[np.int32]]):
+    """Sequences of `min_len` to `max_len` token ids below `vocab_size`, as 1-D int32 arrays.
+
+    It subclasses `Space` directly: `Text` and `Sequence` cost a thousand times more per check, and a subclass of
+    `Text` would inherit its shared-memory path, which silently returns garbage in `AsyncVectorEnv`. For that vector
+    environment pass `shared_memory=False` (it says so when you don't).
+    """
+
+    def __init__(
+        self, vocab_size: int, max_len: int, min_len: int = 0, seed: int | np.random.Generator | None = None
+    ) -> None:
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
+        if not 0 <= min_len <= max_len:
+            raise ValueError(f"0 <= min_len <= max_len must hold, got min_len={min_len}, max_len={max_len}")
+        self.vocab_size = int(vocab_size)
+        self.max_len = int(max_len)
+        self.min_len = int(min_len)
+        super().__init__(None, np.int32, seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Spans have no fixed length, so they don't flatten to a Box."""
+        return False
+
+    def sample(self, mask: None = None, probability: None = None) -> NDArray[np.int32]:
+        """A uniform span of at most 64 tokens (or `min_len`, where that is more)."""
+        if mask is not None or probability is not None:
+            raise ValueError("TokenSpan.sample takes no mask and no probability; mask logits in the sampler instead")
+        longest = max(self.min_len, min(self.max_len, _LONGEST_SAMPLE))
+        length = int(self.np_random.integers(self.min_len, longest + 1))
+        return self.np_random.integers(0, self.vocab_size, size=length, dtype=np.int32)
+
+    def contains(self, x: Any) -> bool:
+        """True for a 1-D integer array whose length and ids are in range."""
+        if not isinstance(x, np.ndarray) or x.ndim != 1 or not np.issubdtype(x.dtype, np.integer):
+            return False
+        if not self.min_len <= x.size <= self.max_len:
+            return False
+        return x.size == 0 or bool(x.min() >= 0 and x.max() < self.vocab_size)
+
+    def to_jsonable(self, sample_n: Sequence[NDArray[np.int32]]) -> list[list[int]]:
+        """Lists of ids."""
+        return [span.tolist() for span in sample_n]
+
+    def from_jsonable(self, sample_n: list[Any]) -> list[NDArray[np.int32]]:
+        """The inverse of `to_jsonable`."""
+        return [np.asarray(span, dtype=np.int32) for span in sample_n]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TokenSpan)
+            and (self.vocab_size, self.max_len, self.min_len) == (other.vocab_size, other.max_len, other.min_len)
+        )
+
+    def __repr__(self) -> str:
+        return f"TokenSpan(vocab_size={self.vocab_size}, max_len={self.max_len}, min_len={self.min_len})"

@@ -1,0 +1,160 @@
+"""MultihopWorld: multi-hop question answering over a generated world, with nothing to download.
+
+Every task has a world of its own: a dozen entities with a passage each, drawn from the task's seed, so no fact can be
+learned by heart. A question follows two or three relations ("Who is the rival of the mentor of Kelvon?") and each hop
+is one search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.tasks.question_answering import QuestionAnsweringEnv
+from agent_r1.tool_env import Task
+from agent_r1_tools.search import BM25Retriever, Passage
+
+# Words. The unseen ones occur in passages (as a remark), never as subject, relation or answer of a training task.
+_ONSETS = "b d f g h j k l m n p r s t v z br dr gr kr pl st tr th".split()
+_VOWELS = "a e i o u".split()
+_CODAS = "l n r s m k d".split()
+RELATIONS = (
+    "mentor rival cousin captain deputy tailor banker doctor painter guard pilot barber "
+    "lawyer tenant patron herald"
+).split()
+UNSEEN_RELATIONS = "jester miller keeper scribe".split()
+NUM_NAMES, NUM_UNSEEN_NAMES = 1_200, 200
+
+FACTS_PER_PASSAGE = 3
+PHRASING = "Who is the {chain} of {start}?"
+OTHER_PHRASINGS = (
+    "Take {start}: who is the {chain}?",
+    "I want to know about {start}. Name the {chain}.",
+    "The {chain} of {start} is who?",
+)
+NUM_TASKS = {"train": 1_000_000, "test": 10_000}
+
+
+@lru_cache(maxsize=1)
+def names() -> tuple[list[str], list[str]]:
+    """The world's (seen, unseen) entity names: 1,000 and 200 invented words, the same on every machine."""
+    rng = np.random.default_rng(20_251_114)
+    found: dict[str, None] = {}
+    while len(found) < NUM_NAMES:
+        onsets, vowels = rng.choice(_ONSETS, 2), rng.choice(_VOWELS, 2)
+        found[f"{onsets[0]}{vowels[0]}{onsets[1]}{vowels[1]}{rng.choice(_CODAS)}".capitalize()] = None
+    everyone = list(found)
+    return everyone[NUM_UNSEEN_NAMES:], everyone[:NUM_UNSEEN_NAMES]
+
+
+def generate_task(seed: int, split: str, index: int) -> Task:
+    """Task `index` of a split of the world family `seed`.
+
+    Splits: train and test (2 or 3 hops), and the zero-shot variants more_hops (4), unseen_relations, unseen_entities,
+    other_phrasings. `metadata`: supports (gold titles, in the order of the hops), relations, chain (entities from the
+    start to the answer), hops, passages ((title, text) pairs).
+    """
+    splits = list(MultihopWorldEnv.splits)
+    rng = np.random.default_rng([seed, splits.index(split), index])
+    hops = 4 if split == "more_hops" else int(rng.integers(2, 4))
+    seen, unseen = names()
+    pool = unseen if split == "unseen_entities" else seen
+    relation_pool = UNSEEN_RELATIONS if split == "unseen_relations" else RELATIONS
+    entities = [pool[i] for i in rng.choice(len(pool), 6 + 2 * hops, replace=False)]
+    # The relations of the question also stand in passages off the chain: a relation alone doesn't name a passage.
+    local = [relation_pool[i] for i in rng.choice(len(relation_pool), min(5, len(relation_pool)), replace=False)]
+    path = [local[i] for i in rng.integers(0, len(local), hops)]
+    chain = entities[: hops + 1]
+    passages = []
+    for position, entity in enumerate(entities):
+        others = [e for e in entities if e != entity]
+        values = [others[i] for i in rng.choice(len(others), FACTS_PER_PASSAGE, replace=False)]
+        relations = [local[i] for i in rng.choice(len(local), FACTS_PER_PASSAGE, replace=False)]
+        if position < hops:
+            goal = chain[position + 1]
+            values = [v for v in values if v != goal][: FACTS_PER_PASSAGE - 1]
+            relations = [r for r in relations if r != path[position]][: FACTS_PER_PASSAGE - 1]
+            place = int(rng.integers(FACTS_PER_PASSAGE))
+            values.insert(place, goal)
+            relations.insert(place, path[position])
+        facts = ", the ".join(f"{r} is {v}" for r, v in zip(relations[1:], values[1:], strict=True))
+        text = f"The {relations[0]} of {entity} is {values[0]}, the {facts}."
+        if rng.random() < 0.2:
+            remark = unseen if rng.random() < 0.7 else UNSEEN_RELATIONS
+            text += f" Note: {remark[int(rng.integers(len(remark)))]}."
+        passages.append((entity, text))
+    order = rng.permutation(len(passages))
+    phrasing = PHRASING
+    if split == "other_phrasings":
+        phrasing = OTHER_PHRASINGS[int(rng.integers(len(OTHER_PHRASINGS)))]
+    return Task(
+        id=f"{split}-{seed}-{index}",
+        question=phrasing.format(chain=" of the ".join(reversed(path)), start=chain[0]),
+        answers=[chain[-1]],
+        metadata={
+            "supports": chain[:-1],
+            "relations": path,
+            "chain": chain,
+            "hops": hops,
+            "passages": [passages[i] for i in order],
+        },
+    )
+
+
+def expert(task: Task) -> Iterator[tuple[str, dict[str, Any]] | str]:
+    """The scripted expert's turns on a task: (tool, arguments) for a call, a plain str for the answer."""
+    for relation, entity in zip(task.metadata["relations"], task.metadata["supports"], strict=True):
+        yield "search", {"query": f"{relation} of {entity}"}
+    yield task.answers[0]
+
+
+class MultihopWorldEnv(QuestionAnsweringEnv):
+    """Multi-hop questions over a generated world that is new in every task.
+
+    ## Description
+    Entities with invented names, a passage each with three facts about it, and a question that follows two or three
+    relations from one entity to the answer. BM25 search over the task's own passages.
+
+    ## Arguments
+    `world_seed` (default 0) picks the family of worlds; a task is a function of (world_seed, split, index). `top_k`
+    is 1 here: one search, one passage. `split`: train, test, or a zero-shot variant: more_hops, unseen_relations,
+    unseen_entities, other_phrasings.
+
+    The rest (spaces, rewards, end) is that of question answering: see docs/environments/multihop_world.md.
+    """
+
+    splits: ClassVar[Mapping[str, str]] = {
+        name: name
+        for name in ("train", "test", "more_hops", "unseen_relations", "unseen_entities", "other_phrasings")
+    }
+    yes_no_rule = False
+
+    def __init__(
+        self,
+        *,
+        world_seed: int = 0,
+        data_dir: None = None,
+        corpus: str = "own",
+        top_k: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        if data_dir is not None or corpus != "own":
+            raise ValueError("MultihopWorld is generated: it takes no data_dir, and corpus can only be 'own'")
+        super().__init__(corpus="own", top_k=top_k, **kwargs)
+        self.world_seed = world_seed
+
+    @property
+    def num_tasks(self) -> int:
+        """A million training tasks, ten thousand in every other split."""
+        return NUM_TASKS.get(self.split, NUM_TASKS["test"])
+
+    def make_task(self, index: int) -> Task:
+        """Generate task `index`; nothing is stored."""
+        return generate_task(self.world_seed, self.split, index)
+
+    def own_retriever(self, task: Task) -> BM25Retriever:
+        """BM25 over the passages of this task's world."""
+        return BM25Retriever([Passage(title, text) for title, text in task.metadata["passages"]])
