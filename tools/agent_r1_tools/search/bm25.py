@@ -1,0 +1,100 @@
+"""BM25 over passages in memory, scored by `bm25s`.
+
+Method "lucene" (Kamphuis et al. 2020) with k1 = 0.9 and b = 0.4 (Anserini's values), the Snowball stemmer for
+English, and bm25s's stop words "en". What is indexed is the title, a newline and the text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from agent_r1_tools.search.passages import Hit, Passage
+
+K1 = 0.9
+B = 0.4
+
+
+class BM25Retriever:
+    """Finds passages by words.
+
+    Equal scores keep the order of the passages, so results are the same on every machine. A passage that shares no
+    word with the query is never returned: fewer than `top_k` hits, or none (an empty query, only stop words, only
+    unknown words), are an answer too.
+
+    Args:
+        passages: the corpus; may be empty. Ten passages take about a millisecond to index, so an episode can have
+        its own.
+    """
+
+    timeout = math.inf
+
+    def __init__(self, passages: Iterable[Passage]) -> None:
+        self.passages = list(passages)
+        self._vocabulary: dict[str, int] = {}
+        documents = [stems(f"{p.title}\n{p.text}") for p in self.passages]
+        number = self._vocabulary.setdefault
+        ids = [[number(stem, len(self._vocabulary)) for stem in document] for document in documents]
+        self._index = _build_index(ids, len(self._vocabulary))
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        """At most `top_k` hits for each query, best first, scores above zero."""
+        return [self._search(query, top_k) for query in queries]
+
+    def _search(self, query: str, top_k: int) -> list[Hit]:
+        ids = [self._vocabulary[stem] for stem in stems(query) if stem in self._vocabulary]
+        if not ids or top_k < 1:
+            return []
+        scores = self._index.get_scores_from_ids(ids)
+        return [(self.passages[i], float(scores[i])) for i in top_indexes(scores, top_k)]
+
+
+def top_indexes(scores: np.ndarray[Any, Any], top_k: int) -> list[int]:
+    """The indexes of the `top_k` highest scores above zero, highest first, equal scores by index."""
+    candidates = np.flatnonzero(scores > 0)
+    if len(candidates) > top_k:
+        threshold = np.partition(scores[candidates], -top_k)[-top_k]
+        candidates = candidates[scores[candidates] >= threshold]
+    order = np.argsort(-scores[candidates], kind="stable")[:top_k]
+    found: list[int] = candidates[order].tolist()
+    return found
+
+
+def _build_index(documents: Sequence[Sequence[int]], vocabulary_size: int) -> Any:
+    bm25s, _, _ = _libraries()
+    index = bm25s.BM25(method="lucene", k1=K1, b=B, backend="numpy")
+    if vocabulary_size:
+        # One level below BM25.index(), which also logs, guesses what it was given and copies the vocabulary.
+        index.scores = index.build_index_from_ids(range(vocabulary_size), documents, show_progress=False)
+    return index
+
+
+_WORD = re.compile(r"\b\w\w+\b")
+_LOCK = threading.Lock()  # a stemmer is not safe to share between threads
+
+
+@lru_cache(maxsize=4096)
+def stems(text: str) -> tuple[str, ...]:
+    """The stems of a text's words, as `bm25s.tokenize(text, stopwords="en", stemmer=Stemmer("english"))` gives them."""
+    _, stop_words, stemmer = _libraries()
+    words = [word for word in _WORD.findall(text.lower()) if word not in stop_words]
+    with _LOCK:
+        return tuple(stemmer.stemWords(words))
+
+
+@cache
+def _libraries() -> tuple[Any, frozenset[str], Any]:
+    """bm25s, its stop words and the stemmer."""
+    try:
+        import bm25s
+        import Stemmer
+        from bm25s.stopwords import STOPWORDS_EN
+    except ImportError as error:
+        raise ImportError('BM25 search needs bm25s and PyStemmer: pip install "agent-r1[search]"') from error
+    return bm25s, frozenset(STOPWORDS_EN), Stemmer.Stemmer("english")

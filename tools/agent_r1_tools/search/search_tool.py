@@ -1,0 +1,60 @@
+"""The `search` tool: a retriever that the policy can ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_r1_tools.search.passages import Hit, RetrievalError, Retriever, format_passages
+from agent_r1_tools.tool import Tool, ToolResult
+
+
+class SearchTool(Tool):
+    """Asks a retriever and shows what it found, one passage a line: `[1] Title: text`.
+
+    `ToolResult.data` is `{"titles": [...], "scores": [...]}`. Finding nothing is ok. When the retriever fails the
+    result is not, and `data` is `{"error": "retrieval_unavailable"}`: the episode goes on, and the environment decides
+    what it means. Two search tools over the same retriever with the same `top_k` are equal, so calls of many episodes
+    can share a batch.
+
+    Args:
+        retriever: any object with `search(queries, top_k)` and `timeout`, like `BM25Retriever`.
+        top_k: the most passages in one result.
+    """
+
+    name = "search"
+    description = "Search the passages for a query and read the best ones."
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "What to search for, in a few words."}},
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+
+    def __init__(self, retriever: Retriever, top_k: int = 5) -> None:
+        if top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {top_k}")
+        self.retriever = retriever
+        self.top_k = top_k
+        self.timeout = retriever.timeout
+
+    def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        return self.batch_execute([arguments])[0]
+
+    def batch_execute(self, batch: list[dict[str, Any]]) -> list[ToolResult]:
+        try:
+            found = self.retriever.search([arguments["query"] for arguments in batch], self.top_k)
+        except RetrievalError as error:
+            failed = ToolResult(f"The search is not available: {error}", False, {"error": "retrieval_unavailable"})
+            return [failed] * len(batch)
+        return [_result(hits) for hits in found]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SearchTool) and (other.retriever is self.retriever) and other.top_k == self.top_k
+
+    def __hash__(self) -> int:
+        return hash((id(self.retriever), self.top_k))
+
+
+def _result(hits: list[Hit]) -> ToolResult:
+    data = {"titles": [passage.title for passage, _ in hits], "scores": [score for _, score in hits]}
+    return ToolResult(format_passages([passage for passage, _ in hits]) or "No passages found.", data=data)
