@@ -165,8 +165,7 @@ def run_batch(tool: Tool, batch: Iterable[Any]) -> list[ToolResult]:
     return [result for result in results if result is not None]
 
 
-# --- running
-----------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -228,8 +227,7 @@ def _guarded(function: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return function(argument)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is
-        threading.main_thread():
+        if isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is threading.main_thread():
             raise
         return _Failed("exception", _describe(error))
 
@@ -303,8 +301,7 @@ def clean_text(text: str, max_chars: int) -> str:
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-# --- checking arguments
------------------------------------------------------------------------------------------------
+# --- checking arguments -----------------------------------------------------------------------------------------------
 
 
 class _SchemaKey:
@@ -386,9 +383,8 @@ def _problem(error: Any) -> str:
         extra = [name for name in error.instance if name not in known]
         text = f"unknown {', '.join(repr(name) for name in extra)}"
     elif error.validator == "type":
-        wanted = error.validator_value
-        text = f"must be {' or '.join(wanted) if isinstance(wanted, list) else wanted}, not
-        {_json_type(error.instance)}"
+        wanted = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
+        text = f"must be {' or '.join(wanted)}, not {_json_type(error.instance)}"
     else:
         text = error.message
     text = clean_text(text, 200)
@@ -400,8 +396,7 @@ def _json_type(value: Any) -> str:
     return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
-# --- functions as tools
------------------------------------------------------------------------------------------------
+# --- functions as tools -----------------------------------------------------------------------------------------------
 
 
 class _FunctionTool(Tool):
@@ -437,8 +432,8 @@ def _function_schema(function: Callable[..., Any], name: str, texts: dict[str, s
         hinted = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
         hints = typing.get_type_hints(getattr(function, "func", hinted))
     except NameError as error:
-        raise TypeError(f"a type hint of {name} cannot be resolved ({error}); use types that its module imports")
-        from error
+        problem = f"a type hint of {name} cannot be resolved ({error}); use types that its module imports"
+        raise TypeError(problem) from error
     properties: dict[str, Any] = {}
     required: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
@@ -487,8 +482,7 @@ def _type_schema(hint: Any) -> dict[str, Any]:
         if all(option.keys() == {"type"} for option in options):
             return {"type": [option["type"] for option in options]}
         return {"anyOf": options}
-    raise TypeError(f"{hint!r} has no JSON schema here; use str, int, float, bool, list, dict, Optional, Union or
-    Literal")
+    raise TypeError(f"{hint!r} has no schema here; use str, int, float, bool, list, dict, Optional, Union or Literal")
 
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?|Attributes):\s*$")
