@@ -1,0 +1,130 @@
+"""Named reward terms: what an answer is worth, what a format is worth, and the weights of the turns before.
+
+Pure functions, no environment and no tokens. The scores follow the official evaluation scripts:
+
+    HotpotQA         hotpot_evaluate_v1.py               github.com/hotpotqa/hotpot
+    2WikiMultihopQA  2wikimultihop_evaluate_v1.1.py      github.com/Alab-NII/2wikimultihop
+    MuSiQue          metrics/answer.py                   github.com/StonyBrookNLP/musique
+
+A match is equality of normalised strings, never containment: listing candidates, "no" inside "nothing" or "yes"
+inside "eyes" earn nothing, and neither does anything against an answer that normalises to "" (such as "A").
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+PROCESS_WEIGHTS: Mapping[str, float] = {
+    "support_found": 0.3,  # times newly found gold paragraphs / all gold paragraphs
+    "malformed_call": -0.1,
+    "failed_call": -0.05,
+    "repeated_call": -0.05,
+    "no_action": 0.0,
+}
+"""Process terms of the question answering environments and what one unit of each pays."""
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ANSWER_TAG = re.compile(r"<(/?)answer>")
+_CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation, articles (a, an, the) and extra whitespace, in the official order."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answers: Iterable[str]) -> float:
+    """1.0 if the normalised prediction equals one of the normalised answers, else 0.0.
+
+    As in the official scripts, two texts that both normalise to "" are equal. That an episode with an empty answer
+    scores 0 is the environment's rule, not this function's.
+    """
+    predicted = normalize_answer(prediction)
+    return float(any(predicted == normalize_answer(answer) for answer in answers))
+
+
+def f1(prediction: str, answers: Iterable[str], yes_no_rule: bool = True) -> float:
+    """The best token F1 between the prediction and one of the answers, from 0 to 1.
+
+    Args:
+        prediction: what was answered.
+        answers: the gold answer and its aliases; without any the score is 0.
+        yes_no_rule: True as HotpotQA and 2WikiMultihopQA score: where either side is "yes", "no" or "noanswer" and
+            the two differ it is 0, and two empty texts give 0. False as MuSiQue scores: neither rule, and two
+            empty texts give 1.
+    """
+    predicted = normalize_answer(prediction)
+    return max((_f1(predicted, normalize_answer(answer), yes_no_rule) for answer in answers), default=0.0)
+
+
+def _f1(predicted: str, gold: str, yes_no_rule: bool) -> float:
+    if yes_no_rule and predicted != gold and (predicted in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS):
+        return 0.0
+    predicted_tokens, gold_tokens = predicted.split(), gold.split()
+    if not predicted_tokens or not gold_tokens:
+        return float(not yes_no_rule and predicted_tokens == gold_tokens)
+    same = sum((Counter(predicted_tokens) & Counter(gold_tokens)).values())
+    # 2PR / (P + R) with P = same / predicted and R = same / gold
+    return 2.0 * same / (len(predicted_tokens) + len(gold_tokens))
+
+
+def find_answers(text: str) -> list[str]:
+    """What stands in each `<answer>...</answer>` of a visible text, in order. Total, and linear in the length.
+
+    An answer runs from an opening tag to the closing tag after it. Of nested ones the innermost counts, since an
+    opening tag starts afresh; a tag without its partner is text.
+
+    >>> find_answers("<answer>Paris</answer> or <answer>a <answer>Lyon</answer></answer> or <answer>Nice")
+    ['Paris', 'Lyon']
+    """
+    answers: list[str] = []
+    start: int | None = None
+    for tag in _ANSWER_TAG.finditer(text):
+        if not tag[1]:
+            start = tag.end()
+        elif start is not None:
+            answers.append(text[start : tag.start()])
+            start = None
+    return answers
+
+
+def format_score(*, answer_ok: bool, calls_ok: bool) -> float:
+    """r_format = (a + c) / 2, one of 0, 0.5 and 1.
+
+    Args:
+        answer_ok: a, the last turn has exactly one `<answer>` and it isn't empty.
+        calls_ok: c, no call of the episode was malformed (also when there was no call).
+    """
+    return (answer_ok + calls_ok) / 2
+
+
+def paper_outcome(score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+    """Equation 6 of Agent-R1 (arXiv 2511.14460): the score if the format is right, else r_format - 1.
+
+    `score` is the exact match in question answering (0 or 1); other tasks may pass any score from 0 to 1. The
+    result lies in {-1, -0.5} for a wrong format, so a wrong format never pays more than a wrong answer.
+    """
+    r_format = format_score(answer_ok=answer_ok, calls_ok=calls_ok)
+    return float(score) if r_format == 1 else r_format - 1
+
+
+def process_weights(
+    process_reward: bool | Mapping[str, float], defaults: Mapping[str, float] = PROCESS_WEIGHTS
+) -> dict[str, float]:
+    """The weights that the argument `process_reward` of an environment means.
+
+    True gives the defaults, False none at all (no term is paid or listed), a dict the defaults with its entries
+    changed. Raises ValueError for a name that isn't there, listing those that are.
+    """
+    if isinstance(process_reward, Mapping):
+        unknown = sorted(map(str, set(process_reward) - set(defaults)))
+        if unknown:
+            raise ValueError(
+                f"no process reward is named {', '.join(map(repr, unknown))}; there are {', '.join(defaults)}"
+            )
+        return {**defaults, **{name: float(weight) for name, weight in process_reward.items()}}
+    return dict(defaults) if process_reward else {}
