@@ -11,8 +11,8 @@ from agent_r1_tools.tool import Tool, ToolResult
 class SearchTool(Tool):
     """Asks a retriever and shows what it found, one passage a line: `[1] Title: text`.
 
-    `ToolResult.data` is `{"titles": [...], "scores": [...]}`. Finding nothing is ok. When the retriever fails the
-    result is not, and `data` is `{"error": "retrieval_unavailable"}`: the episode goes on, and the environment decides
+    `ToolResult.data` is `{"titles": [...], "texts": [...], "scores": [...]}`. Finding nothing is ok. When the retriever
+    fails the result is not, and `data` is `{"error": "retrieval_unavailable"}`: the episode goes on, and the environment decides
     what it means. Two search tools over the same retriever with the same `top_k` are equal, so calls of many episodes
     can share a batch.
 
@@ -56,5 +56,9 @@ class SearchTool(Tool):
 
 
 def _result(hits: list[Hit]) -> ToolResult:
-    data = {"titles": [passage.title for passage, _ in hits], "scores": [score for _, score in hits]}
+    data = {
+        "titles": [passage.title for passage, _ in hits],
+        "texts": [passage.text for passage, _ in hits],
+        "scores": [score for _, score in hits],
+    }
     return ToolResult(format_passages([passage for passage, _ in hits]) or "No passages found.", data=data)
