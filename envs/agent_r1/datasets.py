@@ -199,7 +199,7 @@ def read_rows(path: Path) -> Iterator[Any]:
     Raises DataFormatError where the file isn't JSON. JSON lines are read one by one, a JSON list as a whole.
     """
     opened: Any = gzip.open if path.suffix == ".gz" else open
-    lines = ".jsonl" in path.suffixes
+    lines = path.name.removesuffix(".gz").endswith(".jsonl")
     number = None
     try:
         with opened(path, "rt", encoding="utf-8") as file:

@@ -1,52 +1,333 @@
-"""Question answering with search: the judgements that every question answering environment shares."""
+"""Multi-hop question answering with a search tool: HotpotQA, 2WikiMultihopQA and MuSiQue.
+
+The policy gets a question, searches as often as it needs (or turns allow) and answers in `<answer>...</answer>`.
+`QuestionAnsweringEnv` holds what all of them share: the corpora, what a search result means and what an answer is
+worth. A set of its own only says which questions there are.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
+from agent_r1.datasets import load_questions
 from agent_r1.dialects import Call
-from agent_r1.rewards import exact_match, f1
+from agent_r1.rewards import PROCESS_WEIGHTS, exact_match, f1
 from agent_r1.tool_env import Task, ToolEnv
-from agent_r1_tools import ToolResult
-from agent_r1_tools.search import BM25Retriever, SearchTool
+from agent_r1_tools import Tool, ToolResult
+from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, Retriever, SearchTool, load_corpus
+
+logger = logging.getLogger(__name__)
+
+# Corpora and indexes are kept for the process: checks, vector environments and groups of equal tasks share them.
+_own_index = lru_cache(maxsize=256)(BM25Retriever)
+_LARGE = 100_000  # passages; indexing more than this takes long enough to say so
+
+
+@lru_cache(maxsize=4)
+def _shared_index(passages: tuple[Passage, ...]) -> BM25Retriever:
+    if len(passages) > _LARGE:
+        logger.warning("indexing %d passages; once per process", len(passages))
+    return BM25Retriever(passages)
+
+
+@lru_cache(maxsize=4)
+def _corpus_file(path: Path, mtime_ns: int, size: int) -> tuple[Passage, ...]:
+    return tuple(dict.fromkeys(load_corpus(path)))
+
+
+@lru_cache(maxsize=4)
+def _server(address: str) -> HTTPRetriever:
+    return HTTPRetriever(address, "search" if address.rstrip("/").endswith("/search") else "retrieve", check=False)
 
 
 class QuestionAnsweringEnv(ToolEnv):
-    """Answer a question by searching. Subclasses say where questions and passages come from."""
+    """Questions that are answered with the help of a search tool; the base of the environments of this kind.
+
+    A subclass gives `num_tasks` and `make_task`. What the judges read in `Task.metadata`:
+
+        supports          titles of the gold passages
+        passages          [(title, text), ...]: the passages that come with the question, the corpus "own"
+        support_indexes   which of them are gold; without it, those whose title is in `supports`
+
+    Args:
+        corpus: "own" (the passages of the question), "pooled" (those of all questions of the split), a file of JSON
+            lines with `title` and `text`, or the http(s) address of a retrieval server (Search-R1's protocol, or
+            Agent-R1's where the address ends in /search; see `HTTPRetriever`).
+        top_k: passages in one search result, at most.
+        tools: "search", "lookup" (a passage by its title; not with a server), or both.
+        kwargs: the arguments of `ToolEnv`.
+
+    Raises: FileNotFoundError for a corpus file that isn't there; RetrievalError for a server that doesn't answer.
+    """
 
     instructions: ClassVar[str] = (
         "Answer the question. Look facts up with the tools, one step at a time. "
         "When you know the answer, give it in as few words as possible as <answer>your answer</answer>."
     )
     outcome_term: ClassVar[str] = "outcome/exact_match"
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {"support_found": 0.3, **ToolEnv.PROCESS_WEIGHTS}
-    yes_no_rule: ClassVar[bool] = True  # the official F1 of HotpotQA and 2WikiMultihopQA; MuSiQue has no such rule
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = PROCESS_WEIGHTS
+    yes_no_rule: ClassVar[bool] = True  # how F1 treats yes and no, see rewards.f1
 
-    def __init__(self, *, corpus: str = "own", top_k: int = 5, tools: Sequence[str] = ("search",), **kwargs: Any):
-        self.search_tool = SearchTool(BM25Retriever([]), top_k=top_k)
-        super().__init__([self.search_tool], **kwargs)
-        self.corpus = corpus
+    def __init__(
+        self,
+        *,
+        corpus: str | os.PathLike[str] = "own",
+        top_k: int = 5,
+        tools: Sequence[str] = ("search",),
+        **kwargs: Any,
+    ) -> None:
+        unknown = [name for name in tools if name not in ("search", "lookup")]
+        if unknown or not tools or isinstance(tools, str):
+            raise ValueError(f"tools are any of 'search' and 'lookup', as a tuple; got {tools!r}")
+        self.corpus = str(corpus)
+        self.top_k = top_k
+        self._tool_names = tuple(tools)
+        super().__init__(self._shared_tools(), **kwargs)
+        self._gold: list[tuple[str, str | None]] = []
+        self._unique_titles: set[str] = set()
 
-    def own_retriever(self, task: Task) -> BM25Retriever:
-        """An index over the task's own paragraphs."""
-        raise NotImplementedError
+    # ------------------------------------------------------------------ corpora
+
+    def own_retriever(self, task: Task) -> Retriever:
+        """The index of corpus "own": BM25 over the passages that come with the question."""
+        return _own_index(_passages(task))
+
+    def pooled_passages(self) -> tuple[Passage, ...]:
+        """The passages of corpus "pooled", each once."""
+        raise ValueError(f"{type(self).__name__} has no corpus 'pooled'")
+
+    def _shared_tools(self) -> list[Tool]:
+        """The tools over a corpus that all episodes share; for "own" over nothing, until an episode begins."""
+        if self.corpus.startswith(("http://", "https://")):
+            if self._tool_names != ("search",):
+                raise ValueError("a retrieval server only searches; lookup needs corpus 'own', 'pooled' or a file")
+            retriever = _server(self.corpus)
+            retriever.check()
+            return [SearchTool(retriever, self.top_k)]
+        if self.corpus == "own":
+            passages: tuple[Passage, ...] = ()
+        elif self.corpus == "pooled":
+            passages = self.pooled_passages()
+        elif Path(self.corpus).is_file():
+            stat = os.stat(self.corpus)
+            passages = _corpus_file(Path(self.corpus), stat.st_mtime_ns, stat.st_size)
+        else:
+            raise FileNotFoundError(
+                f"there is no corpus file {self.corpus!r}; corpus is 'own', 'pooled', a file of JSON lines with title "
+                "and text, or the http(s) address of a retrieval server"
+            )
+        return self._tools(_shared_index(passages), passages)
+
+    def _tools(self, retriever: Retriever, passages: tuple[Passage, ...]) -> list[Tool]:
+        tools: list[Tool] = []
+        for name in self._tool_names:
+            if name == "search":
+                tools.append(SearchTool(retriever, self.top_k))
+            else:
+                from agent_r1_tools.search import LookupTool
+
+                tools.append(LookupTool(passages))
+        return tools
+
+    # ------------------------------------------------------------------ what things mean
 
     def start_episode(self, task: Task) -> None:
-        """Point the search tool at the task's corpus."""
-        self.search_tool.retriever = self.own_retriever(task)
+        """Give the tools the question's own passages (if that is the corpus) and note which are gold."""
+        passages = _passages(task)
+        if self.corpus == "own":
+            self.tools = {tool.name: tool for tool in self._tools(self.own_retriever(task), passages)}
+        titles = [_key(title) for title, _ in task.metadata.get("passages", ())]
+        self._unique_titles = {title for title in titles if titles.count(title) == 1}
+        self._gold = _gold(task)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """The share of the gold supports that this result shows for the first time."""
-        titles = set((result.data or {}).get("titles", ()))
-        supports = self.task.metadata["supports"]
-        found = self.memory.setdefault("found", [])
-        new = [title for title in supports if title in titles and title not in found]
+        """`support_found`: newly found gold passages / all gold passages. A tool's own fault is counted."""
+        data = result.data if isinstance(result.data, dict) else {}
+        if not result.ok:
+            if data.get("error") not in (None, "bad_arguments"):
+                self.memory["tool_faults"] = self.memory.get("tool_faults", 0) + 1
+            return {}
+        found: list[int] = self.memory.setdefault("supports_found", [])
+        new = [
+            index
+            for index, gold in enumerate(self._gold)
+            if index not in found and any(self._is_gold(hit, gold) for hit in _hits(data))
+        ]
         found.extend(new)
-        return {"support_found": len(new) / len(supports)} if new else {}
+        return {"support_found": len(new) / len(self._gold)} if new else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """Strict exact match; F1 is reported."""
-        em = exact_match(answer, self.task.answers)
-        recall = len(self.memory.get("found", ())) / max(1, len(self.task.metadata["supports"]))
-        return em, {"em": em, "f1": f1(answer, self.task.answers, self.yes_no_rule), "support_recall": recall}
+        """Exact match is the score; metrics are em, f1, support_recall and tool_faults. An empty answer scores 0."""
+        em, f1_score = 0.0, 0.0
+        if answer.strip():
+            em = exact_match(answer, self.task.answers)
+            f1_score = f1(answer, self.task.answers, self.yes_no_rule)
+        found = len(self.memory.get("supports_found", ()))
+        metrics = {
+            "em": em,
+            "f1": f1_score,
+            "support_recall": found / len(self._gold) if self._gold else 1.0,
+            "tool_faults": float(self.memory.get("tool_faults", 0)),
+        }
+        return em, metrics
+
+    def _is_gold(self, hit: tuple[str, str], gold: tuple[str, str | None]) -> bool:
+        """Same title and text; in a corpus from elsewhere the title is enough, if no other passage has it."""
+        if _key(hit[0]) != _key(gold[0]):
+            return False
+        from_elsewhere = self.corpus not in ("own", "pooled")
+        return (
+            gold[1] is None
+            or " ".join(hit[1].split()) == " ".join(gold[1].split())
+            or (from_elsewhere and _key(gold[0]) in self._unique_titles)
+        )
+
+
+def _key(title: str) -> str:
+    return " ".join(title.casefold().split())
+
+
+def _passages(task: Task) -> tuple[Passage, ...]:
+    """The passages of a task, each once (2WikiMultihopQA lists some twice)."""
+    return tuple(dict.fromkeys(Passage(title, text) for title, text in task.metadata.get("passages", ())))
+
+
+def _gold(task: Task) -> list[tuple[str, str | None]]:
+    """(title, text) of the gold passages; the text is None where the question doesn't bring the passage."""
+    passages = task.metadata.get("passages", ())
+    titles = task.metadata.get("supports", ())
+    indexes = task.metadata.get("support_indexes")
+    if indexes is None:
+        indexes = [index for index, (title, _) in enumerate(passages) if title in titles]
+    gold: list[tuple[str, str | None]] = [tuple(passages[index]) for index in indexes]
+    there = {title for title, _ in gold}
+    return gold + [(title, None) for title in titles if title not in there]
+
+
+def _hits(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(title, text) of what a search or lookup found."""
+    return list(zip(data.get("titles", ()), data.get("texts", ()), strict=False))
+
+
+# ---------------------------------------------------------------------- the data sets
+
+
+class MultihopQAEnv(QuestionAnsweringEnv):
+    """A data set of multi-hop questions in its official format; see `HotpotQAEnv` and its siblings."""
+
+    data_set: ClassVar[str]
+    instructions: ClassVar[str] = (
+        "Answer the question. You may reason inside <think></think> first. Search for the facts you need, as often "
+        "as you need; each search gives you a few passages. When you know the answer, give it, as short as possible "
+        "and without an explanation, as <answer>your answer</answer>."
+    )
+    splits: ClassVar[Mapping[str, str]] = {"train": "train", "dev": "dev", "validation": "dev"}
+
+    def __init__(
+        self,
+        *,
+        split: str = "train",
+        data_dir: str | os.PathLike[str] | None = None,
+        corpus: str | os.PathLike[str] = "own",
+        top_k: int = 5,
+        tools: Sequence[str] = ("search",),
+        **kwargs: Any,
+    ) -> None:
+        self.questions = load_questions(self.data_set, split, data_dir)
+        super().__init__(split=split, corpus=corpus, top_k=top_k, tools=tools, **kwargs)
+
+    @property
+    def num_tasks(self) -> int:
+        """The questions of the split."""
+        return len(self.questions)
+
+    def make_task(self, index: int) -> Task:
+        """Question `index` in the order of the file."""
+        question = self.questions[index]
+        metadata = {
+            **question.metadata,
+            "supports": list(question.support_titles),
+            "support_indexes": list(question.supports),
+            "passages": [(passage.title, passage.text) for passage in question.paragraphs],
+        }
+        return Task(question.id, question.question, list(question.answers), metadata)
+
+    def pooled_passages(self) -> tuple[Passage, ...]:
+        """The paragraphs of all questions of the split, each (title, text) once, in the order of the file."""
+        return tuple(dict.fromkeys(p for question in self.questions for p in question.paragraphs))
+
+
+class HotpotQAEnv(MultihopQAEnv):
+    """Questions over two Wikipedia paragraphs, in the distractor setting (arXiv 1809.09600).
+
+    ## Description
+    A question needs two gold paragraphs: a bridge from one to the other, or a comparison of the two. The policy
+    searches them among ten (`corpus="own"`), or in a larger corpus, and answers.
+
+    ## Action space
+    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls of `search(query)` are run, at most eight in
+    one turn; else an `<answer>...</answer>` ends the episode.
+
+    ## Observation space
+    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+
+    ## Rewards
+    At the end equation 6 of Agent-R1: the exact match (0 or 1, official normalisation) if the last turn has exactly
+    one non-empty answer and no call was malformed; -0.5 if one of these is wrong; -1 if both are
+    (`outcome/exact_match`, `outcome/format`, `outcome/unfinished`). On the way, unless `process_reward=False`:
+    `process/support_found` 0.3 x newly found gold paragraphs / all gold paragraphs, `process/malformed_call` -0.1,
+    `process/failed_call` -0.05, `process/repeated_call` -0.05.
+
+    ## Episode end
+    Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
+    `info["metrics"]` then has em, f1, support_recall and tool_faults; `info["is_success"]` is em = 1.
+
+    ## Arguments
+    `data_dir`, `split` ("train", "dev" or "validation"), `corpus` ("own", "pooled", a file, an address), `top_k` (5),
+    `tools` (("search",); "lookup" by choice), and those of `ToolEnv`.
+
+    ## Version history
+    v0: first version.
+    """
+
+    data_set: ClassVar[str] = "hotpotqa"
+
+
+class TwoWikiMultihopQAEnv(MultihopQAEnv):
+    """Questions over two to four Wikipedia paragraphs, made from Wikidata's relations (COLING 2020, 2020.coling-main.580).
+
+    ## Description
+    Compositional, inference, comparison and bridge-comparison questions, each with ten paragraphs of which two or four
+    are gold. Where the folder has the official id_aliases.json, an answer may be any alias of the gold answer.
+
+    ## Action space, observation space, rewards, episode end, arguments
+    As in `HotpotQAEnv`.
+
+    ## Version history
+    v0: first version.
+    """
+
+    data_set: ClassVar[str] = "2wikimultihopqa"
+
+
+class MuSiQueEnv(MultihopQAEnv):
+    """Questions of two to four hops that can't be answered by shortcuts: MuSiQue-Answerable (arXiv 2108.00573).
+
+    ## Description
+    Twenty paragraphs for each question, of which two to four are gold; several may share a title, so supports are
+    counted by paragraph. Answers have aliases. Rows that are marked as not answerable are left out.
+
+    ## Action space, observation space, rewards, episode end, arguments
+    As in `HotpotQAEnv`, except that F1 has no special rule for yes and no, as in the official evaluation.
+
+    ## Version history
+    v0: first version.
+    """
+
+    data_set: ClassVar[str] = "musique"
+    yes_no_rule: ClassVar[bool] = False
