@@ -1,7 +1,21 @@
 """Search: passages, retrievers, and the tool that puts a retriever into the policy's hands."""
 
 from agent_r1_tools.search.bm25 import BM25Retriever
-from agent_r1_tools.search.passages import Passage, RetrievalError, Retriever, format_passages
+from agent_r1_tools.search.dense import DenseRetriever
+from agent_r1_tools.search.http import HTTPRetriever
+from agent_r1_tools.search.lookup import LookupTool
+from agent_r1_tools.search.passages import Passage, RetrievalError, Retriever, format_passages, load_corpus
 from agent_r1_tools.search.search_tool import SearchTool
 
-__all__ = ["BM25Retriever", "Passage", "RetrievalError", "Retriever", "SearchTool", "format_passages"]
+__all__ = [
+    "BM25Retriever",
+    "DenseRetriever",
+    "HTTPRetriever",
+    "LookupTool",
+    "Passage",
+    "RetrievalError",
+    "Retriever",
+    "SearchTool",
+    "format_passages",
+    "load_corpus",
+]

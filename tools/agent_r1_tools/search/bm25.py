@@ -11,11 +11,12 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from agent_r1_tools.search.passages import Hit, Passage
+
+if TYPE_CHECKING:
+    import numpy as np
 
 K1 = 0.9
 B = 0.4
@@ -57,6 +58,8 @@ class BM25Retriever:
 
 def top_indexes(scores: np.ndarray[Any, Any], top_k: int) -> list[int]:
     """The indexes of the `top_k` highest scores above zero, highest first, equal scores by index."""
+    import numpy as np
+
     candidates = np.flatnonzero(scores > 0)
     if len(candidates) > top_k:
         threshold = np.partition(scores[candidates], -top_k)[-top_k]

@@ -1,10 +1,13 @@
-"""Passages and what every retriever has in common."""
+"""Passages, the files they come from, and what every retriever has in common."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,14 @@ Hit = tuple[Passage, float]
 
 
 class Retriever(Protocol):
-    """Finds passages. `timeout` is the longest that a search can take, in seconds: `math.inf` for one that computes
-    in process and never blocks."""
+    """Finds passages.
 
-    timeout: float
+    `timeout` is the longest that a search can take, in seconds; `math.inf` for one that computes in process and never
+    blocks.
+    """
+
+    @property
+    def timeout(self) -> float: ...
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """At most `top_k` hits for each query, best first. May raise `RetrievalError`."""
@@ -31,13 +38,75 @@ class Retriever(Protocol):
 
 
 class RetrievalError(RuntimeError):
-    """The retriever could not search: its server is down, slow or speaks another protocol."""
+    """The retriever could not search: its server is down, too slow, or speaks another protocol."""
 
 
 def format_passages(passages: Sequence[Passage]) -> str:
     """Passages as the policy reads them, one a line: `[1] Title: text`."""
-    return "\n".join(f"[{i}] {_one_line(p.title)}: {_one_line(p.text)}" for i, p in enumerate(passages, 1))
+    return "\n".join(f"[{i}] {one_line(p.title)}: {one_line(p.text)}" for i, p in enumerate(passages, 1))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     return " ".join(text.splitlines())
+
+
+def passage_from_row(row: Any) -> Passage:
+    """The passage in a row of a corpus file or in a document of a retrieval server.
+
+    Understood are `{"title", "text"}`, `{"title", "contents"}` (Agent-R1's KILT corpus) and `{"contents"}` alone, whose
+    first line is the title in quotation marks (Search-R1).
+
+    Raises:
+        ValueError: the row is something else; the message names the field.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object, found {type(row).__name__}")
+    for field in ("title", "text", "contents"):
+        if field in row and not isinstance(row[field], str):
+            raise ValueError(f"field '{field}' must be a string, not {type(row[field]).__name__}")
+    if "title" in row and "text" in row:
+        return Passage(row["title"], row["text"])
+    if "contents" in row:
+        first, _, rest = row["contents"].partition("\n")
+        first = first.strip()
+        if len(first) >= 2 and first[0] == first[-1] == '"':
+            first = first[1:-1]
+        if row.get("title", first) == first:
+            return Passage(first, rest)
+        return Passage(row["title"], row["contents"])
+    missing = "text" if "title" in row else "title"
+    raise ValueError(f"field '{missing}' is missing (a row needs 'title' and 'text', or 'contents')")
+
+
+def load_corpus(path: str | Path, source: str | None = None) -> list[Passage]:
+    """The passages of a JSON Lines file, which may be compressed (.gz).
+
+    Args:
+        path: a file with one object a line, in a form that `passage_from_row` understands.
+        source: keep only the rows whose `source` field is this.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a row cannot be read (file, row and field are named), or no row has that source.
+    """
+    path = Path(path)
+    passages = []
+    sources = set()
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                passage = passage_from_row(row)
+            except ValueError as error:  # also broken JSON and broken UTF-8
+                raise ValueError(f"{path}, row {number}: {error}") from error
+            if source is not None:
+                sources.add(row.get("source"))
+                if row.get("source") != source:
+                    continue
+            passages.append(passage)
+    if source is not None and source not in sources:
+        known = ", ".join(sorted(repr(s) for s in sources)) or "no rows at all"
+        raise ValueError(f"{path}: no row has source {source!r}; it has {known}")
+    return passages

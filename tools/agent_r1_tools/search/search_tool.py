@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from agent_r1_tools.search.passages import Hit, RetrievalError, Retriever, format_passages
-from agent_r1_tools.tool import Tool, ToolResult
+from agent_r1_tools.tool import Tool, ToolResult, encodable
+
+MAX_QUERY_CHARS = 2048
 
 
 class SearchTool(Tool):
     """Asks a retriever and shows what it found, one passage a line: `[1] Title: text`.
 
     `ToolResult.data` is `{"titles": [...], "texts": [...], "scores": [...]}`. Finding nothing is ok. When the retriever
-    fails the result is not, and `data` is `{"error": "retrieval_unavailable"}`: the episode goes on, and the environment decides
-    what it means. Two search tools over the same retriever with the same `top_k` are equal, so calls of many episodes
-    can share a batch.
+    fails the result is not, and `data` is `{"error": "retrieval_unavailable", "message": why}`: the episode goes on, and
+    the environment decides what it means. Two search tools over the same retriever with the same `top_k` are equal, so
+    calls of many episodes can share a batch. Of a query count the first `MAX_QUERY_CHARS` characters.
 
     Args:
         retriever: any object with `search(queries, top_k)` and `timeout`, like `BM25Retriever`.
@@ -42,10 +44,10 @@ class SearchTool(Tool):
 
     def batch_execute(self, batch: list[dict[str, Any]]) -> list[ToolResult]:
         try:
-            found = self.retriever.search([arguments["query"] for arguments in batch], self.top_k)
+            found = self.retriever.search([_clean(arguments["query"]) for arguments in batch], self.top_k)
         except RetrievalError as error:
-            failed = ToolResult(f"The search is not available: {error}", False, {"error": "retrieval_unavailable"})
-            return [failed] * len(batch)
+            data = {"error": "retrieval_unavailable", "message": str(error)}
+            return [ToolResult("The search is not available at the moment.", ok=False, data=data)] * len(batch)
         return [_result(hits) for hits in found]
 
     def __eq__(self, other: object) -> bool:
@@ -53,6 +55,10 @@ class SearchTool(Tool):
 
     def __hash__(self) -> int:
         return hash((id(self.retriever), self.top_k))
+
+
+def _clean(query: str) -> str:
+    return encodable(query[:MAX_QUERY_CHARS])
 
 
 def _result(hits: list[Hit]) -> ToolResult:

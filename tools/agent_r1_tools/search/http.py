@@ -1,0 +1,160 @@
+"""A retriever that lives in another process, or on another machine, and is asked over HTTP."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any, Literal
+
+from agent_r1_tools.search.passages import Hit, RetrievalError, passage_from_row
+
+MAX_QUERIES = 256
+"""The most queries in one request; larger batches are sent in parts."""
+MAX_BACKOFF = 8.0
+"""The longest pause between two attempts, in seconds."""
+
+
+class HTTPRetriever:
+    """Asks a retrieval server.
+
+    Two protocols are in use. "retrieve" is Search-R1's (`search_r1/search/retrieval_server.py`):
+
+        POST /retrieve  {"queries": [...], "topk": 5, "return_scores": true}
+        {"result": [[{"document": {"contents": "\\"Title\\"\\ntext"}, "score": 1.0}, ...], ...]}
+
+    and "search" is Agent-R1's (`scripts/kilt_search_server/search_api.py`):
+
+        POST /search  {"queries": [...], "top_k": 5}
+        {"query_results": [{"query": ..., "results": [{"document": {"title": ..., "contents": ...}, "score": 1.0}]}]}
+
+    `python -m agent_r1_tools.search.server` speaks both. A request that fails (no connection, too slow, status 429 or
+    5xx) is repeated after a pause that doubles each time; one that still fails raises `RetrievalError` and adds one to
+    `faults`. Proxy settings of the environment are respected and never changed.
+
+    Args:
+        url: the server's address, such as "http://127.0.0.1:8000".
+        protocol: "retrieve" or "search".
+        request_timeout: seconds that one attempt may take to connect, or to go on answering.
+        retries: attempts after the first one.
+        backoff: seconds before the second attempt, of which a random half is left out, so that clients spread.
+        check: ask the server once now, and raise `RetrievalError` if it doesn't answer as it should.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        protocol: Literal["retrieve", "search"] = "retrieve",
+        *,
+        request_timeout: float = 30.0,
+        retries: int = 3,
+        backoff: float = 0.5,
+        check: bool = True,
+    ) -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise ImportError('asking a retrieval server needs httpx: pip install "agent-r1[http]"') from error
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is not an address; write something like 'http://127.0.0.1:8000'")
+        if protocol not in ("retrieve", "search"):
+            raise ValueError(f"unknown protocol {protocol!r}; use 'retrieve' (Search-R1) or 'search' (Agent-R1)")
+        self.url = url.rstrip("/").removesuffix(f"/{protocol}")
+        self.protocol = protocol
+        self.faults = 0
+        self._pauses: list[float] = [min(MAX_BACKOFF, backoff * 2**attempt) for attempt in range(retries)]
+        self._request_timeout = request_timeout
+        self._lock = threading.Lock()
+        self._random = random.Random()  # its own: a pause must not move the random numbers of a run
+        self._httpx = httpx
+        self._client = httpx.Client(timeout=request_timeout)
+        if check:
+            self.check()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which all attempts at one request are over."""
+        return (len(self._pauses) + 1) * self._request_timeout + sum(self._pauses) + 1.0
+
+    def check(self) -> None:
+        """Ask the server for one passage, once.
+
+        Raises:
+            RetrievalError: there is no server, or it speaks another protocol.
+        """
+        try:
+            self._ask(["test"], 1, pauses=[])
+        except RetrievalError as error:
+            start = "python -m agent_r1_tools.search.server --corpus FILE --port PORT"
+            raise RetrievalError(f"{error}. Check the address and the protocol, or start a server: {start}") from error
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        """At most `top_k` hits for each query, as the server orders them.
+
+        Raises:
+            RetrievalError: the server did not answer, or not as the protocol says.
+        """
+        parts = [queries[start : start + MAX_QUERIES] for start in range(0, len(queries), MAX_QUERIES)]
+        try:
+            return [hits for part in parts for hits in self._ask(part, top_k, self._pauses)]
+        except RetrievalError:
+            with self._lock:
+                self.faults += 1
+            raise
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _ask(self, queries: list[str], top_k: int, pauses: list[float]) -> list[list[Hit]]:
+        if self.protocol == "retrieve":
+            answer = self._post({"queries": queries, "topk": top_k, "return_scores": True}, pauses)
+        else:
+            answer = self._post({"queries": queries, "top_k": top_k}, pauses)
+        try:
+            if self.protocol == "retrieve":
+                lists = answer["result"]
+            else:
+                lists = [result["results"] for result in answer["query_results"]]
+            found = [[_hit(item) for item in items[:top_k]] for items in lists]
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+            raise RetrievalError(f"{self._endpoint} doesn't answer as the protocol says: {problem}") from error
+        if len(found) != len(queries):
+            raise RetrievalError(f"{self._endpoint} gave {len(found)} results for {len(queries)} queries")
+        return found
+
+    def _post(self, body: dict[str, Any], pauses: list[float]) -> Any:
+        problem = ""
+        for pause in [*pauses, None]:
+            try:
+                response = self._client.post(self._endpoint, json=body)
+            except self._httpx.HTTPError as error:
+                problem = f"{type(error).__name__} {error}".strip()
+            else:
+                if response.status_code == 200:
+                    return _json(response, self._endpoint)
+                problem = f"status {response.status_code}: {response.text[:200]}"
+                if response.status_code != 429 and response.status_code < 500:
+                    break  # asking the same again would be refused again
+            if pause is not None:
+                time.sleep(pause * self._random.uniform(0.5, 1.0))
+        raise RetrievalError(f"{self._endpoint} failed ({problem})")
+
+    @property
+    def _endpoint(self) -> str:
+        return f"{self.url}/{self.protocol}"
+
+
+def _json(response: Any, endpoint: str) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        raise RetrievalError(f"{endpoint} doesn't answer in JSON: {response.text[:200]!r}") from error
+
+
+def _hit(item: Any) -> Hit:
+    """A result in either protocol; without scores Search-R1's server gives the bare document."""
+    if isinstance(item, dict) and "document" in item:
+        return passage_from_row(item["document"]), float(item.get("score", 0.0))
+    return passage_from_row(item), 0.0
