@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.dialects import Call, get_dialect
-from agent_r1.rewards import find_answers, paper_outcome
+from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
 from agent_r1_tools import Tool, ToolResult, run_tool
@@ -144,7 +144,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             32_768, int(getattr(self.tokenizer, "model_max_length", 32_768))
         )
         self.max_action_tokens = max_action_tokens or min(2_048, self.max_context_tokens)
-        self.process_weights = _process_weights(process_reward, self.PROCESS_WEIGHTS)
+        self.process_weights = process_weights(process_reward, self.PROCESS_WEIGHTS)
         self.unfinished_reward = unfinished_reward
         self.render_mode = render_mode
         vocab_size = len(self.tokenizer)
@@ -499,13 +499,3 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 def _add(amounts: dict[str, float], name: str, amount: float) -> None:
     amounts[name] = amounts.get(name, 0.0) + amount
 
-
-def _process_weights(choice: bool | Mapping[str, float], defaults: Mapping[str, float]) -> dict[str, float]:
-    if choice is True:
-        return dict(defaults)
-    if choice is False:
-        return {}
-    unknown = sorted(set(choice) - set(defaults))
-    if unknown:
-        raise ValueError(f"no process reward is named {', '.join(unknown)}; there are {', '.join(defaults)}")
-    return dict(defaults) | {name: float(weight) for name, weight in choice.items()}

@@ -7,7 +7,7 @@ is one search.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from agent_r1.tasks.question_answering import QuestionAnsweringEnv
 from agent_r1.tool_env import Task
-from agent_r1_tools.search import BM25Retriever, Passage
 
 # Words. The unseen ones occur in passages (as a remark), never as subject, relation or answer of a training task.
 _ONSETS = "b d f g h j k l m n p r s t v z br dr gr kr pl st tr th".split()
@@ -65,8 +64,8 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     relation_pool = UNSEEN_RELATIONS if split == "unseen_relations" else RELATIONS
     entities = [pool[i] for i in rng.choice(len(pool), 6 + 2 * hops, replace=False)]
     # The relations of the question also stand in passages off the chain: a relation alone doesn't name a passage.
-    local = [relation_pool[i] for i in rng.choice(len(relation_pool), min(5, len(relation_pool)), replace=False)]
-    path = [local[i] for i in rng.integers(0, len(local), hops)]
+    local = [relation_pool[i] for i in rng.choice(len(relation_pool), min(6, len(relation_pool)), replace=False)]
+    path = [local[i] for i in rng.choice(len(local), hops, replace=False)]
     chain = entities[: hops + 1]
     passages = []
     for position, entity in enumerate(entities):
@@ -80,8 +79,8 @@ def generate_task(seed: int, split: str, index: int) -> Task:
             place = int(rng.integers(FACTS_PER_PASSAGE))
             values.insert(place, goal)
             relations.insert(place, path[position])
-        facts = ", the ".join(f"{r} is {v}" for r, v in zip(relations[1:], values[1:], strict=True))
-        text = f"The {relations[0]} of {entity} is {values[0]}, the {facts}."
+        # The subject stands in the title and in the text, so that BM25 ranks its passage above mere mentions.
+        text = f"{entity} has " + ", ".join(f"{r} {v}" for r, v in zip(relations, values, strict=True)) + "."
         if rng.random() < 0.2:
             remark = unseen if rng.random() < 0.7 else UNSEEN_RELATIONS
             text += f" Note: {remark[int(rng.integers(len(remark)))]}."
@@ -104,11 +103,20 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     )
 
 
-def expert(task: Task) -> Iterator[tuple[str, dict[str, Any]] | str]:
-    """The scripted expert's turns on a task: (tool, arguments) for a call, a plain str for the answer."""
-    for relation, entity in zip(task.metadata["relations"], task.metadata["supports"], strict=True):
-        yield "search", {"query": f"{relation} of {entity}"}
-    yield task.answers[0]
+def expert(task: Task) -> list[tuple[str, str]]:
+    """The scripted expert: one search for each hop, then the answer, as (kind, text) turns.
+
+    Kinds are "search" (text is the query) and "answer".
+    """
+    hops = zip(task.metadata["relations"], task.metadata["supports"], strict=True)
+    return [("search", f"{relation} of {entity}") for relation, entity in hops] + [("answer", task.answers[0])]
+
+
+def sloppy(task: Task, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """How not to do it: answer with what the first passage says, having asked for the first hop or skipped it."""
+    relations, chain = task.metadata["relations"], task.metadata["chain"]
+    asked = relations[0] if rng.random() < 0.8 else relations[1]
+    return [("search", f"{asked} of {chain[0]}"), ("answer", chain[1])]
 
 
 class MultihopWorldEnv(QuestionAnsweringEnv):
@@ -155,6 +163,15 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
         """Generate task `index`; nothing is stored."""
         return generate_task(self.world_seed, self.split, index)
 
-    def own_retriever(self, task: Task) -> BM25Retriever:
-        """BM25 over the passages of this task's world."""
-        return BM25Retriever([Passage(title, text) for title, text in task.metadata["passages"]])
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy worker."""
+        turns = expert(self.task) if rng is None else sloppy(self.task, rng)
+        return [
+            self.dialect.tool_call("search", {"query": text}) if kind == "search" else f"<answer>{text}</answer>"
+            for kind, text in turns
+        ]
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Every word that the worlds are made of: what a small tokenizer should keep whole."""
+        return [name for group in names() for name in group] + RELATIONS + UNSEEN_RELATIONS

@@ -1,0 +1,286 @@
+# docs: docs/learners/sft_llm.md
+"""Supervised training on demonstrations, masked to the tokens that a policy would sample.
+
+    python learner/sft_llm.py --out policy                                # the tiny policy, from nothing
+    python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any causal LM, on the environment's expert
+    python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows with `tokens` and `action_mask`
+"""
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+import agent_r1  # noqa: F401  (registers the environments)
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of demonstrations, initial weights and batches"""
+    env_id: str = "AgentR1/MultihopWorld-v0"
+    """the environment whose demonstrations are learned; it needs a `demonstration` method unless --data is given"""
+    env_kwargs: str = "{}"
+    """further arguments of the environment, as JSON"""
+    split: str = "train"
+    """the split that demonstrations come from"""
+    data: str = ""
+    """a JSONL file of rows with `tokens` and `action_mask` (as the learners log them) instead of demonstrations"""
+    out: str = ""
+    """folder for the trained model and tokenizer (default: runs/{run_name}/model)"""
+
+    model: str = "scratch"
+    """a Hugging Face name or a folder, or `scratch`: a small Qwen2 with a tokenizer made for the environment"""
+    hidden_size: int = 128
+    """width of a model from scratch"""
+    num_layers: int = 4
+    """layers of a model from scratch"""
+    intermediate_size: int = 256
+    """width of the MLP of a model from scratch"""
+
+    expert_share: float = 0.38
+    """share of expert demonstrations; the rest is sloppy (what reinforcement learning is to mend)"""
+    num_demonstrations: int = 100_000
+    """demonstrations that are made before training"""
+    num_steps: int = 4_000
+    """optimizer steps"""
+    batch_size: int = 64
+    """demonstrations a step"""
+    learning_rate: float = 2e-3
+    """peak learning rate of AdamW (cosine decay to a tenth, linear warm-up)"""
+    warmup_steps: int = 100
+    """steps of linear warm-up"""
+    weight_decay: float = 0.01
+    """weight decay of AdamW"""
+    max_grad_norm: float = 1.0
+    """gradient norm that steps are clipped to"""
+    eval_demonstrations: int = 512
+    """held-out expert demonstrations that the expert-token loss is measured on"""
+    eval_every: int = 500
+    """steps between two measurements"""
+    num_workers: int = 2
+    """processes that make demonstrations"""
+    num_threads: int = 0
+    """torch threads (0: as torch decides)"""
+
+
+Row = tuple[np.ndarray, np.ndarray]  # tokens int32 (T,), action mask bool (T,)
+
+
+def make_env(args: Args, tokenizer) -> gym.Env:
+    return gym.make(args.env_id, tokenizer=tokenizer, split=args.split, **json.loads(args.env_kwargs)).unwrapped
+
+
+def demonstrate(env, index: int, rng: np.random.Generator | None) -> Row:
+    """Play one demonstration through the environment, so that a row is what a policy would have met, to the token."""
+    state, _ = env.reset(seed=0, options={"task_index": index})
+    mask = np.zeros(len(state), bool)
+    for text in env.demonstration(rng):
+        span = env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False)
+        start = len(state)
+        state, _, terminated, truncated, _ = env.step(span)
+        mask = np.concatenate([mask, np.ones(len(span), bool), np.zeros(len(state) - start - len(span), bool)])
+        if terminated or truncated:
+            break
+    return state, mask
+
+
+def _demonstrate_many(job: tuple[Args, str | None, range, float]) -> list[Row]:
+    args, tokenizer_folder, indexes, expert_share = job
+    torch.set_num_threads(1)
+    env = make_env(args, tokenizer_folder)
+    rows = []
+    for index in indexes:
+        rng = np.random.default_rng([args.seed, index])
+        rows.append(demonstrate(env, index, None if rng.random() < expert_share else rng))
+    return rows
+
+
+def make_demonstrations(args: Args, tokenizer_folder: str | None, first: int, count: int, share: float) -> list[Row]:
+    """`count` demonstrations from task `first` on, made by `num_workers` processes; same rows for any number."""
+    jobs = [(args, tokenizer_folder, range(i, min(i + 500, first + count)), share)
+            for i in range(first, first + count, 500)]
+    with multiprocessing.get_context("spawn").Pool(args.num_workers) as pool:
+        chunks = tqdm(pool.imap(_demonstrate_many, jobs), total=len(jobs), desc="demonstrations", unit="x500")
+        return list(itertools.chain.from_iterable(chunks))
+
+
+def make_tokenizer(args: Args) -> PreTrainedTokenizerFast:
+    """A tokenizer that keeps the environment's words and its recurring phrases whole, and spells the rest in bytes.
+
+    Text is cut at words of the environment's `vocabulary`; what stands between them recurs in every episode and
+    becomes one token each. Nothing is merged (`ignore_merges`): a piece is in the vocabulary, or it is spelled.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    from agent_r1.tokenizers import added_tokens, load_tokenizer
+
+    byte_tokenizer = load_tokenizer(None)
+    words = sorted(make_env(args, None).vocabulary(), key=lambda word: (-len(word), word))
+    lower = "|".join(re.escape(word) for word in words if not re.fullmatch("[A-Z][a-z]+", word))
+    split = pre_tokenizers.Split(Regex(rf"[A-Z][a-z]+|\b(?:{lower})\b" if lower else "[A-Z][a-z]+"), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    pieces = Counter()
+    specials = re.compile("|".join(map(re.escape, added_tokens(byte_tokenizer))))
+    for state, _ in make_demonstrations(args, None, 0, 2_000, 0.5):
+        for text in specials.split(byte_tokenizer.decode(state.tolist())):
+            pieces.update(piece for piece, _ in pre_tokenizer.pre_tokenize_str(text))
+    pieces.update({piece: 10 for word in words for piece, _ in to_bytes.pre_tokenize_str(word)})
+    vocabulary = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary += [p for p, n in sorted(pieces.items(), key=lambda x: (-x[1], x[0])) if n >= 10 and len(p) > 1]
+    bpe = models.BPE({piece: i for i, piece in enumerate(vocabulary)}, [], ignore_merges=True)
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)
+                                  for token in added_tokens(byte_tokenizer)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = byte_tokenizer.chat_template
+    fast.model_max_length = 32_768
+    return fast
+
+
+def read_rows(path: str, vocab_size: int) -> list[Row]:
+    rows = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                tokens = np.asarray(row["tokens"], np.int32)
+                mask = np.asarray(row["action_mask"], bool)
+                assert tokens.ndim == 1 and tokens.shape == mask.shape and tokens.min() >= 0
+                assert tokens.max() < vocab_size, "a token is outside the vocabulary"
+            except (ValueError, KeyError, TypeError, AssertionError) as error:
+                raise SystemExit(f"{path}, line {number}: needs `tokens` and `action_mask` of equal length ({error})")
+            rows.append((tokens, mask))
+    return rows
+
+
+def batches(rows: list[Row], batch_size: int, rng: np.random.Generator) -> Iterator[list[Row]]:
+    """Endless shuffled batches; rows of similar length go together, so that little is padded."""
+    while True:
+        order = rng.permutation(len(rows))
+        for block in np.array_split(order, max(1, len(rows) // (batch_size * 16))):
+            block = block[np.argsort([len(rows[i][0]) for i in block], kind="stable")]
+            groups = [block[i : i + batch_size] for i in range(0, len(block), batch_size)]
+            for group in rng.permutation(len(groups)):
+                yield [rows[i] for i in groups[group]]
+
+
+def action_logprobs(model, rows: list[Row], device) -> torch.Tensor:
+    """Log-probs of the rows' action tokens, concatenated in order. Logits are computed at their positions only."""
+    length = max(len(tokens) for tokens, _ in rows)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    mask = torch.zeros(len(rows), length, dtype=torch.bool)
+    attention = torch.zeros(len(rows), length, dtype=torch.long)
+    for i, (tokens, action) in enumerate(rows):
+        ids[i, : len(tokens)] = torch.from_numpy(tokens).long()
+        mask[i, : len(tokens)] = torch.from_numpy(action)
+        attention[i, : len(tokens)] = 1
+    ids, mask, attention = ids.to(device), mask.to(device), attention.to(device)
+    hidden = model.get_decoder()(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
+    logits = model.get_output_embeddings()(hidden[:, :-1][mask[:, 1:]]).float()
+    return torch.log_softmax(logits, -1).gather(-1, ids[:, 1:][mask[:, 1:]][:, None])[:, 0]
+
+
+@torch.no_grad()
+def evaluate(model, rows: list[Row], device) -> tuple[float, float]:
+    """(mean loss of expert tokens, share of expert demonstrations that are likelier than not turn by turn)."""
+    losses = [-action_logprobs(model, rows[i : i + 64], device) for i in range(0, len(rows), 64)]
+    return torch.cat(losses).mean().item(), float(torch.cat(losses).lt(math.log(2)).float().mean())
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    out = Path(args.out or f"runs/{run_name}/model")
+    if args.num_threads:
+        torch.set_num_threads(args.num_threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(args.seed)
+    writer = SummaryWriter(f"runs/{run_name}")
+    writer.add_text("hyperparameters", "|param|value|\n|-|-|\n" + "\n".join(f"|{k}|{v}|" for k, v in asdict(args).items()))
+
+    # model and tokenizer
+    out.mkdir(parents=True, exist_ok=True)
+    if args.model == "scratch":
+        tokenizer = make_tokenizer(args)
+        config = Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=args.hidden_size, intermediate_size=args.intermediate_size,
+            num_hidden_layers=args.num_layers, num_attention_heads=4, num_key_value_heads=4,
+            max_position_embeddings=32_768, tie_word_embeddings=True, bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        )
+        model = Qwen2ForCausalLM(config).to(device)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(device)
+    tokenizer.save_pretrained(out)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
+
+    # demonstrations; held-out ones come from tasks after the training ones
+    heldout: list[Row] = []
+    if args.data:
+        rows = read_rows(args.data, len(tokenizer))
+    else:
+        rows = make_demonstrations(args, str(out), 0, args.num_demonstrations, args.expert_share)
+        heldout = make_demonstrations(args, str(out), args.num_demonstrations, args.eval_demonstrations, 1.0)
+    lengths = [len(tokens) for tokens, _ in rows]
+    actions = [int(mask.sum()) for _, mask in rows]
+    print(f"{len(rows)} rows, {np.mean(lengths):.0f} tokens each, {np.mean(actions):.0f} of them actions")
+
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": args.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        lr=args.learning_rate, betas=(0.9, 0.98),
+    )
+    stream = batches(rows, args.batch_size, np.random.default_rng(args.seed))
+    progress = tqdm(range(1, args.num_steps + 1), desc="sft", unit="step")
+    start = time.time()
+    try:
+        for step in progress:
+            fraction = max(0.0, (step - args.warmup_steps) / max(1, args.num_steps - args.warmup_steps))
+            rate = args.learning_rate * min(1.0, step / args.warmup_steps) * (0.55 + 0.45 * math.cos(math.pi * fraction))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            loss = -action_logprobs(model, next(stream), device).mean()
+            if not torch.isfinite(loss):
+                raise SystemExit(f"the loss is {loss.item()} at step {step}; lower --learning-rate")
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+            optimizer.step()
+            if step % 20 == 0:
+                progress.set_postfix(loss=f"{loss.item():.3f}", lr=f"{rate:.1e}")
+                writer.add_scalar("losses/sft_loss", loss.item(), step)
+                writer.add_scalar("losses/grad_norm", norm.item(), step)
+                writer.add_scalar("charts/learning_rate", rate, step)
+            if heldout and (step % args.eval_every == 0 or step == args.num_steps):
+                expert_loss, likely = evaluate(model, heldout, device)
+                tqdm.write(f"step {step}: expert-token loss {expert_loss:.4f}, tokens above 1/2: {likely:.3f}, "
+                           f"{time.time() - start:.0f} s")
+                writer.add_scalar("eval/expert_token_loss", expert_loss, step)
+    except KeyboardInterrupt:
+        print(f"stopped at step {step}; the model as it is goes to {out}")
+    model.save_pretrained(out)
+    writer.close()
+    print(f"saved {out}")
