@@ -200,11 +200,12 @@ def read_rows(path: Path) -> Iterator[Any]:
     """
     opened: Any = gzip.open if path.suffix == ".gz" else open
     lines = path.name.removesuffix(".gz").endswith(".jsonl")
-    number = None
+    number = 0
     try:
         with opened(path, "rt", encoding="utf-8") as file:
             if lines:
-                for number, line in enumerate(file, 1):
+                for line in file:
+                    number += 1
                     if line.strip():
                         yield json.loads(line)
             else:

@@ -299,7 +299,7 @@ class HotpotQAEnv(MultihopQAEnv):
 
 
 class TwoWikiMultihopQAEnv(MultihopQAEnv):
-    """Questions over two to four Wikipedia paragraphs, made from Wikidata's relations (COLING 2020, 2020.coling-main.580).
+    """Questions over two to four Wikipedia paragraphs, made from relations of Wikidata (arXiv 2011.01060).
 
     ## Description
     Compositional, inference, comparison and bridge-comparison questions, each with ten paragraphs of which two or four

@@ -1,0 +1,84 @@
+"""What a benchmark says about the machine, and the guard that keeps numbers of a busy machine out of the results.
+
+    from machine import record_results
+    record_results("vector_throughput", results, table, force=args.force)
+"""
+
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ["agent-r1", "bm25s", "gymnasium", "jinja2", "numpy", "tokenizers", "torch", "transformers", "vllm"]
+MOST_LOAD = 0.3  # the share of the cores that others may use while a benchmark starts
+
+
+def describe_machine() -> dict[str, Any]:
+    """Cores, processor, memory, and the versions of what matters. Nothing that names the machine or its user."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processor": _processor(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "packages": versions,
+    }
+
+
+def busy(seconds: float = 2.0) -> float:
+    """The share of the cores that was in use, by anyone, over the next few seconds (0 to 1).
+
+    Linux only; elsewhere the load average of the last minute, by cores.
+    """
+    if not Path("/proc/stat").exists():
+        return min(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    idle_before, total_before = _cpu_times()
+    time.sleep(seconds)
+    idle, total = _cpu_times()
+    return 1.0 - (idle - idle_before) / max(1, total - total_before)
+
+
+def require_quiet_machine(force: bool = False) -> None:
+    """Exit where others use the cores: the numbers would be theirs. `force` measures anyway (and says so)."""
+    share = busy()
+    if share > MOST_LOAD:
+        message = f"{share:.0%} of the cores are in use; wait until the machine is quiet"
+        if not force:
+            sys.exit(f"{message}, or measure anyway with --force")
+        print(f"warning: {message}", file=sys.stderr)
+
+
+def record_results(name: str, results: Any, table: str, command: str, forced: bool = False) -> None:
+    """Write `results/NAME.json` (with the machine and the command) and `results/NAME.md` (the table)."""
+    RESULTS.mkdir(exist_ok=True)
+    record = {"command": command, "machine": describe_machine(), "forced": forced, "results": results}
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    machine = record["machine"]
+    where = f"{machine['cores']} cores ({machine['processor']}), Python {machine['python']}"
+    (RESULTS / f"{name}.md").write_text(f"`{command}` on {where}:\n\n{table}\n")
+
+
+def _cpu_times() -> tuple[int, int]:
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    return fields[3] + fields[4], sum(fields[:8])
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.machine()

@@ -1,0 +1,61 @@
+"""How much of what a question needs does BM25 find with the question itself as the query? Recall of gold titles.
+
+    python benchmarks/retrieval_recall.py --data-dir DATA --corpus CORPUS.jsonl
+
+DATA holds the folders hotpotqa, 2wikimultihopqa and musique in the official formats; CORPUS has JSON lines with title,
+text and (optionally) source. A set is searched in the rows whose source its name begins with ("2wiki" for
+2wikimultihopqa), or in all of them where there is no source. Recall is the mean over questions of found gold titles /
+gold titles. Prints a table and writes it to benchmarks/results/retrieval_recall.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from agent_r1.datasets import DATA_SETS, load_questions, read_rows
+from agent_r1_tools.search import BM25Retriever, Passage
+
+DEPTHS = (2, 5, 10)
+RESULTS = Path(__file__).parent / "results" / "retrieval_recall.json"
+
+
+def recall(retriever: BM25Retriever, name: str, split: str, data_dir: Path) -> dict[str, float]:
+    """Recall at each depth, and the number of questions."""
+    questions = load_questions(name, split, data_dir)
+    totals = dict.fromkeys(DEPTHS, 0.0)
+    for question in questions:
+        (hits,) = retriever.search([question.question], max(DEPTHS))
+        titles = [passage.title for passage, _ in hits]
+        gold = set(question.support_titles)
+        for depth in DEPTHS:
+            totals[depth] += len(gold.intersection(titles[:depth])) / len(gold)
+    return {"questions": len(questions)} | {f"recall@{k}": round(totals[k] / len(questions), 4) for k in DEPTHS}
+
+
+def main() -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder with one folder per set")
+    parser.add_argument("--corpus", type=Path, required=True, help="JSON lines with title, text and source")
+    parser.add_argument("--split", default="dev")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+
+    corpus = list(read_rows(arguments.corpus))
+    table = []
+    print(f"{'set':16} {'questions':>9} {'passages':>9} " + " ".join(f"{f'recall@{k}':>9}" for k in DEPTHS))
+    for name, data_set in DATA_SETS.items():
+        passages = [Passage(r["title"], r["text"]) for r in corpus if name.startswith(r.get("source", ""))]
+        scores = recall(BM25Retriever(passages), name, arguments.split, arguments.data_dir / data_set.folder)
+        table.append({"set": data_set.name, "split": arguments.split, "passages": len(passages)} | scores)
+        values = " ".join(f"{scores[f'recall@{k}']:9.3f}" for k in DEPTHS)
+        print(f"{data_set.name:16} {scores['questions']:9d} {len(passages):9d} {values}")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps({"corpus": arguments.corpus.name, "rows": table}, indent=2) + "\n")
+    return table
+
+
+if __name__ == "__main__":
+    main()
