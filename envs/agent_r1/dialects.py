@@ -8,11 +8,12 @@ A dialect stands between an environment, which thinks in messages and calls, and
 
 Three rules hold for every family:
 
-- History is never rendered again. `bridge` gives only what comes after a span, so what the policy sampled stays as sampled,
-  also with templates that rewrite earlier turns.
-- Text from tools and data never becomes a control token (`_encode`). Text without the strings of control tokens is
-  encoded exactly as the family does.
-- `parse` reads tool calls by token id where the vocabulary has a token for them, takes time linear in the span, and never raises.
+- History is never rendered again. `bridge` gives only what comes after a span, so what the policy sampled stays as
+  sampled, also with templates that rewrite earlier turns.
+- Text from tools and data never becomes a control token: a cut inside each of their strings keeps them apart. Text
+  without such strings is encoded exactly as the family does.
+- `parse` reads tool calls by token id where the vocabulary has a token for them, takes time linear in the span, and
+  never raises.
 
 How the bridge is found: the chat template is rendered once with placeholders for the assistant's text and the tools'
 results; what stands between the placeholders is the constant text of the family.
@@ -235,10 +236,10 @@ class Dialect:
                 visible.append(piece)
                 continue
             piece = piece.translate(self._written)
-            if closed:
-                calls.append(self._read_call(piece.strip(), tools))
-            else:
-                calls.append(Call("", None, f"the call has no closing {self.call_tags and self.call_tags[1]}", piece))
+            call = self._read_call(piece.strip(), tools)
+            if not closed:
+                call = Call(call.name, None, "the call is never closed", piece)
+            calls.append(call)
         content, more = self._read_visible("".join(visible).translate(self._written), tools)
         return Turn(content.strip(), calls + more, raw)
 
@@ -382,7 +383,7 @@ class Dialect:
         first = messages[0] if messages else {"role": "user", "content": ""}
         return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
 
-    # ---------------------------------------------------------------------------------------------- probing the template
+    # ------------------------------------------------------------------------------------- probing the chat template
 
     def _after_assistant(self, messages: Sequence[dict[str, Any]], calls: int = 0) -> str:
         """The template's text after an assistant's turn that is followed by these messages."""
@@ -403,11 +404,11 @@ class Dialect:
 
     def _find_end_of_turn(self) -> str:
         tail = self._after_assistant([{"role": "user", "content": "Go on."}]).lstrip()
-        tokens = [token for token in self._controls if tail.startswith(token)]
+        tokens = [t for t, i in self._controls.items() if tail.startswith(t) and self._encode_text(t) == [i]]
         if not tokens:
             raise ValueError(
-                f"the chat template puts {tail[:20]!r} after an assistant's text, which does not begin with a control token "
-                "of the vocabulary: no token ends a turn, so a sampler cannot stop; use an instruct model's tokenizer"
+                f"the chat template puts {tail[:20]!r} after an assistant's text, which does not begin with a control "
+                "token: no token ends a turn, so a sampler cannot stop; use an instruct model's tokenizer"
             )
         return max(tokens, key=len)
 
@@ -459,8 +460,8 @@ class Dialect:
                     break
             else:
                 raise ValueError(
-                    f"the chat template changes the content of a {role} message in a way that is not known here: it made "
-                    f"{text!r} of {probe!r}; use another dialect (dialect=...) or another chat template"
+                    f"the chat template changes the content of a {role} message in a way that is not known here: it "
+                    f"made {text!r} of {probe!r}; use another dialect (dialect=...) or another chat template"
                 )
         return self._filters[role]
 
@@ -469,7 +470,7 @@ class Dialect:
         frame = self._frame(role, count)
         change = self._filter(role) if count else str
         guarded = [self._guard(change(value) if i % 2 else value) for i, value in enumerate(values)]
-        # With the end-of-turn token in front, as it stands in the state: some tokenizers treat a text's start differently.
+        # With the end-of-turn token in front, as in the state: some tokenizers treat the start of a text differently.
         ids = self._encode(self.end_of_turn + _join(frame, guarded))[1:]
         if tuple(self._controls_in(ids)) == frame.controls:
             return ids
@@ -520,8 +521,8 @@ def _join(frame: _Frame, values: Sequence[str]) -> str:
 def _occurrences(
     controls: dict[str, int],
 ) -> tuple[Callable[[str], str], tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]]:
-    """A function that cuts every occurrence of these strings, overlapping ones too, and the parts of them that matter at
-    the edges of a text: their proper suffixes (at its start), prefixes (at its end) and inner parts (the whole of it)."""
+    """A function that cuts every occurrence of these strings, overlapping ones too; and the parts of them that matter
+    at the edges of a text: proper suffixes (at its start), prefixes (at its end) and inner parts (the whole of it)."""
     by_first: dict[str, list[str]] = {}
     for token in controls:
         by_first.setdefault(token[0], []).append(re.escape(token[1:]))
@@ -578,7 +579,11 @@ def _filters() -> list[Callable[[str], str]]:
     """What chat templates do to a content: nothing, trimming, JSON quoting, or both."""
     trims: list[Callable[[str], str]] = [str, str.strip, str.lstrip, str.rstrip]
     quotes: list[Callable[[str], str]] = [str, _json_inside, _json_ascii_inside]
-    return [lambda text, t=trim, q=quote: q(t(text)) for quote in quotes for trim in trims]  # type: ignore[misc]
+
+    def both(trim: Callable[[str], str], quote: Callable[[str], str]) -> Callable[[str], str]:
+        return lambda text: quote(trim(text))
+
+    return [both(trim, quote) for quote in quotes for trim in trims]
 
 
 _FILTERS = _filters()
@@ -600,8 +605,8 @@ def read_json(text: str, start: int | None = None) -> Any:
         start: read one value from here and return ``(value, end)``; None: the text is one value.
 
     Raises:
-        ValueError: with a message for the policy: no valid JSON, an object with a key twice, NaN, infinity, an integer of
-            thousands of digits, half a surrogate pair, nesting deeper than 64.
+        ValueError: with a message for the policy: no valid JSON, an object with a key twice, NaN, infinity, an integer
+            of thousands of digits, half a surrogate pair, nesting deeper than 64.
     """
     try:
         if start is None:
@@ -670,7 +675,7 @@ class _JSONCalls(Dialect):
 
     argument_keys: ClassVar[tuple[str, ...]] = ("arguments",)
 
-    def _call_object(self, value: Any, text: str) -> Call:
+    def _read_object(self, value: Any, text: str) -> Call:
         """The call in a decoded JSON value."""
         key = self.argument_keys[0]
         form = f'write {{"name": "a tool", "{key}": {{...}}}}'
@@ -679,25 +684,32 @@ class _JSONCalls(Dialect):
         name = value.get("name")
         if not isinstance(name, str) or not name:
             return Call("", None, f'the call has no "name" that is a string; {form}', text)
-        given = [k for k in self.argument_keys if k in value]
-        if not given:
+        given = next((k for k in self.argument_keys if k in value), None)
+        if given is None:
             return Call(name, None, f'the call has no "{key}"; {form}', text)
-        arguments = value[given[0]]
+        arguments = value[given]
         if isinstance(arguments, str):  # some models quote the object; its meaning is plain
             try:
                 arguments = read_json(arguments)
             except ValueError:
                 pass
         if not isinstance(arguments, dict):
-            return Call(name, None, f'"{given[0]}" is not a JSON object; {form}', text)
+            return Call(name, None, f'"{given}" is not a JSON object; {form}', text)
         return Call(name, arguments, None, text)
+
+    def _read_call(self, text: str, tools: Sequence[Schema]) -> Call:
+        try:
+            return self._read_object(read_json(text), text)
+        except ValueError as error:
+            return Call("", None, f"the call is not valid JSON ({error})", text)
+
+    def _json_call(self, name: str, arguments: dict[str, Any]) -> str:
+        return self._json({"name": name, self.argument_keys[0]: arguments})
 
     def _json(self, value: Any) -> str:
         """JSON on one line that no tokenizer changes and that contains no tag and no control token."""
         text = self._escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
-        if self._survives(text):
-            return text
-        return self._escape(json.dumps(value, allow_nan=False))
+        return text if self._survives(text) else self._escape(json.dumps(value, allow_nan=False))
 
     def _escape(self, text: str) -> str:
         """Write the first character of every tag and control token inside JSON strings as ``\\uXXXX``."""
@@ -721,25 +733,312 @@ class Hermes(_JSONCalls):
     call_tags = ("<tool_call>", "</tool_call>")
 
     def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
-        return f"<tool_call>\n{self._json({'name': name, 'arguments': arguments})}\n</tool_call>"
+        return f"<tool_call>\n{self._json_call(name, arguments)}\n</tool_call>"
 
     def instructions(self, tools: Sequence[Schema]) -> str:
-        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         return (
-            f"# Tools\n\nYou may call these functions, given as JSON schemas:\n<tools>\n{schemas}\n</tools>\n\n"
+            f"# Tools\n\nYou may call these functions, given as JSON schemas:\n<tools>\n{_schemas(tools)}\n</tools>\n\n"
             "To call one, write a JSON object with its name and arguments between <tool_call> and </tool_call>:\n"
             '<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}\n</tool_call>\n'
             "The result comes back between <tool_response> and </tool_response>."
         )
 
+
+class QwenXML(Dialect):
+    """Qwen3-Coder, Qwen3.5: ``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``.
+
+    Values carry no types: strings stand as they are, everything else as JSON. `parse` needs the tools' schemas to tell
+    the string "5" from the number 5; without one, a value that reads as JSON (and not as a string) is JSON.
+
+    Cannot write: a name with white space or ``>`` in it; a string that contains ``</parameter>``, a control token, or
+    characters that the tokenizer changes.
+    """
+
+    name = "qwen_xml"
+    call_tags = ("<tool_call>", "</tool_call>")
+
+    def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
+        lines = [f"<function={name}>"]
+        for key, value in arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+            if "</parameter>" in text:
+                raise ValueError(f"Qwen's XML cannot write an argument that contains </parameter>: {text!r:.200}")
+            lines.append(f"<parameter={key}>\n{text}\n</parameter>")
+        for word in (name, *arguments):
+            if not re.fullmatch(r"[^\s>]+", word):
+                raise ValueError(f"Qwen's XML cannot write the name {word!r:.200}: it is empty or has white space or >")
+        text = "\n".join([*lines, "</function>"])
+        if not self._survives(text):
+            raise ValueError(f"Qwen's XML cannot escape the control tokens or characters in this call: {text!r:.200}")
+        return f"<tool_call>\n{text}\n</tool_call>"
+
+    def instructions(self, tools: Sequence[Schema]) -> str:
+        return (
+            f"# Tools\n\nYou may call these functions, given as JSON schemas:\n<tools>\n{_schemas(tools)}\n</tools>\n\n"
+            "To call one, write its name and parameters so, each tag on a line of its own:\n<tool_call>\n"
+            "<function=function_name>\n<parameter=parameter_name>\nvalue\n</parameter>\n</function>\n</tool_call>\n"
+            "The result comes back between <tool_response> and </tool_response>."
+        )
+
     def _read_call(self, text: str, tools: Sequence[Schema]) -> Call:
-        try:
-            return self._call_object(read_json(text), text)
-        except ValueError as error:
-            return Call("", None, f"the call is not valid JSON ({error})", text)
+        form = "write <function=name>, then <parameter=key>value</parameter> for each argument, then </function>"
+        name, bracket, rest = text.removeprefix("<function=").partition(">")
+        name = name.strip()
+        if not text.startswith("<function=") or not bracket or not name:
+            return Call("", None, f"the call does not begin with <function=name>; {form}", text)
+        functions = [f for f in map(_function, tools) if f.get("name") == name]
+        types = _parameter_types(functions[0]) if functions else {}
+        arguments: dict[str, Any] = {}
+        rest = rest.strip()
+        position = 0
+        while rest.startswith("<parameter=", position):
+            bracket_at = rest.find(">", position)
+            end = rest.find("</parameter>", bracket_at)
+            if bracket_at < 0 or end < 0:
+                return Call(name, None, f"a <parameter=...> is not closed; {form}", text)
+            key = rest[position + len("<parameter=") : bracket_at].strip()
+            if key in arguments:
+                return Call(name, None, f"the parameter {key[:100]} is there twice", text)
+            value = rest[bracket_at + 1 : end].removeprefix("\n").removesuffix("\n")
+            arguments[key] = _read_untyped(value, types.get(key, frozenset()))
+            position = end + len("</parameter>")
+            position += len(_SPACE.match(rest, position)[0])  # type: ignore[index]
+        if rest[position:] != "</function>":
+            return Call(name, None, f"{rest[position : position + 50]!r} stands where </function> should; {form}", text)
+        return Call(name, arguments, None, text)
 
 
-DIALECTS: dict[str, type[Dialect]] = {dialect.name: dialect for dialect in (Hermes,)}
+_SPACE = re.compile(r"\s*")
+_PYTHON_LITERALS = {"True": True, "False": False, "None": None}
+
+
+def _parameter_types(function: dict[str, Any]) -> dict[str, frozenset[str]]:
+    """The JSON types that a tool's schema allows for each parameter; empty where it does not say."""
+    types: dict[str, frozenset[str]] = {}
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    for key, schema in properties.items():
+        branches = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+        named = [branch.get("type", ()) for branch in branches]
+        types[key] = frozenset(t for names in named for t in ([names] if isinstance(names, str) else names))
+    return types
+
+
+def _read_untyped(text: str, types: frozenset[str]) -> Any:
+    """The value of a text that may be a string as it is or JSON of another type, given the allowed JSON types."""
+    if types == {"string"}:
+        return text
+    if "string" not in types and types and text in _PYTHON_LITERALS:  # as some of Qwen's templates write them
+        return _PYTHON_LITERALS[text]
+    try:
+        value = read_json(text)
+    except ValueError:
+        return text
+    if isinstance(value, str) or ("string" in types and not _json_types(value) & types):
+        return text
+    return value
+
+
+def _json_types(value: Any) -> set[str]:
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, (int, float)):
+        return {"number", "integer"} if isinstance(value, int) else {"number"}
+    return {{dict: "object", list: "array", type(None): "null"}.get(type(value), "string")}
+
+
+class Llama3JSON(_JSONCalls):
+    """Llama 3.1 to 3.3: ``{"name": ..., "parameters": {...}}`` at the start of a line, ``<|python_tag|>`` optional.
+
+    Writes every JSON argument. Several calls stand on lines of their own or are separated by ``;``.
+    """
+
+    name = "llama3_json"
+    argument_keys = ("parameters", "arguments")
+
+    def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
+        return self._json_call(name, arguments)
+
+    def instructions(self, tools: Sequence[Schema]) -> str:
+        return (
+            f"You may call these functions, given as JSON schemas:\n\n{_schemas(tools)}\n\n"
+            "To call one, answer with a JSON object on a line of its own and nothing else:\n"
+            '{"name": function name, "parameters": {argument name: value}}\nDo not use variables.'
+        )
+
+    def result_text(self, content: str) -> str:
+        return f"Result:\n{content}"
+
+    def _read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+        rest: list[str] = []
+        calls: list[Call] = []
+        position = 0
+        match = _LLAMA_START.search(text)
+        while match:
+            rest.append(text[position : match.start()])
+            start = match.end()
+            try:
+                value, position = read_json(text, start)
+            except ValueError as error:
+                calls.append(Call("", None, f"the call is not valid JSON ({error})", text[match.start() :]))
+                return "".join(rest), calls
+            if isinstance(value, dict) and not value.keys().isdisjoint(("name", *self.argument_keys)):
+                calls.append(self._read_object(value, text[start:position]))
+                match = _LLAMA_NEXT.match(text, position) or _LLAMA_START.search(text, position)
+            else:
+                rest.append(text[match.start() : position])
+                match = _LLAMA_START.search(text, position)
+        return "".join([*rest, text[position:]]), calls
+
+
+_LLAMA_START = re.compile(r'<\|python_tag\|>\s*|^[ \t]*(?=\{\s*")', re.MULTILINE)
+_LLAMA_NEXT = re.compile(r"\s*;\s*(?=\{)")
+
+
+class ReAct(_JSONCalls):
+    """ReAct's text over any chat template: ``Thought:``, ``Action: tool``, ``Action Input: {...}``, ``Observation:``.
+
+    Writes every JSON argument; a tool's name must be one line. What the policy writes after an ``Observation:`` of its
+    own is not read: observations are the environment's.
+    """
+
+    name = "react"
+
+    def _is_native(self) -> bool:
+        return False
+
+    def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
+        if name != name.strip() or not name or "\n" in name or not self._survives(name):
+            raise ValueError(f"ReAct cannot write the tool name {name!r:.200}: it must be one line of plain text")
+        return f"Action: {name}\nAction Input: {self._json(arguments)}"
+
+    def instructions(self, tools: Sequence[Schema]) -> str:
+        return (
+            f"You may use these tools, given as JSON schemas:\n\n{_schemas(tools)}\n\n"
+            "To use one, end your turn with these lines:\n"
+            "Thought: what you need and why\nAction: the tool's name\nAction Input: its arguments as a JSON object\n"
+            "The result comes back as:\nObservation: the result"
+        )
+
+    def result_text(self, content: str) -> str:
+        return f"Observation: {content}"
+
+    def _read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+        rest: list[str] = []
+        calls: list[Call] = []
+        position, name, action_at = 0, "", -1  # action_at: where an Action without an Action Input yet stands
+        while match := _REACT.search(text, position):
+            word = match[1]
+            if action_at >= 0 and word != "Action Input":
+                calls.append(Call(name, None, "the Action has no Action Input", text[action_at : match.start()]))
+            elif action_at < 0:
+                rest.append(text[position : match.start()])
+            if word == "Observation":
+                return "".join(rest), calls
+            if word == "Action":
+                line_end = text.find("\n", match.end())
+                position = len(text) if line_end < 0 else line_end
+                name, action_at = text[match.end() : position].strip(), match.start()
+                continue
+            start = action_at if action_at >= 0 else match.start()
+            try:
+                arguments, position = read_json(text, match.end())
+                error = None if isinstance(arguments, dict) else "the Action Input is not a JSON object"
+            except ValueError as problem:
+                following = _REACT.search(text, match.end())
+                position = following.start() if following else len(text)
+                arguments, error = None, f"the Action Input is not valid JSON ({problem})"
+            if action_at < 0 or not name:
+                error = "an Action Input without an Action: tool before it"
+            calls.append(
+                Call(name if action_at >= 0 else "", None if error else arguments, error, text[start:position])
+            )
+            action_at = -1
+        if action_at >= 0:
+            calls.append(Call(name, None, "the Action has no Action Input", text[action_at:]))
+        else:
+            rest.append(text[position:])
+        return "".join(rest), calls
+
+
+_REACT = re.compile(r"^[ \t]*(Action Input|Action|Observation)[ \t]*:[ \t]*", re.MULTILINE)
+
+
+class Fenced(_JSONCalls):
+    """Fenced blocks over any chat template: a ```` ```python ```` block is a call of ``python(code)``, a
+    ```` ```tool_call ```` or ```` ```json ```` block with ``{"name": ..., "arguments": {...}}`` a call of any tool.
+
+    Writes every JSON argument (code that contains control tokens goes into a JSON block).
+    """
+
+    name = "fenced"
+
+    def _is_native(self) -> bool:
+        return False
+
+    def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
+        code = arguments.get("code")
+        if name == "python" and len(arguments) == 1 and isinstance(code, str) and self._survives(code):
+            runs = [len(run) for run in re.findall("`+", code)]
+            fence = "`" * max(3, 1 + max(runs, default=0))  # longer than any in the code, so that none of them ends it
+            return f"{fence}python\n{code}\n{fence}"
+        return f"```tool_call\n{self._json_call(name, arguments)}\n```"
+
+    def instructions(self, tools: Sequence[Schema]) -> str:
+        lines = [f"You may use these tools, given as JSON schemas:\n\n{_schemas(tools)}\n"]
+        if any(_function(tool).get("name") == "python" for tool in tools):
+            lines.append(
+                "To run Python, write a block:\n```python\nprint(1 + 1)\n```\nFor another tool, write a block:"
+            )
+        else:
+            lines.append("To use one, write a block:")
+        lines.append('```tool_call\n{"name": the tool, "arguments": {...}}\n```')
+        lines.append("The result comes back in a block:\n```output\nthe result\n```")
+        return "\n".join(lines)
+
+    def result_text(self, content: str) -> str:
+        return f"```output\n{content}\n```"
+
+    def _read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+        rest: list[str] = []
+        calls: list[Call] = []
+        position, opened = 0, None
+        for fence in _FENCE.finditer(text):
+            info = fence[2].strip()
+            if opened is None:
+                opened = fence
+                rest.append(text[position : fence.start()])
+                position = fence.start()
+            elif not info and len(fence[1]) >= len(opened[1]):
+                body = text[opened.end() + 1 : max(opened.end() + 1, fence.start() - 1)]
+                kind, opened = opened[2].strip().lower(), None
+                call = self._read_block(kind, body, tools)
+                if call is None:
+                    rest.append(text[position : fence.end()])
+                else:
+                    calls.append(call)
+                position = fence.end()
+        if opened is not None and self._read_block(kind := opened[2].strip().lower(), "", tools) is not None:
+            name = "python" if kind in _PYTHON_FENCES else ""
+            calls.append(Call(name, None, "the block is never closed with ```", text[opened.end() + 1 :]))
+        else:
+            rest.append(text[position:])
+        return "".join(rest), calls
+
+    def _read_block(self, kind: str, body: str, tools: Sequence[Schema]) -> Call | None:
+        if kind in _PYTHON_FENCES:
+            return Call("python", {"code": body}, None, body)
+        return self._read_call(body, tools) if kind in ("tool_call", "json") else None
+
+
+_FENCE = re.compile(r"^(`{3,})([^\n`]*)$", re.MULTILINE)
+_PYTHON_FENCES = ("python", "py", "python3")
+
+
+def _schemas(tools: Sequence[Schema]) -> str:
+    return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+
+
+DIALECTS: dict[str, type[Dialect]] = {dialect.name: dialect for dialect in (Hermes, QwenXML, Llama3JSON, ReAct, Fenced)}
 """The families by name."""
 
 _cache: dict[tuple[str | None, int, int, str], Dialect] = {}
@@ -748,14 +1047,14 @@ _cache: dict[tuple[str | None, int, int, str], Dialect] = {}
 def get_dialect(name: str | None, tokenizer: Any) -> Dialect:
     """The dialect of this name over a tokenizer (from `load_tokenizer`).
 
-    None takes the family whose calls the chat template writes, and if it writes none that is known here, "hermes" with the
-    instructions in the system message. Dialects are kept per tokenizer object.
+    None takes the family whose calls the chat template writes, and if it writes none that is known here, "hermes" with
+    the instructions in the system message. Dialects are kept per tokenizer object.
 
     Raises:
         ValueError: an unknown name, or a chat template that cannot be used (see `Dialect`).
     """
     if name is not None and name not in DIALECTS:
-        raise ValueError(f"unknown dialect {name!r}; there are {', '.join(map(repr, DIALECTS))}, or None to recognise it")
+        raise ValueError(f"unknown dialect {name!r}; there are {', '.join(DIALECTS)}, or None to recognise it")
     key = (name, id(tokenizer), len(tokenizer), chat_template(tokenizer))  # both change when the user changes them
     if key not in _cache:
         if name is None:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -233,7 +233,7 @@ def _byte_alphabet() -> dict[str, int]:
     return characters
 
 
-@lru_cache(maxsize=1)
+@cache
 def _byte_tokenizer() -> ByteTokenizer:
     return ByteTokenizer()
 
@@ -246,8 +246,8 @@ def load_tokenizer(tokenizer: Any = None) -> Tokenizer:
     """A tokenizer from a name, a folder, an object or nothing.
 
     Args:
-        tokenizer: None: the shared `ByteTokenizer`. A str or path: ``AutoTokenizer.from_pretrained``, never with remote
-            code; the result is kept, so that the environments of a vector share it. Anything else: checked and returned.
+        tokenizer: None: the shared `ByteTokenizer`. A str or path: ``AutoTokenizer.from_pretrained``, never with
+            remote code; kept, so that the environments of a vector share it. Anything else: checked and returned.
 
     Raises:
         ImportError: transformers is not installed and a name or folder was given.
@@ -270,7 +270,7 @@ def load_tokenizer(tokenizer: Any = None) -> Tokenizer:
     return tokenizer
 
 
-@lru_cache(maxsize=None)
+@cache
 def _from_pretrained(name: str) -> Tokenizer:
     folder = Path(name)
     if folder.is_dir():
@@ -294,11 +294,11 @@ def _from_pretrained(name: str) -> Tokenizer:
         if folder.is_dir():
             raise ValueError(f"the tokenizer folder {name} cannot be read: {error}") from error
         raise FileNotFoundError(
-            f"the tokenizer {name} cannot be loaded ({str(error).splitlines()[0]:.200}). Check the name and the network, "
-            "log in if the model is gated (hf auth login), or give the path of a folder with its tokenizer files."
+            f"the tokenizer {name} cannot be loaded ({str(error).splitlines()[0]:.200}). Check the name and the "
+            "network, log in if the model is gated (hf auth login), or give a folder with its tokenizer files."
         ) from error
     chat_template(tokenizer)
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def chat_template(tokenizer: Any, with_tools: bool = False) -> str:
@@ -313,8 +313,8 @@ def chat_template(tokenizer: Any, with_tools: bool = False) -> str:
     if not isinstance(template, str) or not template:
         name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         raise ValueError(
-            f"the tokenizer {name} has no chat template, so it cannot write a conversation (is it a base model?). Take the "
-            "instruct model's tokenizer, or set one: tokenizer.chat_template = open('chat_template.jinja').read()"
+            f"the tokenizer {name} has no chat template, so it cannot write a conversation (is it a base model?). "
+            "Take the instruct model's tokenizer, or set tokenizer.chat_template to a template's text"
         )
     return template
 
@@ -339,8 +339,8 @@ def render_chat(
             add_generation_prompt=add_generation_prompt,
             **(getattr(tokenizer, "special_tokens_map", None) or {}),
         )
-    except jinja2.exceptions.TemplateError as error:
-        raise ValueError(f"the chat template refuses this conversation: {error}") from error
+    except Exception as error:  # a template is foreign code: it may raise anything
+        raise ValueError(f"the chat template refuses this conversation: {error or type(error).__name__}") from error
 
 
 class _Generation(jinja2.ext.Extension):
@@ -378,7 +378,7 @@ def _raise_exception(message: str) -> None:
 
 
 def added_tokens(tokenizer: Any) -> dict[str, int]:
-    """All added tokens, special or not, with their ids: the strings that `encode` turns into one token wherever they stand."""
+    """All added tokens, special or not, with their ids: strings that `encode` makes one token wherever they stand."""
     if callable(getattr(tokenizer, "get_added_vocab", None)):
         return dict(tokenizer.get_added_vocab())
     tokens = getattr(tokenizer, "all_special_tokens", [])
@@ -407,12 +407,14 @@ def fast_codec(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[Se
     That bookkeeping costs as much as the work itself on short texts, and is not safe in threads ("Already borrowed").
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or backend.truncation is not None or backend.padding is not None:
-        return (
-            lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
-            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
-        )
-    return (
-        lambda text: list(backend.encode(text, add_special_tokens=False).ids),
-        lambda ids: str(backend.decode(ids, skip_special_tokens=False)),
-    )
+
+    def encode(text: str) -> list[int]:
+        # Asked each time, because a call of the tokenizer with padding=True leaves its backend padding.
+        if backend is None or backend.truncation is not None or backend.padding is not None:
+            return list(tokenizer.encode(text, add_special_tokens=False))
+        return list(backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(ids: Sequence[int]) -> str:
+        return str((backend or tokenizer).decode(ids, skip_special_tokens=False))
+
+    return encode, decode
