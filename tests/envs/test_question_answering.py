@@ -15,9 +15,9 @@ import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.datasets import DataNotFoundError
 from agent_r1_tools.search import BM25Retriever, Passage, RetrievalError
 
-IDS = {"hotpotqa": "AgentR1/HotpotQA-v0", "2wikimultihopqa": "AgentR1/2WikiMultihopQA-v0", "musique": "AgentR1/MuSiQue-v0"}
+IDS = {folder: env_id for env_id, folder in oracle.ENVIRONMENTS.items()}
 
-# (question, answer, [(title, sentences, gold)]). The third has no gold words in its distractors.
+# (question, answer, [(title, sentences, gold)])
 QUESTIONS = [
     (
         "Which river flows through the town where Ada Quill was born?",
@@ -138,7 +138,7 @@ def test_oracle_answers_every_question(data, name, split, questions):
     assert (row["em"], row["support_recall"]) == (1, 1)
     if name == "musique" or split != "train":
         assert row["f1"] == 1
-    else:  # "A" normalises to "": the official F1 of HotpotQA and 2Wiki finds no common token, MuSiQue's says they agree
+    else:  # "A" normalises to "": no common token for HotpotQA's F1, while MuSiQue's says that the two agree
         assert row["f1"] == pytest.approx(2 / 3, abs=1e-3)
 
 
@@ -301,7 +301,8 @@ def test_process_weights_can_be_changed(make):
 def test_bad_calls_are_answered_and_named(make):
     env = make()
     dialect = env.unwrapped.dialect
-    for name, arguments in [("browse", {}), ("search", {}), ("search", {"query": 7}), ("search", {"query": "x", "k": 1})]:
+    bad = [("browse", {}), ("search", {}), ("search", {"query": 7}), ("search", {"query": "x", "k": 1})]
+    for name, arguments in bad:
         _, reward, terminated, truncated, info = say(env, dialect.tool_call(name, arguments))
         assert reward == -0.05 and not terminated and not truncated
         assert info["reward_terms"] == {"process/failed_call": -0.05} and not info["tool_calls"][0]["ok"]
@@ -319,7 +320,8 @@ def test_a_search_that_finds_nothing_is_no_failure(make):
 
 def test_supports_that_share_a_title_are_counted_apart(make, tmp_path):
     """And a distractor under the gold title isn't gold."""
-    texts = [("Lornby", "It has an abbey.", True), ("Lornby", "It has a brewery.", True), ("Lornby", "A cathedral.", False)]
+    golds = [("It has an abbey.", True), ("It has a brewery.", True), ("It has a cathedral.", False)]
+    texts = [("Lornby", text, gold) for text, gold in golds]
     row = official_row("musique", 0) | {
         "paragraphs": [
             {"idx": i, "title": title, "paragraph_text": text, "is_supporting": gold}
