@@ -25,7 +25,7 @@ ENVIRONMENTS = {
 }
 
 for _id, _entry_point in ENVIRONMENTS.items():
-    gym.register(id=_id, entry_point=_entry_point)
+    gym.register(id=_id, entry_point=_entry_point, vector_entry_point=f"agent_r1.vector:{_id}")
 
 
 def tiny_policy(env_id: str) -> str:
