@@ -1,0 +1,466 @@
+"""The contract of tools: schemas, validation, and calls that always answer."""
+
+import functools
+import json
+import math
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import Any, Literal, Optional
+
+import pytest
+from agent_r1_tools import Tool, ToolResult, run_batch, run_tool
+from agent_r1_tools.tool import _Checker, clean_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+class Echo(Tool):
+    """Answers with its text; some texts make it misbehave."""
+
+    name = "echo"
+    description = "Says the text again."
+    parameters = {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "times": {"type": "integer", "default": 1}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+    timeout = math.inf
+
+    def __init__(self) -> None:
+        self.executed: list[str] = []
+
+    def execute(self, arguments: dict[str, Any]) -> Any:
+        text = arguments["text"]
+        self.executed.append(text)
+        if text == "raise":
+            raise ValueError("no such thing")
+        if text == "exit":
+            raise SystemExit(3)
+        if text == "unprintable":
+            raise Unprintable
+        if text == "sleep":
+            time.sleep(60)
+        if text == "none":
+            return None
+        if text == "number":
+            return ToolResult(5)  # type: ignore[arg-type]
+        return ToolResult(text * arguments.get("times", 1))
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class BatchEcho(Echo):
+    """Answers a batch at once, and counts how often."""
+
+    def __init__(self, broken: str = "") -> None:
+        super().__init__()
+        self.batches: list[int] = []
+        self.broken = broken
+
+    def batch_execute(self, batch: list[dict[str, Any]]) -> Any:
+        self.batches.append(len(batch))
+        results = [ToolResult(arguments["text"]) for arguments in batch]
+        if self.broken == "raises":
+            raise RuntimeError("the batch failed")
+        if self.broken == "short":
+            return results[:-1]
+        if self.broken == "none":
+            return None
+        if self.broken == "one":
+            return [5, *results[1:]]
+        return results
+
+
+# --- run_tool ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_call_gives_the_tools_own_result() -> None:
+    assert run_tool(Echo(), {"text": "ab", "times": 2}) == ToolResult("abab")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "missing 'text'"),
+        ({"text": 5}, "'text' must be string, not number"),
+        ({"text": None}, "'text' must be string, not null"),
+        ({"text": "a", "times": True}, "'times' must be integer, not boolean"),
+        ({"text": "a", "times": 1.5}, "'times' must be integer"),
+        ({"text": "a", "loud": 1}, "unknown 'loud'"),
+        (5, "must be a JSON object, not number"),
+        ("text", "must be a JSON object, not string"),
+        (None, "must be a JSON object, not null"),
+        ([{"text": "a"}], "must be a JSON object, not array"),
+        ({1: "a"}, "argument names must be strings"),
+    ],
+)
+def test_bad_arguments_are_named_and_not_executed(arguments: Any, says: str) -> None:
+    tool = Echo()
+    result = run_tool(tool, arguments)
+    assert not result.ok
+    assert result.data == {"error": "bad_arguments"}
+    assert says in result.content
+    assert "text (string), times (integer, optional)" in result.content or 1 in arguments
+    assert tool.executed == []
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("raise", "exception", "ValueError: no such thing"),
+        ("unprintable", "exception", "Unprintable"),
+        ("none", "bad_result", "returned NoneType"),
+    ],
+)
+@pytest.mark.parametrize("timeout", [math.inf, 20.0])
+def test_failures_become_results(text: str, error: str, says: str, timeout: float) -> None:
+    tool = Echo()
+    tool.timeout = timeout
+    result = run_tool(tool, {"text": text})
+    assert (result.ok, result.data) == (False, {"error": error})
+    assert says in result.content
+
+
+def test_content_that_is_not_text_becomes_text() -> None:
+    assert run_tool(Echo(), {"text": "number"}) == ToolResult("5")
+
+
+def test_only_the_users_own_exit_passes_through() -> None:
+    tool = Echo()
+    with pytest.raises(SystemExit):
+        run_tool(tool, {"text": "exit"})  # in the main thread, without a timeout
+    tool.timeout = 20.0
+    assert "SystemExit" in run_tool(tool, {"text": "exit"}).content
+    tool.timeout = math.inf
+    results: list[ToolResult] = []
+    thread = threading.Thread(target=lambda: results.append(run_tool(tool, {"text": "exit"})))
+    thread.start()
+    thread.join()
+    assert results[0].data == {"error": "exception"}
+
+
+def test_a_slow_tool_is_left_behind() -> None:
+    tool = Echo()
+    tool.timeout = 0.05
+    start = time.perf_counter()
+    result = run_tool(tool, {"text": "sleep"})
+    assert time.perf_counter() - start < 10
+    assert (result.ok, result.data) == (False, {"error": "timeout"})
+    assert "0.05 seconds" in result.content
+
+
+def test_a_hung_tool_does_not_keep_the_interpreter() -> None:
+    script = """
+        import time
+        from agent_r1_tools import Tool, run_batch, run_tool
+        def hang(i: int) -> str:
+            time.sleep(600)
+        tool = Tool.from_function(hang, timeout=0.05)
+        print(run_tool(tool, {"i": 0}).data, [r.data["error"] for r in run_batch(tool, [{"i": i} for i in range(3)])])
+    """
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "{'error': 'timeout'} ['timeout', 'timeout', 'timeout']\n", done.stderr
+    assert time.perf_counter() - start < 30
+
+
+@settings(max_examples=200, deadline=None)
+@given(arguments=JSON)
+def test_any_arguments_get_an_answer(arguments: Any) -> None:
+    result = run_tool(Tool.from_function(lambda x: x, name="f"), arguments)
+    assert isinstance(result.content, str)
+    result.content.encode()
+    assert result.ok == (isinstance(arguments, dict) and arguments.keys() == {"x"})
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.characters(categories=["L", "Nd", "Zs", "Cs", "Cc"]), max_size=60), limit=st.integers(0, 60))
+def test_content_is_bounded_and_can_be_encoded(text: str, limit: int) -> None:
+    cleaned = clean_text(text, limit)
+    assert len(cleaned) <= limit
+    cleaned.encode("utf-8")
+    assert "\0" not in cleaned
+    if len(text) <= limit:
+        assert len(cleaned) == len(text)
+        assert all(a == b or b == "\ufffd" for a, b in zip(text, cleaned, strict=True))
+
+
+def test_a_cut_says_how_much_is_missing() -> None:
+    tool = Echo()
+    tool.max_result_chars = 100
+    content = run_tool(tool, {"text": "ab" * 500}).content
+    kept = content.split("...")[0]
+    assert len(content) <= 100
+    assert content == f"{kept}... [{1000 - len(kept)} characters cut]"
+
+
+def test_surrogates_and_nul_are_replaced_but_the_rest_is_kept() -> None:
+    assert run_tool(Echo(), {"text": "a\ud800b\0c\U0001f600é"}).content == "a\ufffdb\ufffdc\U0001f600é"
+
+
+def test_a_broken_schema_is_reported() -> None:
+    tool = Echo()
+    tool.parameters = {"type": "nothing"}
+    assert run_tool(tool, {"text": "a"}).data == {"error": "exception"}
+
+
+# --- run_batch --------------------------------------------------------------------------------------------------------
+
+
+def batch_of(*texts: str) -> list[dict[str, Any]]:
+    return [{"text": text} for text in texts]
+
+
+def test_a_batch_answers_in_order_and_equal_calls_once() -> None:
+    tool = BatchEcho()
+    results = run_batch(tool, [*batch_of("a", "b", "a"), {}, *batch_of("b")])
+    assert [r.content for r in results[:3]] == ["a", "b", "a"]
+    assert results[3].data == {"error": "bad_arguments"}
+    assert results[4].content == "b"
+    assert tool.batches == [2]
+
+
+def test_calls_that_only_look_equal_are_told_apart() -> None:
+    tool = Tool.from_function(lambda x: type(x).__name__, name="f", timeout=math.inf)
+    results = run_batch(tool, [{"x": 1}, {"x": 1.0}, {"x": True}, {"x": "1"}])
+    assert [r.content for r in results] == ["int", "float", "bool", "str"]
+
+
+def test_a_tool_with_a_session_executes_every_call_in_order() -> None:
+    tool = Echo()
+    tool.concurrency_safe = False
+    tool.timeout = 20.0
+    assert [r.content for r in run_batch(tool, batch_of("a", "b", "a"))] == ["a", "b", "a"]
+    assert tool.executed == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize("broken", ["raises", "short", "none"])
+def test_a_broken_batch_is_made_one_by_one(broken: str) -> None:
+    tool = BatchEcho(broken)
+    results = run_batch(tool, batch_of("a", "raise", "b"))
+    assert [r.content for r in results if r.ok] == ["a", "b"]
+    assert results[1].data == {"error": "exception"}
+    assert tool.executed == ["a", "raise", "b"]
+
+
+def test_one_bad_result_in_a_batch_stands_alone() -> None:
+    results = run_batch(BatchEcho("one"), batch_of("a", "b"))
+    assert results[0].data == {"error": "bad_result"}
+    assert results[1] == ToolResult("b")
+
+
+def test_a_slow_call_in_a_batch_delays_nobody_else() -> None:
+    tool = Echo()
+    tool.timeout = 0.5
+    start = time.perf_counter()
+    results = run_batch(tool, batch_of("a", "sleep", "b", *(f"c{i}" for i in range(60))))
+    assert time.perf_counter() - start < 10
+    assert [r.ok for r in results] == [True, False] + [True] * 61
+    assert [r.content for r in results[3:]] == [f"c{i}" for i in range(60)]
+
+
+def test_blocking_calls_run_side_by_side() -> None:
+    together = threading.Barrier(3)
+
+    def meet(i: int) -> int:
+        """Return when all three are here.
+
+        Args:
+            i: who comes.
+        """
+        together.wait(20)
+        return i
+
+    results = run_batch(Tool.from_function(meet, timeout=30), [{"i": i} for i in range(3)])
+    assert [r.data for r in results] == [0, 1, 2]
+
+
+def test_an_empty_batch() -> None:
+    assert run_batch(Echo(), []) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(batch=st.lists(st.fixed_dictionaries({"text": JSON}) | JSON, max_size=6))
+def test_a_batch_gives_what_single_calls_give(batch: list[Any]) -> None:
+    tool = Tool.from_function(lambda text: f"<{text!r}>", name="f", timeout=math.inf)
+    assert [r.content for r in run_batch(tool, batch)] == [run_tool(tool, call).content for call in batch]
+
+
+# --- checking arguments -----------------------------------------------------------------------------------------------
+
+PROPERTY = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["string", "integer", "number", "boolean", "array", ["string", "null"]]),
+        "description": st.just("x"),
+        "enum": st.just(["a", 1]),
+        "minLength": st.just(2),
+    },
+)
+SCHEMA = st.fixed_dictionaries(
+    {"type": st.just("object"), "properties": st.dictionaries(st.sampled_from("abc"), PROPERTY, max_size=3)},
+    optional={
+        "required": st.lists(st.sampled_from("abcd"), unique=True, max_size=3),
+        "additionalProperties": st.booleans() | st.just({"type": "string"}),
+        "minProperties": st.just(2),
+    },
+)
+ARGUMENTS = st.dictionaries(st.sampled_from("abcd"), JSON | st.sampled_from(["a", "ab", 1, 2.0, True]), max_size=4)
+
+
+@settings(max_examples=400, deadline=None)
+@given(schema=SCHEMA, arguments=ARGUMENTS)
+def test_the_check_by_hand_agrees_with_jsonschema(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+    checker = _Checker(schema)
+    valid = Draft202012Validator(schema).is_valid(arguments)
+    assert valid or not checker.surely_valid(arguments)
+    assert valid == (not checker.problems(arguments))
+
+
+def test_the_check_by_hand_decides_the_common_case() -> None:
+    assert _Checker(Echo.parameters).surely_valid({"text": "a", "times": 3})
+
+
+def test_the_schema_form() -> None:
+    assert Echo().schema == {
+        "type": "function",
+        "function": {"name": "echo", "description": "Says the text again.", "parameters": Echo.parameters},
+    }
+
+
+def test_tools_are_stateless_unless_they_say_otherwise() -> None:
+    tool = Echo()
+    tool.set_state(tool.get_state())
+    assert tool.get_state() is None
+
+
+# --- from_function ----------------------------------------------------------------------------------------------------
+
+
+def book(
+    city: str,
+    nights: int,
+    price: float = 80.0,
+    quiet: bool = False,
+    guests: list[str] | None = None,
+    extras: Optional[dict[str, int]] = None,  # noqa: UP045  users write this
+    room: Literal["single", "double"] = "single",
+    floor: int | str = 1,
+    anything: Any = None,
+    plain: list = [],  # type: ignore[type-arg]  # noqa: B006
+) -> str:
+    """Book a hotel
+    in a city.
+
+    The booking is not binding.
+
+    Args:
+        city: Where,
+            with the country: "Paris, France".
+        nights (int): How many.
+        room: The kind.
+
+    Returns:
+        A line of text: never a description of an argument.
+    """
+    return f"{nights} nights in {city}"
+
+
+def test_a_function_becomes_a_tool() -> None:
+    tool = Tool.from_function(book)
+    assert tool.name == "book"
+    assert tool.description == "Book a hotel in a city.\n\nThe booking is not binding."
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": 'Where, with the country: "Paris, France".'},
+            "nights": {"type": "integer", "description": "How many."},
+            "price": {"type": "number", "default": 80.0},
+            "quiet": {"type": "boolean", "default": False},
+            "guests": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+            "extras": {"anyOf": [{"type": "object", "additionalProperties": {"type": "integer"}}, {"type": "null"}]},
+            "room": {"enum": ["single", "double"], "description": "The kind.", "default": "single"},
+            "floor": {"type": ["integer", "string"], "default": 1},
+            "anything": {},
+            "plain": {"type": "array"},
+        },
+        "required": ["city", "nights"],
+        "additionalProperties": False,
+    }
+    Draft202012Validator.check_schema(tool.parameters)
+    json.dumps(tool.schema)
+    assert run_tool(tool, {"city": "Rome", "nights": 2}) == ToolResult("2 nights in Rome", data="2 nights in Rome")
+    assert run_tool(tool, {"city": "Rome", "nights": 2, "room": "triple"}).data == {"error": "bad_arguments"}
+
+
+def test_values_and_results_of_functions() -> None:
+    assert run_tool(Tool.from_function(lambda: 5, name="f"), {}) == ToolResult("5", data=5)
+    result = ToolResult("no", ok=False, data=1)
+    assert run_tool(Tool.from_function(lambda: result, name="f"), {}) is result
+
+
+def test_methods_partials_and_callable_objects() -> None:
+    class Greeter:
+        def hello(self, who: str) -> str:
+            """Greet someone."""
+            return f"hello {who}"
+
+        def __call__(self, who: str, loud: bool = False) -> str:
+            return self.hello(who).upper() if loud else self.hello(who)
+
+    method = Tool.from_function(Greeter().hello)
+    assert (method.name, method.description) == ("hello", "Greet someone.")
+    assert run_tool(method, {"who": "you"}).content == "hello you"
+    loud = Tool.from_function(functools.partial(Greeter().__call__, loud=True), name="loud")
+    assert run_tool(loud, {"who": "you"}).content == "HELLO YOU"
+    assert Tool.from_function(Greeter(), name="greet").parameters["properties"]["who"] == {"type": "string"}
+
+
+def takes_star(*names: str) -> None: ...
+def takes_stars(**names: str) -> None: ...
+def takes_position(name: str, /) -> None: ...
+def takes_bytes(data: bytes) -> None: ...
+def takes_unknown(data: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+async def is_async(data: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (takes_star, "given by name"),
+        (takes_stars, "given by name"),
+        (takes_position, "given by name"),
+        (takes_bytes, "parameter 'data' of takes_bytes"),
+        (takes_unknown, "cannot be resolved"),
+        (is_async, "async"),
+    ],
+)
+def test_a_signature_without_a_schema_is_refused(function: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        Tool.from_function(function)
+
+
+def test_a_function_without_a_name_needs_one() -> None:
+    with pytest.raises(ValueError, match="pass from_function"):
+        Tool.from_function(lambda: 1)
+
+
+def test_importing_the_tools_is_cheap() -> None:
+    heavy = ["numpy", "jsonschema", "bm25s", "httpx", "fastapi", "torch", "faiss", "sentence_transformers"]
+    script = f"import sys, agent_r1_tools, agent_r1_tools.search; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
