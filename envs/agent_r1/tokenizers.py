@@ -14,7 +14,7 @@ import datetime
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -42,11 +42,9 @@ class Tokenizer(Protocol):
 # --------------------------------------------------------------------------------------------------------------------
 # The tokenizer that is always there
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Control tokens of the byte tokenizer that ``skip_special_tokens`` hides."""
-
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""Tokens of their own that are part of the visible text, as in Qwen's vocabulary."""
+"""Tokens of their own that are part of the visible text, as in Qwen's vocabulary: not hidden as special tokens."""
 
 BYTE_CHAT_TEMPLATE = """\
 {%- if tools or messages[0].role == 'system' %}
@@ -91,28 +89,41 @@ class ByteTokenizer:
     control tokens in the text, as Hugging Face tokenizers do.
 
     Args:
-        extra_tokens: More control tokens, numbered after the built-in ones.
-        chat_template: Another Jinja chat template than `BYTE_CHAT_TEMPLATE`.
-        eos_token: The token that ends a turn.
+        tokens: The control tokens; the first has id 256.
+        chat_template: A Jinja chat template that uses them.
+        eos_token: The one that ends a turn.
+        pad_token: The one that fills batches.
+        bos_token: The one that begins a conversation, for chat templates that ask for it.
+
+    Raises:
+        ValueError: a token that is there twice, or a role for a token that is not there.
 
     Immutable; it pickles as its arguments, and copies are the object itself.
     """
 
-    pad_token, pad_token_id = "<|endoftext|>", 256
-    bos_token, bos_token_id = None, None
-
     def __init__(
-        self, extra_tokens: Iterable[str] = (), chat_template: str | None = None, eos_token: str = "<|im_end|>"
+        self,
+        tokens: Sequence[str] = CONTROL_TOKENS + MARKUP_TOKENS,
+        chat_template: str = BYTE_CHAT_TEMPLATE,
+        eos_token: str = "<|im_end|>",
+        pad_token: str = "<|endoftext|>",
+        bos_token: str | None = None,
     ) -> None:
-        self._arguments = (tuple(extra_tokens), chat_template, eos_token)
-        self._tokens = SPECIAL_TOKENS + MARKUP_TOKENS + self._arguments[0]
-        self._ids = {token: 256 + i for i, token in enumerate(self._tokens)}
+        self._arguments = (tuple(tokens), chat_template, eos_token, pad_token, bos_token)
+        self._tokens = tuple(tokens)
+        self._ids = {token: 256 + i for i, token in enumerate(tokens)}
         if len(self._ids) != len(self._tokens):
-            raise ValueError(f"extra_tokens has a token twice or one that is built in: {self._arguments[0]}")
-        if eos_token not in self._ids:
-            raise ValueError(f"eos_token {eos_token!r} is none of the control tokens {list(self._ids)}")
-        self.chat_template = chat_template or BYTE_CHAT_TEMPLATE
+            raise ValueError(f"a control token is there twice: {self._tokens}")
+        self.chat_template = chat_template
+        self.special_tokens_map = {"eos_token": eos_token, "pad_token": pad_token}
+        if bos_token is not None:
+            self.special_tokens_map["bos_token"] = bos_token
+        for role, token in self.special_tokens_map.items():
+            if token not in self._ids:
+                raise ValueError(f"{role} {token!r} is none of the control tokens {self._tokens}")
         self.eos_token, self.eos_token_id = eos_token, self._ids[eos_token]
+        self.pad_token, self.pad_token_id = pad_token, self._ids[pad_token]
+        self.bos_token, self.bos_token_id = bos_token, self._ids.get(bos_token or "")
         longest_first = sorted(self._tokens, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")").split
 
@@ -120,11 +131,6 @@ class ByteTokenizer:
     def vocab_size(self) -> int:
         """The number of ids."""
         return len(self)
-
-    @property
-    def special_tokens_map(self) -> dict[str, str]:
-        """What a chat template may refer to by name."""
-        return {"eos_token": self.eos_token, "pad_token": self.pad_token}
 
     def __len__(self) -> int:
         return 256 + len(self._tokens)
@@ -146,7 +152,7 @@ class ByteTokenizer:
 
     def is_special(self, token: str) -> bool:
         """Whether ``skip_special_tokens`` hides this control token."""
-        return token in self._ids and token not in MARKUP_TOKENS
+        return token not in MARKUP_TOKENS
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text. There is nothing to add around it: ``add_special_tokens`` changes nothing.
