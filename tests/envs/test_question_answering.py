@@ -390,6 +390,21 @@ def test_own_corpus_is_the_questions_and_pooled_is_everybodys(make):
     assert search(env, "playwright")[1] == pytest.approx(0.15)
 
 
+def test_lookup_by_choice(make):
+    env = make(tools=("search", "lookup"))
+    assert list(env.unwrapped.tools) == ["search", "lookup"]
+    tool_call = env.unwrapped.dialect.tool_call
+    assert say(env, tool_call("lookup", {"title": "Lornby"}))[1] == pytest.approx(0.15)
+    assert "River Lorn" in last_message(env)
+    info = say(env, tool_call("lookup", {"title": "Cleo Finch"}))[4]  # a passage of another question
+    assert info["reward_terms"] == {"process/failed_call": -0.05}
+    assert search(env, "town playwright")[1] == pytest.approx(0.15)
+    assert say(env, "<answer>Pell</answer>")[4]["metrics"]["tool_faults"] == 0.0
+    env = make(tools=("lookup",), corpus="pooled")
+    say(env, env.unwrapped.dialect.tool_call("lookup", {"title": "cleo finch"}))
+    assert "engraver" in last_message(env)
+
+
 def test_corpus_from_a_file_counts_by_title(make, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     rows = [{"title": "Ada Quill", "text": "Another account of the playwright."}, {"title": "Rome", "text": "A city."}]

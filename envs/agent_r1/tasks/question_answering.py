@@ -19,13 +19,25 @@ from agent_r1.dialects import Call
 from agent_r1.rewards import PROCESS_WEIGHTS, exact_match, f1
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
-from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, Retriever, SearchTool, load_corpus
+from agent_r1_tools.search import (
+    BM25Retriever,
+    HTTPRetriever,
+    LookupTool,
+    Passage,
+    Retriever,
+    SearchTool,
+    load_corpus,
+)
 
 logger = logging.getLogger(__name__)
 
 # Corpora and indexes are kept for the process: checks, vector environments and groups of equal tasks share them.
 _own_index = lru_cache(maxsize=256)(BM25Retriever)
 _LARGE = 100_000  # passages; indexing more than this takes long enough to say so
+
+
+# What a tool reports when the fault is its own; bad arguments and a title that isn't there are the policy's.
+_TOOL_FAULTS = frozenset({"retrieval_unavailable", "timeout", "exception", "bad_result"})
 
 
 @lru_cache(maxsize=4)
@@ -124,15 +136,9 @@ class QuestionAnsweringEnv(ToolEnv):
         return self._tools(_shared_index(passages), passages)
 
     def _tools(self, retriever: Retriever, passages: tuple[Passage, ...]) -> list[Tool]:
-        tools: list[Tool] = []
-        for name in self._tool_names:
-            if name == "search":
-                tools.append(SearchTool(retriever, self.top_k))
-            else:
-                from agent_r1_tools.search import LookupTool
-
-                tools.append(LookupTool(passages))
-        return tools
+        return [
+            SearchTool(retriever, self.top_k) if name == "search" else LookupTool(passages) for name in self._tool_names
+        ]
 
     # ------------------------------------------------------------------ what things mean
 
@@ -149,7 +155,7 @@ class QuestionAnsweringEnv(ToolEnv):
         """`support_found`: newly found gold passages / all gold passages. A tool's own fault is counted."""
         data = result.data if isinstance(result.data, dict) else {}
         if not result.ok:
-            if data.get("error") not in (None, "bad_arguments"):
+            if data.get("error") in _TOOL_FAULTS:
                 self.memory["tool_faults"] = self.memory.get("tool_faults", 0) + 1
             return {}
         found: list[int] = self.memory.setdefault("supports_found", [])
