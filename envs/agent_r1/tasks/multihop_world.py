@@ -103,20 +103,22 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     )
 
 
-def expert(task: Task) -> list[tuple[str, str]]:
-    """The scripted expert: one search for each hop, then the answer, as (kind, text) turns.
+def expert(task: Task) -> list[tuple[str, str, str]]:
+    """The scripted expert's turns, (thought, "search" or "answer", text): a search a hop, noting what each one found."""
+    relations, chain = task.metadata["relations"], task.metadata["chain"]
+    notes = ["", *(f"{relation} {found}" for relation, found in zip(relations, chain[1:], strict=True))]
+    searches = [f"{relation} of {entity}" for relation, entity in zip(relations, chain[:-1], strict=True)]
+    return [
+        *((note, "search", query) for note, query in zip(notes[:-1], searches, strict=True)),
+        (notes[-1], "answer", chain[-1]),
+    ]
 
-    Kinds are "search" (text is the query) and "answer".
-    """
-    hops = zip(task.metadata["relations"], task.metadata["supports"], strict=True)
-    return [("search", f"{relation} of {entity}") for relation, entity in hops] + [("answer", task.answers[0])]
 
-
-def sloppy(task: Task, rng: np.random.Generator) -> list[tuple[str, str]]:
+def sloppy(task: Task, rng: np.random.Generator) -> list[tuple[str, str, str]]:
     """How not to do it: answer with what the first passage says, having asked for the first hop or skipped it."""
     relations, chain = task.metadata["relations"], task.metadata["chain"]
     asked = relations[0] if rng.random() < 0.8 else relations[1]
-    return [("search", f"{asked} of {chain[0]}"), ("answer", chain[1])]
+    return [("", "search", f"{asked} of {chain[0]}"), (f"{relations[0]} {chain[1]}", "answer", chain[1])]
 
 
 class MultihopWorldEnv(QuestionAnsweringEnv):
@@ -165,11 +167,11 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy worker."""
-        turns = expert(self.task) if rng is None else sloppy(self.task, rng)
-        return [
-            self.dialect.tool_call("search", {"query": text}) if kind == "search" else f"<answer>{text}</answer>"
-            for kind, text in turns
-        ]
+        spans = []
+        for thought, kind, text in expert(self.task) if rng is None else sloppy(self.task, rng):
+            act = self.dialect.tool_call("search", {"query": text}) if kind == "search" else f"<answer>{text}</answer>"
+            spans.append((f"<think>{thought}</think>" if thought else "") + act)
+        return spans
 
     @staticmethod
     def vocabulary() -> list[str]:
