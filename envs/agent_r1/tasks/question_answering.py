@@ -147,7 +147,7 @@ class QuestionAnsweringEnv(ToolEnv):
         passages = _passages(task)
         if self.corpus == "own":
             self.tools = {tool.name: tool for tool in self._tools(self.own_retriever(task), passages)}
-        titles = [_key(title) for title, _ in task.metadata.get("passages", ())]
+        titles = [_key(passage.title) for passage in passages]
         self._unique_titles = {title for title in titles if titles.count(title) == 1}
         self._gold = _gold(task)
 
