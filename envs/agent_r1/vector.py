@@ -14,6 +14,7 @@ import math
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -140,6 +141,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._slots = [_Slot(number, one) for number, one in enumerate(self.envs)]
         self._threads = _Threads(MAX_THREADS)
+        self._stop_threads = weakref.finalize(self, self._threads.stop)  # for who forgets to close
         self._waiting: list[_Job] = []  # for a tool that another job uses alone
         self._occupied: set[int] = set()  # ids of those tools
         self._equal: dict[Any, _Job] = {}  # jobs under way that equal calls can join
@@ -190,7 +192,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environments. Calls still under way are left behind: nobody waits for a tool that is stuck."""
-        self._threads.stop()
+        self._stop_threads()
         for env in self.envs:
             env.close()
 

@@ -488,6 +488,7 @@ def test_tools_of_different_episodes_are_different_unless_they_are_equal(recorde
     envs.reset(seed=0)
     envs.step([calls(envs, ("quick", 1))] * 2)
     assert [env.messages[-1]["content"] for env in envs.envs] == [str(id(env.tools["quick"])) for env in envs.envs]
+    envs.close()
 
 
 def test_a_tool_that_cannot_be_hashed(recorder):
@@ -572,12 +573,15 @@ def test_the_program_ends_although_a_tool_is_stuck():
     assert time.perf_counter() - start < 30
 
 
-def test_threads_end_with_their_environment(make):
-    envs = make(8)
+@pytest.mark.parametrize("close", [True, False])
+def test_threads_end_with_their_environment(close):
+    envs = ToolVectorEnv(Playground, 8)
     envs.reset(seed=0)
     envs.step([calls(envs, ("slow", i / 100)) for i in range(8)])
     assert any(thread.name.startswith("tool-calls") for thread in threading.enumerate())
-    envs.close()
+    if close:
+        envs.close()
+    del envs
     deadline = time.monotonic() + 5
     while any(thread.name.startswith("tool-calls") for thread in threading.enumerate()):
         assert time.monotonic() < deadline
