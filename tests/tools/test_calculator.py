@@ -4,10 +4,11 @@ import math
 import time
 
 import pytest
-from agent_r1_tools import Calculator, run_tool
-from agent_r1_tools.calculator import CalculatorError, calculate, format_number
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from agent_r1_tools import Calculator, run_tool
+from agent_r1_tools.calculator import CalculatorError, calculate, format_number
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 import time
 
 import pytest
-from agent_r1_tools import LookupTool, ToolResult, run_tool
-from agent_r1_tools.search import Passage
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from agent_r1_tools import LookupTool, ToolResult, run_tool
+from agent_r1_tools.search import Passage
 
 TOOL = LookupTool(
     [

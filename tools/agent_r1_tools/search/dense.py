@@ -23,7 +23,7 @@ class DenseRetriever:
     """Finds passages by meaning.
 
     What is encoded is the title, a newline and the text. The index is exact (flat); its size in memory is
-    4 bytes x dimensions x passages. Equal scores keep the order of the passages.
+    4 bytes x dimensions x passages. Hits of equal score keep the order of the passages.
 
     Args:
         passages: the corpus; may be empty.
@@ -45,10 +45,9 @@ class DenseRetriever:
         batch_size: int = 64,
     ) -> None:
         self._prepare(passages, model, query_prefix, batch_size)
-        vectors = self._encode([f"{passage_prefix}{p.title}\n{p.text}" for p in self.passages])
-        self._index = self._faiss.IndexFlatIP(self._model.get_sentence_embedding_dimension())
-        if len(self.passages):
-            self._index.add(vectors)
+        self._index = self._faiss.IndexFlatIP(self._dimension())
+        if self.passages:
+            self._index.add(self._encode([f"{passage_prefix}{p.title}\n{p.text}" for p in self.passages]))
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """At most `top_k` hits for each query, best first; scores are cosines."""
@@ -93,7 +92,7 @@ class DenseRetriever:
         retriever._prepare(load_corpus(folder / "passages.jsonl"), model, settings["query_prefix"], batch_size)
         retriever._model_name = settings["model"]
         retriever._index = retriever._faiss.read_index(str(folder / "index.faiss"))
-        dimension = retriever._model.get_sentence_embedding_dimension()
+        dimension = retriever._dimension()
         if (retriever._index.ntotal, retriever._index.d) != (len(retriever.passages), dimension):
             raise ValueError(
                 f"{folder}: {retriever._index.ntotal} vectors of {retriever._index.d} numbers, but "
@@ -114,6 +113,9 @@ class DenseRetriever:
         self._model = SentenceTransformer(model) if isinstance(model, str) else model
         self._query_prefix = query_prefix
         self._batch_size = batch_size
+
+    def _dimension(self) -> int:
+        return int(self._encode([""]).shape[1])  # the method that says so has changed its name between versions
 
     def _encode(self, texts: list[str]) -> np.ndarray[Any, Any]:
         """Unit vectors, float32 of shape (texts, dimensions)."""

@@ -14,9 +14,9 @@ class SearchTool(Tool):
     """Asks a retriever and shows what it found, one passage a line: `[1] Title: text`.
 
     `ToolResult.data` is `{"titles": [...], "texts": [...], "scores": [...]}`. Finding nothing is ok. When the retriever
-    fails the result is not, and `data` is `{"error": "retrieval_unavailable", "message": why}`: the episode goes on, and
-    the environment decides what it means. Two search tools over the same retriever with the same `top_k` are equal, so
-    calls of many episodes can share a batch. Of a query count the first `MAX_QUERY_CHARS` characters.
+    fails the result is not, and `data` is `{"error": "retrieval_unavailable", "message": why}`: the episode goes on,
+    and the environment decides what it means. Two search tools over the same retriever with the same `top_k` are equal,
+    so calls of many episodes can share a batch. Of a query count the first `MAX_QUERY_CHARS` characters.
 
     Args:
         retriever: any object with `search(queries, top_k)` and `timeout`, like `BM25Retriever`.
