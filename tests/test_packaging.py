@@ -1,0 +1,108 @@
+"""The house is in order: what is packaged, what is pinned, what imports what, and what an import costs."""
+
+import ast
+import configparser
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import agent_r1
+
+ROOT = Path(__file__).parents[1]
+FLOORS = ["tools", "envs", "learner", "benchmarks"]  # from below; no import runs up
+HOME = {"agent_r1_tools": "tools", "agent_r1": "envs", "llm_utils": "learner"}
+OPTIONAL = (
+    "bm25s Stemmer datasets faiss fastapi httpx matplotlib sentence_transformers tensorboard torch transformers tyro "
+    "uvicorn vllm wandb"
+).split()
+
+CONFIG = configparser.ConfigParser()
+CONFIG.read(ROOT / "setup.cfg")
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def sources(floor: str) -> list[Path]:
+    return sorted((ROOT / floor).rglob("*.py"))
+
+
+def imports(node: ast.AST) -> set[str]:
+    """The top-level names that the code under this node imports."""
+    found = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in child.names}
+        elif isinstance(child, ast.ImportFrom) and not child.level and child.module:
+            found.add(child.module.split(".")[0])
+    return found
+
+
+def test_every_package_is_listed():
+    roots = [ROOT / "envs" / "agent_r1", ROOT / "tools" / "agent_r1_tools"]
+    folders = {path.parent for root in roots for path in root.rglob("__init__.py")}
+    found = {".".join(folder.relative_to(ROOT).parts[1:]) for folder in folders}
+    assert set(lines(CONFIG["options"]["packages"])) == found
+    modules = {path.parent for root in roots for path in root.rglob("*.py")}
+    assert modules == folders, "a folder of modules without an __init__.py"
+
+
+@pytest.mark.parametrize("package", ["agent_r1", "agent_r1_tools"])
+def test_every_data_file_is_listed(package):
+    root = ROOT / HOME[package] / package
+    patterns = lines(CONFIG["options.package_data"][package])
+    listed = {path for pattern in patterns for path in root.glob(pattern)}
+    there = {p for p in root.rglob("*") if p.is_file() and p.suffix != ".py" and "__pycache__" not in p.parts}
+    assert there == listed
+
+
+def test_versions_agree():
+    assert agent_r1.__version__ == CONFIG["metadata"]["version"]
+
+
+def test_constraints_fit_the_ranges():
+    pins = dict(line.split("==") for line in lines((ROOT / "constraints.txt").read_text()))
+    pins = {re.sub(r"[-_.]+", "-", name).lower(): pin for name, pin in pins.items()}
+    extras = CONFIG["options.extras_require"]
+    wanted = [("", line) for line in lines(CONFIG["options"]["install_requires"])]
+    wanted += [(extra, line) for extra in extras for line in lines(extras[extra])]
+    for extra, line in wanted:
+        requirement = Requirement(line)
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if name == "agent-r1":
+            assert requirement.extras <= set(extras)
+        elif name in pins:
+            assert requirement.specifier.contains(pins[name]), f"{line}, but constraints.txt pins {pins[name]}"
+        else:
+            assert extra in ("dense", "track"), f"{line} of [{extra}] is not in constraints.txt"
+
+
+def test_imports_never_run_up():
+    for floor in FLOORS:
+        for path in sources(floor):
+            for imported in imports(ast.parse(path.read_text(encoding="utf-8"))):
+                home = HOME.get(imported, imported)
+                assert home not in FLOORS or FLOORS.index(home) <= FLOORS.index(floor), f"{path} imports {imported}"
+
+
+@pytest.mark.parametrize("floor", ["tools", "envs"])
+def test_optional_dependencies_are_imported_where_they_are_used(floor):
+    """Inside functions, or in a `try` that names the extra: the core dependencies are enough for the rest."""
+    core = {Requirement(line).name for line in lines(CONFIG["options"]["install_requires"])}
+    known = set(sys.stdlib_module_names) | core | set(HOME)
+    for path in sources(floor):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        inside = ast.FunctionDef | ast.ClassDef | ast.If | ast.Try
+        outside = [node for node in tree.body if not isinstance(node, inside)]
+        assert imports(ast.Module(outside, [])) <= known, path
+
+
+def test_importing_the_library_imports_nothing_optional():
+    code = f"import sys, agent_r1, agent_r1_tools; print([name for name in {OPTIONAL} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
