@@ -7,6 +7,7 @@ is one search.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ import numpy as np
 
 from agent_r1.tasks.question_answering import QuestionAnsweringEnv
 from agent_r1.tool_env import Task
+from agent_r1_tools import run_tool
 
 # Words. The unseen ones occur in passages (as a remark), never as subject, relation or answer of a training task.
 _ONSETS = "b d f g h j k l m n p r s t v z br dr gr kr pl st tr th".split()
@@ -82,7 +84,8 @@ def generate_task(seed: int, split: str, index: int) -> Task:
         # The subject stands in the title and in the text, so that BM25 ranks its passage above mere mentions.
         text = f"{entity} has " + ", ".join(f"{r} {v}" for r, v in zip(relations, values, strict=True)) + "."
         if rng.random() < 0.2:
-            remark = unseen if rng.random() < 0.7 else UNSEEN_RELATIONS
+            # Where these relations are asked about, naming one twice would rank the passage above the right one.
+            remark = unseen if rng.random() < 0.7 or split == "unseen_relations" else UNSEEN_RELATIONS
             text += f" Note: {remark[int(rng.integers(len(remark)))]}."
         passages.append((entity, text))
     order = rng.permutation(len(passages))
@@ -112,13 +115,6 @@ def expert(task: Task) -> list[tuple[str, str, str]]:
         *((note, "search", query) for note, query in zip(notes[:-1], searches, strict=True)),
         (notes[-1], "answer", chain[-1]),
     ]
-
-
-def sloppy(task: Task, rng: np.random.Generator) -> list[tuple[str, str, str]]:
-    """How not to do it: answer with what the first passage says, having asked for the first hop or skipped it."""
-    relations, chain = task.metadata["relations"], task.metadata["chain"]
-    asked = relations[0] if rng.random() < 0.8 else relations[1]
-    return [("", "search", f"{asked} of {chain[0]}"), (f"{relations[0]} {chain[1]}", "answer", chain[1])]
 
 
 class MultihopWorldEnv(QuestionAnsweringEnv):
@@ -166,9 +162,21 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
         return generate_task(self.world_seed, self.split, index)
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy worker."""
+        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy worker.
+
+        The sloppy worker skips hops (asks the start for the last relation) or answers too early, with the first hop.
+        """
+        turns = expert(self.task)
+        if rng is not None:
+            turns = [turns[0], (turns[1][0], "answer", self.task.metadata["chain"][1])]
+            if rng.random() < 0.3:
+                relation = self.task.metadata["relations"][-1]
+                query = f"{relation} of {self.task.metadata['chain'][0]}"
+                shown = run_tool(self.tools["search"], {"query": query}).content
+                if fact := re.search(rf"\b{relation} (\w+)", shown):
+                    turns = [("", "search", query), (fact[0], "answer", fact[1])]
         spans = []
-        for thought, kind, text in expert(self.task) if rng is None else sloppy(self.task, rng):
+        for thought, kind, text in turns:
             act = self.dialect.tool_call("search", {"query": text}) if kind == "search" else f"<answer>{text}</answer>"
             spans.append((f"<think>{thought}</think>" if thought else "") + act)
         return spans
