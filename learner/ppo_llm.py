@@ -16,7 +16,7 @@ import random
 import signal
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -32,10 +32,12 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
-import agent_r1
+import agent_r1  # noqa: F401  (registers the environments)
+from llm_utils import checkpoint
+from llm_utils.models import check_vocabulary, model_source
+from llm_utils.optimizer import Float32AdamW
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # llm_utils lies beside this file
-from llm_utils import checkpoint as checkpoints
+Array = np.ndarray
 
 
 @dataclass
@@ -151,36 +153,57 @@ class Args:
 
 @dataclass
 class Trajectory:
-    """One episode as one row of tokens. Arrays have the length of `tokens`; entry t belongs to token t."""
+    """One episode as one row of tokens. In the arrays, which `lay_out` fills, entry t belongs to token t."""
 
     episode: int
     task_index: int
-    tokens: np.ndarray
-    """int32: prompt, then sampled spans and what the environment wrote, in turn"""
     prompt_length: int
+    tokens: Array
+    """int32: the prompt, then sampled spans and what the environment wrote, in turn"""
     terminated: bool = False
     truncated: bool = False
-    turns: list[tuple[int, int]] = field(default_factory=list)
-    """(first token, one past the last token) of every sampled span that is not empty"""
-    action_mask: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
-    """True where the policy sampled the token"""
-    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """the sampler's log-probability, 0 where the mask is False"""
-    ref_logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    turns: list[tuple[int, int, float]] = field(default_factory=list)
+    """(first token, one past the last token, reward) of every sampled span"""
+    spans: list[Array] = field(default_factory=list)
+    """the sampler's log-probabilities of every span"""
+    stats: Counter[str] = field(default_factory=Counter)
+    """return, turns, success, exact match ... of the episode"""
+    reward_terms: Counter[str] = field(default_factory=Counter)
+    """the environment's named reward terms, summed over the episode"""
+
+    action_mask: Array = field(init=False)
+    """bool: was the token sampled?"""
+    logprobs: Array = field(init=False)
+    """the sampling policy's log-probability, 0 for tokens that were not sampled"""
+    ref_logprobs: Array = field(init=False)
     """the reference policy's, where a KL divergence is paid"""
-    rewards: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    rewards: Array = field(init=False)
     """a turn's reward, on the turn's last sampled token"""
-    values: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """the critic's value of the state before token t"""
+    values: Array = field(init=False)
+    """the critic's value of the state before the token"""
     value_last: float = 0.0
     """the critic's value of the last state"""
-    advantages: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    returns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    advantages: Array = field(init=False)
+    returns: Array = field(init=False)
     """what the critic regresses to"""
-    stats: dict[str, float] = field(default_factory=dict)
-    """return, turns, success, exact match, ... of the episode"""
-    reward_terms: dict[str, float] = field(default_factory=dict)
-    """the environment's named reward terms, summed over the episode"""
+
+    def lay_out(self) -> None:
+        """Lay the turns of a finished episode out over its tokens.
+
+        An empty span has no token to carry its reward. The reward moves to the last token sampled before it, or, where
+        there is none, to the end of the next span; an episode in which nothing was sampled trains nothing.
+        """
+        for name in ("logprobs", "ref_logprobs", "rewards", "values", "advantages", "returns"):
+            setattr(self, name, np.zeros(len(self.tokens), np.float32))
+        self.action_mask = np.zeros(len(self.tokens), bool)
+        carried, last = 0.0, -1
+        for (start, end, reward), logprobs in zip(self.turns, self.spans, strict=True):
+            self.action_mask[start:end], self.logprobs[start:end] = True, logprobs
+            carried, last = carried + reward, end - 1 if end > start else last
+            if last >= 0:
+                self.rewards[last] += carried
+                carried = 0.0
+        self.turns = [turn for turn in self.turns if turn[1] > turn[0]]
 
 
 # ----------------------------------------------------------------------------------------------- generation engine
@@ -206,36 +229,30 @@ class SlotCache(DynamicCache):
     column p is written before it is read.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, device: torch.device) -> None:
         super().__init__()
-        self.num_slots = num_slots
+        self.everyone = torch.arange(num_slots, device=device)
         self.slots: list[list[torch.Tensor]] = []  # per layer: keys and values, [num_slots, columns, heads, dimension]
 
-    def place(self, rows: torch.Tensor | None, positions: torch.Tensor, width: int) -> None:
-        """Say where the next forward writes: `rows` [n] (None: all slots), `positions` [n, S]; it reads `width` columns."""
-        self.rows, self.positions, self.width = rows, positions, width
-        if self.slots and width > self.slots[0][0].shape[1]:
-            for layer in self.slots:
-                for i, old in enumerate(layer):
-                    layer[i] = old.new_zeros(old.shape[0], width + width // 2, *old.shape[2:])
-                    layer[i][:, : old.shape[1]] = old
+    def place(self, rows: torch.Tensor | None, positions: torch.Tensor, width: int, capacity: int) -> None:
+        """The next forward writes at `positions` [n, S] of `rows` [n] (None: all) and reads the first `width` columns."""
+        self.rows, self.positions, self.width, self.capacity = rows, positions, width, capacity + capacity // 2
+        for layer in self.slots:
+            if capacity > layer[0].shape[1]:
+                layer[:] = [nn.functional.pad(x, (0, 0, 0, 0, 0, self.capacity - x.shape[1])) for x in layer]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # positions and masks are given explicitly
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        news = [states.transpose(1, 2) for states in (key_states, value_states)]
         if layer_idx == len(self.slots):
-            shape = (self.num_slots, self.width + self.width // 2, key_states.shape[1])
-            self.slots.append([new.new_zeros(*shape, new.shape[3]) for new in (key_states, value_states)])
-        seen = []
-        for store, new in zip(self.slots[layer_idx], (key_states, value_states), strict=True):
-            if self.rows is None:
-                store[torch.arange(self.num_slots, device=new.device)[:, None], self.positions] = new.transpose(1, 2)
-                seen.append(store[:, : self.width].transpose(1, 2))
-            else:
-                store[self.rows[:, None], self.positions] = new.transpose(1, 2)
-                seen.append(store[self.rows, : self.width].transpose(1, 2))
-        return seen
+            self.slots.append([new.new_zeros(len(self.everyone), self.capacity, *new.shape[2:]) for new in news])
+        rows = self.everyone if self.rows is None else self.rows
+        for store, new in zip(self.slots[layer_idx], news, strict=True):
+            store[rows[:, None], self.positions] = new
+        seen = self.slots[layer_idx] if self.rows is None else [store[rows] for store in self.slots[layer_idx]]
+        return [store[:, : self.width].transpose(1, 2) for store in seen]
 
 
 class TransformersEngine:
@@ -262,8 +279,8 @@ class TransformersEngine:
     def release(self) -> None:
         """Forget all episodes and free the cache."""
         n = self.num_slots
-        self.cache = SlotCache(n)
-        self.pending: dict[int, np.ndarray] = {}  # slot -> tokens that the model has not seen
+        self.cache = SlotCache(n, self.model.device)
+        self.pending: dict[int, Array] = {}  # slot -> tokens that the model has not seen
         self.length = np.zeros(n, np.int64)  # tokens in the cache
         self.last = np.zeros(n, np.int64)  # the newest sampled token, not yet in the cache
         self.writing = np.zeros(n, bool)
@@ -273,7 +290,7 @@ class TransformersEngine:
         self.generators: list[np.random.Generator | None] = [None] * n
         self.noise, self.noise_used = np.zeros((n, self.NOISE), np.float32), np.full(n, self.NOISE)
 
-    def feed(self, slot: int, tokens: np.ndarray, max_new_tokens: int, stops: list[int], seed: Any = None) -> None:
+    def feed(self, slot: int, tokens: Array, max_new_tokens: int, stops: list[int], seed: Any = None) -> None:
         """Append `tokens` to the slot's episode and have the next span sampled. `seed` begins a new episode."""
         if seed is not None:
             self.length[slot] = 0
@@ -290,54 +307,53 @@ class TransformersEngine:
         """Is there anything to do for `step`?"""
         return bool(self.pending) or bool(self.writing.any())
 
-    def step(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    def step(self) -> list[tuple[int, Array, Array]]:
         """One forward. Returns (slot, span int32, log-probabilities float32) of the turns that it completed."""
         if self.pending and (8 * len(self.pending) >= self.num_slots or not self.writing.any()):
             return self._prefill()
         rows = np.flatnonzero(self.writing)
-        everyone = 2 * len(rows) > self.num_slots  # reading all slots in place is cheaper than copying most of them
-        which = np.arange(self.num_slots) if everyone else rows
-        zeros = np.zeros(len(which), np.int64)
         width = int(self.length[rows].max()) + 1
-        logits = self._forward(None if everyone else which, self.last[which, None], self.length[which, None], zeros, width)
+        if 2 * len(rows) > self.num_slots:  # reading all slots in place is cheaper than copying most of them
+            logits = self._forward(None, self.last[:, None], self.length[:, None], width)[rows]
+        else:
+            logits = self._forward(rows, self.last[rows, None], self.length[rows, None], width)
         self.length[rows] += 1
-        return self._accept(rows, logits[torch.from_numpy(rows).to(logits.device)] if everyone else logits)
+        return self._accept(rows, logits)
 
-    def _prefill(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    def _prefill(self) -> list[tuple[int, Array, Array]]:
         waiting = sorted(self.pending, key=lambda slot: len(self.pending[slot]))
         done = []
         while waiting:
             size = max(1, min(len(waiting), self.prefill_tokens // len(self.pending[waiting[-1]])))
-            slots, waiting = waiting[-size:], waiting[:-size]
-            rows, news = np.array(slots), [self.pending.pop(slot) for slot in slots]
+            rows, waiting = np.array(waiting[-size:]), waiting[:-size]
+            news = [self.pending.pop(row) for row in rows.tolist()]
             sizes = np.array([len(new) for new in news])
             tokens = np.zeros((size, sizes.max()), np.int64)
             for row, new in zip(tokens, news, strict=True):
                 row[: len(new)] = new
             positions = self.length[rows, None] + np.arange(sizes.max())
-            logits = self._forward(rows, tokens, positions, sizes - 1, int(positions.max()) + 1)
+            logits = self._forward(rows, tokens, positions, int(positions.max()) + 1, sizes - 1)
             self.length[rows] += sizes
             done += self._accept(rows, logits)
         return done
 
     @torch.inference_mode()
     def _forward(
-        self, rows: np.ndarray | None, tokens: np.ndarray, positions: np.ndarray, last: np.ndarray, width: int
+        self, rows: Array | None, tokens: Array, positions: Array, width: int, last: Array | int = 0
     ) -> torch.Tensor:
-        """Tokens [n, S] at `positions` [n, S] of `rows` -> float32 logits [n, vocabulary] of the columns `last` [n]."""
+        """Tokens [n, S] at `positions` [n, S] of `rows` [n] -> float32 logits [n, vocabulary] of the columns `last`."""
         device = self.model.device
-        place = torch.from_numpy(positions).to(device)
-        index = torch.arange(len(tokens), device=device), torch.from_numpy(last).to(device)
+        ids, place = (torch.from_numpy(x).to(device) for x in (tokens, positions))
         mask = torch.arange(width, device=device) <= place[:, None, :, None]
-        self.cache.place(None if rows is None else torch.from_numpy(rows).to(device), place, int(positions.max()) + 1)
-        self.cache.width = width
+        rows_at = None if rows is None else torch.from_numpy(rows).to(device)
+        self.cache.place(rows_at, place, width, int(positions.max()) + 1)
+        index = torch.arange(len(tokens)), torch.as_tensor(last)
         with logits_only_at(self.model, index):
-            ids = torch.from_numpy(tokens).to(device)
             out = self.model(ids, attention_mask=mask, position_ids=place, past_key_values=self.cache, use_cache=True)
         return out.logits[:, : self.vocab_size].float()
 
     @torch.inference_mode()
-    def _accept(self, rows: np.ndarray, logits: torch.Tensor) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    def _accept(self, rows: Array, logits: torch.Tensor) -> list[tuple[int, Array, Array]]:
         """Sample the next token of `rows` and return the spans that end with it."""
         if self.temperature > 0:
             for row in rows[self.noise_used[rows] == self.NOISE]:
@@ -376,116 +392,84 @@ def sample(logprobs: torch.Tensor, noise: torch.Tensor, top_p: float = 1.0) -> t
 
 
 def rollout(
-    envs: Any, engine: TransformersEngine, episodes: Sequence[tuple[int, int]], seed: int, progress: Any = None
+    envs: Any, engine: TransformersEngine, episodes: Sequence[tuple[int, int]], seed: int, bar: Any = None
 ) -> list[Trajectory]:
-    """Play `episodes`, pairs of (episode number, task index); return their rows in the order of the numbers.
+    """Play `episodes`, pairs of (episode number, task index), and return their rows in this order.
 
     There is no barrier: a span is sent the moment it ends, and a slot whose episode is over begins the next one.
     """
     queue, free, in_flight = deque(episodes), list(range(envs.num_envs)), 0
     live: dict[int, Trajectory] = {}
-    spans: dict[int, list[tuple[int, np.ndarray, np.ndarray, float]]] = {}  # start, span, log-probabilities, reward
-    rows: list[Trajectory] = []
-    while len(rows) < len(episodes):
-        if queue and free:
-            mask, seeds, tasks = np.zeros(envs.num_envs, bool), [0] * envs.num_envs, [0] * envs.num_envs
-            begun = {}
+    done: dict[int, Trajectory] = {}
+    while len(done) < len(episodes):
+        if queue and free:  # begin episodes
+            mask, tasks, begun = np.zeros(envs.num_envs, bool), [0] * envs.num_envs, []
             while queue and free:
                 slot, (episode, task) = free.pop(), queue.popleft()
-                mask[slot], seeds[slot], tasks[slot], begun[slot] = True, episode, task, episode
-            states, infos = envs.reset(seed=seeds, options={"reset_mask": mask, "task_index": tasks})
-            for slot, episode in begun.items():
-                state, info = states[slot], infos[slot]
-                live[slot], spans[slot] = Trajectory(episode, tasks[slot], state, len(state)), []
-                live[slot].stats = dict.fromkeys(("return", "turns", "tool_calls", "tool_errors"), 0.0)
-                engine.feed(slot, state, info["max_new_tokens"], info["stop_token_ids"], seed=[seed, episode])
-        ended = engine.step() if engine.busy else []
+                mask[slot], tasks[slot] = True, task
+                begun.append((slot, episode))
+            states, infos = envs.reset(seed=tasks, options={"reset_mask": mask, "task_index": tasks})
+            for slot, episode in begun:
+                live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
+                room, stops = int(infos["max_new_tokens"][slot]), infos["stop_token_ids"][slot]
+                engine.feed(slot, states[slot], room, stops, seed=[seed, episode])
+        ended = engine.step() if engine.busy else []  # write
         if ended:
             for slot, span, logprobs in ended:
-                spans[slot].append((len(live[slot].tokens), span, logprobs, 0.0))
+                start = len(live[slot].tokens)
+                live[slot].turns.append((start, start + len(span), 0.0))
+                live[slot].spans.append(logprobs)
+                live[slot].tokens = np.concatenate([live[slot].tokens, span])
             envs.send([span for _, span, _ in ended], [slot for slot, _, _ in ended])
             in_flight += len(ended)
         if not in_flight:
             continue
-        results = envs.recv(min_batch=0 if engine.busy else 1, timeout=0.0 if engine.busy else None)
+        results = envs.recv(0 if engine.busy else 1, timeout=0.0 if engine.busy else None)  # read
         for slot, state, reward, terminated, truncated, info in zip(*results, strict=True):
             in_flight -= 1
-            row, (start, span, logprobs, _) = live[slot], spans[slot][-1]
-            end = start + len(span)
-            if not (np.array_equal(state[:start], row.tokens) and np.array_equal(state[start:end], span)):
+            row, (start, end, _) = live[slot], live[slot].turns[-1]
+            if not np.array_equal(state[:end], row.tokens):
                 raise RuntimeError(
-                    f"episode {row.episode} (task {info.get('task_id')}): the new state does not begin with the old state "
-                    "and the sampled span. A wrapper or environment that edits its context cannot be trained as one row"
+                    f"task {info.get('task_id')}: the new state doesn't begin with the old state and the sampled span. "
+                    "An environment or wrapper that edits its context can't be trained as one row"
                 )
-            spans[slot][-1] = (start, span, logprobs, float(reward))
-            row.tokens = state
-            count_turn(row, float(reward), info)
+            row.tokens, row.turns[-1] = state, (start, end, float(reward))
+            calls = info.get("tool_calls", [])
+            errors = sum(not call["ok"] for call in calls)
+            row.stats.update({"return": reward, "turns": 1, "tool_calls": len(calls), "tool_errors": errors})
+            row.reward_terms.update(info.get("reward_terms", {}))
             if not (terminated or truncated):
                 engine.feed(slot, state[end:], info["max_new_tokens"], info["stop_token_ids"])
                 continue
             row.terminated, row.truncated = bool(terminated), bool(truncated)
-            rows.append(finish(live.pop(slot), spans.pop(slot), info))
+            row.lay_out()
+            row.stats.update({"success": float(info.get("is_success", False)), "truncated": float(truncated)})
+            row.stats.update({"sampled_tokens": int(row.action_mask.sum()), "tokens": len(state)})
+            metrics = info.get("metrics", {})
+            row.stats.update({name: metrics[key] for key, name in METRICS.items() if key in metrics})
+            done[row.episode] = live.pop(slot)
             free.append(slot)
-            if progress is not None:
-                progress.update()
+            if bar is not None:
+                bar.update()
     engine.release()
-    return sorted(rows, key=lambda row: row.episode)
+    return [done[episode] for episode, _ in episodes]
 
 
-def count_turn(row: Trajectory, reward: float, info: dict[str, Any]) -> None:
-    """Add one turn to the row's statistics."""
-    calls = info.get("tool_calls", [])
-    row.stats["return"] += reward
-    row.stats["turns"] += 1
-    row.stats["tool_calls"] += len(calls)
-    row.stats["tool_errors"] += sum(not call["ok"] for call in calls)
-    for name, value in info.get("reward_terms", {}).items():
-        row.reward_terms[name] = row.reward_terms.get(name, 0.0) + value
-
-
-def finish(row: Trajectory, spans: list[tuple[int, np.ndarray, np.ndarray, float]], info: dict[str, Any]) -> Trajectory:
-    """Lay the turns of a finished episode out over its tokens.
-
-    The reward of a turn sits on the turn's last sampled token. The reward of an empty span, which has none, moves to the
-    last token sampled before it, and where nothing was sampled before it, to the first turn after it.
-    """
-    size = len(row.tokens)
-    row.action_mask = np.zeros(size, bool)
-    row.logprobs, row.rewards = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    carried = 0.0
-    for start, span, logprobs, reward in spans:
-        end = start + len(span)
-        if len(span):
-            row.turns.append((start, end))
-            row.action_mask[start:end], row.logprobs[start:end] = True, logprobs
-        if row.turns:
-            row.rewards[row.turns[-1][1] - 1] += reward + carried
-            carried = 0.0
-        else:
-            carried += reward
-    row.stats |= {
-        "success": float(info.get("is_success", False)),
-        "truncated": float(row.truncated),
-        "sampled_tokens": float(row.action_mask.sum()),
-        "tokens": float(size),
-    }
-    names = {"em": "exact_match", "f1": "f1"}
-    row.stats |= {names[k]: float(v) for k, v in info.get("metrics", {}).items() if k in names}
-    return row
+METRICS = {"em": "exact_match", "f1": "f1", "support_recall": "support_recall"}  # in info["metrics"] -> as logged
 
 
 def mean_stats(rows: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of every statistic over the rows that have it."""
-    names = sorted({name for row in rows for name in row.stats})
-    return {name: float(np.mean([row.stats[name] for row in rows if name in row.stats])) for name in names}
+    """The mean of every statistic over the rows."""
+    names = dict.fromkeys(name for row in rows for name in row.stats)
+    return {name: float(np.mean([row.stats[name] for row in rows])) for name in names}
 
 
 # ------------------------------------------------------------------------------------------------------- advantages
 
 
 def gae_tokens(
-    r: np.ndarray, v: np.ndarray, m: np.ndarray, gamma: float = 1.0, lam: float = 0.95, done: bool = True, v_last: float = 0.0
-) -> tuple[np.ndarray, np.ndarray]:
+    r: Array, v: Array, m: Array, gamma: float = 1.0, lam: float = 0.95, done: bool = True, v_last: float = 0.0
+) -> tuple[Array, Array]:
     """GAE over the action tokens of one row: observation tokens neither discount nor contribute.
 
     `r`, `v`, `m` have an entry per token: reward, value of the state before the token, action mask. A terminated row
@@ -500,8 +484,8 @@ def gae_tokens(
 
 
 def gae_turns(
-    r_turn: np.ndarray, v_turn: np.ndarray, gamma: float = 1.0, lam: float = 0.95, done: bool = True, v_last: float = 0.0
-) -> tuple[np.ndarray, np.ndarray]:
+    r_turn: Array, v_turn: Array, gamma: float = 1.0, lam: float = 0.95, done: bool = True, v_last: float = 0.0
+) -> tuple[Array, Array]:
     """GAE in which a turn is one action; `v_turn[k]` is the value before the first sampled token of turn k."""
     advantages, next_value, last = np.zeros(len(r_turn)), (0.0 if done else v_last), 0.0
     for k in reversed(range(len(r_turn))):
@@ -511,16 +495,9 @@ def gae_turns(
 
 
 def gae_bilevel(
-    r: np.ndarray,
-    v: np.ndarray,
-    m: np.ndarray,
-    turn_end: np.ndarray,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    gamma_turn: float = 0.95,
-    done: bool = True,
-    v_last: float = 0.0,
-) -> tuple[np.ndarray, np.ndarray]:
+    r: Array, v: Array, m: Array, turn_end: Array, gamma: float = 1.0, lam: float = 1.0, gamma_turn: float = 0.95,
+    done: bool = True, v_last: float = 0.0,
+) -> tuple[Array, Array]:  # fmt: skip
     """VAGEN's GAE on two levels: over turn ends, whose returns become the rewards of GAE inside each turn."""
     ends, advantages, returns = np.flatnonzero(turn_end), np.zeros(len(r)), np.zeros(len(r))
     target = np.array(r, float)
@@ -536,60 +513,48 @@ def gae_bilevel(
     return advantages, returns
 
 
-def advantage_positions(row: Trajectory, args: Args) -> np.ndarray:
-    """The tokens that GAE runs over: the sampled ones (with --no-advantage-mask all after the prompt)."""
-    return row.action_mask if args.advantage_mask else np.arange(len(row.tokens)) >= row.prompt_length
+def train_positions(row: Trajectory, sampled_only: bool) -> Array:
+    """The tokens that were sampled; or, as in rows 2 and 3 of Agent-R1's table 4, all tokens after the prompt."""
+    return row.action_mask if sampled_only else np.arange(len(row.tokens)) >= row.prompt_length
 
 
-def loss_positions(row: Trajectory, args: Args) -> np.ndarray:
-    """The tokens that the policy is trained on: the sampled ones (with --no-loss-mask all after the prompt)."""
-    return row.action_mask if args.loss_mask else np.arange(len(row.tokens)) >= row.prompt_length
-
-
-def value_positions(row: Trajectory, args: Args) -> np.ndarray:
-    """The states that the critic is trained on, named by the token after them."""
-    mask = advantage_positions(row, args) & loss_positions(row, args)
-    if args.advantage == "turns":  # a turn is one action: its value is that of its first state
-        starts = np.zeros_like(mask)
-        starts[[start for start, _ in row.turns]] = True
-        mask = starts
-    return mask
+def value_positions(row: Trajectory, args: Args) -> Array:
+    """The states that the critic is trained on, each named by the token that follows it."""
+    if args.advantage == "turns":  # a turn is one action: it begins in one state
+        return np.isin(np.arange(len(row.tokens)), [start for start, _, _ in row.turns])
+    return train_positions(row, args.advantage_mask) & train_positions(row, args.loss_mask)
 
 
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
     """Fill `advantages` and `returns` of all rows, then whiten the advantages over the whole batch."""
-    masks, weights = [], []
+    weights = []  # how much a token counts in the statistics
     for row in rows:
-        mask, done = advantage_positions(row, args), not (row.truncated and args.truncation == "bootstrap")
-        if args.advantage == "turns":
-            r_turn = np.array([row.rewards[start:end].sum() for start, end in row.turns])
-            v_turn = np.array([row.values[start] for start, _ in row.turns])
-            turn_adv, turn_ret = gae_turns(r_turn, v_turn, args.gamma, args.gae_lambda, done, row.value_last)
-            advantages, returns = np.zeros(len(row.tokens)), np.zeros(len(row.tokens))
-            for (start, end), a, g in zip(row.turns, turn_adv, turn_ret, strict=True):
-                advantages[start:end], returns[start:end] = a, g
-        elif args.advantage == "bilevel":
-            turn_end = np.zeros(len(row.tokens), bool)
-            turn_end[[end - 1 for _, end in row.turns]] = True
-            gammas = (args.gamma, args.gae_lambda, args.gamma_turn)
-            advantages, returns = gae_bilevel(row.rewards, row.values, mask, turn_end, *gammas, done, row.value_last)
-        else:
-            gammas = (args.gamma, args.gae_lambda)
-            advantages, returns = gae_tokens(row.rewards, row.values, mask, *gammas, done, row.value_last)
-        row.advantages, row.returns = advantages.astype(np.float32), returns.astype(np.float32)
-        weight = mask.astype(float)
+        mask, gammas = train_positions(row, args.advantage_mask), (args.gamma, args.gae_lambda)
+        end: dict[str, Any] = {"done": not (row.truncated and args.truncation == "bootstrap"), "v_last": row.value_last}
+        weights.append(mask.astype(float))
         if args.adv_norm == "turn":
-            for start, end in row.turns:
-                weight[start:end] /= end - start
-        masks.append(mask)
-        weights.append(weight)
-    if args.adv_norm == "none" or not rows:
+            for start, stop, _ in row.turns:
+                weights[-1][start:stop] /= stop - start
+        if args.advantage == "turns":  # every token of a turn has the turn's advantage
+            r_turn = np.array([row.rewards[start:stop].sum() for start, stop, _ in row.turns])
+            v_turn = np.array([row.values[start] for start, _, _ in row.turns])
+            lengths = [stop - start for start, stop, _ in row.turns]
+            for array, estimate in zip((row.advantages, row.returns), gae_turns(r_turn, v_turn, *gammas, **end)):
+                array[row.action_mask] = np.repeat(estimate, lengths)
+        elif args.advantage == "bilevel":
+            turn_end = np.isin(np.arange(len(row.tokens)), [stop - 1 for _, stop, _ in row.turns])
+            estimates = gae_bilevel(row.rewards, row.values, mask, turn_end, *gammas, args.gamma_turn, **end)
+            row.advantages, row.returns = (x.astype(np.float32) for x in estimates)
+        else:
+            estimates = gae_tokens(row.rewards, row.values, mask, *gammas, **end)
+            row.advantages, row.returns = (x.astype(np.float32) for x in estimates)
+    weight, advantages = np.concatenate(weights), np.concatenate([row.advantages for row in rows])
+    if args.adv_norm == "none" or not weight.any():
         return
-    everything, weight = np.concatenate([row.advantages for row in rows]).astype(float), np.concatenate(weights)
-    mean = (weight * everything).sum() / max(weight.sum(), 1e-8)
-    std = np.sqrt((weight * (everything - mean) ** 2).sum() / max(weight.sum(), 1e-8) + 1e-8)
-    for row, mask in zip(rows, masks, strict=True):
-        row.advantages = (np.where(mask, row.advantages - mean, 0.0) / std).astype(np.float32)
+    mean = np.average(advantages, weights=weight)
+    std = np.sqrt(np.average((advantages - mean) ** 2, weights=weight) + 1e-8)
+    for row, weight in zip(rows, weights, strict=True):
+        row.advantages = np.where(weight > 0, (row.advantages - mean) / std, 0.0).astype(np.float32)
 
 
 # ------------------------------------------------------------------------------------------------------------- loss
@@ -622,12 +587,12 @@ def microbatches(rows: Sequence[Trajectory], budget: int) -> Iterator[list[Traje
         yield group
 
 
-def pad(arrays: Sequence[np.ndarray], device: torch.device | str = "cpu") -> torch.Tensor:
+def pad(arrays: Sequence[Array], device: torch.device | str = "cpu") -> torch.Tensor:
     """Arrays of different lengths -> [B, T], zeros on the right.
 
     With padding on the right a causal model needs no attention mask: no real token sees a padded one.
     """
-    out = np.zeros((len(arrays), max(map(len, arrays))), arrays[0].dtype)
+    out = np.zeros((len(arrays), max(map(len, arrays))), bool if arrays[0].dtype == bool else np.int64)
     for target, array in zip(out, arrays, strict=True):
         target[: len(array)] = array
     return torch.from_numpy(out).to(device)
@@ -636,13 +601,12 @@ def pad(arrays: Sequence[np.ndarray], device: torch.device | str = "cpu") -> tor
 def policy_forward(
     model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, vocab_size: int, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [N] and entropies [N], float32, of the N tokens of `ids` [B, T] where `mask` [B, T] is True."""
+    """Log-probabilities [N] of the N tokens of `ids` [B, T] where `mask` [B, T] is True, and all of theirs [N, V]."""
     rows, columns = mask.nonzero(as_tuple=True)
     with logits_only_at(model, (rows, columns - 1)):
-        logits = model(input_ids=ids.long(), use_cache=False).logits
-    logprobs = torch.log_softmax(logits[:, :vocab_size].float() / temperature, -1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(1, ids[rows, columns].long()[:, None])[:, 0], entropy
+        logits = model(input_ids=ids, use_cache=False).logits[:, :vocab_size].float()
+    everything = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+    return everything.gather(1, ids[rows, columns, None])[:, 0], everything
 
 
 def kl_divergence(x: torch.Tensor, estimator: str) -> torch.Tensor:
@@ -654,14 +618,14 @@ def kl_divergence(x: torch.Tensor, estimator: str) -> torch.Tensor:
 def policy_loss(
     new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped objective of PPO per token, to be minimised, and what is logged about it. All [N]."""
+    """The clipped objective of PPO per token [N], to be minimised, and sums over the tokens for the log."""
     logratio = (new - old).clamp(-20, 20)
     ratio = logratio.exp()
     loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
     with torch.no_grad():
         clipped = (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
-        logged = {"old_approx_kl": -logratio, "approx_kl": ratio - 1 - logratio, "clipfrac": clipped.float()}
-    return loss, logged
+        logs = {"policy_loss": loss, "old_approx_kl": -logratio, "approx_kl": ratio - 1 - logratio, "clipfrac": clipped}
+    return loss, {name: value.sum() for name, value in logs.items()}
 
 
 def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
@@ -672,323 +636,250 @@ def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip
     return loss / 2
 
 
+class NotFinite(RuntimeError):
+    """A loss became NaN or infinite; `rows` are the trajectories of its microbatch."""
+
+    def __init__(self, what: str, rows: list[Trajectory]) -> None:
+        super().__init__(what)
+        self.rows = rows
+
+
+def gather(rows: Sequence[Trajectory], name: str, masks: Sequence[Array], device: Any) -> torch.Tensor:
+    """The entries of the rows' array `name` where `masks` are True, one row after the other: [N]."""
+    return torch.from_numpy(np.concatenate([getattr(r, name)[m] for r, m in zip(rows, masks, strict=True)])).to(device)
+
+
 @torch.no_grad()
 def score(rows: Sequence[Trajectory], args: Args, policy: Any, critic: Any, reference: Any, vocab_size: int) -> None:
-    """Before the update: the critic's values and, where asked for, the trainer's and the reference's log-probabilities."""
-    device = policy.device
+    """Before the update: the critic's values and, where they are needed, the trainer's and the reference's logprobs."""
+    models = {"ref_logprobs": reference}
+    if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for the environment's tokens
+        models["logprobs"] = policy
     for group in microbatches(rows, args.microbatch_tokens):
-        ids = pad([row.tokens for row in group], device)
-        values = critic(ids).float().cpu().numpy()
-        for row, value in zip(group, values, strict=True):
-            row.values = np.concatenate([[0.0], value[: len(row.tokens) - 1]]).astype(np.float32)
-            row.value_last = float(value[len(row.tokens) - 1])
-        positions = [loss_positions(row, args) for row in group]
-        for model, name in ((policy, "logprobs"), (reference, "ref_logprobs")):
-            if model is None or (name == "logprobs" and args.old_logprobs == "sampler" and args.loss_mask):
-                continue
-            logprobs, _ = policy_forward(model, ids, pad(positions, device), vocab_size, args.temperature)
-            parts = np.split(logprobs.cpu().numpy(), np.cumsum([mask.sum() for mask in positions])[:-1])
-            for row, mask, part in zip(group, positions, parts, strict=True):
-                full = np.zeros(len(row.tokens), np.float32)
-                full[mask] = part
-                setattr(row, name, full)
-        if reference is not None and args.kl_in == "reward":
+        ids = pad([row.tokens for row in group], policy.device)
+        for row, values in zip(group, critic(ids).cpu().numpy(), strict=True):
+            row.values[1:], row.value_last = values[: len(row.tokens) - 1], float(values[len(row.tokens) - 1])
+        masks = [train_positions(row, args.loss_mask) for row in group]
+        for name, model in models.items():
+            if model is not None and any(mask.any() for mask in masks):
+                logprobs, _ = policy_forward(model, ids, pad(masks, policy.device), vocab_size, args.temperature)
+                parts = np.split(logprobs.cpu().numpy(), np.cumsum([mask.sum() for mask in masks])[:-1])
+                for row, mask, part in zip(group, masks, parts, strict=True):
+                    getattr(row, name)[mask] = part
+        if args.kl_coef > 0 and args.kl_in == "reward":
             for row in group:
-                row.rewards = row.rewards - args.kl_coef * (row.logprobs - row.ref_logprobs) * row.action_mask
-
-
-def gather(rows: Sequence[Trajectory], name: str, masks: Sequence[np.ndarray], device: Any) -> torch.Tensor:
-    """The entries of the rows' array `name` where `masks` are True, one after the other: [N]."""
-    return torch.from_numpy(np.concatenate([getattr(r, name)[m] for r, m in zip(rows, masks, strict=True)])).to(device)
+                row.rewards -= args.kl_coef * (row.logprobs - row.ref_logprobs) * row.action_mask
 
 
 def backward(
     rows: Sequence[Trajectory], args: Args, policy: Any, critic: Any, vocab_size: int, train_policy: bool = True
 ) -> dict[str, float]:
-    """Add the gradient of one optimizer step on `rows`, in microbatches, and return what is logged about it.
+    """Add the gradient of one optimizer step on `rows`, and return what is logged about it.
 
     Every mean is over the tokens of the whole step (sums per microbatch, divided by the step's counts), so the gradient
     does not depend on how the step is cut into microbatches.
     """
     device = policy.device
-    num_tokens = max(1, sum(int(loss_positions(row, args).sum()) for row in rows))
+    num_tokens = max(1, sum(int(train_positions(row, args.loss_mask).sum()) for row in rows))
     num_states = max(1, sum(int(value_positions(row, args).sum()) for row in rows))
-    logged: dict[str, float] = {}
+    logs: Counter[str] = Counter()
     for group in microbatches(rows, args.microbatch_tokens):
         ids = pad([row.tokens for row in group], device)
-        tokens, states = [loss_positions(row, args) for row in group], [value_positions(row, args) for row in group]
-        sums = {}
+        tokens = [train_positions(row, args.loss_mask) for row in group]
+        states = [value_positions(row, args) for row in group]
+        sums: dict[str, torch.Tensor] = {}
         if train_policy and any(mask.any() for mask in tokens):
-            new, entropy = policy_forward(policy, ids, pad(tokens, device), vocab_size, args.temperature)
-            old, advantages = gather(group, "logprobs", tokens, device), gather(group, "advantages", tokens, device)
-            loss, logs = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high)
-            total = loss.sum() - args.ent_coef * entropy.sum()
-            sums = {"policy_loss": loss.sum(), "entropy": entropy.sum()} | {k: v.sum() for k, v in logs.items()}
+            new, everything = policy_forward(policy, ids, pad(tokens, device), vocab_size, args.temperature)
+            old, advantages = (gather(group, name, tokens, device) for name in ("logprobs", "advantages"))
+            losses, sums = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high)
+            loss = losses.sum()
+            with torch.set_grad_enabled(args.ent_coef != 0):
+                sums["entropy"] = -(everything.exp() * everything).sum()
+            if args.ent_coef != 0:
+                loss = loss - args.ent_coef * sums["entropy"]
             if args.kl_coef > 0:
                 x = new - gather(group, "ref_logprobs", tokens, device)
-                sums["ref_kl"] = kl_divergence(x.detach(), "k3").sum()
+                sums["ref_kl"] = kl_divergence(x, "k3").sum()
                 if args.kl_in == "loss":
-                    total = total + args.kl_coef * kl_divergence(x, args.kl_estimator).sum()
-            sums = {name: value / num_tokens for name, value in sums.items()}
-            check_finite(total, group, "the policy's loss")
-            (total / num_tokens).backward()
+                    loss = loss + args.kl_coef * kl_divergence(x, args.kl_estimator).sum()
+            if not torch.isfinite(loss):  # one such step would destroy the weights
+                raise NotFinite(f"the policy's loss is {loss.item()}", group)
+            (loss / num_tokens).backward()
         if any(mask.any() for mask in states):
             at = pad(states, device).nonzero(as_tuple=True)
-            old, returns = gather(group, "values", states, device), gather(group, "returns", states, device)
-            loss = value_loss(critic(ids)[at[0], at[1] - 1], old, returns, args.clip_coef_value).sum() / num_states
-            sums["value_loss"] = loss
-            check_finite(loss, group, "the critic's loss")
-            loss.backward()
-        for name, value in sums.items():
-            logged[name] = logged.get(name, 0.0) + float(value.detach())
-    return logged
-
-
-class NotFinite(RuntimeError):
-    """A loss became NaN or infinite; `rows` are the trajectories of the microbatch."""
-
-    rows: list[Trajectory]
-
-
-def check_finite(loss: torch.Tensor, rows: list[Trajectory], what: str) -> None:
-    """Stop the run rather than train on: one such step destroys the weights."""
-    if not torch.isfinite(loss):
-        error = NotFinite(f"{what} is {loss.item()}")
-        error.rows = rows
-        raise error
+            old, returns = (gather(group, name, states, device) for name in ("values", "returns"))
+            loss = value_loss(critic(ids)[at[0], at[1] - 1], old, returns, args.clip_coef_value).sum()
+            if not torch.isfinite(loss):
+                raise NotFinite(f"the critic's loss is {loss.item()}", group)
+            (loss / num_states).backward()
+            logs["value_loss"] += loss.item() / num_states
+        logs.update({name: value.item() / num_tokens for name, value in sums.items()})
+    return dict(logs)
 
 
 # ------------------------------------------------------------------------------------------------------------- main
 
 
 def make_envs(args: Args, split: str, tokenizer: str | None) -> Any:
-    """`num_envs` episodes that run at the same time, their tool calls together."""
+    """`num_envs` episodes side by side, their tool calls run together."""
     kwargs = json.loads(args.env_kwargs)
     if args.truncation == "bootstrap":
         kwargs["unfinished_reward"] = 0.0
     return gym.make_vec(args.env_id, num_envs=args.num_envs, tokenizer=tokenizer, split=split, **kwargs)
 
 
-def resolve_model(args: Args) -> str:
-    """The name or folder of the model, checked before any work is done."""
-    name = agent_r1.tiny_policy(args.env_id) if args.model == "tiny" else args.model
-    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
-        raise SystemExit(f"--model {name}: the folder holds no config.json; give a folder saved by save_pretrained()")
-    if not os.path.isdir(name) and (os.path.isabs(name) or name.count("/") > 1):
-        raise SystemExit(f"--model {name}: there is no such folder")
-    return name
-
-
-def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
-    """The tokenizer may be shorter than the embedding (its rows beyond are never sampled), but not longer."""
-    rows = model.get_input_embeddings().num_embeddings
-    if vocab_size > rows:
-        raise SystemExit(
-            f"the tokenizer has {vocab_size} tokens but the model's embedding only {rows}: they don't belong together. "
-            "Give the model's own tokenizer, or resize the embedding and train it first"
-        )
-
-
-def write_rows(path: Path, rows: Sequence[Trajectory], iteration: int) -> None:
-    """Append rows to a JSONL file; lists have one entry per token."""
-    with path.open("a") as file:
-        for row in rows:
-            content: dict[str, Any] = {"iteration": iteration, "episode": row.episode, "task_index": row.task_index}
-            content |= {"terminated": row.terminated, "truncated": row.truncated}
-            content |= {"stats": row.stats, "reward_terms": row.reward_terms}
-            for name in ("tokens", "action_mask", "rewards", "values", "logprobs", "advantages"):
-                content[name] = [round(x, 6) for x in getattr(row, name).astype(float).tolist()]
-            content |= {name: [int(x) for x in content[name]] for name in ("tokens", "action_mask")}
-            file.write(json.dumps(content) + "\n")
-
-
-def evaluate(envs: Any, engine: TransformersEngine, args: Args) -> dict[str, float]:
-    """Play the first `eval_episodes` tasks of the evaluation split."""
-    tasks = [(i, i % envs.num_tasks) for i in range(args.eval_episodes)]
-    return mean_stats(rollout(envs, engine, tasks, args.seed))
-
-
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
     if args.resume:
-        run_name, args = Path(args.resume).name, checkpoints.load_args(args.resume, args)
-    run_dir = Path(args.resume).parent / run_name if args.resume else Path("runs") / run_name
+        args = checkpoint.load_args(args.resume, args, Path(__file__).stem)
+    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
+    run_dir = Path(args.resume) if args.resume else Path("runs") / run_name
     num_iterations = max(1, args.total_episodes // args.episodes_per_iteration)
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # bf16 may be an illegal instruction on a CPU
     torch.set_num_threads(args.num_threads or os.cpu_count() or 1)
     random.seed(args.seed)
+    np.random.seed(args.seed)
     torch.manual_seed(args.seed)
 
-    # model, critic, environments
-    model_name = resolve_model(args)
-    source = run_dir / "checkpoint" / "policy" if args.resume else model_name
-    policy = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()  # eval: no dropout
-    critic = Critic(model_name, dtype).to(device).eval()
-    reference = None
-    if args.kl_coef > 0:
-        reference = AutoModelForCausalLM.from_pretrained(model_name, dtype=dtype).to(device).eval()
-    tokenizer = None if args.tokenizer == "byte" else args.tokenizer or model_name
+    # models and environments
+    source = model_source(args.model, args.env_id)
+    tokenizer = None if args.tokenizer == "byte" else args.tokenizer or source
     envs = make_envs(args, args.split, tokenizer)
     eval_envs = make_envs(args, args.eval_split, tokenizer) if args.eval_episodes else None
-    vocab_size = envs.single_action_space.vocab_size
+    vocab_size, num_tasks = envs.single_action_space.vocab_size, envs.envs[0].num_tasks
+    weights = checkpoint.find(run_dir) / "policy" if args.resume else source
+    policy = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype)
     check_vocabulary(policy, vocab_size)
+    policy = policy.to(device).eval()  # eval: no dropout, in sampling and training alike
+    critic = Critic(source, dtype).to(device).eval()
+    reference = None
+    if args.kl_coef > 0:
+        reference = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
     engine = TransformersEngine(policy, args.num_envs, vocab_size, args.temperature, args.top_p)
     eval_engine = TransformersEngine(policy, args.num_envs, vocab_size, args.eval_temperature)
+    rates = (args.learning_rate, args.critic_learning_rate)
+    optimizer = Float32AdamW((policy, critic), rates, betas=(0.9, 0.95), weight_decay=0.0)
 
-    # Adam's steps are taken in float32: bf16 weights would swallow small ones
-    groups = [list(policy.parameters()), list(critic.parameters())]
-    masters = [[p if p.dtype == torch.float32 else p.detach().float() for p in group] for group in groups]
-    rates = [args.learning_rate, args.critic_learning_rate]
-    optimizer = torch.optim.AdamW(
-        [{"params": m, "lr": lr} for m, lr in zip(masters, rates, strict=True)], betas=(0.9, 0.95), weight_decay=0.0
-    )
-    run = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
-    if args.resume:
-        run = checkpoints.load(args.resume, critic, optimizer, masters)["run"]
-        checkpoints.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
-    saver = checkpoints.Checkpointer(run_dir, policy, critic, optimizer, masters)
-
-    # logging
+    # logs
     run_dir.mkdir(parents=True, exist_ok=True)
+    run: dict[str, Any] = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
+    if args.resume:
+        run = checkpoint.load(run_dir, critic, optimizer)["run"]
+        checkpoint.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
+    saver = checkpoint.Checkpointer(run_dir, policy, critic, optimizer)
     if args.track:
         import wandb
 
-        wandb.init(
-            project=args.wandb_project_name,
-            entity=args.wandb_entity,
-            sync_tensorboard=True,
-            config=asdict(args),
-            name=run_name,
-            save_code=True,
-        )
-    writer = SummaryWriter(str(run_dir), purge_step=run["global_step"] if args.resume else None)
+        project, entity = args.wandb_project_name, args.wandb_entity
+        wandb.init(project=project, entity=entity, name=run_dir.name, config=asdict(args), sync_tensorboard=True)
+    writer = SummaryWriter(str(run_dir), purge_step=run["global_step"] + 1 if args.resume else None)
     table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
     bar = tqdm(total=num_iterations * args.episodes_per_iteration, unit="episode", dynamic_ncols=True)
     bar.update(run["iteration"] * args.episodes_per_iteration)
 
-    def log_evaluation(when: str) -> None:
-        """Evaluate, and write what came out to TensorBoard and summary.json."""
+    def evaluate() -> None:
+        """Play the first tasks of the evaluation split; note what comes out."""
         if eval_envs is None:
             return
-        result = evaluate(eval_envs, eval_engine, args)
+        tasks = [(i, i % eval_envs.envs[0].num_tasks) for i in range(args.eval_episodes)]
+        result = mean_stats(rollout(eval_envs, eval_engine, tasks, args.seed))
         for name, value in result.items():
             writer.add_scalar(f"eval/{name}", value, run["global_step"])
         for name in ("exact_match", "success"):
-            if name in result:
-                run["summary"].setdefault(f"eval/{name}_first", result[name])
-                run["summary"][f"eval/{name}_last"] = result[name]
-        bar.write(f"evaluation {when}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
+            run["summary"].setdefault(f"eval/{name}_first", result.get(name))
+            run["summary"][f"eval/{name}_last"] = result.get(name)
+        text = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
+        bar.write(f"evaluation after {run['iteration']} iterations: {text}")
 
     try:
         if not args.resume:
-            log_evaluation("at the start")
-        saver.boundary({"algorithm": args.exp_name, "args": asdict(args), "run": run})
+            evaluate()
+        saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
         for iteration in range(run["iteration"] + 1, num_iterations + 1):
             started = time.time()
-            rng = np.random.default_rng([args.seed, iteration])  # everything random follows from seed and iteration
-            progress = (iteration - 1) / num_iterations if args.anneal_lr else 0.0
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * (1 - progress)
+            rng = np.random.default_rng([args.seed, iteration])  # all randomness follows from seed and iteration
+            optimizer.scale_learning_rates(1 - (iteration - 1) / num_iterations if args.anneal_lr else 1.0)
 
             # rollout
-            first = (iteration - 1) * args.episodes_per_iteration
-            tasks = rng.integers(envs.num_tasks, size=args.episodes_per_iteration).tolist()
-            rows = rollout(envs, engine, list(enumerate(tasks, first)), args.seed, bar)
-            rollout_seconds = time.time() - started
+            tasks = rng.integers(num_tasks, size=args.episodes_per_iteration).tolist()
+            first_episode = (iteration - 1) * args.episodes_per_iteration
+            rows = rollout(envs, engine, list(enumerate(tasks, first_episode)), args.seed, bar)
+            rolled_out = time.time()
 
             # values and advantages
             score(rows, args, policy, critic, reference, vocab_size)
             compute_advantages(rows, args)
-            score_seconds = time.time() - started - rollout_seconds
+            scored = time.time()
 
             # update
             saver.dirty()
-            train_policy, trained, stop = iteration > args.critic_warmup, 0, False
-            logged: list[dict[str, float]] = []
+            logs: list[dict[str, float]] = []
+            num_trained, stop = 0, False
             for _ in range(args.update_epochs):
                 for part in np.array_split(rng.permutation(len(rows)), args.num_minibatches):
                     minibatch = [rows[i] for i in part]
-                    logged.append(backward(minibatch, args, policy, critic, vocab_size, train_policy))
-                    norms = []
-                    for weights, targets in zip(groups, masters, strict=True):
-                        norms.append(float(nn.utils.clip_grad_norm_(weights, args.max_grad_norm)))
-                        for weight, target in zip(weights, targets, strict=True):
-                            target.grad = None if weight.grad is None else weight.grad.to(target.dtype)
-                    optimizer.step()
-                    for weights, targets in zip(groups, masters, strict=True):
-                        for weight, target in zip(weights, targets, strict=True):
-                            weight.grad = None
-                            if weight is not target:
-                                weight.data.copy_(target.data)
-                    logged[-1] |= {"grad_norm": norms[0], "critic_grad_norm": norms[1]}
-                    trained += sum(len(row.tokens) for row in minibatch)
-                    if args.target_kl is not None and logged[-1].get("approx_kl", 0.0) > args.target_kl:
-                        stop = True
+                    train_policy = iteration > args.critic_warmup
+                    logs.append(backward(minibatch, args, policy, critic, vocab_size, train_policy))
+                    norms = optimizer.step(args.max_grad_norm)
+                    logs[-1] |= {"grad_norm": norms[0], "critic_grad_norm": norms[1]}
+                    num_trained += sum(len(row.tokens) for row in minibatch)
+                    stop = args.target_kl is not None and logs[-1].get("approx_kl", 0.0) > args.target_kl
+                    if stop:
                         break
                 if stop:
                     break
-            train_seconds = time.time() - started - rollout_seconds - score_seconds
-            run["iteration"] = iteration
-            run["train_seconds"] += time.time() - started
+            trained = time.time()
 
             # logging
             stats = mean_stats(rows)
             num_turns, num_sampled = stats["turns"] * len(rows), stats["sampled_tokens"] * len(rows)
-            run["global_step"] += int(num_turns)
-            targets = np.concatenate([row.returns[value_positions(row, args)] for row in rows])
-            values = np.concatenate([row.values[value_positions(row, args)] for row in rows])
-            scalars = {
-                "charts/episodic_return": stats["return"],
-                "charts/episodic_length": stats["turns"],
-                "charts/learning_rate": optimizer.param_groups[0]["lr"],
-                "charts/SPS": num_turns / (time.time() - started),
-                "charts/sampled_tokens_per_second": num_sampled / rollout_seconds,
-                "charts/trained_tokens_per_second": trained / train_seconds,
-                "losses/explained_variance": 1 - np.var(targets - values) / max(np.var(targets), 1e-8),
-                "time/rollout": rollout_seconds,
-                "time/score": score_seconds,
-                "time/train": train_seconds,
+            run["iteration"] = iteration
+            run["global_step"] += round(num_turns)
+            run["train_seconds"] += trained - started
+            masks = [value_positions(row, args) for row in rows]
+            targets = np.concatenate([row.returns[mask] for row, mask in zip(rows, masks, strict=True)])
+            errors = targets - np.concatenate([row.values[mask] for row, mask in zip(rows, masks, strict=True)])
+            scalars = {f"charts/{name}": value for name, value in stats.items()} | {
+                "charts/learning_rate": optimizer.adam.param_groups[0]["lr"],
+                "charts/SPS": num_turns / (trained - started),
+                "charts/sampled_tokens_per_second": num_sampled / (rolled_out - started),
+                "charts/trained_tokens_per_second": num_trained / (trained - scored),
+                "losses/explained_variance": 1 - float(errors.var()) / max(float(targets.var()), 1e-8),
+                "time/rollout": rolled_out - started,
+                "time/score": scored - rolled_out,
+                "time/train": trained - scored,
             }
-            for name in ("success", "exact_match", "f1", "truncated", "tool_calls", "tool_errors", "sampled_tokens"):
-                if name in stats:
-                    scalars[f"charts/{name}"] = stats[name]
+            scalars["charts/episodic_return"] = scalars.pop("charts/return")
+            scalars["charts/episodic_length"] = scalars.pop("charts/turns")
             for name in sorted({name for row in rows for name in row.reward_terms}):
-                scalars[f"rewards/{name}"] = float(np.mean([row.reward_terms.get(name, 0.0) for row in rows]))
-            for name in sorted({name for logs in logged for name in logs}):
-                scalars[f"losses/{name}"] = float(np.mean([logs[name] for logs in logged if name in logs]))
+                scalars[f"rewards/{name}"] = float(np.mean([row.reward_terms[name] for row in rows]))
+            for name in sorted({name for log in logs for name in log}):
+                scalars[f"losses/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
             for name, value in scalars.items():
                 writer.add_scalar(name, value, run["global_step"])
-            write_rows(run_dir / "trajectories.jsonl", rows[: args.log_trajectories], iteration)
-            bar.set_postfix(
-                {
-                    "return": f"{stats['return']:.2f}",
-                    "success": f"{stats['success']:.2f}",
-                    "tokens/s": f"{stats['tokens'] * len(rows) / (time.time() - started):.0f}",
-                }
-            )
-            if iteration == num_iterations:
-                log_evaluation("at the end")
-            elif args.eval_every and iteration % args.eval_every == 0:
-                log_evaluation(f"after {iteration} iterations")
+            checkpoint.append_rows(run_dir / "trajectories.jsonl", rows[: args.log_trajectories], iteration=iteration)
+            speed = f"{stats['tokens'] * len(rows) / (trained - started):.0f}"
+            shown = {"return": f"{stats['return']:.2f}", "success": f"{stats['success']:.2f}", "tokens/s": speed}
+            bar.set_postfix(shown)
+            if iteration == num_iterations or (args.eval_every and iteration % args.eval_every == 0):
+                evaluate()
             run["summary"] |= {"train_seconds": run["train_seconds"], "args": asdict(args)}
-            checkpoints.write_json(run_dir / "summary.json", run["summary"])
-            saver.boundary({"algorithm": args.exp_name, "args": asdict(args), "run": run})
+            checkpoint.write_json(run_dir / "summary.json", run["summary"])
+            saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
             if args.checkpoint_every and iteration % args.checkpoint_every == 0:
                 saver.save()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not spoil the file
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not spoil the files
         bar.close()
         saver.save()
-        again = f"python {sys.argv[0]} --resume {run_dir}"
-        print(f"\ninterrupted; the state after the last complete iteration is in {run_dir}. Go on with:\n    {again}")
-        raise SystemExit(130) from None
+        print(f"\ninterrupted; go on after the last complete iteration with\n  python {sys.argv[0]} --resume {run_dir}")
+        sys.exit(130)
     except NotFinite as error:
         bar.close()
-        write_rows(run_dir / "not_finite.jsonl", error.rows, run["iteration"] + 1)
-        raise SystemExit(f"stopped: {error}. The rows are in {run_dir / 'not_finite.jsonl'}") from error
+        checkpoint.append_rows(run_dir / "not_finite.jsonl", error.rows, iteration=run["iteration"] + 1)
+        sys.exit(f"stopped: {error}. The rows of its microbatch are in {run_dir / 'not_finite.jsonl'}")
     bar.close()
     if args.save_model:
         policy.save_pretrained(run_dir / "model")

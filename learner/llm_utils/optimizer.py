@@ -1,0 +1,59 @@
+"""AdamW with float32 weights behind bf16 ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Float32AdamW:
+    """AdamW over several modules, one learning rate each. Weights that aren't float32 get a float32 copy.
+
+    A step of Adam is about as large as the learning rate, and a bf16 weight of size 1 can't move by less than 1/256:
+    the copies take the steps, the modules get the rounded result. Float32 modules are updated directly.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], learning_rates: Sequence[float], **kwargs: Any) -> None:
+        self.weights = [[p for p in module.parameters() if p.requires_grad] for module in modules]
+        self.masters = [[p if p.dtype == torch.float32 else p.detach().float() for p in g] for g in self.weights]
+        self.learning_rates = list(learning_rates)
+        groups = [{"params": g, "lr": lr} for g, lr in zip(self.masters, learning_rates, strict=True)]
+        self.adam = torch.optim.AdamW(groups, **kwargs)
+
+    def scale_learning_rates(self, factor: float) -> None:
+        """Set every learning rate to its first value times `factor`."""
+        for group, rate in zip(self.adam.param_groups, self.learning_rates, strict=True):
+            group["lr"] = rate * factor
+
+    @torch.no_grad()
+    def step(self, max_grad_norm: float) -> list[float]:
+        """Clip the gradient of every module by its own norm, take a step, clear the gradients. Returns the norms."""
+        norms = [float(nn.utils.clip_grad_norm_(group, max_grad_norm)) for group in self.weights]
+        pairs = [pair for groups in zip(self.weights, self.masters, strict=True) for pair in zip(*groups, strict=True)]
+        for weight, master in pairs:
+            if master is not weight:
+                master.grad = None if weight.grad is None else weight.grad.float()
+        self.adam.step()
+        for weight, master in pairs:
+            weight.grad = master.grad = None
+            if master is not weight:
+                weight.copy_(master)
+        return norms
+
+    def state_dict(self) -> dict[str, Any]:
+        """Adam's state and the float32 copies (None where a weight is float32 itself)."""
+        pairs = zip(self.weights, self.masters, strict=True)
+        copies = [[None if m is w else m for w, m in zip(ws, ms, strict=True)] for ws, ms in pairs]
+        return {"adam": self.adam.state_dict(), "copies": copies}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse; the modules' own weights must be loaded already. Raises ValueError for another model's state."""
+        self.adam.load_state_dict(state["adam"])
+        for masters, copies in zip(self.masters, state["copies"], strict=True):
+            for master, copy in zip(masters, copies, strict=True):
+                if copy is not None:
+                    master.copy_(copy)
