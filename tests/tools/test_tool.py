@@ -313,7 +313,7 @@ PROPERTY = st.fixed_dictionaries(
     },
 )
 SCHEMA = st.fixed_dictionaries(
-    {"type": st.just("object"), "properties": st.dictionaries(st.sampled_from("abc"), PROPERTY, max_size=3)},
+    {"type": st.just("object"), "properties": st.dictionaries(st.sampled_from("abc"), PROPERTY | st.booleans())},
     optional={
         "required": st.lists(st.sampled_from("abcd"), unique=True, max_size=3),
         "additionalProperties": st.booleans() | st.just({"type": "string"}),
@@ -334,6 +334,15 @@ def test_the_check_by_hand_agrees_with_jsonschema(schema: dict[str, Any], argume
 
 def test_the_check_by_hand_decides_the_common_case() -> None:
     assert _Checker(Echo.parameters).surely_valid({"text": "a", "times": 3})
+
+
+def test_a_parameter_of_several_types() -> None:
+    def show(value: int | str) -> str:
+        return repr(value)
+
+    tool = Tool.from_function(show)
+    assert [run_tool(tool, {"value": value}).content for value in (1, "a")] == ["1", "'a'"]
+    assert "'value' must be integer or string, not array" in run_tool(tool, {"value": []}).content
 
 
 def test_the_schema_form() -> None:

@@ -201,7 +201,7 @@ def _execute_all(tool: Tool, batch: list[dict[str, Any]]) -> list[ToolResult]:
     work()  # the caller is a lane too, so that this ends even where no thread can be started
     for thread in started:
         thread.join()
-    return [_failure(tool, _Failed("exception", "the call was not made")) if r is None else r for r in results]
+    return [result for result in results if result is not None]
 
 
 def _attempt(tool: Tool, function: Callable[[Any], Any], argument: Any) -> Any:
@@ -346,8 +346,13 @@ class _Checker:
         self._required: list[str] = schema.get("required", [])
         properties = schema.get("properties", {})
         if schema.get("type") == "object" and schema.keys() <= self._FLAT_KEYS:
-            if all(p.keys() <= self._ANNOTATIONS and p.get("type") in self._PLAIN_TYPES for p in properties.values()):
+            if all(self._is_plain(p) for p in properties.values()):
                 self._types = {name: self._PLAIN_TYPES[p["type"]] for name, p in properties.items()}
+
+    def _is_plain(self, schema: Any) -> bool:
+        if not isinstance(schema, dict) or not isinstance(schema.get("type"), str):
+            return False
+        return schema["type"] in self._PLAIN_TYPES and schema.keys() <= self._ANNOTATIONS
 
     def surely_valid(self, arguments: dict[str, Any]) -> bool:
         """True only where jsonschema would agree; False means nothing."""
