@@ -330,8 +330,23 @@ class Dialect:
 
     def _survives(self, text: str) -> bool:
         """Whether a text written by the policy would be read back as it is, with no tag or control token in it."""
+        if self._call_texts.search(text) or _RESERVED.search(text):
+            return False
         ids = self._encode_text(text)
-        return not self._call_texts.search(text) and not self._controls_in(ids) and self._decode(ids) == text
+        return not self._controls_in(ids) and self._decode(ids) == text
+
+    def _json(self, value: Any) -> str:
+        """JSON on one line that no tokenizer changes and that contains no tag and no control token."""
+        text = self._escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        return text if self._survives(text) else self._escape(json.dumps(value, allow_nan=False))
+
+    def _escape(self, text: str) -> str:
+        """Write the first character of every tag and control token inside JSON strings as ``\\uXXXX``."""
+        if not self._call_texts.search(text):
+            return text
+        return _JSON_STRING.sub(
+            lambda string: self._call_texts.sub(lambda m: f"\\u{ord(m[0][0]):04x}{m[0][1:]}", string[0]), text
+        )
 
     def _encode(self, text: str) -> list[int]:
         """Encode the pieces between cuts."""
@@ -354,8 +369,8 @@ class Dialect:
         schemas = [_map_strings(tool, self._guard) for tool in tools]
         if not self.native:
             guarded = self._without_tool_roles(guarded)
-            if schemas:
-                guarded, schemas = self._with_instructions(guarded, self.instructions(schemas)), []
+            text = self.instructions(schemas) if schemas else ""
+            guarded, schemas = self._with_instructions(guarded, text), []
         return render_chat(self.tokenizer, guarded, schemas, add_generation_prompt=True)
 
     def _without_tool_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -373,15 +388,17 @@ class Dialect:
         return plain
 
     def _with_instructions(self, messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-        first = messages[0] if messages else {}
+        """The conversation with this text added to the system message, or where the family has none, to the user's."""
+        if messages and messages[0]["role"] == "system":
+            text = "\n\n".join(filter(None, (messages[0]["content"], text)))
+            messages = messages[1:]
+        if not text:
+            return messages
         if self._system_role:
-            if first.get("role") != "system":
-                return [{"role": "system", "content": text}, *messages]
-            return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
-        if first.get("role") == "system":  # the family knows no system role: the first user's message carries both
-            text, messages = f"{first['content']}\n\n{text}", messages[1:]
-        first = messages[0] if messages else {"role": "user", "content": ""}
-        return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
+            return [{"role": "system", "content": text}, *messages]
+        if not messages or messages[0]["role"] != "user":
+            return [{"role": "user", "content": text}, *messages]
+        return [{**messages[0], "content": f"{text}\n\n{messages[0]['content']}"}, *messages[1:]]
 
     # ------------------------------------------------------------------------------------- probing the chat template
 
@@ -503,6 +520,7 @@ class Dialect:
 
 _ASSISTANT = "ZQassistantQZ"
 _PLACEHOLDER = re.compile(r"ZQ(\d+)QZ")
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _TAG_MARKS = (_THINK, _UNTHINK, _CALL, _UNCALL)
 _MARK = re.compile("[" + "".join(_TAG_MARKS) + "]")
 
@@ -706,22 +724,6 @@ class _JSONCalls(Dialect):
     def _json_call(self, name: str, arguments: dict[str, Any]) -> str:
         return self._json({"name": name, self.argument_keys[0]: arguments})
 
-    def _json(self, value: Any) -> str:
-        """JSON on one line that no tokenizer changes and that contains no tag and no control token."""
-        text = self._escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
-        return text if self._survives(text) else self._escape(json.dumps(value, allow_nan=False))
-
-    def _escape(self, text: str) -> str:
-        """Write the first character of every tag and control token inside JSON strings as ``\\uXXXX``."""
-        if not self._call_texts.search(text):
-            return text
-        return _JSON_STRING.sub(
-            lambda string: self._call_texts.sub(lambda m: f"\\u{ord(m[0][0]):04x}{m[0][1:]}", string[0]), text
-        )
-
-
-_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-
 
 class Hermes(_JSONCalls):
     """Hermes, Qwen2.5, Qwen3: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
@@ -760,9 +762,12 @@ class QwenXML(Dialect):
     def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
         lines = [f"<function={name}>"]
         for key, value in arguments.items():
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+            if isinstance(value, str):
+                text = value
+            else:
+                text = self._json(value).replace("</parameter>", "\\u003c/parameter>")
             if "</parameter>" in text:
-                raise ValueError(f"Qwen's XML cannot write an argument that contains </parameter>: {text!r:.200}")
+                raise ValueError(f"Qwen's XML cannot write a string that contains </parameter>: {text!r:.200}")
             lines.append(f"<parameter={key}>\n{text}\n</parameter>")
         for word in (name, *arguments):
             if not re.fullmatch(r"[^\s>]+", word):
