@@ -69,7 +69,7 @@ def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> Tokens:
         raise TypeError(f"an action is a str here, got {type(text).__name__}; tokens go to the environment itself")
     tokens = env.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
     if not tokens or tokens[-1] not in env.dialect.stop_token_ids:
-        tokens += env.tokenizer.encode(env.dialect.end_of_turn, add_special_tokens=False)
+        tokens = tokens + env.tokenizer.encode(env.dialect.end_of_turn, add_special_tokens=False)
     return np.asarray(tokens[:max_new_tokens], np.int32)
 
 
