@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -53,7 +53,7 @@ class TokenSpan(gym.Space[NDArray[np.int32]]):
             return False
         return x.size == 0 or bool(x.min() >= 0 and x.max() < self.vocab_size)
 
-    def to_jsonable(self, sample_n: Sequence[NDArray[np.int32]]) -> list[list[int]]:
+    def to_jsonable(self, sample_n: Iterable[NDArray[np.int32]]) -> list[list[int]]:
         """Lists of ids."""
         return [span.tolist() for span in sample_n]
 

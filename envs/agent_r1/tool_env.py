@@ -336,7 +336,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         for name, tool in self.tools.items():
             tool.set_state(copy.deepcopy(state["tools"].get(name)))
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The conversation so far as text (mode "ansi"); in mode "human" it was printed as it went."""
         if self.render_mode != "ansi":
             if self.render_mode is None:
