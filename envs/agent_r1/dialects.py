@@ -111,6 +111,8 @@ class Dialect:
     """The tokens that end a turn, the family's usual one first."""
     end_of_turn: str
     """The text of the usual one."""
+    starts_thinking: bool = False
+    """Whether the prompt opens the policy's thinking, so that a span starts inside it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -132,12 +134,11 @@ class Dialect:
         self._written = {ord(mark): tag for tag, mark, _ in self._tag_ids}
         self._call_texts = re.compile("|".join(map(re.escape, sorted({*self._controls, *tags}, key=len, reverse=True))))
 
-        self._starts_thinking = False
         self.native = self._is_native()
         self._system_role = self._accepts_system_role()
         generation_prompt = self._frame("user", 1).chunks[-1]
         thinking, answering = (generation_prompt.rfind(tag) for tag in self.think_tags)
-        self._starts_thinking = thinking > answering
+        self.starts_thinking = thinking > answering
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.tokenizer!r:.60})"
@@ -285,7 +286,7 @@ class Dialect:
 
     def _regions(self, text: str) -> Iterator[tuple[bool, str, bool]]:
         """Cut a marked text into ``(is a call, text, closed)``; thinking is left out."""
-        start, thinking, calling = 0, self._starts_thinking, False
+        start, thinking, calling = 0, self.starts_thinking, False
         for match in _MARK.finditer(text):
             mark = match[0]
             if thinking:
@@ -344,9 +345,12 @@ class Dialect:
         """Write the first character of every tag and control token inside JSON strings as ``\\uXXXX``."""
         if not self._call_texts.search(text):
             return text
-        return _JSON_STRING.sub(
-            lambda string: self._call_texts.sub(lambda m: f"\\u{ord(m[0][0]):04x}{m[0][1:]}", string[0]), text
-        )
+
+        def escape(token: re.Match[str]) -> str:
+            first = json.dumps(token[0][0])[1:-1]
+            return (first if len(first) > 1 else f"\\u{ord(first):04x}") + token[0][1:]
+
+        return _JSON_STRING.sub(lambda string: self._call_texts.sub(escape, string[0]), text)
 
     def _encode(self, text: str) -> list[int]:
         """Encode the pieces between cuts."""
@@ -361,11 +365,12 @@ class Dialect:
         self, messages: Sequence[dict[str, Any]], tools: Sequence[Schema], guard: Callable[[str], str]
     ) -> str:
         """The prompt's text; ``guard`` is for the contents of messages, whose edges touch the template's text."""
-        guarded = [
-            {key: value if key == "role" else _map_strings(value, guard if key == "content" else self._guard)
-             for key, value in message.items()}
-            for message in messages
-        ]  # fmt: skip
+        guarded = []
+        for message in messages:
+            strings = {key: _map_strings(value, self._guard) for key, value in message.items()}
+            if isinstance(message.get("content"), str):
+                strings["content"] = guard(message["content"])
+            guarded.append({**strings, "role": message["role"]})
         schemas = [_map_strings(tool, self._guard) for tool in tools]
         if not self.native:
             guarded = self._without_tool_roles(guarded)

@@ -140,7 +140,7 @@ def encode(dialect, text):
 
 def read(dialect, text, tools=()):
     """Parse a turn's text, past the thinking that the generation prompt may have opened."""
-    opened = "</think>" if dialect._starts_thinking else ""
+    opened = "</think>" if dialect.starts_thinking else ""
     return dialect.parse(encode(dialect, opened + text), tools)
 
 
@@ -201,7 +201,8 @@ json_values = st.recursive(
     max_leaves=6,
 )
 json_arguments = st.dictionaries(json_text, json_values, max_size=4)
-UNWRITABLE = [*SPECIAL_TEXTS, "</parameter>", *map(chr, range(0x10F8A0, 0x10F8B0))]  # in a string of Qwen's XML
+RESERVED = [chr(code) for code in range(0x10F8A0, 0x10F8B0)]  # private characters that the dialects use inside
+UNWRITABLE = [*SPECIAL_TEXTS, "</parameter>", *RESERVED]  # in a string of Qwen's XML
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,20}", fullmatch=True)
 
 
@@ -298,7 +299,7 @@ class TestGuard:
 
     @given(content=nasty_text)
     def test_the_text_stays_readable(self, content):
-        content = content.replace("\ud800", "\ufffd").replace("\U0010f8a0", "\ufffd").replace("\U0010f8a1", "\ufffd")
+        content = "".join("\ufffd" if c in RESERVED or "\ud800" <= c <= "\udfff" else c for c in content)
         text = BYTES.decode(FAMILIES["hermes"].bridge(True, [("search", content)]))
         assert text == (
             f"\n<|im_start|>user\n<tool_response>\n{content}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
@@ -725,8 +726,8 @@ class TestTagsByToken:
         assert FAMILIES["hermes"].parse(self.spell("a<|im_end|>b")).content == "a<|im_end|>b"
 
     def test_private_characters_forge_nothing(self):
-        for code in range(0x10F8A0, 0x10F8B0):
-            turn = FAMILIES["hermes"].parse(self.spell(f"{chr(code)}{GOOD}{chr(code + 1)}"))
+        for opening, closing in itertools.pairwise(RESERVED):
+            turn = FAMILIES["hermes"].parse(self.spell(f"{opening}{GOOD}{closing}"))
             assert turn.calls == [] and GOOD in turn.content
 
 
@@ -880,7 +881,7 @@ class TestAgainstRenderers:
         ours = get_dialect(None, loaded)
         assert ours.name == dialect
         prompt = ours.render(MESSAGES, [SEARCH])
-        opened = "</think>\n\n" if ours._starts_thinking else ""
+        opened = "</think>\n\n" if ours.starts_thinking else ""
         for arguments in ({"query": "Emma"}, {"query": 'a "b" \n é'}):
             span = encode(ours, opened + ours.tool_call("search", arguments) + ours.end_of_turn)
             theirs = other.parse_response(span, prompt_ids=prompt)
