@@ -72,7 +72,8 @@ def steps_per_second(num_envs: int, steps: int) -> float:
     """Steps of all episodes together, with a tool of 50 ms, through `step`."""
     envs = ToolVectorEnv(WaitingEnv, num_envs, max_turns=steps + 2)
     envs.reset(seed=0)
-    actions = [[call(envs.envs[0], 0.05, number + i * num_envs) for number in range(num_envs)] for i in range(steps + 1)]
+    numbers = np.arange((steps + 1) * num_envs).reshape(steps + 1, num_envs).tolist()
+    actions = [[call(envs.envs[0], 0.05, number) for number in row] for row in numbers]
     envs.step(actions[-1])  # starts the threads
     start = time.perf_counter()
     for i in range(steps):
