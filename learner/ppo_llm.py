@@ -8,11 +8,8 @@ never decoded and encoded again. A mask says which tokens were sampled; only tho
     python learner/ppo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct   # one GPU
 """
 
-from __future__ import annotations
-
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -124,7 +121,7 @@ class Args:
     kl_coef: float = 0.0
     """weight of the KL divergence to the first policy (0: no reference model is loaded)"""
     kl_in: Literal["loss", "reward"] = "loss"
-    """where the KL divergence is paid"""
+    """is the KL divergence added to the loss, or taken from the reward of every sampled token?"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """estimator of the KL divergence in the loss (in the reward it is k1)"""
     target_kl: float | None = None
@@ -158,34 +155,22 @@ class Trajectory:
     episode: int
     task_index: int
     prompt_length: int
-    tokens: Array
-    """int32: the prompt, then sampled spans and what the environment wrote, in turn"""
+    tokens: Array  # int32: the prompt, then sampled spans and what the environment wrote, in turn
     terminated: bool = False
     truncated: bool = False
-    turns: list[tuple[int, int, float]] = field(default_factory=list)
-    """(first token, one past the last token, reward) of every sampled span"""
-    spans: list[Array] = field(default_factory=list)
-    """the sampler's log-probabilities of every span"""
-    stats: Counter[str] = field(default_factory=Counter)
-    """return, turns, success, exact match ... of the episode"""
-    reward_terms: Counter[str] = field(default_factory=Counter)
-    """the environment's named reward terms, summed over the episode"""
+    turns: list[tuple[int, int, float]] = field(default_factory=list)  # first token, one past the last, reward
+    span_logprobs: list[Array] = field(default_factory=list)  # the sampler's, of every turn
+    stats: Counter[str] = field(default_factory=Counter)  # return, turns, success, exact match ...
+    reward_terms: Counter[str] = field(default_factory=Counter)  # the named terms, summed over the episode
 
-    action_mask: Array = field(init=False)
-    """bool: was the token sampled?"""
-    logprobs: Array = field(init=False)
-    """the sampling policy's log-probability, 0 for tokens that were not sampled"""
-    ref_logprobs: Array = field(init=False)
-    """the reference policy's, where a KL divergence is paid"""
-    rewards: Array = field(init=False)
-    """a turn's reward, on the turn's last sampled token"""
-    values: Array = field(init=False)
-    """the critic's value of the state before the token"""
-    value_last: float = 0.0
-    """the critic's value of the last state"""
+    action_mask: Array = field(init=False)  # bool: was the token sampled?
+    logprobs: Array = field(init=False)  # the sampling policy's, 0 for tokens that were not sampled
+    ref_logprobs: Array = field(init=False)  # the reference policy's, where a KL divergence is paid
+    rewards: Array = field(init=False)  # a turn's reward, on the turn's last sampled token
+    values: Array = field(init=False)  # the critic's value of the state before the token
+    value_last: float = 0.0  # its value of the last state
     advantages: Array = field(init=False)
-    returns: Array = field(init=False)
-    """what the critic regresses to"""
+    returns: Array = field(init=False)  # what the critic regresses to
 
     def lay_out(self) -> None:
         """Lay the turns of a finished episode out over its tokens.
@@ -197,7 +182,7 @@ class Trajectory:
             setattr(self, name, np.zeros(len(self.tokens), np.float32))
         self.action_mask = np.zeros(len(self.tokens), bool)
         carried, last = 0.0, -1
-        for (start, end, reward), logprobs in zip(self.turns, self.spans, strict=True):
+        for (start, end, reward), logprobs in zip(self.turns, self.span_logprobs, strict=True):
             self.action_mask[start:end], self.logprobs[start:end] = True, logprobs
             carried, last = carried + reward, end - 1 if end > start else last
             if last >= 0:
@@ -235,8 +220,8 @@ class SlotCache(DynamicCache):
         self.slots: list[list[torch.Tensor]] = []  # per layer: keys and values, [num_slots, columns, heads, dimension]
 
     def place(self, rows: torch.Tensor | None, positions: torch.Tensor, width: int, capacity: int) -> None:
-        """The next forward writes at `positions` [n, S] of `rows` [n] (None: all) and reads the first `width` columns."""
-        self.rows, self.positions, self.width, self.capacity = rows, positions, width, capacity + capacity // 2
+        """The next forward writes at `positions` [n, S] of `rows` [n] (None: all) and reads `width` columns."""
+        self.rows, self.positions, self.width, self.capacity = rows, positions, width, capacity + capacity // 4
         for layer in self.slots:
             if capacity > layer[0].shape[1]:
                 layer[:] = [nn.functional.pad(x, (0, 0, 0, 0, 0, self.capacity - x.shape[1])) for x in layer]
@@ -251,16 +236,16 @@ class SlotCache(DynamicCache):
         rows = self.everyone if self.rows is None else self.rows
         for store, new in zip(self.slots[layer_idx], news, strict=True):
             store[rows[:, None], self.positions] = new
-        seen = self.slots[layer_idx] if self.rows is None else [store[rows] for store in self.slots[layer_idx]]
-        return [store[:, : self.width].transpose(1, 2) for store in seen]
+        seen = [store[slice(None) if self.rows is None else rows, : self.width] for store in self.slots[layer_idx]]
+        return [keys_or_values.transpose(1, 2) for keys_or_values in seen]
 
 
 class TransformersEngine:
-    """Samples spans for many episodes at once from a `transformers` model, and keeps their keys and values.
+    """Samples spans for many episodes at once from a `transformers` model, whose keys and values it keeps.
 
     `feed` gives a slot new tokens of its episode; `step` runs one forward, either of waiting new tokens (batched) or of
     one token of every row that is writing, and returns the spans that were completed by it. No row waits for another.
-    Every episode has its own random numbers, so what it samples does not depend on its neighbours.
+    Every episode has its own random numbers, so but for rounding it does not depend on its neighbours.
     """
 
     NOISE = 256  # random numbers drawn at a time for a slot
@@ -290,7 +275,7 @@ class TransformersEngine:
         self.generators: list[np.random.Generator | None] = [None] * n
         self.noise, self.noise_used = np.zeros((n, self.NOISE), np.float32), np.full(n, self.NOISE)
 
-    def feed(self, slot: int, tokens: Array, max_new_tokens: int, stops: list[int], seed: Any = None) -> None:
+    def feed(self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: list[int], seed: Any = None) -> None:
         """Append `tokens` to the slot's episode and have the next span sampled. `seed` begins a new episode."""
         if seed is not None:
             self.length[slot] = 0
@@ -300,21 +285,19 @@ class TransformersEngine:
         self.pending[slot] = tokens
         self.count[slot], self.room[slot] = 0, max_new_tokens
         self.stops[:] = False
-        self.stops[stops] = True
+        self.stops[stop_token_ids] = True
 
     @property
     def busy(self) -> bool:
-        """Is there anything to do for `step`?"""
         return bool(self.pending) or bool(self.writing.any())
 
     def step(self) -> list[tuple[int, Array, Array]]:
         """One forward. Returns (slot, span int32, log-probabilities float32) of the turns that it completed."""
         if self.pending and (8 * len(self.pending) >= self.num_slots or not self.writing.any()):
             return self._prefill()
-        rows = np.flatnonzero(self.writing)
-        width = int(self.length[rows].max()) + 1
+        rows, width = np.flatnonzero(self.writing), int(self.length[self.writing].max()) + 1
         if 2 * len(rows) > self.num_slots:  # reading all slots in place is cheaper than copying most of them
-            logits = self._forward(None, self.last[:, None], self.length[:, None], width)[rows]
+            logits = self._forward(None, self.last[:, None], self.length[:, None], width, rows, np.zeros_like(rows))
         else:
             logits = self._forward(rows, self.last[rows, None], self.length[rows, None], width)
         self.length[rows] += 1
@@ -332,45 +315,47 @@ class TransformersEngine:
             for row, new in zip(tokens, news, strict=True):
                 row[: len(new)] = new
             positions = self.length[rows, None] + np.arange(sizes.max())
-            logits = self._forward(rows, tokens, positions, int(positions.max()) + 1, sizes - 1)
+            logits = self._forward(rows, tokens, positions, int(positions.max()) + 1, None, sizes - 1)
             self.length[rows] += sizes
             done += self._accept(rows, logits)
         return done
 
     @torch.inference_mode()
     def _forward(
-        self, rows: Array | None, tokens: Array, positions: Array, width: int, last: Array | int = 0
+        self, slots: Array | None, tokens: Array, positions: Array, width: int, rows: Any = None, columns: Any = None
     ) -> torch.Tensor:
-        """Tokens [n, S] at `positions` [n, S] of `rows` [n] -> float32 logits [n, vocabulary] of the columns `last`."""
-        device = self.model.device
-        ids, place = (torch.from_numpy(x).to(device) for x in (tokens, positions))
+        """Tokens [n, S] at `positions` [n, S] of `slots` [n] -> logits [N, V] at their `rows` and `columns` [N]."""
+        n, device = len(tokens), self.model.device
+        rows, columns = (np.arange(n) if rows is None else rows), (np.zeros(n, int) if columns is None else columns)
+        ids, place, *index = (torch.from_numpy(x).to(device) for x in (tokens, positions, rows, columns))
+        where = None if slots is None else torch.from_numpy(slots).to(device)
+        self.cache.place(where, place, width, int(positions.max()) + 1)
         mask = torch.arange(width, device=device) <= place[:, None, :, None]
-        rows_at = None if rows is None else torch.from_numpy(rows).to(device)
-        self.cache.place(rows_at, place, width, int(positions.max()) + 1)
-        index = torch.arange(len(tokens)), torch.as_tensor(last)
-        with logits_only_at(self.model, index):
+        if self.model.config._attn_implementation == "eager":  # which adds the mask to the scores
+            mask = torch.where(mask, 0.0, torch.finfo(self.model.dtype).min).to(self.model.dtype)
+        with logits_only_at(self.model, (index[0], index[1])):
             out = self.model(ids, attention_mask=mask, position_ids=place, past_key_values=self.cache, use_cache=True)
         return out.logits[:, : self.vocab_size].float()
 
     @torch.inference_mode()
     def _accept(self, rows: Array, logits: torch.Tensor) -> list[tuple[int, Array, Array]]:
         """Sample the next token of `rows` and return the spans that end with it."""
+        logprobs = torch.log_softmax(logits / (self.temperature or 1.0), -1)
+        chosen = logprobs.argmax(-1)
         if self.temperature > 0:
             for row in rows[self.noise_used[rows] == self.NOISE]:
                 self.noise[row], self.noise_used[row] = self.generators[row].random(self.NOISE, np.float32), 0
             noise = torch.from_numpy(self.noise[rows, self.noise_used[rows]]).to(logits.device)
             self.noise_used[rows] += 1
-            logprobs = torch.log_softmax(logits / self.temperature, -1)
             chosen = sample(logprobs, noise, self.top_p)
-        else:
-            logprobs = torch.log_softmax(logits, -1)
-            chosen = logprobs.argmax(-1)
+        chosen_logprobs = logprobs.gather(1, chosen[:, None])[:, 0].cpu().numpy()
+        if not np.isfinite(chosen_logprobs).all():
+            raise FloatingPointError("the policy's logits are not finite", [])
         tokens = chosen.cpu().numpy()
         if self.count[rows].max() == self.spans.shape[1]:
-            self.spans = np.concatenate([self.spans, np.zeros_like(self.spans)], 1)
-            self.logprobs = np.concatenate([self.logprobs, np.zeros_like(self.logprobs)], 1)
+            self.spans, self.logprobs = (np.pad(x, ((0, 0), (0, x.shape[1]))) for x in (self.spans, self.logprobs))
         self.spans[rows, self.count[rows]] = self.last[rows] = tokens
-        self.logprobs[rows, self.count[rows]] = logprobs.gather(1, chosen[:, None])[:, 0].cpu().numpy()
+        self.logprobs[rows, self.count[rows]] = chosen_logprobs
         self.count[rows] += 1
         ended = self.stops[tokens] | (self.count[rows] >= self.room[rows])
         self.writing[rows] = ~ended
@@ -385,7 +370,8 @@ def sample(logprobs: torch.Tensor, noise: torch.Tensor, top_p: float = 1.0) -> t
         ordered, order = probs.sort(-1, descending=True)
         probs = torch.zeros_like(probs).scatter(-1, order, ordered * (ordered.cumsum(-1) - ordered < top_p))
     mass = probs.cumsum(-1)
-    return torch.searchsorted(mass, mass[:, -1:] * noise[:, None].clamp(max=1 - 1e-6), right=True)[:, 0]
+    chosen = torch.searchsorted(mass, mass[:, -1:] * noise[:, None].clamp(max=1 - 1e-6), right=True)[:, 0]
+    return chosen.clamp(max=probs.shape[1] - 1)  # beyond it only where the probabilities are NaN
 
 
 # ---------------------------------------------------------------------------------------------------------- rollout
@@ -411,14 +397,14 @@ def rollout(
             states, infos = envs.reset(seed=tasks, options={"reset_mask": mask, "task_index": tasks})
             for slot, episode in begun:
                 live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
-                room, stops = int(infos["max_new_tokens"][slot]), infos["stop_token_ids"][slot]
-                engine.feed(slot, states[slot], room, stops, seed=[seed, episode])
+                info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
+                engine.feed(slot, states[slot], **info, seed=[seed, episode])
         ended = engine.step() if engine.busy else []  # write
         if ended:
             for slot, span, logprobs in ended:
                 start = len(live[slot].tokens)
                 live[slot].turns.append((start, start + len(span), 0.0))
-                live[slot].spans.append(logprobs)
+                live[slot].span_logprobs.append(logprobs)
                 live[slot].tokens = np.concatenate([live[slot].tokens, span])
             envs.send([span for _, span, _ in ended], [slot for slot, _, _ in ended])
             in_flight += len(ended)
@@ -443,19 +429,14 @@ def rollout(
                 continue
             row.terminated, row.truncated = bool(terminated), bool(truncated)
             row.lay_out()
-            row.stats.update({"success": float(info.get("is_success", False)), "truncated": float(truncated)})
-            row.stats.update({"sampled_tokens": int(row.action_mask.sum()), "tokens": len(state)})
-            metrics = info.get("metrics", {})
-            row.stats.update({name: metrics[key] for key, name in METRICS.items() if key in metrics})
+            row.stats.update(success=float(info.get("is_success", False)), truncated=float(truncated))
+            row.stats.update(sampled_tokens=int(row.action_mask.sum()), tokens=len(state), **info.get("metrics", {}))
             done[row.episode] = live.pop(slot)
             free.append(slot)
             if bar is not None:
                 bar.update()
     engine.release()
     return [done[episode] for episode, _ in episodes]
-
-
-METRICS = {"em": "exact_match", "f1": "f1", "support_recall": "support_recall"}  # in info["metrics"] -> as logged
 
 
 def mean_stats(rows: Sequence[Trajectory]) -> dict[str, float]:
@@ -539,8 +520,9 @@ def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
             r_turn = np.array([row.rewards[start:stop].sum() for start, stop, _ in row.turns])
             v_turn = np.array([row.values[start] for start, _, _ in row.turns])
             lengths = [stop - start for start, stop, _ in row.turns]
-            for array, estimate in zip((row.advantages, row.returns), gae_turns(r_turn, v_turn, *gammas, **end)):
-                array[row.action_mask] = np.repeat(estimate, lengths)
+            advantages, returns = gae_turns(r_turn, v_turn, *gammas, **end)
+            row.advantages[row.action_mask] = np.repeat(advantages, lengths)
+            row.returns[row.action_mask] = np.repeat(returns, lengths)
         elif args.advantage == "bilevel":
             turn_end = np.isin(np.arange(len(row.tokens)), [stop - 1 for _, stop, _ in row.turns])
             estimates = gae_bilevel(row.rewards, row.values, mask, turn_end, *gammas, args.gamma_turn, **end)
@@ -636,14 +618,6 @@ def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip
     return loss / 2
 
 
-class NotFinite(RuntimeError):
-    """A loss became NaN or infinite; `rows` are the trajectories of its microbatch."""
-
-    def __init__(self, what: str, rows: list[Trajectory]) -> None:
-        super().__init__(what)
-        self.rows = rows
-
-
 def gather(rows: Sequence[Trajectory], name: str, masks: Sequence[Array], device: Any) -> torch.Tensor:
     """The entries of the rows' array `name` where `masks` are True, one row after the other: [N]."""
     return torch.from_numpy(np.concatenate([getattr(r, name)[m] for r, m in zip(rows, masks, strict=True)])).to(device)
@@ -703,14 +677,14 @@ def backward(
                 if args.kl_in == "loss":
                     loss = loss + args.kl_coef * kl_divergence(x, args.kl_estimator).sum()
             if not torch.isfinite(loss):  # one such step would destroy the weights
-                raise NotFinite(f"the policy's loss is {loss.item()}", group)
+                raise FloatingPointError(f"the policy's loss is {loss.item()}", group)
             (loss / num_tokens).backward()
         if any(mask.any() for mask in states):
             at = pad(states, device).nonzero(as_tuple=True)
             old, returns = (gather(group, name, states, device) for name in ("values", "returns"))
             loss = value_loss(critic(ids)[at[0], at[1] - 1], old, returns, args.clip_coef_value).sum()
             if not torch.isfinite(loss):
-                raise NotFinite(f"the critic's loss is {loss.item()}", group)
+                raise FloatingPointError(f"the critic's loss is {loss.item()}", group)
             (loss / num_states).backward()
             logs["value_loss"] += loss.item() / num_states
         logs.update({name: value.item() / num_tokens for name, value in sums.items()})
@@ -721,7 +695,6 @@ def backward(
 
 
 def make_envs(args: Args, split: str, tokenizer: str | None) -> Any:
-    """`num_envs` episodes side by side, their tool calls run together."""
     kwargs = json.loads(args.env_kwargs)
     if args.truncation == "bootstrap":
         kwargs["unfinished_reward"] = 0.0
@@ -738,28 +711,23 @@ if __name__ == "__main__":
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # bf16 may be an illegal instruction on a CPU
     torch.set_num_threads(args.num_threads or os.cpu_count() or 1)
-    random.seed(args.seed)
-    np.random.seed(args.seed)
     torch.manual_seed(args.seed)
 
     # models and environments
     source = model_source(args.model, args.env_id)
     tokenizer = None if args.tokenizer == "byte" else args.tokenizer or source
     envs = make_envs(args, args.split, tokenizer)
-    eval_envs = make_envs(args, args.eval_split, tokenizer) if args.eval_episodes else None
+    eval_envs = make_envs(args, args.eval_split, tokenizer) if args.eval_episodes else envs
     vocab_size, num_tasks = envs.single_action_space.vocab_size, envs.envs[0].num_tasks
     weights = checkpoint.find(run_dir) / "policy" if args.resume else source
     policy = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype)
     check_vocabulary(policy, vocab_size)
     policy = policy.to(device).eval()  # eval: no dropout, in sampling and training alike
     critic = Critic(source, dtype).to(device).eval()
-    reference = None
-    if args.kl_coef > 0:
-        reference = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
+    first = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval() if args.kl_coef > 0 else None
     engine = TransformersEngine(policy, args.num_envs, vocab_size, args.temperature, args.top_p)
     eval_engine = TransformersEngine(policy, args.num_envs, vocab_size, args.eval_temperature)
-    rates = (args.learning_rate, args.critic_learning_rate)
-    optimizer = Float32AdamW((policy, critic), rates, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = Float32AdamW((policy, critic), (args.learning_rate, args.critic_learning_rate), betas=(0.9, 0.95))
 
     # logs
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -780,21 +748,19 @@ if __name__ == "__main__":
     bar.update(run["iteration"] * args.episodes_per_iteration)
 
     def evaluate() -> None:
-        """Play the first tasks of the evaluation split; note what comes out."""
-        if eval_envs is None:
-            return
-        tasks = [(i, i % eval_envs.envs[0].num_tasks) for i in range(args.eval_episodes)]
+        """Play the first tasks of the evaluation split and note what comes out."""
+        tasks = [(i, i) for i in range(min(args.eval_episodes, eval_envs.envs[0].num_tasks))]
         result = mean_stats(rollout(eval_envs, eval_engine, tasks, args.seed))
         for name, value in result.items():
             writer.add_scalar(f"eval/{name}", value, run["global_step"])
-        for name in ("exact_match", "success"):
-            run["summary"].setdefault(f"eval/{name}_first", result.get(name))
-            run["summary"][f"eval/{name}_last"] = result.get(name)
+        for name, key in (("exact_match", "em"), ("success", "success")):
+            run["summary"].setdefault(f"eval/{name}_first", result.get(key))
+            run["summary"][f"eval/{name}_last"] = result.get(key)
         text = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
         bar.write(f"evaluation after {run['iteration']} iterations: {text}")
 
     try:
-        if not args.resume:
+        if args.eval_episodes and not args.resume:
             evaluate()
         saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
         for iteration in range(run["iteration"] + 1, num_iterations + 1):
@@ -804,44 +770,40 @@ if __name__ == "__main__":
 
             # rollout
             tasks = rng.integers(num_tasks, size=args.episodes_per_iteration).tolist()
-            first_episode = (iteration - 1) * args.episodes_per_iteration
-            rows = rollout(envs, engine, list(enumerate(tasks, first_episode)), args.seed, bar)
+            episodes = list(enumerate(tasks, (iteration - 1) * args.episodes_per_iteration))
+            rows = rollout(envs, engine, episodes, args.seed, bar)
             rolled_out = time.time()
 
             # values and advantages
-            score(rows, args, policy, critic, reference, vocab_size)
+            score(rows, args, policy, critic, first, vocab_size)
             compute_advantages(rows, args)
             scored = time.time()
 
             # update
             saver.dirty()
             logs: list[dict[str, float]] = []
-            num_trained, stop = 0, False
-            for _ in range(args.update_epochs):
-                for part in np.array_split(rng.permutation(len(rows)), args.num_minibatches):
-                    minibatch = [rows[i] for i in part]
-                    train_policy = iteration > args.critic_warmup
-                    logs.append(backward(minibatch, args, policy, critic, vocab_size, train_policy))
-                    norms = optimizer.step(args.max_grad_norm)
-                    logs[-1] |= {"grad_norm": norms[0], "critic_grad_norm": norms[1]}
-                    num_trained += sum(len(row.tokens) for row in minibatch)
-                    stop = args.target_kl is not None and logs[-1].get("approx_kl", 0.0) > args.target_kl
-                    if stop:
-                        break
-                if stop:
+            passes = [rng.permutation(len(rows)) for _ in range(args.update_epochs)]
+            for part in [part for order in passes for part in np.array_split(order, args.num_minibatches)]:
+                train_policy = iteration > args.critic_warmup
+                logs.append(backward([rows[i] for i in part], args, policy, critic, vocab_size, train_policy))
+                norms = optimizer.step(args.max_grad_norm)
+                logs[-1] |= {"grad_norm": norms[0], "critic_grad_norm": norms[1]}
+                if args.target_kl is not None and logs[-1].get("approx_kl", 0.0) > args.target_kl:
                     break
             trained = time.time()
 
             # logging
             stats = mean_stats(rows)
             num_turns, num_sampled = stats["turns"] * len(rows), stats["sampled_tokens"] * len(rows)
+            num_trained = stats["tokens"] * len(rows) * len(logs) / args.num_minibatches
             run["iteration"] = iteration
             run["global_step"] += round(num_turns)
             run["train_seconds"] += trained - started
             masks = [value_positions(row, args) for row in rows]
-            targets = np.concatenate([row.returns[mask] for row, mask in zip(rows, masks, strict=True)])
-            errors = targets - np.concatenate([row.values[mask] for row, mask in zip(rows, masks, strict=True)])
-            scalars = {f"charts/{name}": value for name, value in stats.items()} | {
+            targets = gather(rows, "returns", masks, "cpu").numpy()
+            errors = targets - gather(rows, "values", masks, "cpu").numpy()
+            names = {"return": "episodic_return", "turns": "episodic_length", "em": "exact_match"}
+            scalars = {f"charts/{names.get(name, name)}": value for name, value in stats.items()} | {
                 "charts/learning_rate": optimizer.adam.param_groups[0]["lr"],
                 "charts/SPS": num_turns / (trained - started),
                 "charts/sampled_tokens_per_second": num_sampled / (rolled_out - started),
@@ -851,8 +813,6 @@ if __name__ == "__main__":
                 "time/score": scored - rolled_out,
                 "time/train": trained - scored,
             }
-            scalars["charts/episodic_return"] = scalars.pop("charts/return")
-            scalars["charts/episodic_length"] = scalars.pop("charts/turns")
             for name in sorted({name for row in rows for name in row.reward_terms}):
                 scalars[f"rewards/{name}"] = float(np.mean([row.reward_terms[name] for row in rows]))
             for name in sorted({name for log in logs for name in log}):
@@ -860,10 +820,10 @@ if __name__ == "__main__":
             for name, value in scalars.items():
                 writer.add_scalar(name, value, run["global_step"])
             checkpoint.append_rows(run_dir / "trajectories.jsonl", rows[: args.log_trajectories], iteration=iteration)
-            speed = f"{stats['tokens'] * len(rows) / (trained - started):.0f}"
-            shown = {"return": f"{stats['return']:.2f}", "success": f"{stats['success']:.2f}", "tokens/s": speed}
-            bar.set_postfix(shown)
-            if iteration == num_iterations or (args.eval_every and iteration % args.eval_every == 0):
+            speed = stats["tokens"] * len(rows) / (trained - started)
+            bar.set_postfix_str(f"return {stats['return']:.2f}, success {stats['success']:.2f}, {speed:.0f} tokens/s")
+            due = iteration == num_iterations or (args.eval_every and iteration % args.eval_every == 0)
+            if args.eval_episodes and due:
                 evaluate()
             run["summary"] |= {"train_seconds": run["train_seconds"], "args": asdict(args)}
             checkpoint.write_json(run_dir / "summary.json", run["summary"])
@@ -876,10 +836,10 @@ if __name__ == "__main__":
         saver.save()
         print(f"\ninterrupted; go on after the last complete iteration with\n  python {sys.argv[0]} --resume {run_dir}")
         sys.exit(130)
-    except NotFinite as error:
+    except FloatingPointError as error:
         bar.close()
-        checkpoint.append_rows(run_dir / "not_finite.jsonl", error.rows, iteration=run["iteration"] + 1)
-        sys.exit(f"stopped: {error}. The rows of its microbatch are in {run_dir / 'not_finite.jsonl'}")
+        checkpoint.append_rows(run_dir / "not_finite.jsonl", error.args[1], iteration=run["iteration"] + 1)
+        sys.exit(f"stopped: {error.args[0]}. The rows of its microbatch are in {run_dir / 'not_finite.jsonl'}")
     bar.close()
     if args.save_model:
         policy.save_pretrained(run_dir / "model")

@@ -16,12 +16,14 @@ class Float32AdamW:
     the copies take the steps, the modules get the rounded result. Float32 modules are updated directly.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], learning_rates: Sequence[float], **kwargs: Any) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], learning_rates: Sequence[float], betas: tuple[float, float]
+    ) -> None:
         self.weights = [[p for p in module.parameters() if p.requires_grad] for module in modules]
         self.masters = [[p if p.dtype == torch.float32 else p.detach().float() for p in g] for g in self.weights]
         self.learning_rates = list(learning_rates)
         groups = [{"params": g, "lr": lr} for g, lr in zip(self.masters, learning_rates, strict=True)]
-        self.adam = torch.optim.AdamW(groups, **kwargs)
+        self.adam = torch.optim.AdamW(groups, betas=betas, weight_decay=0.0)
 
     def scale_learning_rates(self, factor: float) -> None:
         """Set every learning rate to its first value times `factor`."""

@@ -1,0 +1,160 @@
+"""The advantage estimators, against golden vectors and a definition that is too slow to use."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ppo_llm = pytest.importorskip("ppo_llm")
+
+# Two turns: three action tokens, four of the environment, two action tokens. Turn rewards 0.2 and 1.
+MASK = np.array([1, 1, 1, 0, 0, 0, 0, 1, 1], bool)
+REWARDS = np.array([0, 0, 0.2, 0, 0, 0, 0, 0, 1.0])
+VALUES = np.array([0.5, 0.4, 0.3, 0.9, 0.9, 0.9, 0.9, 0.6, 0.7])
+TURN_END = np.array([0, 0, 1, 0, 0, 0, 0, 0, 1], bool)
+
+
+def trajectory(mask=MASK, rewards=REWARDS, values=VALUES, prompt=0, **kwargs):
+    """A row with these arrays after `prompt` further tokens."""
+    mask = np.concatenate([np.zeros(prompt, bool), mask])
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+    turns = [(int(a), int(b), 0.0) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    row = ppo_llm.Trajectory(0, 0, prompt, np.zeros(len(mask), np.int32), turns=turns, **kwargs)
+    row.span_logprobs = [np.zeros(b - a) for a, b, _ in turns]
+    row.lay_out()
+    row.rewards[prompt:], row.values[prompt:] = rewards, values
+    return row
+
+
+def test_golden_vectors_of_token_gae():
+    advantages, returns = ppo_llm.gae_tokens(REWARDS, VALUES, MASK, 1.0, 0.95)
+    np.testing.assert_allclose(advantages, [0.5863, 0.7225, 0.8658, 0, 0, 0, 0, 0.385, 0.3], atol=5e-5)
+    np.testing.assert_allclose(returns, (advantages + VALUES) * MASK)
+
+
+def test_golden_vectors_of_a_truncated_row():
+    advantages, _ = ppo_llm.gae_tokens(REWARDS, VALUES, MASK, 1.0, 0.95, done=False, v_last=0.8)
+    np.testing.assert_allclose(advantages, [1.2379, 1.4084, 1.5877, 0, 0, 0, 0, 1.145, 1.1], atol=5e-5)
+
+
+def test_golden_vectors_of_turn_gae():
+    advantages, returns = ppo_llm.gae_turns([0.2, 1.0], [0.5, 0.6], 1.0, 0.95)
+    np.testing.assert_allclose(advantages, [0.68, 0.4])
+    np.testing.assert_allclose(returns, [1.18, 1.0])
+
+
+def test_golden_vectors_of_bilevel_gae():
+    advantages, _ = ppo_llm.gae_bilevel(REWARDS, VALUES, MASK, TURN_END, 1.0, 1.0, 0.95)
+    np.testing.assert_allclose(advantages, [0.65, 0.75, 0.85, 0, 0, 0, 0, 0.4, 0.3])
+
+
+numbers = st.floats(-2, 2)
+rates = st.floats(0, 1)
+tokens = st.lists(st.tuples(numbers, numbers, st.booleans()), max_size=25)
+
+
+@given(tokens, rates, rates, st.booleans(), numbers)
+def test_token_gae_is_the_sum_of_its_definition(tokens, gamma, lam, done, v_last):
+    r, v, m = (np.array([token[i] for token in tokens]) for i in range(3))
+    advantages, returns = ppo_llm.gae_tokens(r, v, m, gamma, lam, done, v_last)
+    at = np.flatnonzero(m) if len(m) else []
+    after = [v[t] for t in at[1:]] + [0.0 if done else v_last]
+    deltas = [r[t] + gamma * after[j] - v[t] for j, t in enumerate(at)]
+    expected = np.zeros(len(r))
+    for j, t in enumerate(at):
+        expected[t] = sum((gamma * lam) ** (i - j) * deltas[i] for i in range(j, len(at)))
+    np.testing.assert_allclose(advantages, expected, atol=1e-9)
+    np.testing.assert_allclose(returns, np.where(m, expected + v, 0) if len(m) else [], atol=1e-9)
+
+
+@given(tokens, rates, rates, st.integers(0, 300))
+def test_what_the_environment_writes_changes_no_advantage(tokens, gamma, lam, more):
+    r, v, m = (np.array([token[i] for token in tokens]) for i in range(3))
+    r = np.where(m, r, 0.0) if len(m) else r
+    at = len(r) // 2
+    noise = np.random.default_rng(more).normal(size=more)
+    longer = [np.insert(r, at, np.zeros(more)), np.insert(v, at, noise), np.insert(m, at, np.zeros(more, bool))]
+    short = ppo_llm.gae_tokens(r, v, m, gamma, lam)[0]
+    long = ppo_llm.gae_tokens(*longer, gamma, lam)[0]
+    np.testing.assert_allclose(np.delete(long, slice(at, at + more)), short)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 1000))
+def test_without_discounts_all_estimators_agree_on_the_return(lengths, seed):
+    rng = np.random.default_rng(seed)
+    mask = np.concatenate([[True] * n + [False] * int(rng.integers(4)) for n in lengths])
+    ends = np.array([bool(m) and not (i + 1 < len(mask) and mask[i + 1]) for i, m in enumerate(mask)])
+    rewards, values = rng.normal(size=len(mask)) * ends, rng.normal(size=len(mask))
+    to_go = np.cumsum(rewards[::-1])[::-1]
+    for advantages, returns in (
+        ppo_llm.gae_tokens(rewards, values, mask, 1.0, 1.0),
+        ppo_llm.gae_bilevel(rewards, values, mask, ends, 1.0, 1.0, 1.0),
+    ):
+        np.testing.assert_allclose(returns, to_go * mask, atol=1e-9)
+        np.testing.assert_allclose(advantages, (to_go - values) * mask, atol=1e-9)
+
+
+@pytest.mark.parametrize("advantage", ["tokens", "turns", "bilevel"])
+@pytest.mark.parametrize("adv_norm", ["token", "turn", "none"])
+def test_advantages_stand_on_sampled_tokens_only_and_are_whitened_over_the_batch(advantage, adv_norm):
+    rows = [trajectory(prompt=3), trajectory(rewards=-REWARDS, prompt=5), trajectory(rewards=0 * REWARDS)]
+    ppo_llm.compute_advantages(rows, ppo_llm.Args(advantage=advantage, adv_norm=adv_norm))
+    for row in rows:
+        assert not row.advantages[~row.action_mask].any()
+        assert not row.returns[~row.action_mask].any()
+    if adv_norm == "none":
+        return
+    everything = np.concatenate([row.advantages[row.action_mask] for row in rows])
+    share = np.tile([1, 1, 1, 1, 1] if adv_norm == "token" else [1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2], 3)
+    assert np.average(everything, weights=share) == pytest.approx(0, abs=1e-6)
+    assert np.average(everything**2, weights=share) == pytest.approx(1, abs=1e-6)
+
+
+def test_turn_advantages_are_those_of_turn_gae():
+    row = trajectory(prompt=2)
+    ppo_llm.compute_advantages([row], ppo_llm.Args(advantage="turns", gae_lambda=0.95, adv_norm="none"))
+    np.testing.assert_allclose(row.advantages[2:], np.array([0.68] * 3 + [0] * 4 + [0.4] * 2), atol=1e-6)
+    starts = ppo_llm.value_positions(row, ppo_llm.Args(advantage="turns"))
+    assert np.flatnonzero(starts).tolist() == [2, 9]  # a turn begins in one state
+
+
+@pytest.mark.parametrize("advantage", ["tokens", "turns", "bilevel"])
+def test_only_a_truncated_row_bootstraps_and_only_if_asked(advantage):
+    def first(truncation, **kwargs):
+        row = trajectory(value_last=5.0, **kwargs)
+        ppo_llm.compute_advantages([row], ppo_llm.Args(advantage=advantage, adv_norm="none", truncation=truncation))
+        return row.advantages[-1]
+
+    paid = first("outcome", truncated=True)
+    assert first("bootstrap", terminated=True) == paid
+    assert first("bootstrap", truncated=True) > paid + 1
+
+
+def test_table_4_without_the_advantage_mask_runs_over_the_tools_tokens_too():
+    row = trajectory(prompt=2)
+    ppo_llm.compute_advantages([row], ppo_llm.Args(advantage_mask=False, gae_lambda=0.95, adv_norm="none"))
+    plain = ppo_llm.gae_tokens(REWARDS, VALUES, np.ones(9), 1.0, 0.95)[0]
+    np.testing.assert_allclose(row.advantages, np.concatenate([[0, 0], plain]), atol=1e-6)
+    np.testing.assert_allclose(row.advantages[2:5], [0.5753, 0.7109, 0.8536], atol=5e-5)  # what walking over them does
+
+
+@pytest.mark.parametrize(
+    ("turns", "rewards"),
+    [
+        ([(2, 4, 1.0), (6, 7, 2.0)], [0, 0, 0, 1, 0, 0, 2, 0]),
+        ([(2, 4, 1.0), (6, 6, 2.0)], [0, 0, 0, 3, 0, 0, 0, 0]),  # nothing sampled: to the token sampled before it
+        ([(2, 2, 1.0), (4, 4, 0.5), (6, 8, 2.0)], [0, 0, 0, 0, 0, 0, 0, 3.5]),  # or to the end of the next span
+        ([(2, 2, 1.0)], [0] * 8),  # an episode in which nothing was sampled trains nothing
+    ],
+)
+def test_a_turns_reward_sits_on_its_last_sampled_token_and_none_is_lost(turns, rewards):
+    row = ppo_llm.Trajectory(0, 0, 2, np.zeros(8, np.int32), turns=turns)
+    row.span_logprobs = [np.full(b - a, -1.0) for a, b, _ in turns]
+    row.lay_out()
+    np.testing.assert_array_equal(row.rewards, rewards)
+    assert not row.rewards[~row.action_mask].any()
+    assert row.turns == [turn for turn in turns if turn[1] > turn[0]]
+    np.testing.assert_array_equal(row.logprobs, -1.0 * row.action_mask)
+    row.truncated = True
+    for advantage in ("tokens", "turns", "bilevel"):
+        ppo_llm.compute_advantages([row], ppo_llm.Args(advantage=advantage))

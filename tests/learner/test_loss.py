@@ -1,0 +1,153 @@
+"""The loss: what is trained on, and that the gradient does not depend on how a step is cut."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+ppo_llm = pytest.importorskip("ppo_llm")
+
+
+@pytest.fixture
+def rows(policy, make_envs, vocab_size):
+    """Real episodes of different lengths, with made-up advantages."""
+    engine = ppo_llm.TransformersEngine(policy, 4, vocab_size)
+    rows = ppo_llm.rollout(make_envs(4), engine, [(i, i) for i in range(6)], seed=3)
+    rng = np.random.default_rng(0)
+    for i, row in enumerate(rows):
+        if i % 2:  # a shorter one
+            keep = row.turns[0][1] + 3
+            row.tokens, row.turns, row.span_logprobs = row.tokens[:keep], row.turns[:1], row.span_logprobs[:1]
+            row.lay_out()
+        for name in ("advantages", "returns", "values", "ref_logprobs"):
+            getattr(row, name)[row.action_mask] = rng.normal(size=row.action_mask.sum())
+        row.logprobs[row.action_mask] += rng.normal(size=row.action_mask.sum()) * 0.2
+    return rows
+
+
+@pytest.fixture
+def critic(policy_folder):
+    critic = ppo_llm.Critic(str(policy_folder), torch.float32).eval()
+    torch.nn.init.normal_(critic.head.weight)
+    return critic
+
+
+def gradients(*modules):
+    grads = [p.grad.flatten() for module in modules for p in module.parameters() if p.grad is not None]
+    for module in modules:
+        module.zero_grad()
+    return torch.cat(grads)
+
+
+ARGS = ppo_llm.Args(ent_coef=0.01, kl_coef=0.1)
+
+
+@pytest.mark.parametrize("advantage", ["tokens", "turns"])
+def test_the_gradient_does_not_depend_on_the_microbatches(rows, policy, critic, vocab_size, advantage):
+    args = replace(ARGS, advantage=advantage)
+    results = []
+    for budget in (10**6, 1_500, 1):  # all rows at once, some, one by one
+        logs = ppo_llm.backward(rows, replace(args, microbatch_tokens=budget), policy, critic, vocab_size)
+        results.append((gradients(policy, critic), logs))
+    for gradient, logs in results[1:]:
+        assert (gradient - results[0][0]).norm() / results[0][0].norm() < 1e-5
+        assert logs == pytest.approx(results[0][1], abs=1e-4)
+
+
+def test_microbatches_hold_every_row_once_and_keep_to_the_budget(rows):
+    groups = list(ppo_llm.microbatches(rows, 1_500))
+    assert sorted(id(row) for group in groups for row in group) == sorted(map(id, rows))
+    assert len(groups) > 1
+    for group in groups:
+        assert len(group) == 1 or len(group) * max(len(row.tokens) for row in group) <= 1_500
+
+
+@pytest.mark.parametrize("sampled_only", [True, False])
+def test_exactly_the_masked_tokens_are_trained_on(rows, policy, critic, vocab_size, sampled_only):
+    """The gradient that reaches the states before the head: none but where a trained token is predicted."""
+    seen = []
+
+    def watch(module, inputs):
+        inputs[0].retain_grad()
+        seen.append(inputs[0])
+
+    handle = policy.get_output_embeddings().register_forward_pre_hook(watch)
+    ppo_llm.backward(rows, replace(ARGS, microbatch_tokens=10**6, loss_mask=sampled_only), policy, critic, vocab_size)
+    handle.remove()
+    ordered = [row for group in ppo_llm.microbatches(rows, 10**6) for row in group]
+    (states,) = seen
+    touched = states.grad.abs().sum(-1) > 0
+    for row, got in zip(ordered, touched.numpy(), strict=True):
+        mask = row.action_mask if sampled_only else np.arange(len(row.tokens)) >= row.prompt_length
+        np.testing.assert_array_equal(got[: len(mask) - 1], mask[1:])  # position t-1 predicts token t
+        assert not got[len(mask) - 1 :].any()
+
+
+def test_embedding_rows_beyond_the_tokenizer_get_no_probability_and_no_gradient(rows, policy, critic, vocab_size):
+    weights = policy.get_output_embeddings().weight
+    assert weights.shape[0] > vocab_size
+    ppo_llm.backward(rows, ARGS, policy, critic, vocab_size)
+    assert not weights.grad[vocab_size:].any()
+    assert weights.grad[:vocab_size].any()
+
+
+@pytest.mark.parametrize("advantage", ["tokens", "turns"])
+def test_the_critic_learns_states_before_sampled_tokens(rows, policy, critic, vocab_size, advantage):
+    args = replace(ARGS, advantage=advantage)
+    expected = torch.zeros(())
+    count = 0
+    for row in rows:
+        values = critic(torch.from_numpy(row.tokens[None]).long())[0]
+        tokens = [t for t in np.flatnonzero(row.action_mask) if advantage == "tokens" or not row.action_mask[t - 1]]
+        for t in tokens:
+            old, target = float(row.values[t]), float(row.returns[t])
+            new = values[t - 1]
+            clipped = old + (new - old).clamp(-args.clip_coef_value, args.clip_coef_value)
+            expected = expected + torch.maximum((new - target) ** 2, (clipped - target) ** 2) / 2
+            count += 1
+    logs = ppo_llm.backward(rows, args, policy, critic, vocab_size, train_policy=False)
+    assert logs == {"value_loss": pytest.approx((expected / count).item(), rel=1e-4)}
+    assert all(p.grad is None for p in policy.parameters())  # critic warm-up
+
+
+def test_the_clipped_objective():
+    old, advantages = torch.zeros(4), torch.tensor([1.0, 1.0, -1.0, -1.0])
+    new = torch.log(torch.tensor([2.0, 0.5, 2.0, 0.5])).requires_grad_()
+    loss, logs = ppo_llm.policy_loss(new, old, advantages, 0.2, 0.28)
+    torch.testing.assert_close(loss.detach(), torch.tensor([-1.28, -0.5, 2.0, 0.8]))
+    assert logs["clipfrac"] == 4
+    loss.sum().backward()
+    assert (new.grad != 0).tolist() == [False, True, True, False]
+    far = ppo_llm.policy_loss(torch.tensor([200.0]), torch.tensor([0.0]), torch.tensor([-1.0]), 0.2, 0.28)[0]
+    assert torch.isfinite(far).all()
+
+
+def test_the_kl_estimators():
+    x = torch.tensor([0.5, -0.3, 0.0], requires_grad=True)
+    for name, values, slopes in (
+        ("k1", x, torch.ones(3)),
+        ("k2", x**2 / 2, x),
+        ("k3", torch.exp(-x) - 1 + x, 1 - torch.exp(-x)),
+    ):
+        got = ppo_llm.kl_divergence(x, name)
+        torch.testing.assert_close(got, values)
+        torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], slopes.detach())
+    assert torch.isfinite(ppo_llm.kl_divergence(torch.tensor([-500.0, 500.0]), "k3")).all()
+
+
+def test_a_kl_divergence_in_the_reward_is_paid_by_sampled_tokens(rows, policy, critic, vocab_size):
+    before = [row.rewards.copy() for row in rows]
+    args = ppo_llm.Args(kl_coef=0.5, kl_in="reward")
+    ppo_llm.score(rows, args, policy, critic, policy, vocab_size)
+    for row, rewards in zip(rows, before, strict=True):
+        paid = rewards - row.rewards
+        np.testing.assert_allclose(paid, 0.5 * (row.logprobs - row.ref_logprobs) * row.action_mask, atol=1e-6)
+        assert paid[row.action_mask].any()
+
+
+def test_a_loss_that_is_not_finite_raises_and_names_the_rows(rows, policy, critic, vocab_size):
+    rows[1].advantages[rows[1].action_mask] = np.nan
+    with pytest.raises(FloatingPointError, match="policy's loss is nan") as error:
+        ppo_llm.backward(rows, replace(ARGS, microbatch_tokens=1), policy, critic, vocab_size)
+    assert error.value.args[1] == [rows[1]]
