@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from agent_r1.dialects import Call, get_dialect
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
-from agent_r1.tokenizers import load_tokenizer
+from agent_r1.tokenizers import load_tokenizer, replace_surrogates
 from agent_r1_tools import Tool, ToolResult, run_tool
 
 Tokens = NDArray[np.int32]
@@ -133,8 +134,17 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise ValueError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ValueError(f"render_mode must be None, 'ansi' or 'human', got {render_mode!r}")
-        if max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1, got {max_turns}")
+        for name, bound in (
+            ("max_turns", max_turns),
+            ("max_context_tokens", max_context_tokens),
+            ("max_action_tokens", max_action_tokens),
+        ):
+            if bound is not None and bound < 1:
+                raise ValueError(f"{name} must be at least 1, got {bound}")
+        names = [tool.name for tool in tools]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"two tools are named {', '.join(map(repr, sorted(twice)))}; give each a name of its own")
         self.split = self.splits[split]
         self.tokenizer = load_tokenizer(tokenizer)
         self.dialect = get_dialect(dialect, self.tokenizer)
@@ -152,7 +162,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.observation_space = TokenSpan(vocab_size, self.max_context_tokens)
         self._schemas = [tool.schema for tool in self.tools.values()]
         self._stop = frozenset(self.dialect.stop_token_ids)
-        # The room that a cut tool result leaves to the policy's next turn.
+        # The room that every turn has: where the results would leave less they are cut, or the episode ends.
         self._reserve = max(1, min(self.max_action_tokens, 256, self.max_context_tokens // 8))
         self._episode: Episode | None = None
         self._task: Task | None = None
@@ -186,18 +196,20 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     # ------------------------------------------------------------------ gymnasium
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tokens, dict[str, Any]]:
-        """Begin an episode: `seed` draws its task, `options={"task_index": i}` names it, `{"max_turns": n}` bounds it."""
+        """Begin an episode: `seed` draws its task, options `task_index` names it and `max_turns` bounds it.
+
+        Raises ValueError for other options or values, and for a prompt that leaves no room in the context.
+        """
         super().reset(seed=seed)
         options = dict(options or {})
         index = options.pop("task_index", None)
         max_turns = options.pop("max_turns", None)
         if options:
             raise ValueError(f"reset options are 'task_index' and 'max_turns', got {', '.join(map(repr, options))}")
-        if index is None:
-            index = self.np_random.integers(self.num_tasks)
+        index = self.np_random.integers(self.num_tasks) if index is None else _integer("task_index", index)
         if not 0 <= index < self.num_tasks:
             raise ValueError(f"task_index must be in [0, {self.num_tasks}) in split {self.split!r}, got {index}")
-        horizon = self.max_turns if max_turns is None else int(max_turns)
+        horizon = self.max_turns if max_turns is None else _integer("max_turns", max_turns)
         if horizon < 1:
             raise ValueError(f"max_turns must be at least 1, got {horizon}")
         task = self.make_task(int(index))
@@ -242,12 +254,13 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             episode.messages.append({"role": "assistant", "content": text})
             return OpenTurn(text=text, overflow=True)
         ids = span.tolist()
-        parsed = self.dialect.parse(ids)
+        parsed = self.dialect.parse(ids, self._schemas)
         turn = OpenTurn(text=parsed.raw, closed=bool(ids) and ids[-1] in self._stop)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.raw}
         if parsed.calls:
             turn.calls = [self._pending(call) for call in parsed.calls[:MAX_CALLS]]
             turn.skipped_calls = len(parsed.calls) - len(turn.calls)
+            episode.malformed |= any(call.error is not None for call in parsed.calls)
             readable = [c.call for c in turn.calls if c.call.error is None]
             if len(readable) == len(parsed.calls):  # otherwise the raw text is the only faithful record
                 message["content"] = parsed.content
@@ -262,8 +275,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def end_turn(
         self, turn: OpenTurn, results: Sequence[ToolResult]
     ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
-        """Decide what the results mean. `results` has one entry for each call that has a tool, in order."""
+        """Decide what the results mean. `results` has one entry for each call that has a tool, in order.
+
+        Raises ValueError for another number of results, or if `judge_result` names a term without a weight.
+        """
         episode = self.episode
+        called = sum(pending.tool is not None for pending in turn.calls)
+        if len(results) != called:
+            raise ValueError(f"{called} calls wait for their results, got {len(results)} results; give one for each")
         first_message = len(episode.messages) - 1
         amounts: dict[str, float] = {}
         records: list[dict[str, Any]] = []
@@ -277,7 +296,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 result = next(waiting)
             self._judge_call(call, result, amounts)
             error = call.error or (None if result.ok else result.content)
-            record = {"name": call.name, "arguments": call.arguments, "ok": result.ok}
+            record = {"name": call.name, "arguments": copy.deepcopy(call.arguments), "ok": result.ok}
             records.append(record | ({"error": error} if error else {}))
             responses.append((call.name, result.content))
         if turn.skipped_calls:
@@ -323,16 +342,30 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """
         return {
             "episode": copy.deepcopy(self.episode),
+            "task_id": self.task.id,
             "random_state": copy.deepcopy(self.np_random.bit_generator.state),
             "tools": {name: tool.get_state() for name, tool in self.tools.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from a snapshot of `get_state`; the snapshot itself stays as it is."""
-        self._episode = copy.deepcopy(state["episode"])
+        """Continue from a snapshot of `get_state`; the snapshot itself stays as it is.
+
+        Raises ValueError for a snapshot of an environment with other tasks or a larger context.
+        """
+        episode: Episode = copy.deepcopy(state["episode"])
+        if episode.length > self.max_context_tokens:
+            raise ValueError(
+                f"the snapshot has {episode.length} tokens, more than max_context_tokens={self.max_context_tokens}"
+            )
+        task = self.make_task(episode.task_index) if episode.task_index < self.num_tasks else None
+        if task is None or task.id != state["task_id"]:
+            raise ValueError(
+                f"the snapshot is of task {state['task_id']!r}, but task {episode.task_index} is "
+                f"{task.id if task else None!r} here; make both environments with the same arguments"
+            )
+        self._episode, self._task = episode, task
         self.np_random.bit_generator.state = copy.deepcopy(state["random_state"])
-        self._task = self.make_task(self.episode.task_index)
-        self.start_episode(self._task)
+        self.start_episode(task)
         for name, tool in self.tools.items():
             tool.set_state(copy.deepcopy(state["tools"].get(name)))
 
@@ -373,7 +406,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     # ------------------------------------------------------------------ inside
 
     def _check(self, action: Any) -> Tokens:
-        span = np.asarray(action)
+        try:
+            span = np.asarray(action)
+        except ValueError:  # nested lists of different lengths
+            span = np.empty((), object)
         if span.size == 0 and span.ndim == 1:
             return np.empty(0, np.int32)
         if span.ndim != 1 or not np.issubdtype(span.dtype, np.integer):
@@ -399,7 +435,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         episode.buffer[episode.length : end] = tokens
         episode.length = end
 
-    def _append_if_room(self, tokens: list[int], reserve: int = 0) -> bool:
+    def _append_if_room(self, tokens: Sequence[int], reserve: int = 0) -> bool:
         if self.episode.length + len(tokens) + reserve > self.max_context_tokens:
             return False
         self._append(tokens)
@@ -407,26 +443,29 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def _append_responses(self, turn: OpenTurn, responses: list[tuple[str, str]]) -> bool:
         """Append what the environment says next, cut to the room left; False where not even that fits."""
-        messages = self.episode.messages
+        episode = self.episode
+        reserve = self._reserve if episode.turn < episode.max_turns else 0
         if not responses:
-            messages.append({"role": "user", "content": NO_ACTION_HINT})
-            return self._append_if_room(self.dialect.hint(turn.closed, NO_ACTION_HINT), reserve=1)
-        bridge = self.dialect.bridge(turn.closed, responses)
-        if not self._append_if_room(bridge, reserve=1):
-            room = self.max_context_tokens - self.episode.length - self._reserve
+            if not self._append_if_room(self.dialect.hint(turn.closed, NO_ACTION_HINT), reserve):
+                return False
+            episode.messages.append({"role": "user", "content": NO_ACTION_HINT})
+            return True
+        shown = responses
+        if not self._append_if_room(self.dialect.bridge(turn.closed, responses), reserve):
+            room = self.max_context_tokens - episode.length - reserve
             shortest, longest, bridge = 0, max(len(content) for _, content in responses), []
             while shortest <= longest:  # the most characters of each result with which the bridge fits
                 middle = (shortest + longest) // 2
                 cut = [(name, text if len(text) <= middle else text[:middle] + CUT) for name, text in responses]
                 tokens = self.dialect.bridge(turn.closed, cut)
                 if len(tokens) <= room:
-                    bridge, responses, shortest = tokens, cut, middle + 1
+                    bridge, shown, shortest = tokens, cut, middle + 1
                 else:
                     longest = middle - 1
             if not bridge:
                 return False
             self._append(bridge)
-        messages.extend({"role": "tool", "name": name, "content": content} for name, content in responses)
+        episode.messages.extend({"role": "tool", "name": name, "content": content} for name, content in shown)
         return True
 
     def _pending(self, call: Call) -> PendingCall:
@@ -439,7 +478,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def _judge_call(self, call: Call, result: ToolResult, amounts: dict[str, float]) -> None:
         if call.error is not None:
-            self.episode.malformed = True
             _add(amounts, "malformed_call", 1)
             return
         key = json.dumps([call.name, call.arguments], sort_keys=True)
@@ -449,6 +487,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if not result.ok:
             _add(amounts, "failed_call", 1)
         for name, amount in self.judge_result(call, result).items():
+            if name not in self.PROCESS_WEIGHTS:
+                raise ValueError(
+                    f"judge_result names the term {name!r}, but {type(self).__name__}.PROCESS_WEIGHTS has only "
+                    f"{', '.join(self.PROCESS_WEIGHTS)}; give it a weight there"
+                )
             _add(amounts, name, amount)
 
     def _outcome(self, answers: list[str], terms: dict[str, float]) -> dict[str, Any]:
@@ -493,9 +536,16 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                     named = ", ".join(f"{name} {value:+.2f}" for name, value in terms.items())
                     lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
                 turn += 1
-        return "\n".join(lines)
+        return replace_surrogates("\n".join(lines))  # a terminal cannot write them
 
 
 def _add(amounts: dict[str, float], name: str, amount: float) -> None:
     amounts[name] = amounts.get(name, 0.0) + amount
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {value!r}") from None
 

@@ -107,7 +107,7 @@ def generate_task(seed: int, split: str, index: int) -> Task:
 
 
 def expert(task: Task) -> list[tuple[str, str, str]]:
-    """The scripted expert's turns, (thought, "search" or "answer", text): a search a hop, noting what each one found."""
+    """The scripted expert's turns, (thought, "search" or "answer", text): a search a hop, noting what it found."""
     relations, chain = task.metadata["relations"], task.metadata["chain"]
     notes = ["", *(f"{relation} {found}" for relation, found in zip(relations, chain[1:], strict=True))]
     searches = [f"{relation} of {entity}" for relation, entity in zip(relations, chain[:-1], strict=True)]
