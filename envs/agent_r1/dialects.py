@@ -218,6 +218,13 @@ class Dialect:
         """One tool's result inside a user's message, for a chat template without a tool role."""
         return f"<tool_response>\n{content}\n</tool_response>"
 
+    def is_plain(self, text: str) -> bool:
+        """Whether a text can stand in a call as it is: no tag or control token in it, nothing the tokenizer changes."""
+        if self._call_texts.search(text) or _RESERVED.search(text):
+            return False
+        ids = self._encode_text(text)
+        return not self._controls_in(ids) and self._decode(ids) == text
+
     # ---------------------------------------------------------------------------------------------- reading
 
     def parse(self, span: Sequence[int], tools: Sequence[Schema] = ()) -> Turn:
@@ -237,18 +244,18 @@ class Dialect:
                 visible.append(piece)
                 continue
             piece = piece.translate(self._written)
-            call = self._read_call(piece.strip(), tools)
+            call = self.read_call(piece.strip(), tools)
             if not closed:
                 call = Call(call.name, None, "the call is never closed", piece)
             calls.append(call)
-        content, more = self._read_visible("".join(visible).translate(self._written), tools)
+        content, more = self.read_visible("".join(visible).translate(self._written), tools)
         return Turn(content.strip(), calls + more, raw)
 
-    def _read_call(self, text: str, tools: Sequence[Schema]) -> Call:
+    def read_call(self, text: str, tools: Sequence[Schema]) -> Call:
         """Read what stands between the call tags."""
         raise NotImplementedError
 
-    def _read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+    def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         """Read calls that are written as plain text: the rest of the text, and the calls."""
         return text, []
 
@@ -329,17 +336,10 @@ class Dialect:
         content = content.strip()
         return content.startswith(starts) or content.endswith(ends) or content in inside
 
-    def _survives(self, text: str) -> bool:
-        """Whether a text written by the policy would be read back as it is, with no tag or control token in it."""
-        if self._call_texts.search(text) or _RESERVED.search(text):
-            return False
-        ids = self._encode_text(text)
-        return not self._controls_in(ids) and self._decode(ids) == text
-
     def _json(self, value: Any) -> str:
         """JSON on one line that no tokenizer changes and that contains no tag and no control token."""
         text = self._escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
-        return text if self._survives(text) else self._escape(json.dumps(value, allow_nan=False))
+        return text if self.is_plain(text) else self._escape(json.dumps(value, allow_nan=False))
 
     def _escape(self, text: str) -> str:
         """Write the first character of every tag and control token inside JSON strings as ``\\uXXXX``."""
@@ -720,7 +720,7 @@ class _JSONCalls(Dialect):
             return Call(name, None, f'"{given}" is not a JSON object; {form}', text)
         return Call(name, arguments, None, text)
 
-    def _read_call(self, text: str, tools: Sequence[Schema]) -> Call:
+    def read_call(self, text: str, tools: Sequence[Schema]) -> Call:
         try:
             return self._read_object(read_json(text), text)
         except ValueError as error:
@@ -778,7 +778,7 @@ class QwenXML(Dialect):
             if not re.fullmatch(r"[^\s>]+", word):
                 raise ValueError(f"Qwen's XML cannot write the name {word!r:.200}: it is empty or has white space or >")
         text = "\n".join([*lines, "</function>"])
-        if not self._survives(text):
+        if not self.is_plain(text):
             raise ValueError(f"Qwen's XML cannot escape the control tokens or characters in this call: {text!r:.200}")
         return f"<tool_call>\n{text}\n</tool_call>"
 
@@ -790,7 +790,7 @@ class QwenXML(Dialect):
             "The result comes back between <tool_response> and </tool_response>."
         )
 
-    def _read_call(self, text: str, tools: Sequence[Schema]) -> Call:
+    def read_call(self, text: str, tools: Sequence[Schema]) -> Call:
         form = "write <function=name>, then <parameter=key>value</parameter> for each argument, then </function>"
         name, bracket, rest = text.removeprefix("<function=").partition(">")
         name = name.strip()
@@ -835,8 +835,6 @@ def _parameter_types(function: dict[str, Any]) -> dict[str, frozenset[str]]:
 
 def _read_untyped(text: str, types: frozenset[str]) -> Any:
     """The value of a text that may be a string as it is or JSON of another type, given the allowed JSON types."""
-    if types == {"string"}:
-        return text
     if "string" not in types and types and text in _PYTHON_LITERALS:  # as some of Qwen's templates write them
         return _PYTHON_LITERALS[text]
     try:
@@ -878,7 +876,7 @@ class Llama3JSON(_JSONCalls):
     def result_text(self, content: str) -> str:
         return f"Result:\n{content}"
 
-    def _read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+    def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         rest: list[str] = []
         calls: list[Call] = []
         position = 0
@@ -917,7 +915,7 @@ class ReAct(_JSONCalls):
         return False
 
     def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
-        if name != name.strip() or not name or "\n" in name or not self._survives(name):
+        if name != name.strip() or not name or "\n" in name or not self.is_plain(name):
             raise ValueError(f"ReAct cannot write the tool name {name!r:.200}: it must be one line of plain text")
         return f"Action: {name}\nAction Input: {self._json(arguments)}"
 
@@ -932,7 +930,7 @@ class ReAct(_JSONCalls):
     def result_text(self, content: str) -> str:
         return f"Observation: {content}"
 
-    def _read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+    def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         rest: list[str] = []
         calls: list[Call] = []
         position, name, action_at = 0, "", -1  # action_at: where an Action without an Action Input yet stands
@@ -987,7 +985,7 @@ class Fenced(_JSONCalls):
 
     def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
         code = arguments.get("code")
-        if name == "python" and len(arguments) == 1 and isinstance(code, str) and self._survives(code):
+        if name == "python" and len(arguments) == 1 and isinstance(code, str) and self.is_plain(code):
             runs = [len(run) for run in re.findall("`+", code)]
             fence = "`" * max(3, 1 + max(runs, default=0))  # longer than any in the code, so that none of them ends it
             return f"{fence}python\n{code}\n{fence}"
@@ -1008,7 +1006,7 @@ class Fenced(_JSONCalls):
     def result_text(self, content: str) -> str:
         return f"```output\n{content}\n```"
 
-    def _read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+    def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         rest: list[str] = []
         calls: list[Call] = []
         position, opened = 0, None
@@ -1037,7 +1035,7 @@ class Fenced(_JSONCalls):
     def _read_block(self, kind: str, body: str, tools: Sequence[Schema]) -> Call | None:
         if kind in _PYTHON_FENCES:
             return Call("python", {"code": body}, None, body)
-        return self._read_call(body, tools) if kind in ("tool_call", "json") else None
+        return self.read_call(body, tools) if kind in ("tool_call", "json") else None
 
 
 _FENCE = re.compile(r"^(`{3,})([^\n`]*)$", re.MULTILINE)

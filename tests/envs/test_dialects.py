@@ -4,7 +4,9 @@ import copy
 import itertools
 import json
 import pickle
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,11 +153,13 @@ def ok(turn):
 class SmallBPE:
     """A trained BPE tokenizer with merges, so that encoding text in pieces differs from encoding it whole."""
 
-    def __init__(self, template=BYTES.chat_template, tokens=CONTROL_TOKENS + MARKUP_TOKENS, normalized=False):
+    TOKENS = CONTROL_TOKENS + MARKUP_TOKENS
+
+    def __init__(self, template=BYTES.chat_template, tokens=TOKENS, normalized=False, words=None):
         self.chat_template = template
         corpus = [json.dumps(SEARCH), template, "Jane Austen wrote Emma in 1815, and it is read a lot.\n" * 3] * 3
         self._tokenizer = hf.Tokenizer(hf.models.BPE())
-        self._tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._tokenizer.pre_tokenizer = words or hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
         self._tokenizer.decoder = hf.decoders.ByteLevel()
         alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
         self._tokenizer.train_from_iterator(
@@ -265,6 +269,16 @@ class TestRender:
         results = [{"role": "tool", "content": text}] * 2
         turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         assert after == BPE.encode(render_chat(BPE, [*turn, *results], None, True).partition("b<|im_end|>")[2])
+
+    def test_a_tokenizer_that_marks_the_start_of_a_text(self):
+        """As SentencePiece does: "Jane" alone is another token than "Jane" after a control token."""
+        words = hf.pre_tokenizers.Metaspace(prepend_scheme="first")
+        marking = SmallBPE(PLAIN_CHATML, words=words)
+        dialect = get_dialect("hermes", marking)
+        messages = [{"role": "assistant", "content": ""}, {"role": "user", "content": "Jane"}]
+        whole = render_chat(marking, messages, [], True)
+        assert marking.encode("a") != marking.encode("<|im_end|>a")[1:]
+        assert dialect.hint(False, "Jane") == marking.encode(whole.partition("assistant\n")[2])
 
 
 class TestGuard:
@@ -891,3 +905,34 @@ class TestAgainstRenderers:
                 messages = [{"role": "tool", "content": content} for content in results]
                 bridged = other.bridge_to_next_turn(prompt, span, messages)
                 assert prompt + span + ours.bridge(True, [("search", r) for r in results]) == bridged.token_ids
+
+
+# ------------------------------------------------------------------------------------------------------------- docs
+
+
+class TestDocs:
+    PAGE = Path(__file__).parents[2] / "docs" / "dialects.md"
+
+    @pytest.mark.parametrize("family", DIALECTS)
+    def test_the_exchange_shown_is_the_exchange_written(self, family):
+        dialect = FAMILIES[family]
+        name, arguments, result = "search", {"query": "author of Emma"}, "Jane Austen wrote Emma."
+        if family == "fenced":
+            name, arguments, result = "python", {"code": "print(2 ** 10)"}, "1024"
+        text = dialect.tool_call(name, arguments) + dialect.end_of_turn
+        text += dialect.tokenizer.decode(dialect.bridge(True, [(name, result)]))
+        shown = re.search(rf"### {family}\n\n(`{{3,}})text\n(.*?)\1", self.PAGE.read_text(), re.DOTALL)
+        assert shown and shown[2].strip() == text.strip()
+
+    def test_the_code_runs(self, monkeypatch):
+        monkeypatch.setattr("agent_r1.dialects.DIALECTS", dict(DIALECTS))
+        blocks = re.findall(r"```python\nfrom (.*?)```", self.PAGE.read_text(), re.DOTALL)
+        interface, own = ("from " + block for block in blocks)
+        names = {}
+        exec(interface, names)
+        assert ok(names["turn"]) == [("search", {"query": "Emma"})]
+        exec(own, names)
+        dialect = names["dialect"]
+        turn = read(dialect, "Hm.<search>author of Emma</search>" + dialect.end_of_turn)
+        assert ok(turn) == [("search", {"query": "author of Emma"})] and turn.content == "Hm."
+        assert "<information>Jane</information>" in BYTES.decode(dialect.bridge(True, [("search", "Jane")]))
