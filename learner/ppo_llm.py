@@ -31,7 +31,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, Dynamic
 
 import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import checkpoint
-from llm_utils.models import check_vocabulary, model_source
+from llm_utils.models import check_vocabulary, model_source, tokenizer_source
 from llm_utils.optimizer import Float32AdamW
 
 Array = np.ndarray
@@ -715,7 +715,7 @@ if __name__ == "__main__":
 
     # models and environments
     source = model_source(args.model, args.env_id)
-    tokenizer = None if args.tokenizer == "byte" else args.tokenizer or source
+    tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
     envs = make_envs(args, args.split, tokenizer)
     eval_envs = make_envs(args, args.eval_split, tokenizer) if args.eval_episodes else envs
     vocab_size, num_tasks = envs.single_action_space.vocab_size, envs.envs[0].num_tasks

@@ -1,8 +1,8 @@
-"""What the learners check about a model before any work is done."""
+"""Where models and tokenizers come from, and what is checked about them before any work is done."""
 
-from __future__ import annotations
-
+import json
 import os
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -10,14 +10,39 @@ import agent_r1
 
 
 def model_source(name: str, env_id: str) -> str:
-    """The name or folder behind `--model`; "tiny" is the policy shipped for the environment."""
+    """The Hugging Face name or the folder of the weights that `--model` means.
+
+    "tiny" is the policy shipped for the environment; a run's folder stands for its saved model, or its checkpoint.
+    """
     folder = agent_r1.tiny_policy(env_id) if name == "tiny" else name
     if os.path.isdir(folder):
-        if not os.path.isfile(os.path.join(folder, "config.json")):
-            raise SystemExit(f"--model {name}: the folder holds no config.json; give one that save_pretrained() made")
-    elif os.path.isabs(folder) or folder.startswith(".") or folder.count("/") > 1:
+        for candidate in (folder, os.path.join(folder, "model"), os.path.join(folder, "checkpoint", "policy")):
+            if os.path.isfile(os.path.join(candidate, "config.json")):
+                return candidate
+        raise SystemExit(f"--model {name}: the folder holds no config.json; give one that save_pretrained() made")
+    if os.path.isabs(folder) or folder.startswith(".") or folder.count("/") > 1:
         raise SystemExit(f"--model {name}: there is no such folder")
     return folder
+
+
+def arguments_of_run(source: str) -> dict[str, str | None]:
+    """The arguments of the run to which a model folder (or the run's folder itself) belongs; {} for other folders."""
+    for folder in (Path(source), *Path(source).parents[:2]):
+        if (folder / "summary.json").is_file():
+            return json.loads((folder / "summary.json").read_text()).get("args", {})
+    return {}
+
+
+def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:
+    """What the environment gets as its tokenizer: None for "byte", the name given, or else the model's own."""
+    if name == "byte":
+        return None
+    if name is None and os.path.isdir(source) and not any(Path(source).glob("tokenizer*.json")):
+        run = arguments_of_run(source)  # a checkpoint holds no tokenizer
+        if not run:
+            raise SystemExit(f"the folder {source} holds no tokenizer; name one with --tokenizer")
+        return tokenizer_source(run["tokenizer"], model_source(str(run["model"]), env_id), env_id)
+    return name or source
 
 
 def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:

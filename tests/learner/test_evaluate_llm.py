@@ -1,0 +1,124 @@
+"""learner/evaluate_llm.py: the numbers it reports, the baselines, and a run."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+pytest.importorskip("tyro")
+evaluate_llm = pytest.importorskip("evaluate_llm")
+fix_copies = pytest.importorskip("llm_utils.fix_copies")
+naive_rag = pytest.importorskip("llm_utils.naive_rag")
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "learner" / "evaluate_llm.py"
+ENV_ID = "AgentR1/MultihopWorld-v0"
+SMALL = ["--tokenizer", "byte", "--num-envs", "4", "--num-threads", "1", "--episodes", "6"]
+SMALL += ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 8})]
+
+
+def run(monkeypatch, tmp_path, *arguments):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    folder = max(Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
+    rows = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    return json.loads((folder / "evaluation.json").read_text()), rows
+
+
+def test_intervals_of_proportions():
+    # Newcombe 1998, table I: 81 of 263, and the ends, where the simpler interval has no width
+    assert evaluate_llm.wilson([1] * 81 + [0] * 182) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert evaluate_llm.wilson([0] * 20) == pytest.approx((0, 0.1611), abs=1e-4)
+    assert evaluate_llm.wilson([1] * 29) == pytest.approx((0.8830, 1), abs=1e-4)
+
+
+def test_intervals_of_means():
+    values = np.random.default_rng(0).normal(3, 2, size=400)
+    low, high = evaluate_llm.bootstrap(values, seed=1)
+    assert (low, high) == evaluate_llm.bootstrap(values, seed=1)
+    assert high - low == pytest.approx(2 * 1.96 * 2 / 20, rel=0.1)
+    assert low < values.mean() < high
+    assert evaluate_llm.bootstrap([0.5] * 10, seed=1) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("mode", ["agent", "base_tool_call", "naive_rag"])
+def test_a_run(monkeypatch, tmp_path, policy_folder, mode):
+    result, rows = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--mode", mode)
+    assert result["episodes"] == len(rows) == 6
+    assert [row["task_index"] for row in rows] == list(range(6))
+    metrics = result["metrics"]
+    assert metrics["turns"]["mean"] == (1 if mode == "naive_rag" else 2)
+    for name in ("exact_match", "f1", "success", "format", "tool_errors", "turns"):
+        assert metrics[name]["low"] <= metrics[name]["mean"] <= metrics[name]["high"]
+    assert metrics["return"]["mean"] == pytest.approx(np.mean([row["stats"]["return"] for row in rows]))
+
+
+def test_the_baseline_of_a_run_is_what_it_began_with(monkeypatch, tmp_path, policy_folder):
+    run_dir = tmp_path / "runs" / "a_run"
+    (run_dir / "model").mkdir(parents=True)
+    for file in policy_folder.iterdir():
+        (run_dir / "model" / file.name).write_bytes(file.read_bytes())
+    arguments = {"model": str(policy_folder), "tokenizer": "byte"}
+    (run_dir / "summary.json").write_text(json.dumps({"args": arguments}))
+    trained, _ = run(monkeypatch, tmp_path, "--model", run_dir, *SMALL)
+    assert trained["model"] == str(run_dir / "model")
+    base, _ = run(monkeypatch, tmp_path, "--model", run_dir, *SMALL, "--mode", "base_tool_call")
+    assert base["model"] == str(policy_folder)
+
+
+def test_naive_rag_puts_the_passages_of_one_search_into_the_prompt():
+    plain = gym.make(ENV_ID, split="test").unwrapped
+    plain.reset(seed=0, options={"task_index": 4})
+    passages = plain.tools["search"].execute({"query": plain.task.question}).content
+    env = naive_rag.naive_rag(type(plain))(split="test")
+    tokens, info = env.reset(seed=0, options={"task_index": 4})
+    text = env.tokenizer.decode(tokens.tolist())
+    assert naive_rag.question_with_passages(plain.task.question, passages) in text
+    assert naive_rag.INSTRUCTIONS in text
+    assert "search" not in text and env.max_turns == 1
+    answer = env.tokenizer.encode(f"<answer>{plain.task.answers[0]}</answer>{env.dialect.end_of_turn}")
+    _, reward, terminated, _, info = env.step(np.array(answer, np.int32))
+    assert (reward, terminated, info["is_success"], info["metrics"]["em"]) == (1, True, True, 1)
+
+
+def test_naive_rag_ends_after_a_turn_without_an_answer():
+    env = naive_rag.naive_rag(type(gym.make(ENV_ID).unwrapped))()
+    env.reset(seed=0)
+    call = env.tokenizer.encode(env.dialect.tool_call("search", {"query": "x"}) + env.dialect.end_of_turn)
+    _, reward, terminated, truncated, info = env.step(np.array(call, np.int32))
+    assert terminated and not truncated and not info["is_success"] and reward < 0
+
+
+def test_naive_rag_needs_a_search_tool():
+    from agent_r1 import ToolEnv
+
+    with pytest.raises(ValueError, match="needs a tool named search"):
+        naive_rag.naive_rag(ToolEnv)()
+
+
+def test_copies_are_up_to_date():
+    for path in sorted((ROOT / "learner").glob("*.py")):
+        assert fix_copies.fixed(path.read_text())[1] == [], "run `make fix-copies`"
+    assert "rollout" in fix_copies.blocks(SCRIPT.read_text())
+
+
+def test_fix_copies_brings_a_copy_up_to_date(tmp_path):
+    (tmp_path / "a.py").write_text("@decorated\ndef f():\n    return 1\n\n\ndef g():\n    pass\n")
+    copy = "x = 1\n\n\n# Copied from a.py\ndef f():\n    return 2\n\n\ndef g():\n    return 'own'\n"
+    text, outdated = fix_copies.fixed(copy, tmp_path)
+    assert text == copy.replace("def f():\n    return 2\n", "@decorated\ndef f():\n    return 1\n")
+    assert outdated == ["f"]
+    assert fix_copies.fixed(text, tmp_path) == (text, [])
+    with pytest.raises(ValueError, match="h is marked as copied from a.py"):
+        fix_copies.fixed("# Copied from a.py\ndef h():\n    pass\n", tmp_path)
+
+
+def test_the_files_stay_short():
+    lines = SCRIPT.read_text().splitlines()
+    assert len(lines) <= 650
+    assert max(map(len, lines)) <= 120
