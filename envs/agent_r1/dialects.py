@@ -500,20 +500,22 @@ class Dialect:
         return self._encode(self.end_of_turn + _join(frame, apart))[1:]
 
     def _is_native(self) -> bool:
-        """Whether the chat template explains tools, and this family's parser reads back the call that it writes."""
+        """Whether the chat template explains tools, and writes a call so that this family's parser reads all of it."""
         call = {"type": "function", "id": "0" * 9, "function": {"name": "probe_tool", "arguments": {"text": "a b"}}}
         user = {"role": "user", "content": "Hello."}
         assistant = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
             before = render_chat(self.tokenizer, [user], [_PROBE_TOOL])
+            opened = render_chat(self.tokenizer, [user], [_PROBE_TOOL], True)
             after = render_chat(self.tokenizer, [user, assistant], [_PROBE_TOOL])
         except ValueError:
             return False
-        if "probe_tool" not in before or not after.startswith(before):
+        if "probe_tool" not in before or not (opened.startswith(before) and after.startswith(before)):
             return False
-        turn = after[len(before) :].rpartition(self.end_of_turn)[0]
-        calls = self.parse(self._encode_text(turn), [_PROBE_TOOL]).calls
-        return [(c.name, c.arguments) for c in calls] == [("probe_tool", {"text": "a b"})]
+        header = self.parse(self._encode_text(opened[len(before) :]))
+        turn = self.parse(self._encode_text(after[len(before) :].rpartition(self.end_of_turn)[0]), [_PROBE_TOOL])
+        calls = [(call.name, call.arguments) for call in turn.calls]
+        return calls == [("probe_tool", {"text": "a b"})] and turn.content == header.content
 
     def _accepts_system_role(self) -> bool:
         messages = [{"role": "system", "content": _ASSISTANT}, {"role": "user", "content": "Hello."}]

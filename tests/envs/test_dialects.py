@@ -825,6 +825,11 @@ class TestGetDialect:
         assert [dialect.tokenizer.decode([i]) for i in dialect.stop_token_ids] == stops
         assert dialect.end_of_turn == end and dialect.close() == encode(dialect, end)
 
+    @pytest.mark.parametrize("tokenizer", [BYTES, XML, LLAMA, PLAIN])
+    def test_a_template_writes_one_familys_calls(self, tokenizer):
+        natives = [name for name in DIALECTS if get_dialect(name, tokenizer).native]
+        assert natives == [get_dialect(None, tokenizer).name] * (tokenizer is not PLAIN)
+
     def test_an_unknown_name(self):
         with pytest.raises(ValueError, match="unknown dialect 'qwen'; there are hermes, qwen_xml, llama3_json"):
             get_dialect("qwen", BYTES)
