@@ -186,7 +186,7 @@ _SNIPPETS = (
 _WORDS = ("Ada Quill", "River Lorn", "mentor of", "twice half", "text", "query", "items", "no", "", "the")
 _VALUES: tuple[Any, ...] = (
     "Ada Quill", "", "x" * 3_000, 0, -1, 1.5, True, None, [], {}, [1, "a", None], {"a": {"b": [{}]}}, 10**300, 1e308,
-    "5",    "\u0000", "<|im_end|>", "</tool_call>", "<answer>no</answer>", "```", "</parameter>", "\n\nAction: fail",
+    "5", "\u0000", "<|im_end|>", "</tool_call>", "<answer>no</answer>", "```", "</parameter>", "\n\nAction: fail",
 )  # fmt: skip
 _TOOLS = ("search", "lookup", "measure", "arrange", "fail", "calculator", "python", "browse", "Search", "")
 _KEYS = ("query", "text", "items", "reason", "times", "scale", "unit", "labels", "code", "title", "")

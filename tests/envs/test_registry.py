@@ -1,0 +1,239 @@
+"""Every registered environment as `gym.make` gives it, on small made-up data in the official formats."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from fuzz_spans import KINDS, SpanMaker, check_step
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+
+import agent_r1
+
+IDS = sorted(env_id for env_id in gym.registry if env_id.startswith("AgentR1/"))
+GENERATED = ["AgentR1/MultihopWorld-v0"]  # the others read data
+
+
+@pytest.fixture(autouse=True)
+def data_folder(made_up_data, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_DATA", str(made_up_data))
+
+
+def same(first, second):
+    """Whether two outcomes of step or reset agree; arrays in value and type."""
+    return len(first) == len(second) and all(
+        a.dtype == b.dtype and np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_the_registry_is_the_table():
+    assert sorted(agent_r1.ENVIRONMENTS) == IDS and len(IDS) >= 4
+    for env_id in IDS:
+        spec = gym.spec(env_id)
+        assert spec.namespace == "AgentR1" and spec.version is not None
+        assert spec.entry_point == agent_r1.ENVIRONMENTS[env_id]
+
+
+def test_the_module_can_stand_in_the_id():
+    env = gym.make("agent_r1:AgentR1/MultihopWorld-v0")
+    assert isinstance(env.unwrapped, agent_r1.ToolEnv)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("max_turns", [1, 6])
+def test_gymnasium_has_nothing_to_say(env_id, max_turns):
+    env = gym.make(env_id, max_turns=max_turns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(env.unwrapped)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_what_every_environment_offers(env_id):
+    env = gym.make(env_id, max_context_tokens=9_000, max_action_tokens=99, process_reward=False).unwrapped
+    env.reset(seed=0)
+    assert env.action_space == agent_r1.TokenSpan(len(env.tokenizer), 99)
+    assert env.observation_space == agent_r1.TokenSpan(len(env.tokenizer), 9_000)
+    assert env.num_tasks > 0 and env.task.question and env.task.answers
+    assert env.task.question in env.messages[1]["content"]
+    assert all(name == tool.name and tool.schema["function"]["name"] == name for name, tool in env.tools.items())
+    end = env.tokenizer.encode(env.dialect.end_of_turn, add_special_tokens=False)
+    assert end == env.dialect.close() and set(end) <= set(env.dialect.stop_token_ids)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_two_environments_agree_on_random_spans(env_id):
+    """Several episodes in a row, without a new seed in between."""
+    pair = [gym.make(env_id, max_turns=8, max_context_tokens=4_096) for _ in range(2)]
+    maker = SpanMaker(pair[0].unwrapped.dialect, seed=11)
+    outcomes = [env.reset(seed=3) for env in pair]
+    assert same(*outcomes)
+    tasks = {outcomes[0][1]["task_id"]}
+    for index in range(8 * len(KINDS)):
+        _, span = maker(index)
+        before = outcomes[0][0]
+        outcomes = [env.step(span) for env in pair]
+        assert same(*outcomes)
+        check_step(pair[0].unwrapped, before, span, outcomes[0])
+        if outcomes[0][2] or outcomes[0][3]:
+            outcomes = [env.reset() for env in pair]
+            assert same(*outcomes)
+            tasks.add(outcomes[0][1]["task_id"])
+    assert len(tasks) > 1
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_equal_seeds_give_equal_tasks(env_id):
+    env = gym.make(env_id)
+    drawn = [env.reset(seed=seed)[0].tolist() for seed in range(12)]
+    assert drawn == [env.reset(seed=seed)[0].tolist() for seed in range(12)]
+    assert len({tuple(tokens) for tokens in drawn}) > 1
+    named = [env.reset(options={"task_index": index})[1]["task_id"] for index in (1, 0, 1)]
+    assert named[0] == named[2] != named[1]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_an_environment_can_be_pickled_in_the_middle(env_id, say):
+    env = gym.make(env_id)
+    env.reset(seed=1)
+    search = env.unwrapped.dialect.tool_call("search", {"query": env.unwrapped.task.metadata["supports"][0]})
+    say(env, search)
+    copy = pickle.loads(pickle.dumps(env))
+    for text in (search, "hm", f"<answer>{env.unwrapped.task.answers[0]}</answer>"):
+        ids = np.asarray(env.unwrapped.tokenizer.encode(text))
+        assert same(env.step(ids), copy.step(ids))
+    assert same(env.reset(), copy.reset())
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_spec_survives_json(env_id):
+    env = gym.make(env_id, max_turns=3, process_reward={"no_action": -0.125}, top_k=2, render_mode="ansi")
+    env.reset(seed=5)
+    spec = EnvSpec.from_json(env.spec.to_json())
+    again = gym.make(spec)
+    assert same(gym.make(spec).reset(seed=5), again.reset(seed=5))
+    span = np.array([72, 105], np.int32)
+    outcome = again.step(span)
+    assert same(env.step(span), outcome) and outcome[1] == -0.125
+    assert again.render() == env.render()
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_render_modes(env_id, say, capsys):
+    ansi, human, silent = (gym.make(env_id, render_mode=mode) for mode in ("ansi", "human", None))
+    for env in (ansi, human, silent):
+        env.reset(seed=2)
+        say(env, env.unwrapped.dialect.tool_call("search", {"query": "x"}))
+        say(env, "<answer>nothing</answer>")
+    text = ansi.render()
+    assert isinstance(text, str) and "[tool search]" in text and "<answer>nothing</answer>" in text
+    assert capsys.readouterr().out == text + "\n" and human.render() is None
+    with pytest.warns(UserWarning, match="render"):
+        silent.render()
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_gymnasium_wrappers_and_checkers_stay_silent(env_id, say):
+    env = gym.wrappers.RecordEpisodeStatistics(gym.make(env_id))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.reset(seed=0)
+        say(env, "hm")
+    ids = env.unwrapped.tokenizer.encode("<answer>x</answer>")
+    assert env.step(np.asarray(ids, np.int32))[4]["episode"]["l"] in (1, 2)
+
+
+# ---------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_an_unknown_split_names_those_there_are(env_id):
+    with pytest.raises(ValueError, match="no split 'trian'; it has .*train"):
+        gym.make(env_id, split="trian")
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.filterwarnings("ignore:.*rgb_array:UserWarning")
+def test_an_unknown_render_mode_names_those_there_are(env_id):
+    with pytest.raises(ValueError, match="None, 'ansi' or 'human', got 'rgb_array'"):
+        gym.make(env_id, render_mode="rgb_array")
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_wrong_argument_is_named(env_id):
+    with pytest.raises(TypeError, match="max_tunrs"):
+        gym.make(env_id, max_tunrs=3)
+
+
+@pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in GENERATED])
+def test_missing_data_names_the_three_ways(env_id, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_DATA", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    with pytest.raises(FileNotFoundError) as caught:
+        gym.make(env_id)
+    for way in ("data_dir", "AGENT_R1_DATA", "agent-r1[data]"):
+        assert way in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="data_dir"):
+        gym.make(env_id, data_dir=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("env_id", GENERATED)
+def test_a_generated_world_takes_no_data(env_id, tmp_path):
+    with pytest.raises(ValueError, match="generated: it takes no data_dir"):
+        gym.make(env_id, data_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="corpus can only be 'own'"):
+        gym.make(env_id, corpus="pooled")
+
+
+def test_a_tiny_policy_that_is_not_there():
+    with pytest.raises(ValueError, match="no tiny policy is shipped for 'AgentR1/HotpotQA-v0'.*--model"):
+        agent_r1.tiny_policy("AgentR1/HotpotQA-v0")
+
+
+# ---------------------------------------------------------------------- the import
+
+
+def in_a_new_process(code):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_importing_loads_no_optional_dependency():
+    """And making the generated environment loads the search library, nothing more."""
+    code = (
+        "import sys, json, gymnasium\n"
+        "before = set(sys.modules)\n"
+        "import agent_r1\n"
+        "imported = set(sys.modules) - before\n"
+        "env = gymnasium.make('AgentR1/MultihopWorld-v0')\n"
+        "env.reset(seed=0)\n"
+        "print(json.dumps([sorted(imported), sorted(set(sys.modules) - before)]))\n"
+    )
+    imported, used = in_a_new_process(code)
+    heavy = {
+        "torch", "transformers", "tokenizers", "vllm", "datasets", "bm25s", "Stemmer", "scipy", "pandas", "requests",
+        "httpx", "fastapi", "faiss", "sentence_transformers", "jsonschema", "matplotlib", "tyro", "asyncio",
+    }  # fmt: skip
+    assert {name.partition(".")[0] for name in imported} & heavy == set()
+    assert {name.partition(".")[0] for name in used} & (heavy - {"bm25s", "Stemmer", "scipy", "asyncio"}) == set()
+    assert not any(name.startswith("agent_r1.tasks.") for name in imported)  # each task when it is made
+
+
+def test_importing_is_quick():
+    """At most 0.2 seconds on top of gymnasium: the least processor time of a few tries, for busy machines."""
+    code = (
+        "import json, time, gymnasium\n"
+        "start = time.process_time()\n"
+        "import agent_r1\n"
+        "print(json.dumps(time.process_time() - start))\n"
+    )
+    assert min(in_a_new_process(code) for _ in range(5)) < 0.2
