@@ -191,6 +191,10 @@ def main() -> None:
     else:
         name, rows = "vector_throughput", [("measured", "result")]
         results = {"steps_per_second": {}, "episodes_per_second": {}}
+        cost = own_step_microseconds(4096, 200 if args.quick else 2000)
+        results["step_microseconds_at_4096_tokens"] = {key: round(value, 1) for key, value in cost.items()}
+        rows.append(("`ToolEnv.step` at 4,096 tokens", f"{cost['whole']:.0f} µs"))
+        rows.append(("of it neither tokenizer nor tool", f"{cost['own']:.0f} µs"))
         for num_envs in (1, 8, 64, 256):
             rate = steps_per_second(num_envs, 3 if args.quick else 30)
             results["steps_per_second"][str(num_envs)] = round(rate, 1)
@@ -203,10 +207,6 @@ def main() -> None:
             rate = episodes_per_second(64, rounds, min_batch)
             results["episodes_per_second"][f"recv({min_batch})"] = round(rate, 1)
             rows.append((f"the same, `send` and `recv(min_batch={min_batch})`", f"{rate:.1f} ({rate / barrier:.1f}x)"))
-        cost = own_step_microseconds(4096, 200 if args.quick else 2000)
-        results["step_microseconds_at_4096_tokens"] = {key: round(value, 1) for key, value in cost.items()}
-        rows.append(("`ToolEnv.step` at 4,096 tokens", f"{cost['whole']:.0f} µs"))
-        rows.append(("of it neither tokenizer nor tool", f"{cost['own']:.0f} µs"))
     table = "\n".join(f"| {left} | {right} |" for left, right in rows)
     table = table.replace("|\n", "|\n|---|---|\n", 1)
     print(table)
