@@ -85,8 +85,10 @@ def generate_task(seed: int, split: str, index: int) -> Task:
         text = f"{entity} has " + ", ".join(f"{r} {v}" for r, v in zip(relations, values, strict=True)) + "."
         if rng.random() < 0.2:
             # Where these relations are asked about, naming one twice would rank the passage above the right one.
-            remark = unseen if rng.random() < 0.7 or split == "unseen_relations" else UNSEEN_RELATIONS
-            text += f" Note: {remark[int(rng.integers(len(remark)))]}."
+            if rng.random() < 0.7 or split == "unseen_relations":
+                text += f" Once met {unseen[int(rng.integers(len(unseen)))]}."
+            else:
+                text += f" Once a {UNSEEN_RELATIONS[int(rng.integers(len(UNSEEN_RELATIONS)))]} too."
         passages.append((entity, text))
     order = rng.permutation(len(passages))
     phrasing = PHRASING
@@ -180,6 +182,12 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
             act = self.dialect.tool_call("search", {"query": text}) if kind == "search" else f"<answer>{text}</answer>"
             spans.append((f"<think>{thought}</think>" if thought else "") + act)
         return spans
+
+    def rag_demonstration(self) -> list[str]:
+        """What to answer from passages alone: the farthest entity of the chain that they name, else their last word."""
+        words = re.findall(r"\w+", self.messages[-1]["content"].partition("\n\n")[0])
+        named = [entity for entity in self.task.metadata["chain"][1:] if entity in words]
+        return [f"<answer>{named[-1] if named else words[-1]}</answer>"]
 
     @staticmethod
     def vocabulary() -> list[str]:
