@@ -44,8 +44,11 @@ def curve(folder: Path) -> list[tuple[int, float]]:
     """(training episodes so far, held-out exact match) of every evaluation of a run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    return [(event.step, event.value) for event in events.Scalars("eval/exact_match")]
+    args = json.loads((folder / "summary.json").read_text())["args"]
+    iterations = args["total_episodes"] // args["episodes_per_iteration"]
+    evaluated = sorted({*range(0, iterations + 1, args["eval_every"]), iterations})
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload().Scalars("eval/em")
+    return [(i * args["episodes_per_iteration"], e.value) for i, e in zip(evaluated, events, strict=True)]
 
 
 def area(points: list[tuple[int, float]]) -> float:

@@ -63,7 +63,7 @@ class Args:
     expert_share: float = 0.38
     """share of expert demonstrations; the rest is sloppy (what reinforcement learning is to mend)"""
     rag_share: float = 0.0
-    """share of one-turn demonstrations in the naive RAG prompt, so that this baseline's prompt is known to the policy"""
+    """share of one-turn demonstrations in the naive RAG prompt, so that the policy has seen that baseline's prompt"""
     num_demonstrations: int = 100_000
     """demonstrations that are made before training"""
     num_steps: int = 3_000
@@ -175,7 +175,7 @@ def make_tokenizer(args: Args) -> PreTrainedTokenizerFast:
 
 @torch.no_grad()
 def initialize(model: Qwen2ForCausalLM, scale: float = 0.2) -> None:
-    """Start attention close to what copying needs; with usual weights a small model takes ten times the steps to learn it.
+    """Start attention close to what copying needs; with usual weights a small model takes far more steps to learn it.
 
     Queries equal keys and outputs invert values, so that tokens attend to equal tokens and copy them (mimetic
     initialization, arXiv 2305.09828). The first heads of the first two layers make an induction head (arXiv
