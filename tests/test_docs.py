@@ -17,8 +17,12 @@ PAGES = [
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if page.exists()
 ]
+FENCE = r"^(?P<{0}>`{{3,}})(?P<{1}>\w*)\n(?P<{2}>.*?)^(?P={0})$"
 BLOCK = re.compile(
-    r"^(<!-- no-run -->\n+)?```(\w*)\n(.*?)^```$(?:\n+^```(text)\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+    r"(?P<skip>^<!-- no-run -->\n+)?"
+    + FENCE.format("fence", "language", "code")
+    + rf"(?:\n+(?={FENCE.format('next_fence', 'next', 'printed')}))?",
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -30,14 +34,14 @@ def name(page: Path) -> str:
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "docs"}
-    for skip, language, code, following, expected in BLOCK.findall(page.read_text(encoding="utf-8")):
-        if language != "python" or skip:
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        if block["language"] != "python" or block["skip"]:
             continue
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, page.name, "exec"), names)
-        if following:
-            assert printed.getvalue() == expected
+            exec(compile(block["code"], page.name, "exec"), names)
+        if block["next"] == "text":
+            assert printed.getvalue() == block["printed"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -66,9 +70,35 @@ def test_extras_that_are_named_exist():
 
 
 def test_block_pattern():
-    page = "<!-- no-run -->\n```python\na\n```\n\n```python\nb\n```\n\n```text\nc\n```\n\n```bash\nd\n```\n"
-    assert [(bool(skip), language, code, expected) for skip, language, code, _, expected in BLOCK.findall(page)] == [
-        (True, "python", "a\n", ""),
+    page = """
+<!-- no-run -->
+```python
+a
+```
+
+```python
+b
+```
+
+```text
+c
+```
+Text.
+````text
+```python
+d
+```
+````
+
+```bash
+e
+```
+"""
+    found = [(bool(b["skip"]), b["language"], b["code"], b["printed"]) for b in BLOCK.finditer(page)]
+    assert found == [
+        (True, "python", "a\n", "b\n"),
         (False, "python", "b\n", "c\n"),
-        (False, "bash", "d\n", ""),
+        (False, "text", "c\n", None),
+        (False, "text", "```python\nd\n```\n", "e\n"),
+        (False, "bash", "e\n", None),
     ]
