@@ -237,17 +237,17 @@ class TransformersEngine:
         return self._accept(rows, logits)
 
     def _prefill(self) -> list[tuple[int, Array, Array]]:
-        waiting = sorted(self.pending, key=lambda slot: len(self.pending[slot]))
         done = []
-        while waiting:
-            size = max(1, min(len(waiting), self.prefill_tokens // len(self.pending[waiting[-1]])))
-            rows, waiting = np.array(waiting[-size:]), waiting[:-size]
+        while self.pending:  # the longest, with all that are at least half as long
+            longest = max(map(len, self.pending.values()))
+            alike = [slot for slot, new in self.pending.items() if 2 * len(new) >= longest]
+            rows = np.array(alike[: max(1, self.prefill_tokens // longest)])
             news = [self.pending.pop(row) for row in rows.tolist()]
             sizes = np.array([len(new) for new in news])
-            tokens = np.zeros((size, sizes.max()), np.int64)
+            tokens = np.zeros((len(rows), longest), np.int64)
             for row, new in zip(tokens, news, strict=True):
                 row[: len(new)] = new
-            positions = self.length[rows, None] + np.arange(sizes.max())
+            positions = self.length[rows, None] + np.arange(longest)
             logits = self._forward(rows, tokens, positions, int(positions.max()) + 1, None, sizes - 1)
             self.length[rows] += sizes
             done += self._accept(rows, logits)

@@ -98,7 +98,7 @@ class Args:
     """passes over the collected episodes"""
     num_minibatches: int = 4
     """optimizer steps in a pass"""
-    microbatch_tokens: int = 8192
+    microbatch_tokens: int = 4096
     """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same"""
     advantage: Literal["tokens", "turns", "bilevel"] = "tokens"
     """what GAE runs over: action tokens, turns, or turns and then the tokens of each turn"""
@@ -304,17 +304,17 @@ class TransformersEngine:
         return self._accept(rows, logits)
 
     def _prefill(self) -> list[tuple[int, Array, Array]]:
-        waiting = sorted(self.pending, key=lambda slot: len(self.pending[slot]))
         done = []
-        while waiting:
-            size = max(1, min(len(waiting), self.prefill_tokens // len(self.pending[waiting[-1]])))
-            rows, waiting = np.array(waiting[-size:]), waiting[:-size]
+        while self.pending:  # the longest, with all that are at least half as long
+            longest = max(map(len, self.pending.values()))
+            alike = [slot for slot, new in self.pending.items() if 2 * len(new) >= longest]
+            rows = np.array(alike[: max(1, self.prefill_tokens // longest)])
             news = [self.pending.pop(row) for row in rows.tolist()]
             sizes = np.array([len(new) for new in news])
-            tokens = np.zeros((size, sizes.max()), np.int64)
+            tokens = np.zeros((len(rows), longest), np.int64)
             for row, new in zip(tokens, news, strict=True):
                 row[: len(new)] = new
-            positions = self.length[rows, None] + np.arange(sizes.max())
+            positions = self.length[rows, None] + np.arange(longest)
             logits = self._forward(rows, tokens, positions, int(positions.max()) + 1, None, sizes - 1)
             self.length[rows] += sizes
             done += self._accept(rows, logits)
@@ -760,9 +760,9 @@ if __name__ == "__main__":
         bar.write(f"evaluation after {run['iteration']} iterations: {text}")
 
     try:
-        if args.eval_episodes and not args.resume:
-            evaluate()
         saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
+        if args.eval_episodes and run["iteration"] == 0:
+            evaluate()
         for iteration in range(run["iteration"] + 1, num_iterations + 1):
             started = time.time()
             rng = np.random.default_rng([args.seed, iteration])  # all randomness follows from seed and iteration

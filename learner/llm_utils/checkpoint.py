@@ -66,33 +66,32 @@ class Checkpointer:
         self.policy, self.critic, self.optimizer = policy, critic, optimizer
         sizes = [p.numel() * p.element_size() for module in (policy, critic) if module for p in module.parameters()]
         self.small = 3 * sum(sizes) <= MOST_BYTES
-        self.state: dict[str, Any] = {}
-        self.content: dict[str, Any] | None = None
+        self.last: tuple[dict[str, Any], dict[str, Any]] | None = None  # state and weights of the last boundary
 
     def boundary(self, state: dict[str, Any]) -> None:
         """An iteration is complete: remember it."""
-        self.state = copy.deepcopy(state)
         critic = self.critic.state_dict() if self.critic else {}
         live = {"policy": self.policy.state_dict(), "critic": critic, "optimizer": self.optimizer.state_dict()}
-        self.content = copy.deepcopy(live) if self.small else live
+        self.last = copy.deepcopy(state), copy.deepcopy(live) if self.small else live  # all or, at Ctrl-C, nothing
 
     def dirty(self) -> None:
         """From here on the weights are no longer those of the boundary."""
         if not self.small:
-            self.content = None
+            self.last = None
 
     def save(self) -> bool:
         """Write the last boundary. False where that is no longer possible; what is on disk then stands."""
-        if self.content is None:
+        if self.last is None:
             return False
+        state, content = self.last
         new, old = self.folder.with_suffix(".new"), self.folder.with_suffix(".old")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        self.policy.save_pretrained(new / "policy", state_dict=self.content["policy"])
-        if self.content["critic"]:
-            save_file({k: v.contiguous() for k, v in self.content["critic"].items()}, new / "critic.safetensors")
-        torch.save(self.content["optimizer"], new / "optimizer.pt")
-        write_json(new / "state.json", self.state)
+        self.policy.save_pretrained(new / "policy", state_dict=content["policy"])
+        if content["critic"]:
+            save_file({k: v.contiguous() for k, v in content["critic"].items()}, new / "critic.safetensors")
+        torch.save(content["optimizer"], new / "optimizer.pt")
+        write_json(new / "state.json", state)
         shutil.rmtree(old, ignore_errors=True)
         if self.folder.exists():
             self.folder.rename(old)
