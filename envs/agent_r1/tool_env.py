@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import json
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from agent_r1.dialects import Call, get_dialect
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
-from agent_r1.tokenizers import load_tokenizer, replace_surrogates
+from agent_r1.tokenizers import load_tokenizer
 from agent_r1_tools import Tool, ToolResult, run_tool
 
 Tokens = NDArray[np.int32]
@@ -35,6 +36,8 @@ Tokens = NDArray[np.int32]
 MAX_CALLS = 8  # tool calls that are run in one turn
 CUT = "... [cut to fit the context]"
 NO_ACTION_HINT = "Neither a tool call nor an answer was found. Call a tool, or answer as <answer>your answer</answer>."
+# What a terminal would obey or cannot write: control characters but tab and newline, lone surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class PendingCall:
     call: Call
     tool: Tool | None
     error: str | None = None
+
+    @property
+    def arguments(self) -> Any:
+        """A copy of the arguments, for the tool: it may change them, and what the policy wrote stays."""
+        return copy.deepcopy(self.call.arguments)
 
 
 @dataclass
@@ -237,7 +245,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def step(self, action: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         """One assistant turn: a span of sampled tokens in; the new state, its reward, flags and info out."""
         turn = self.begin_turn(action)
-        results = [run_tool(c.tool, c.call.arguments) for c in turn.calls if c.tool is not None]
+        results = [run_tool(c.tool, c.arguments) for c in turn.calls if c.tool is not None]
         return self.end_turn(turn, results)
 
     def begin_turn(self, action: Any) -> OpenTurn:
@@ -296,7 +304,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 result = next(waiting)
             self._judge_call(call, result, amounts)
             error = call.error or (None if result.ok else result.content)
-            record = {"name": call.name, "arguments": copy.deepcopy(call.arguments), "ok": result.ok}
+            record = {"name": call.name, "arguments": pending.arguments, "ok": result.ok}
             records.append(record | ({"error": error} if error else {}))
             responses.append((call.name, result.content))
         if turn.skipped_calls:
@@ -536,7 +544,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                     named = ", ".join(f"{name} {value:+.2f}" for name, value in terms.items())
                     lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
                 turn += 1
-        return replace_surrogates("\n".join(lines))  # a terminal cannot write them
+        return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match[0]):02x}", "\n".join(lines))
 
 
 def _add(amounts: dict[str, float], name: str, amount: float) -> None:

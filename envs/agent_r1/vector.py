@@ -230,7 +230,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             slot.turn = slot.env.begin_turn(span)
             slot.phase = Phase.IN_FLIGHT
             slot.known = slot.env.episode.length
-            calls = [(p.tool, p.call.arguments) for p in slot.turn.calls if p.tool is not None]
+            calls = [(p.tool, p.arguments) for p in slot.turn.calls if p.tool is not None]
             slot.results, slot.missing = [None] * len(calls), len(calls)
             if not calls:
                 self._answered.append(slot)

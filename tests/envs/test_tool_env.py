@@ -509,6 +509,28 @@ def test_repeated_calls(make, say):
     assert say(env, same[0])[4]["reward_terms"] == {"process/sum_seen": 0.25}
 
 
+def test_a_tool_that_changes_its_arguments_changes_nothing_else(say):
+    class Greedy(Counter):
+        parameters = {"type": "object"}
+
+        def execute(self, arguments):
+            arguments.pop("x")["y"] = 0
+            return ToolResult("taken")
+
+    class Env(Toy):
+        def __init__(self):
+            ToolEnv.__init__(self, [Greedy()])
+
+    env = Env()
+    env.reset(seed=0)
+    texts = [call(env, "count", x={"y": number}) for number in (1, 2, 1)]
+    for text, number in zip(texts, (1, 2, 1), strict=True):
+        info = say(env, text)[4]
+        assert info["tool_calls"][0]["arguments"] == {"x": {"y": number}}
+        assert env.messages[-2]["tool_calls"][0]["function"]["arguments"] == {"x": {"y": number}}
+    assert info["reward_terms"] == {"process/repeated_call": -0.05}  # only the third is one
+
+
 def test_process_weights_true_false_and_dict(make, say):
     turn = [call(make(), "add", a=1, b=2), call(make(), "fail"), MALFORMED["hermes"]]
     default = say(make(), "\n".join(turn))
@@ -957,6 +979,12 @@ def test_human_prints_the_same_as_it_goes(make, say, capsys):
         say(one, "<answer>ant</answer>")
     assert capsys.readouterr().out == silent.render() + "\n"
     assert env.render() is None
+
+
+def test_control_characters_are_spelled_out(make, say):
+    env = make(render_mode="ansi")
+    say(env, "\x1b[2J\x07\r\tone\ntwo\x9b")
+    assert "\\x1b[2J\\x07\\x0d\tone\ntwo\\x9b\n" in env.render()
 
 
 def test_rendering_what_a_terminal_cannot_write(say, capsys):
