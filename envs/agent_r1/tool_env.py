@@ -68,7 +68,6 @@ class PendingCall:
 class OpenTurn:
     """A turn between `begin_turn` and `end_turn`: its calls are waiting for their results."""
 
-    text: str = ""
     closed: bool = True
     overflow: bool = False
     calls: list[PendingCall] = field(default_factory=list)
@@ -260,10 +259,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if span.size > room:
             text = self.tokenizer.decode(span[:room].tolist())
             episode.messages.append({"role": "assistant", "content": text})
-            return OpenTurn(text=text, overflow=True)
+            return OpenTurn(overflow=True)
         ids = span.tolist()
         parsed = self.dialect.parse(ids, self._schemas)
-        turn = OpenTurn(text=parsed.raw, closed=bool(ids) and ids[-1] in self._stop)
+        turn = OpenTurn(closed=bool(ids) and ids[-1] in self._stop)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.raw}
         if parsed.calls:
             turn.calls = [self._pending(call) for call in parsed.calls[:MAX_CALLS]]

@@ -459,8 +459,7 @@ def test_equation_6(make, say, answer, malformed, paid, process_reward):
     env = make(process_reward=process_reward)
     if malformed:
         assert say(env, MALFORMED["hermes"])[1] == (-0.1 if process_reward else 0.0)
-    else:
-        say(env, call(env, "echo", text="a"))
+    say(env, call(env, "echo", text="a"))  # does not make it good again
     _, reward, terminated, _, info = say(env, answer)
     assert terminated and reward == paid
     name = "outcome/format" if paid < 0 else "outcome/score"
