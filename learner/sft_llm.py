@@ -26,7 +26,13 @@ import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GraniteConfig,
+    GraniteForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 import agent_r1  # noqa: F401  (registers the environments)
 
@@ -52,7 +58,7 @@ class Args:
     """folder for the trained model and tokenizer (default: runs/{run_name}/model)"""
 
     model: str = "scratch"
-    """a Hugging Face name or a folder, or `scratch`: a small Qwen2 with a tokenizer made for the environment"""
+    """a Hugging Face name or a folder, or `scratch`: a small Granite with a tokenizer made for the environment"""
     hidden_size: int = 128
     """width of a model from scratch"""
     num_layers: int = 3
@@ -64,9 +70,11 @@ class Args:
     """share of expert demonstrations; the rest is sloppy (what reinforcement learning is to mend)"""
     rag_share: float = 0.0
     """share of one-turn demonstrations in the naive RAG prompt, so that the policy has seen that baseline's prompt"""
-    num_demonstrations: int = 100_000
+    num_demonstrations: int = 80_000
     """demonstrations that are made before training"""
-    num_steps: int = 3_000
+    tokenizer_demonstrations: int = 3_000
+    """demonstrations that the vocabulary of a tokenizer from scratch is read off"""
+    num_steps: int = 2_500
     """optimizer steps"""
     batch_size: int = 64
     """demonstrations a step"""
@@ -156,7 +164,7 @@ def make_tokenizer(args: Args) -> PreTrainedTokenizerFast:
     pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     pieces = Counter()
     specials = re.compile("|".join(map(re.escape, added_tokens(byte_tokenizer))))
-    for state, _ in make_demonstrations(args, None, 0, 3_000, 0.5, args.rag_share):
+    for state, _ in make_demonstrations(args, None, 0, args.tokenizer_demonstrations, 0.5, args.rag_share):
         for text in specials.split(byte_tokenizer.decode(state.tolist())):
             pieces.update(piece for piece, _ in pre_tokenizer.pre_tokenize_str(text))
     pieces.update({piece: 10 for word in words for piece, _ in pre_tokenizer.pre_tokenize_str(word)})
@@ -174,7 +182,7 @@ def make_tokenizer(args: Args) -> PreTrainedTokenizerFast:
 
 
 @torch.no_grad()
-def initialize(model: Qwen2ForCausalLM, scale: float = 0.2) -> None:
+def initialize(model: GraniteForCausalLM, scale: float = 0.2) -> None:
     """Start attention close to what copying needs; with usual weights a small model takes far more steps to learn it.
 
     Queries equal keys and outputs invert values, so that tokens attend to equal tokens and copy them (mimetic
@@ -268,13 +276,16 @@ if __name__ == "__main__":
     out.mkdir(parents=True, exist_ok=True)
     if args.model == "scratch":
         tokenizer = make_tokenizer(args)
-        config = Qwen2Config(
+        # Granite is a plain Llama with biases; AutoTokenizer leaves the tokenizer of such a folder as it is (in a Qwen2
+        # or Llama folder it would put the family's own in its place).
+        config = GraniteConfig(
             vocab_size=len(tokenizer), hidden_size=args.hidden_size, intermediate_size=args.intermediate_size,
-            num_hidden_layers=args.num_layers, num_attention_heads=4, num_key_value_heads=4,
-            max_position_embeddings=32_768, tie_word_embeddings=True, bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+            num_hidden_layers=args.num_layers, num_attention_heads=4, num_key_value_heads=4, attention_bias=True,
+            attention_multiplier=(args.hidden_size // 4) ** -0.5, max_position_embeddings=32_768,
+            tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
         )
-        model = Qwen2ForCausalLM(config)
+        model = GraniteForCausalLM(config)
         initialize(model)
         model.to(device)
     else:

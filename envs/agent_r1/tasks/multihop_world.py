@@ -151,6 +151,7 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
     ) -> None:
         if data_dir is not None or corpus != "own":
             raise ValueError("MultihopWorld is generated: it takes no data_dir, and corpus can only be 'own'")
+        kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         super().__init__(corpus="own", top_k=top_k, **kwargs)
         self.world_seed = world_seed
 
