@@ -75,7 +75,7 @@ class Args:
     tokenizer: str | None = None
     """a tokenizer's name or folder (None: the model's own; "byte": the built-in byte tokenizer)"""
 
-    total_episodes: int = 20_000
+    total_episodes: int = 5_120
     """episodes of training"""
     episodes_per_iteration: int = 256
     """episodes collected before each update"""
@@ -139,7 +139,7 @@ class Args:
     """held-out tasks per evaluation (0: no evaluation)"""
     eval_split: str = "test"
     """the split that is evaluated on"""
-    eval_every: int = 20
+    eval_every: int = 5
     """iterations between evaluations (there is one at the start and one at the end)"""
     eval_temperature: float = 0.0
     """sampling temperature in evaluations (0: greedy)"""
