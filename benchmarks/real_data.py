@@ -1,0 +1,106 @@
+"""A real chat model on the real data sets: the paper's two baselines, and a few iterations of PPO on HotpotQA.
+
+    python benchmarks/real_data.py --model FOLDER --data DATA   # holds hotpotqa/, 2wikimultihopqa/, musique/
+    python benchmarks/real_data.py --model FOLDER --data DATA --parts train
+
+On a CPU this is proof that the pipeline is real, not that a small model is good. Tables and JSON go to results/.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from machine import record_results
+
+ROOT = Path(__file__).resolve().parent.parent
+SETS = {"HotpotQA": "hotpotqa", "2WikiMultihopQA": "2wikimultihopqa", "MuSiQue": "musique"}
+MODES = {"naive RAG": "naive_rag", "base tool call": "base_tool_call"}
+BOUNDS = {"max_turns": 3, "max_action_tokens": 96}  # what a small model on a CPU can afford
+TRAIN_BOUNDS = {"max_turns": 3, "max_action_tokens": 64, "top_k": 2}
+
+
+def execute(script: str, *arguments: str) -> Path:
+    """Run a learner and return the newest run folder."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, f"learner/{script}", *arguments], cwd=ROOT, env=environment)
+    if done.returncode:
+        sys.exit(f"{script} {' '.join(arguments)} failed")
+    return max((ROOT / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
+
+
+def interval(metric: dict[str, float], scale: float = 100) -> str:
+    return f"{scale * metric['mean']:.1f} [{scale * metric['low']:.1f}, {scale * metric['high']:.1f}]"
+
+
+def evaluate(model: str, data: Path, episodes: int, only: list[str]) -> tuple[dict, str]:
+    rows = ["| data set | mode | questions | EM % | F1 % | right format % | turns | tool errors | seconds |",
+            "|---|---|---|---|---|---|---|---|---|"]
+    results = {}
+    for name, folder in SETS.items():
+        if name not in only:
+            continue
+        for label, mode in MODES.items():
+            start = time.time()
+            run = execute("evaluate_llm.py", "--model", model, "--env-id", f"AgentR1/{name}-v0", "--split", "dev",
+                          "--data-dir", str(data / folder), "--mode", mode, "--episodes", str(episodes),
+                          "--env-kwargs", json.dumps(BOUNDS))
+            report = json.loads((run / "evaluation.json").read_text())
+            metrics = report["metrics"]
+            results[f"{name}, {label}"] = {"metrics": metrics, "seconds": round(time.time() - start)}
+            rows.append(f"| {name} | {label} | {report['episodes']} | {interval(metrics['exact_match'])} | "
+                        f"{interval(metrics['f1'])} | {interval(metrics['format'])} | {metrics['turns']['mean']:.2f} | "
+                        f"{metrics['tool_errors']['mean']:.2f} | {time.time() - start:.0f} |")
+            print(rows[-1], flush=True)
+    return results, "\n".join(rows)
+
+
+def train(model: str, data: Path, iterations: int, episodes: int) -> tuple[dict, str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    env_kwargs = json.dumps(TRAIN_BOUNDS | {"data_dir": str(data / "hotpotqa")})
+    run = execute("ppo_llm.py", "--exp-name", "ppo_hotpotqa", "--model", model, "--env-id", "AgentR1/HotpotQA-v0",
+                  "--env-kwargs", env_kwargs, "--eval-episodes", "0",
+                  "--total-episodes", str(iterations * episodes), "--episodes-per-iteration", str(episodes),
+                  "--num-envs", str(episodes), "--num-minibatches", "1", "--learning-rate", "1e-5",
+                  "--critic-learning-rate", "1e-4", "--critic-warmup", "1", "--microbatch-tokens", "1024",
+                  "--log-trajectories", str(episodes))
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    names = ["charts/episodic_return", "charts/exact_match", "charts/f1", "charts/episodic_length", "charts/tokens",
+             "losses/policy_loss", "losses/value_loss", "losses/approx_kl", "time/rollout", "time/train"]
+    there = [name for name in names if name in events.Tags()["scalars"]]
+    results = {name: [event.value for event in events.Scalars(name)] for name in there}
+    header = " | ".join(f"iteration {i + 1}" for i in range(iterations))
+    rows = [f"| scalar | {header} |", "|---" * (iterations + 1) + "|"]
+    for name, values in results.items():
+        cells = [f"{value:.4g}" for value in values]
+        rows.append(f"| `{name}` | " + " | ".join(["–"] * (iterations - len(cells)) + cells) + " |")
+    return results, "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder or name of a chat model, e.g. SmolLM2-135M-Instruct")
+    parser.add_argument("--data", required=True, type=Path, help="folder that holds the data sets' folders")
+    parser.add_argument("--parts", nargs="+", choices=["evaluate", "train"], default=["evaluate", "train"])
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), help="data sets to evaluate on")
+    parser.add_argument("--episodes", type=int, default=100, help="questions per data set and baseline")
+    parser.add_argument("--iterations", type=int, default=4, help="iterations of PPO")
+    parser.add_argument("--train-episodes", type=int, default=16, help="episodes per iteration of PPO")
+    args = parser.parse_args()
+    command = "python benchmarks/real_data.py --model FOLDER --data DATA"
+    if "evaluate" in args.parts:
+        results, table = evaluate(args.model, args.data.resolve(), args.episodes, args.sets)
+        print(table)
+        record_results("real_data_baselines", results, table, f"{command} --parts evaluate --episodes {args.episodes}")
+    if "train" in args.parts:
+        results, table = train(args.model, args.data.resolve(), args.iterations, args.train_episodes)
+        print(table)
+        record_results("real_data_ppo", results, table, f"{command} --parts train")
+
+
+if __name__ == "__main__":
+    main()
