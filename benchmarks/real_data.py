@@ -19,7 +19,7 @@ from machine import record_results
 ROOT = Path(__file__).resolve().parent.parent
 SETS = {"HotpotQA": "hotpotqa", "2WikiMultihopQA": "2wikimultihopqa", "MuSiQue": "musique"}
 MODES = {"naive RAG": "naive_rag", "base tool call": "base_tool_call"}
-BOUNDS = {"max_turns": 3, "max_action_tokens": 96}  # what a small model on a CPU can afford
+BOUNDS = {"max_turns": 2, "max_action_tokens": 64, "top_k": 2}  # what a small model on a CPU can afford
 TRAIN_BOUNDS = {"max_turns": 3, "max_action_tokens": 64, "top_k": 2}
 
 
@@ -47,7 +47,7 @@ def evaluate(model: str, data: Path, episodes: int, only: list[str]) -> tuple[di
             start = time.time()
             run = execute("evaluate_llm.py", "--model", model, "--env-id", f"AgentR1/{name}-v0", "--split", "dev",
                           "--data-dir", str(data / folder), "--mode", mode, "--episodes", str(episodes),
-                          "--env-kwargs", json.dumps(BOUNDS))
+                          "--num-envs", "34", "--env-kwargs", json.dumps(BOUNDS))
             report = json.loads((run / "evaluation.json").read_text())
             metrics = report["metrics"]
             results[f"{name}, {label}"] = {"metrics": metrics, "seconds": round(time.time() - start)}
