@@ -192,6 +192,15 @@ def test_a_generated_world_takes_no_data(env_id, tmp_path):
         gym.make(env_id, corpus="pooled")
 
 
+def test_the_tiny_policy_reads_what_its_environment_writes():
+    folder = agent_r1.tiny_policy("AgentR1/MultihopWorld-v0")
+    env = gym.make("AgentR1/MultihopWorld-v0", tokenizer=folder).unwrapped
+    state, _ = env.reset(seed=0)
+    with open(os.path.join(folder, "config.json")) as file:
+        assert state.max() < env.action_space.vocab_size <= json.load(file)["vocab_size"]
+    assert len(state) < env.tokenizer.decode(state.tolist()).count(" ") * 4  # words are tokens, not bytes
+
+
 def test_a_tiny_policy_that_is_not_there():
     with pytest.raises(ValueError, match="no tiny policy is shipped for 'AgentR1/HotpotQA-v0'.*--model"):
         agent_r1.tiny_policy("AgentR1/HotpotQA-v0")
