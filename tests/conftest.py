@@ -1,12 +1,16 @@
 """What several test modules share."""
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fuzz_spans import write_made_up_data
 from hypothesis import settings
+
+# A shell starts background jobs with Ctrl-C ignored, and their children would inherit that; some tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run; HYPOTHESIS_PROFILE=explore looks for new ones. No deadline: machines are busy.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
