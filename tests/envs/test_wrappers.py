@@ -193,14 +193,18 @@ while True:
 def test_the_file_is_whole_after_an_interrupt(tmp_path):
     path = tmp_path / "rows.jsonl"
     processes = [subprocess.Popen([sys.executable, "-c", ENDLESS, path], stderr=subprocess.PIPE) for _ in range(2)]
-    deadline = time.monotonic() + 60
-    while not path.exists() or path.read_bytes().count(b"\n") < 20:
-        assert time.monotonic() < deadline, [process.poll() for process in processes]
-        time.sleep(0.05)
-    for process in processes:
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-        assert b"KeyboardInterrupt" in errors
+    try:
+        deadline = time.monotonic() + 60
+        while not path.exists() or path.read_bytes().count(b"\n") < 20:
+            assert time.monotonic() < deadline, [process.poll() for process in processes]
+            time.sleep(0.05)
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+            assert b"KeyboardInterrupt" in errors
+    finally:
+        for process in processes:
+            process.kill()
     text = path.read_text()
     assert text.endswith("\n") and len(read(path)) >= 20
 
