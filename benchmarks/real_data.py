@@ -3,7 +3,8 @@
     python benchmarks/real_data.py --model FOLDER --data DATA   # holds hotpotqa/, 2wikimultihopqa/, musique/
     python benchmarks/real_data.py --model FOLDER --data DATA --parts train
 
-On a CPU this is proof that the pipeline is real, not that a small model is good. Tables and JSON go to results/.
+On a CPU this is proof that the pipeline is real, not that a small model is good. Evaluations that are finished are not
+repeated. Tables and JSON go to results/.
 """
 
 import argparse
@@ -11,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from machine import record_results
@@ -32,6 +32,15 @@ def execute(script: str, *arguments: str) -> Path:
     return max((ROOT / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
 
 
+def finished(arguments: dict) -> dict | None:
+    """The report of an evaluation with these arguments, if there is one: what was measured is not measured again."""
+    for path in (ROOT / "runs").glob("*/evaluation.json"):
+        report = json.loads(path.read_text())
+        if all(report["args"][name] == value for name, value in arguments.items()):
+            return report
+    return None
+
+
 def interval(metric: dict[str, float], scale: float = 100) -> str:
     return f"{scale * metric['mean']:.1f} [{scale * metric['low']:.1f}, {scale * metric['high']:.1f}]"
 
@@ -44,16 +53,18 @@ def evaluate(model: str, data: Path, episodes: int, only: list[str]) -> tuple[di
         if name not in only:
             continue
         for label, mode in MODES.items():
-            start = time.time()
-            run = execute("evaluate_llm.py", "--model", model, "--env-id", f"AgentR1/{name}-v0", "--split", "dev",
-                          "--data-dir", str(data / folder), "--mode", mode, "--episodes", str(episodes),
-                          "--num-envs", "34", "--env-kwargs", json.dumps(BOUNDS))
-            report = json.loads((run / "evaluation.json").read_text())
+            arguments = {"model": model, "env_id": f"AgentR1/{name}-v0", "split": "dev", "mode": mode,
+                         "data_dir": str(data / folder), "episodes": episodes, "num_envs": 34,
+                         "env_kwargs": json.dumps(BOUNDS)}
+            report = finished(arguments)
+            if report is None:
+                options = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()]
+                report = json.loads((execute("evaluate_llm.py", *options) / "evaluation.json").read_text())
             metrics = report["metrics"]
-            results[f"{name}, {label}"] = {"metrics": metrics, "seconds": round(time.time() - start)}
+            results[f"{name}, {label}"] = {"metrics": metrics, "seconds": report["seconds"]}
             rows.append(f"| {name} | {label} | {report['episodes']} | {interval(metrics['exact_match'])} | "
                         f"{interval(metrics['f1'])} | {interval(metrics['format'])} | {metrics['turns']['mean']:.2f} | "
-                        f"{metrics['tool_errors']['mean']:.2f} | {time.time() - start:.0f} |")
+                        f"{metrics['tool_errors']['mean']:.2f} | {report['seconds']:.0f} |")
             print(rows[-1], flush=True)
     return results, "\n".join(rows)
 
