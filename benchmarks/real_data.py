@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SETS = {"HotpotQA": "hotpotqa", "2WikiMultihopQA": "2wikimultihopqa", "MuSiQue": "musique"}
 MODES = {"naive RAG": "naive_rag", "base tool call": "base_tool_call"}
 BOUNDS = {"max_turns": 2, "max_action_tokens": 64, "top_k": 2}  # what a small model on a CPU can afford
-TRAIN_BOUNDS = {"max_turns": 3, "max_action_tokens": 64, "top_k": 2}
 
 
 def execute(script: str, *arguments: str) -> Path:
@@ -72,7 +71,7 @@ def evaluate(model: str, data: Path, episodes: int, only: list[str]) -> tuple[di
 def train(model: str, data: Path, iterations: int, episodes: int) -> tuple[dict, str]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    env_kwargs = json.dumps(TRAIN_BOUNDS | {"data_dir": str(data / "hotpotqa")})
+    env_kwargs = json.dumps(BOUNDS | {"data_dir": str(data / "hotpotqa")})
     run = execute("ppo_llm.py", "--exp-name", "ppo_hotpotqa", "--model", model, "--env-id", "AgentR1/HotpotQA-v0",
                   "--env-kwargs", env_kwargs, "--eval-episodes", "0",
                   "--total-episodes", str(iterations * episodes), "--episodes-per-iteration", str(episodes),
@@ -99,8 +98,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=["evaluate", "train"], default=["evaluate", "train"])
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), help="data sets to evaluate on")
     parser.add_argument("--episodes", type=int, default=100, help="questions per data set and baseline")
-    parser.add_argument("--iterations", type=int, default=4, help="iterations of PPO")
-    parser.add_argument("--train-episodes", type=int, default=16, help="episodes per iteration of PPO")
+    parser.add_argument("--iterations", type=int, default=3, help="iterations of PPO")
+    parser.add_argument("--train-episodes", type=int, default=8, help="episodes per iteration of PPO")
     args = parser.parse_args()
     command = "python benchmarks/real_data.py --model FOLDER --data DATA"
     if "evaluate" in args.parts:
