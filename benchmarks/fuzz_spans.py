@@ -40,7 +40,7 @@ Tokens = NDArray[np.int32]
 # ---------------------------------------------------------------------- made-up data in the official formats
 
 # (question, answer, [(title, sentences, gold)])
-_QUESTIONS: list[tuple[str, str, list[tuple[str, list[str], bool]]]] = [
+QUESTIONS: list[tuple[str, str, list[tuple[str, list[str], bool]]]] = [
     (
         "Which river flows through the town where Ada Quill was born?",
         "River Lorn",
@@ -76,7 +76,7 @@ def _wiki_rows(between: str) -> list[dict[str, Any]]:
             ],
             "supporting_facts": [[title, 0] for title, _, gold in passages if gold],
         }
-        for number, (question, answer, passages) in enumerate(_QUESTIONS)
+        for number, (question, answer, passages) in enumerate(QUESTIONS)
     ]
 
 
@@ -93,7 +93,7 @@ def _musique_rows() -> list[dict[str, Any]]:
                 for i, (title, sentences, gold) in enumerate(passages)
             ],
         }
-        for number, (question, answer, passages) in enumerate(_QUESTIONS)
+        for number, (question, answer, passages) in enumerate(QUESTIONS)
     ]
 
 

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 
+import fuzz_spans
 import gymnasium as gym
 import numpy as np
 import oracle
@@ -17,26 +18,8 @@ from agent_r1_tools.search import BM25Retriever, Passage, RetrievalError
 
 IDS = {folder: env_id for env_id, folder in oracle.ENVIRONMENTS.items()}
 
-# (question, answer, [(title, sentences, gold)])
 QUESTIONS = [
-    (
-        "Which river flows through the town where Ada Quill was born?",
-        "River Lorn",
-        [
-            ("Ada Quill", ["Ada Quill, a playwright, was born in Lornby."], True),
-            ("Lornby", ["Lornby is a town.", "The River Lorn flows through it."], True),
-            ("Oat Mill", ["The Oat Mill is a mill near Pell."], False),
-        ],
-    ),
-    (
-        "Is Bram Otter older than Cleo Finch?",
-        "no",
-        [
-            ("Bram Otter", ["Bram Otter, a sculptor, was born in 1950."], True),
-            ("Cleo Finch", ["Cleo Finch, an engraver, was born in 1920."], True),
-            ("Pell", ["Pell is a village.", "It has a mill."], False),
-        ],
-    ),
+    *fuzz_spans.QUESTIONS,
     (
         "Which grade did Dora Vane get at the school of Pell?",
         "A",
