@@ -1,0 +1,198 @@
+"""The environments for TRL's `GRPOTrainer`; docs/trl.md shows a whole program.
+
+    trainer = GRPOTrainer(
+        ...,
+        train_dataset=Dataset.from_list(task_rows("AgentR1/MultihopWorld-v0", range(1000))),
+        environment_factory=environment_factory("AgentR1/MultihopWorld-v0", tokenizer),
+        reward_funcs=environment_reward,
+    )
+
+TRL samples the turns and appends the tools' results itself. It tells an environment which tools are called, but never
+what was written, so the environment cannot own the reward (TRL's `get_reward` takes no argument). It goes to a reward
+function instead, which TRL does show the tokens: `environment_reward` plays the sampled turns through the `ToolEnv`,
+with the results of the calls that were made. Nothing here imports TRL. Made for TRL 1.16.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, ClassVar, Literal, cast
+
+import gymnasium as gym
+
+from agent_r1.tokenizers import control_tokens
+from agent_r1.tool_env import PendingCall, ToolEnv
+from agent_r1_tools import Tool, ToolResult, run_tool
+
+
+class TRLEnvironment:
+    """One episode after the other, as TRL plays them. Every tool of the environment is a public method of a subclass.
+
+    TRL takes every public method but `reset` for a tool, so all else has an underscore.
+    """
+
+    _make: ClassVar[staticmethod[[], ToolEnv]]
+
+    def __init__(self) -> None:
+        self._env = env = self._make()
+        self._made: list[tuple[str, Any, ToolResult]] = []  # the calls of this episode: name, arguments, result
+        self._names = re.compile("|".join(map(re.escape, control_tokens(env.tokenizer))))
+        bridge = env.dialect.bridge(True, [("tool", "result")])
+        stops = [i for i, token in enumerate(bridge) if token in env.dialect.stop_token_ids]
+        self._header = bridge[stops[-1] + 1 :] if stops else bridge  # what stands before a turn of the policy
+
+    def reset(self, task_index: int | None = None, **row: Any) -> None:
+        """Begin the task of a row of `task_rows`."""
+        if task_index is None:
+            raise ValueError("the rows need a `task_index`; make the train_dataset with `task_rows`")
+        self._env.reset(options={"task_index": task_index})
+        self._made = []
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        result = run_tool(self._env.tools[name], copy.deepcopy(arguments))
+        self._made.append((name, arguments, result))
+        # TRL encodes results as part of the template's text. A space keeps them from becoming control tokens.
+        return self._names.sub(lambda token: f"{token[0][0]} {token[0][1:]}", result.content)
+
+    def _spans(self, completion: list[int]) -> list[list[int]]:
+        """The sampled turns in a completion: each ends with a stop token, and the next begins after a header."""
+        spans, start, size = [], 0, len(self._header)
+        while start < len(completion):
+            stops = (i for i in range(start, len(completion)) if completion[i] in self._env.dialect.stop_token_ids)
+            end = next(stops, len(completion) - 1) + 1
+            spans.append(completion[start:end])
+            headers = (i for i in range(end, len(completion)) if completion[i : i + size] == self._header)
+            start = next(headers, len(completion)) + size
+        return spans
+
+    def _result(self, pending: PendingCall) -> ToolResult:
+        """The result of a call: as it was when TRL made it, or, where TRL did not (after its last round), now."""
+        for i, (name, arguments, result) in enumerate(self._made):
+            if (name, arguments) == (pending.call.name, pending.call.arguments):
+                del self._made[i]
+                return result
+        return run_tool(self._env.tools[pending.call.name], pending.arguments)
+
+    def _judge(self, completion: list[int]) -> tuple[float, dict[str, Any]]:
+        """Play the turns of a completion through the environment: the return of the episode, and the last info."""
+        env, spans = self._env, self._spans(completion)
+        env.episode.max_turns = min(env.max_turns, len(spans))  # TRL ended the episode here
+        total = 0.0
+        for span in spans:
+            turn = env.begin_turn(span)
+            results = [self._result(pending) for pending in turn.calls if pending.tool is not None]
+            _, reward, terminated, truncated, info = env.end_turn(turn, results)
+            total += reward
+            if terminated or truncated:
+                break
+        return total, info
+
+
+def environment_factory(env_id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[], TRLEnvironment]:
+    """What `GRPOTrainer(environment_factory=...)` takes: a class whose instances play `env_id`.
+
+    Args:
+        env_id: a registered `ToolEnv`.
+        tokenizer: the trainer's `processing_class`; the reward is read off its tokens.
+        env_kwargs: arguments of the environment. Set `GRPOConfig(max_tool_calling_iterations=max_turns - 1)`.
+
+    Raises:
+        ValueError: a tool's name is one that TRL keeps for itself ("reset", "get_reward", or "_" in front).
+    """
+    make = _maker(env_id, tokenizer=tokenizer, **env_kwargs)
+    methods = {}
+    for name, tool in make().tools.items():
+        if name in ("reset", "get_reward") or name.startswith("_"):
+            raise ValueError(f"TRL does not take a method named {name!r} for a tool; give the tool another name")
+        methods[name] = _method(tool)
+    return type("TRLEnvironment", (TRLEnvironment,), {"_make": staticmethod(make), **methods})
+
+
+def environment_reward(
+    completion_ids: Sequence[list[int]],
+    environments: Sequence[Any],
+    log_metric: Callable[[str, float], None] | None = None,
+    **_: Any,
+) -> list[float | None]:
+    """What `GRPOTrainer(reward_funcs=...)` takes: the return of every episode, as the `ToolEnv` pays it.
+
+    Logs `env/success` and the environment's metrics. None for environments that `environment_factory` did not make.
+    """
+    returns: list[float | None] = []
+    for completion, environment in zip(completion_ids, environments, strict=True):
+        if not isinstance(environment, TRLEnvironment):
+            returns.append(None)
+            continue
+        total, info = environment._judge(list(completion))
+        returns.append(total)
+        if log_metric is not None:
+            for name, value in {"success": float(info["is_success"]), **info["metrics"]}.items():
+                log_metric(f"env/{name}", value)
+    return returns
+
+
+def task_rows(env_id: str, task_indexes: Iterable[int], **env_kwargs: Any) -> list[dict[str, Any]]:
+    """Rows for a `train_dataset`: `prompt` (the messages that an episode begins with) and `task_index`.
+
+    `env_kwargs` are those of `environment_factory`: the same split has the same tasks.
+    """
+    env, rows = _maker(env_id, **env_kwargs)(), []
+    for index in task_indexes:
+        env.reset(options={"task_index": index})
+        rows.append({"prompt": env.messages, "task_index": index})
+    return rows
+
+
+def _maker(env_id: str, **env_kwargs: Any) -> Callable[[], ToolEnv]:
+    return lambda: cast(ToolEnv, gym.make(env_id, **env_kwargs).unwrapped)
+
+
+# --- tools as methods -------------------------------------------------------------------------------------------------
+
+
+def _method(tool: Tool) -> Callable[..., str]:
+    """A method whose signature and docstring say what the tool's schema says: `get_json_schema` reads it back."""
+
+    def call(self: TRLEnvironment, /, **arguments: Any) -> str:
+        return self._call(tool.name, arguments)
+
+    properties = tool.parameters.get("properties", {})
+    hints = {name: _hint(schema) for name, schema in properties.items()}
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    for name, schema in properties.items():
+        default = inspect.Parameter.empty if name in tool.parameters.get("required", ()) else schema.get("default")
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[name], default=default)
+        )
+    lines = [f"    {name}: {_line(schema.get('description') or name)}" for name, schema in properties.items()]
+    call.__name__ = call.__qualname__ = tool.name
+    call.__doc__ = "\n".join([_line(tool.description), *(["", "Args:", *lines] if lines else [])])
+    call.__annotations__ = hints
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict, "null": None}
+
+
+def _hint(schema: dict[str, Any]) -> Any:
+    """The type hint of a JSON schema; bounds, patterns and the like have none (the tool still checks them)."""
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    if "anyOf" in schema:
+        return reduce(or_, map(_hint, schema["anyOf"]))
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return reduce(or_, [_hint({**schema, "type": one}) for one in kind])
+    if kind == "array":
+        return list[_hint(schema["items"])] if schema.get("items") else list  # type: ignore[misc]
+    return _TYPES.get(kind, Any) if kind is not None else Any
