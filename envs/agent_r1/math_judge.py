@@ -1,0 +1,212 @@
+r"""Is an answer the gold answer? Mathematics judged by `math-verify`, in a process that a hostile answer cannot hurt.
+
+An answer has to be one expression as a whole: `5 or 6 or 7` is not 7, and neither is a sentence that ends in 7. It is
+given to math-verify as the content of `\boxed{}`, which is the official extraction of MATH. `\frac{14}{3}`, `14/3` and
+`x = 14/3` are the same answer.
+
+math-verify cannot be called in threads, and `9^{9^{9^9}}` costs it seconds and memory. So a server process (started at
+the first question, ended with this process) forks a child for every question, and the child has `CPU_SECONDS` and
+`MEMORY_BYTES`. This file is also that server's program, so it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+MAX_CHARS = 400
+CPU_SECONDS = 1.0
+WALL_SECONDS = 10  # for a machine that is busy with other things
+MEMORY_BYTES = 2**30
+
+UNREADABLE = "the answer cannot be read as one expression"
+TOO_COSTLY = "judging the answer took too much time or memory"
+
+
+class Verdict(NamedTuple):
+    """Whether the answer is right, and, where it could not be judged, why ("" otherwise)."""
+
+    correct: bool
+    reason: str
+
+
+def require_math_verify() -> None:
+    """Raise ImportError, naming the extra, where math-verify is not installed."""
+    if find_spec("math_verify") is None:
+        raise ImportError("judging mathematics needs math-verify: pip install 'agent-r1[math]'")
+
+
+@lru_cache(maxsize=8192)
+def judge(gold: str, answer: str) -> Verdict:
+    """Compare an answer, whatever it is, with the gold answer (LaTeX or plain). Never raises for what is written."""
+    answer = unwrap(answer)
+    if not answer:
+        return Verdict(False, "the answer is empty")
+    if len(answer) > MAX_CHARS:
+        return Verdict(False, f"the answer is longer than {MAX_CHARS} characters")
+    if _plain_text(answer) == _plain_text(unwrap(gold)):
+        return Verdict(True, "")
+    if not _balanced(answer):
+        return Verdict(False, UNREADABLE)
+    return _server.ask(gold, answer)
+
+
+def last_boxed(solution: str) -> str | None:
+    r"""The content of the last `\boxed{}` or `\fbox{}` of a solution, as MATH defines its gold answer; None without."""
+    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
+    if start < 0:
+        return None
+    content = re.sub(r"^\\(boxed|fbox)\s*", "", solution[start:])
+    if not content.startswith("{"):  # \boxed 7
+        return re.split(r"[\s$]", content, maxsplit=1)[0] or None
+    depth = 0
+    for position, character in enumerate(content):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return content[1:position]
+    return None
+
+
+def unwrap(answer: str) -> str:
+    r"""The answer without what people put around it: blanks, a full stop, `$...$`, `\(...\)`, `\[...\]`, `\boxed{}`."""
+    answer = answer.strip()
+    while True:
+        bare = answer.removesuffix(".").strip()
+        for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}")):
+            inside = bare[len(opening) : len(bare) - len(closing)]
+            if len(bare) > len(opening) and bare.startswith(opening) and bare.endswith(closing) and _balanced(inside):
+                bare = inside.strip()
+                break
+        if bare == answer:
+            return answer
+        answer = bare
+
+
+def _balanced(text: str) -> bool:
+    """Whether every brace has its partner: otherwise it would close the box that the answer is put in."""
+    depth = 0
+    for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", text):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _plain_text(text: str) -> str:
+    r"""For answers that are words, such as `\text{Evelyn}`: without blanks, `\text{}` and capitals."""
+    text = re.sub(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}", r"\1", text)
+    return re.sub(r"\s|\\[ ,;!]", "", text).lower()
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+class _Server:
+    """The process that judges, started when it is first asked. Questions from several threads are asked in turn."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[str] | None = None
+        self.owner = 0
+
+    def ask(self, gold: str, answer: str) -> Verdict:
+        with self.lock:
+            for _ in range(2):  # a server that was killed from outside is started again
+                try:
+                    process = self._running()
+                    assert process.stdin is not None and process.stdout is not None
+                    process.stdin.write(json.dumps([gold, answer]) + "\n")
+                    process.stdin.flush()
+                    line = process.stdout.readline()
+                except OSError:
+                    line = ""
+                if line:
+                    return Verdict(*json.loads(line))
+                self.close()
+        return Verdict(False, "the process that judges answers does not run")
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self.process is None or self.owner != os.getpid():  # a forked process must not share its parent's pipes
+            require_math_verify()
+            self.owner = os.getpid()
+            # -P: this folder has modules named like others (datasets, tokenizers) and must not be on the path.
+            command = [sys.executable, "-P", __file__]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        return self.process
+
+    def close(self) -> None:
+        """End the process, if it is this one's."""
+        process, self.process = self.process, None
+        if process is not None and self.owner == os.getpid():
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+_server = _Server()
+atexit.register(_server.close)
+
+
+def _serve() -> None:
+    """Answer questions, one JSON line each, until the pipe is closed."""
+    logging.disable()  # math-verify warns that it has no time limit of its own
+    answers = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _compare("\\frac{1}{2}", "0.5")  # imports and caches, before the first fork
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _limit()
+            os.write(answers, (json.dumps(_compare(*json.loads(line))) + "\n").encode())
+            os._exit(0)
+        if os.waitpid(child, 0)[1] != 0:  # killed by one of its limits, or out of memory
+            os.write(answers, (json.dumps([False, TOO_COSTLY]) + "\n").encode())
+
+
+def _limit() -> None:
+    """Bound this process: when time is up, the kernel ends it, also in the middle of a long multiplication."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    signal.alarm(WALL_SECONDS)
+
+
+def _compare(gold: str, answer: str) -> tuple[bool, str]:
+    """What math-verify says about two expressions; gold goes first, it is not symmetric."""
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    def read(expression: str) -> list[Any]:
+        boxed = "\\boxed{" + expression + "}"
+        return parse(boxed, [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)
+
+    # As Python and sympy write it.
+    answer = re.sub(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi ", answer.replace("**", "^"))
+    sides = re.split(r"(?<![\\<>!=])=(?!=)", answer)
+    if len(sides) > 2 and not re.search("[,;]", answer):  # math-verify would take the last side of 5 = 6 = 7
+        return False, UNREADABLE
+    found = read(answer)
+    if not found or isinstance(found[0], str):
+        return False, UNREADABLE
+    if len(sides) == 2 and not re.search("[a-zA-Z]", sides[0]) and not verify(*map(read, sides), timeout_seconds=None):
+        return False, ""  # 6 = 7
+    return bool(verify(read(gold), found, timeout_seconds=None)), ""
+
+
+if __name__ == "__main__":
+    _serve()
