@@ -5,18 +5,16 @@ An episode is one growing row of tokens: prompt, sampled span, what the environm
 never decoded and encoded again. A mask says which tokens were sampled; only those carry advantages and loss.
 
     python learner/ppo_llm.py                                             # tiny policy, generated world, laptop CPU
-    python learner/ppo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct   # one GPU
+    python learner/ppo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct --engine vllm   # one GPU
+    torchrun --nproc-per-node 4 learner/ppo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # more
 """
 
 import json
 import os
-import signal
-import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +23,16 @@ import numpy as np
 import torch
 import tyro
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 import agent_r1  # noqa: F401  (registers the environments)
-from llm_utils import checkpoint
-from llm_utils.models import check_vocabulary, model_source, tokenizer_source
+from llm_utils import checkpoint, distributed
+from llm_utils.forward import gather, microbatches, pad, policy_forward, score
+from llm_utils.logger import Logger
+from llm_utils.models import check_vocabulary, load_policy, model_source, tokenizer_source, vllm_engine
 from llm_utils.optimizer import Float32AdamW
+from llm_utils.slots import SlotModel
+from llm_utils.trajectory import Trajectory, train_positions
 
 Array = np.ndarray
 
@@ -46,21 +46,19 @@ class Args:
     cuda: bool = True
     """use a GPU where there is one"""
     num_threads: int = 0
-    """CPU threads of torch (0: all cores)"""
+    """CPU threads of torch in each process (0: all cores, shared by the processes)"""
+    deterministic: bool = False
+    """the same weights to the bit in every run: deterministic kernels, tool results taken in the order of the calls"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "agent-r1"
     """the W&B project"""
-    wandb_entity: str | None = None
-    """the W&B entity (team)"""
     save_model: bool = False
     """write the trained policy and its tokenizer to runs/{run_name}/model"""
-    checkpoint_every: int = 0
+    checkpoint_every: int = 10
     """iterations between checkpoints (0: only at Ctrl-C)"""
     resume: str | None = None
     """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
-    log_trajectories: int = 8
-    """rows per iteration that are written to runs/{run_name}/trajectories.jsonl"""
 
     env_id: str = "AgentR1/MultihopWorld-v0"
     """the id of the environment"""
@@ -69,20 +67,31 @@ class Args:
     split: str = "train"
     """the split that is trained on"""
     num_envs: int = 128
-    """episodes that run at the same time (rows of the key-value cache)"""
+    """episodes that run at the same time"""
     model: str = "tiny"
     """a Hugging Face name, a folder, or "tiny": the policy shipped for the environment"""
     tokenizer: str | None = None
     """a tokenizer's name or folder (None: the model's own; "byte": the built-in byte tokenizer)"""
+    lora_rank: int = 0
+    """train LoRA adapters of this rank instead of the weights (0: the weights)"""
+    gradient_checkpointing: bool = False
+    """compute activations again in the backward pass: less memory, more time"""
+
+    engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
+    """what samples: transformers or vLLM in this process, or running `vllm serve` processes"""
+    vllm_url: str = "http://localhost:8000"
+    """address of the server of --engine vllm-server"""
+    max_staleness: int = 0
+    """iterations by which the weights that sampled may be older than those that train on it (0: on-policy)"""
+    temperature: float = 1.0
+    """sampling temperature; the trainer's log-probabilities are taken at the same temperature"""
+    top_p: float = 1.0
+    """nucleus sampling (1: off). Below 1 the sampler leaves the distribution that the loss assumes"""
 
     total_episodes: int = 5_120
     """episodes of training"""
     episodes_per_iteration: int = 256
     """episodes collected before each update"""
-    temperature: float = 1.0
-    """sampling temperature; the trainer's log-probabilities are taken at the same temperature"""
-    top_p: float = 1.0
-    """nucleus sampling (1: off). Below 1 the sampler leaves the distribution that the loss assumes"""
     truncation: Literal["outcome", "bootstrap"] = "outcome"
     """a truncated episode is paid `outcome/unfinished` by the environment, or bootstraps from the critic"""
 
@@ -123,13 +132,15 @@ class Args:
     kl_in: Literal["loss", "reward"] = "loss"
     """is the KL divergence added to the loss, or taken from the reward of every sampled token?"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """estimator of the KL divergence in the loss (in the reward it is k1)"""
+    """estimator of the KL divergence (in the loss, k1 has no gradient on average and k2 the right one)"""
     target_kl: float | None = None
     """stop the passes of an iteration when the approximate KL to the sampling policy exceeds this"""
     max_grad_norm: float = 1.0
     """clipping of the gradient norm, policy and critic apart"""
     old_logprobs: Literal["sampler", "trainer"] = "sampler"
-    """log-probabilities of the sampling policy: as sampled, or computed again by the trainer before the update"""
+    """log-probabilities in the ratio's denominator: as sampled, or computed again by the trainer before the update"""
+    importance_cap: float = 2.0
+    """with --old-logprobs trainer: bound of the weight trainer / sampler of a token (truncated importance sampling)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
@@ -141,103 +152,9 @@ class Args:
     """the split that is evaluated on"""
     eval_every: int = 5
     """iterations between evaluations (there is one at the start and one at the end)"""
-    eval_temperature: float = 0.0
-    """sampling temperature in evaluations (0: greedy)"""
-
-
-# ---------------------------------------------------------------------------------------------------- trajectory row
-
-
-@dataclass
-class Trajectory:
-    """One episode as one row of tokens. In the arrays, which `lay_out` fills, entry t belongs to token t."""
-
-    episode: int
-    task_index: int
-    prompt_length: int
-    tokens: Array  # int32: the prompt, then sampled spans and what the environment wrote, in turn
-    terminated: bool = False
-    truncated: bool = False
-    turns: list[tuple[int, int, float]] = field(default_factory=list)  # first token, one past the last, reward
-    span_logprobs: list[Array] = field(default_factory=list)  # the sampler's, of every turn
-    stats: Counter[str] = field(default_factory=Counter)  # return, turns, success, exact match ...
-    reward_terms: Counter[str] = field(default_factory=Counter)  # the named terms, summed over the episode
-
-    action_mask: Array = field(init=False)  # bool: was the token sampled?
-    logprobs: Array = field(init=False)  # the sampling policy's, 0 for tokens that were not sampled
-    ref_logprobs: Array = field(init=False)  # the reference policy's, where a KL divergence is paid
-    rewards: Array = field(init=False)  # a turn's reward, on the turn's last sampled token
-    values: Array = field(init=False)  # the critic's value of the state before the token
-    value_last: float = 0.0  # its value of the last state
-    advantages: Array = field(init=False)
-    returns: Array = field(init=False)  # what the critic regresses to
-
-    def lay_out(self) -> None:
-        """Lay the turns of a finished episode out over its tokens.
-
-        An empty span has no token to carry its reward. The reward moves to the last token sampled before it, or, where
-        there is none, to the end of the next span; an episode in which nothing was sampled trains nothing.
-        """
-        for name in ("logprobs", "ref_logprobs", "rewards", "values", "advantages", "returns"):
-            setattr(self, name, np.zeros(len(self.tokens), np.float32))
-        self.action_mask = np.zeros(len(self.tokens), bool)
-        carried, last = 0.0, -1
-        for (start, end, reward), logprobs in zip(self.turns, self.span_logprobs, strict=True):
-            self.action_mask[start:end], self.logprobs[start:end] = True, logprobs
-            carried, last = carried + reward, end - 1 if end > start else last
-            if last >= 0:
-                self.rewards[last] += carried
-                carried = 0.0
-        self.turns = [turn for turn in self.turns if turn[1] > turn[0]]
 
 
 # ----------------------------------------------------------------------------------------------- generation engine
-
-
-@contextmanager
-def logits_only_at(model: PreTrainedModel, index: tuple[torch.Tensor, ...]) -> Iterator[None]:
-    """Inside, `model(...).logits` is [N, vocabulary]: the head sees only the hidden states at `index` (rows, columns).
-
-    With a large vocabulary the head costs more than the layers, and most positions predict nothing that is needed.
-    """
-    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (inputs[0][index],))
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-class SlotCache(DynamicCache):
-    """A key-value cache whose rows grow independently: token t of a slot lies in column t, so there are no holes.
-
-    Columns past a row's length hold garbage. It is never seen: a query at position p attends to columns 0..p only, and
-    column p is written before it is read.
-    """
-
-    def __init__(self, num_slots: int, device: torch.device) -> None:
-        super().__init__()
-        self.everyone = torch.arange(num_slots, device=device)
-        self.slots: list[list[torch.Tensor]] = []  # per layer: keys and values, [num_slots, columns, heads, dimension]
-
-    def place(self, rows: torch.Tensor | None, positions: torch.Tensor, width: int, capacity: int) -> None:
-        """The next forward writes at `positions` [n, S] of `rows` [n] (None: all) and reads `width` columns."""
-        self.rows, self.positions, self.width, self.capacity = rows, positions, width, capacity + capacity // 4
-        for layer in self.slots:
-            if capacity > layer[0].shape[1]:
-                layer[:] = [nn.functional.pad(x, (0, 0, 0, 0, 0, self.capacity - x.shape[1])) for x in layer]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # positions and masks are given explicitly
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        news = [states.transpose(1, 2) for states in (key_states, value_states)]
-        if layer_idx == len(self.slots):
-            self.slots.append([new.new_zeros(len(self.everyone), self.capacity, *new.shape[2:]) for new in news])
-        rows = self.everyone if self.rows is None else self.rows
-        for store, new in zip(self.slots[layer_idx], news, strict=True):
-            store[rows[:, None], self.positions] = new
-        seen = [store[slice(None) if self.rows is None else rows, : self.width] for store in self.slots[layer_idx]]
-        return [keys_or_values.transpose(1, 2) for keys_or_values in seen]
 
 
 class TransformersEngine:
@@ -249,36 +166,44 @@ class TransformersEngine:
     """
 
     NOISE = 256  # random numbers drawn at a time for a slot
+    overlaps = False  # a step is work for this process, so there is no use in one while the trainer works
 
     def __init__(
         self, model: PreTrainedModel, num_slots: int, vocab_size: int, temperature: float = 1.0, top_p: float = 1.0
     ) -> None:
-        layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-        if layers != {"full_attention"}:
-            raise ValueError(f"the transformers engine needs full attention in every layer, this model has {layers}")
-        self.model, self.num_slots, self.vocab_size = model, num_slots, vocab_size
-        self.temperature, self.top_p = temperature, top_p
-        self.prefill_tokens = 8192  # tokens, padding counted, in one forward of new tokens
+        self.slots, self.temperature, self.top_p = SlotModel(model, num_slots, vocab_size), temperature, top_p
+        self.version = 0  # iterations that the weights have been trained for
         self.release()
 
     def release(self) -> None:
         """Forget all episodes and free the cache."""
-        n = self.num_slots
-        self.cache = SlotCache(n, self.model.device)
+        n = self.slots.num_slots
+        self.slots.clear()
         self.pending: dict[int, Array] = {}  # slot -> tokens that the model has not seen
-        self.length = np.zeros(n, np.int64)  # tokens in the cache
         self.last = np.zeros(n, np.int64)  # the newest sampled token, not yet in the cache
         self.writing = np.zeros(n, bool)
         self.count, self.room = np.zeros(n, np.int64), np.zeros(n, np.int64)  # tokens of the span, and their bound
-        self.spans, self.logprobs = np.zeros((n, 64), np.int32), np.zeros((n, 64), np.float32)
-        self.stops = np.zeros(self.vocab_size, bool)
+        self.written = [np.zeros((n, 64), kind) for kind in (np.int32, np.float32, np.int32)]  # span, logprob, version
+        self.stops = np.zeros(self.slots.vocab_size, bool)
         self.generators: list[np.random.Generator | None] = [None] * n
         self.noise, self.noise_used = np.zeros((n, self.NOISE), np.float32), np.full(n, self.NOISE)
+
+    def twin(self, temperature: float) -> "TransformersEngine":
+        """Another engine on the same weights, with episodes of its own."""
+        return TransformersEngine(self.slots.model, self.slots.num_slots, self.slots.vocab_size, temperature)
+
+    @torch.no_grad()
+    def update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """New weights. Episodes go on under them; keys and values that older weights computed stay until they end."""
+        own = dict(self.slots.model.named_parameters())
+        for name, weight in weights:
+            own[name].copy_(weight)
+        self.version = version
 
     def feed(self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: list[int], seed: Any = None) -> None:
         """Append `tokens` to the slot's episode and have the next span sampled. `seed` begins a new episode."""
         if seed is not None:
-            self.length[slot] = 0
+            self.slots.length[slot] = 0
             self.generators[slot], self.noise_used[slot] = np.random.default_rng(seed), self.NOISE
         else:  # the last sampled token ended the span: the model has not seen it yet
             tokens = np.concatenate([self.last[slot : slot + 1], tokens])
@@ -291,54 +216,15 @@ class TransformersEngine:
     def busy(self) -> bool:
         return bool(self.pending) or bool(self.writing.any())
 
-    def step(self) -> list[tuple[int, Array, Array]]:
-        """One forward. Returns (slot, span int32, log-probabilities float32) of the turns that it completed."""
-        if self.pending and (8 * len(self.pending) >= self.num_slots or not self.writing.any()):
-            return self._prefill()
-        rows, width = np.flatnonzero(self.writing), int(self.length[self.writing].max()) + 1
-        if 2 * len(rows) > self.num_slots:  # reading all slots in place is cheaper than copying most of them
-            logits = self._forward(None, self.last[:, None], self.length[:, None], width, rows, np.zeros_like(rows))
-        else:
-            logits = self._forward(rows, self.last[rows, None], self.length[rows, None], width)
-        self.length[rows] += 1
-        return self._accept(rows, logits)
-
-    def _prefill(self) -> list[tuple[int, Array, Array]]:
-        done = []
-        while self.pending:  # the longest, with all that are at least half as long
-            longest = max(map(len, self.pending.values()))
-            alike = [slot for slot, new in self.pending.items() if 2 * len(new) >= longest]
-            rows = np.array(alike[: max(1, self.prefill_tokens // longest)])
-            news = [self.pending.pop(row) for row in rows.tolist()]
-            sizes = np.array([len(new) for new in news])
-            tokens = np.zeros((len(rows), longest), np.int64)
-            for row, new in zip(tokens, news, strict=True):
-                row[: len(new)] = new
-            positions = self.length[rows, None] + np.arange(longest)
-            logits = self._forward(rows, tokens, positions, int(positions.max()) + 1, None, sizes - 1)
-            self.length[rows] += sizes
-            done += self._accept(rows, logits)
-        return done
+    def step(self) -> list[tuple[int, Array, Array, Array]]:
+        """One forward. Returns (slot, span, log-probabilities, weight versions) of the turns that it completed."""
+        if self.pending and (8 * len(self.pending) >= len(self.last) or not self.writing.any()):
+            return [span for slots, logits in self.slots.prefill(self.pending) for span in self._accept(slots, logits)]
+        rows = np.flatnonzero(self.writing)
+        return self._accept(rows, self.slots.decode(rows, self.last[rows]))
 
     @torch.inference_mode()
-    def _forward(
-        self, slots: Array | None, tokens: Array, positions: Array, width: int, rows: Any = None, columns: Any = None
-    ) -> torch.Tensor:
-        """Tokens [n, S] at `positions` [n, S] of `slots` [n] -> logits [N, V] at their `rows` and `columns` [N]."""
-        n, device = len(tokens), self.model.device
-        rows, columns = (np.arange(n) if rows is None else rows), (np.zeros(n, int) if columns is None else columns)
-        ids, place, *index = (torch.from_numpy(x).to(device) for x in (tokens, positions, rows, columns))
-        where = None if slots is None else torch.from_numpy(slots).to(device)
-        self.cache.place(where, place, width, int(positions.max()) + 1)
-        mask = torch.arange(width, device=device) <= place[:, None, :, None]
-        if self.model.config._attn_implementation == "eager":  # which adds the mask to the scores
-            mask = torch.where(mask, 0.0, torch.finfo(self.model.dtype).min).to(self.model.dtype)
-        with logits_only_at(self.model, (index[0], index[1])):
-            out = self.model(ids, attention_mask=mask, position_ids=place, past_key_values=self.cache, use_cache=True)
-        return out.logits[:, : self.vocab_size].float()
-
-    @torch.inference_mode()
-    def _accept(self, rows: Array, logits: torch.Tensor) -> list[tuple[int, Array, Array]]:
+    def _accept(self, rows: Array, logits: torch.Tensor) -> list[tuple[int, Array, Array, Array]]:
         """Sample the next token of `rows` and return the spans that end with it."""
         logprobs = torch.log_softmax(logits / (self.temperature or 1.0), -1)
         chosen = logprobs.argmax(-1)
@@ -352,15 +238,15 @@ class TransformersEngine:
         if not np.isfinite(chosen_logprobs).all():
             raise FloatingPointError("the policy's logits are not finite", [])
         tokens = chosen.cpu().numpy()
-        if self.count[rows].max() == self.spans.shape[1]:
-            self.spans, self.logprobs = (np.pad(x, ((0, 0), (0, x.shape[1]))) for x in (self.spans, self.logprobs))
-        self.spans[rows, self.count[rows]] = self.last[rows] = tokens
-        self.logprobs[rows, self.count[rows]] = chosen_logprobs
+        if self.count[rows].max() == self.written[0].shape[1]:
+            self.written = [np.pad(x, ((0, 0), (0, x.shape[1]))) for x in self.written]
+        for store, value in zip(self.written, (tokens, chosen_logprobs, self.version), strict=True):
+            store[rows, self.count[rows]] = value
+        self.last[rows] = tokens
         self.count[rows] += 1
         ended = self.stops[tokens] | (self.count[rows] >= self.room[rows])
         self.writing[rows] = ~ended
-        ends = [(int(row), int(self.count[row])) for row in rows[ended]]
-        return [(row, self.spans[row, :count].copy(), self.logprobs[row, :count].copy()) for row, count in ends]
+        return [(int(row), *(x[row, : self.count[row]].copy() for x in self.written)) for row in rows[ended]]
 
 
 def sample(logprobs: torch.Tensor, noise: torch.Tensor, top_p: float = 1.0) -> torch.Tensor:
@@ -377,72 +263,94 @@ def sample(logprobs: torch.Tensor, noise: torch.Tensor, top_p: float = 1.0) -> t
 # ---------------------------------------------------------------------------------------------------------- rollout
 
 
-def rollout(
-    envs: Any, engine: TransformersEngine, episodes: Sequence[tuple[int, int]], seed: int, bar: Any = None
-) -> list[Trajectory]:
-    """Play `episodes`, pairs of (episode number, task index), and return their rows in this order.
+class Sampler:
+    """Plays episodes. There is no barrier: a span is sent the moment it ends, and a slot whose episode is over begins
+    the next one that waits. What is in flight stays so between iterations (`--max-staleness`)."""
 
-    There is no barrier: a span is sent the moment it ends, and a slot whose episode is over begins the next one.
-    """
-    queue, free, in_flight = deque(episodes), list(range(envs.num_envs)), 0
-    live: dict[int, Trajectory] = {}
-    done: dict[int, Trajectory] = {}
-    while len(done) < len(episodes):
-        if queue and free:  # begin episodes
-            mask, tasks, begun = np.zeros(envs.num_envs, bool), [0] * envs.num_envs, []
-            while queue and free:
-                slot, (episode, task) = free.pop(), queue.popleft()
-                mask[slot], tasks[slot] = True, task
-                begun.append((slot, episode))
-            states, infos = envs.reset(seed=tasks, options={"reset_mask": mask, "task_index": tasks})
-            for slot, episode in begun:
-                live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
-                info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
-                engine.feed(slot, states[slot], **info, seed=[seed, episode])
-        ended = engine.step() if engine.busy else []  # write
+    def __init__(self, envs: Any, engine: Any, seed: int, in_order: bool = False) -> None:
+        self.envs, self.engine, self.seed, self.in_order = envs, engine, seed, in_order
+        self.on_done: Callable[[], Any] = lambda: None  # called when an episode is over
+        self.queue: deque[tuple[int, int]] = deque()  # episode number, task index
+        self.free = list(range(envs.num_envs))
+        self.live: dict[int, Trajectory] = {}  # slot -> its episode
+        self.acting: list[int] = []  # slots whose span is with the environment, in the order of sending
+        self.done: dict[int, Trajectory] = {}  # episode number -> row
+
+    def collect(self, numbers: Sequence[int]) -> list[Trajectory]:
+        """Play on until these episodes are over, and return their rows in this order."""
+        missing = set(numbers) - self.done.keys()
+        while missing:
+            self.advance()
+            missing -= self.done.keys()
+        if not self.live:
+            self.engine.release()
+        return [self.done.pop(number) for number in numbers]
+
+    def advance(self, write: bool = True) -> None:
+        """One round: begin episodes, write (one engine step), act. With write=False nothing is waited for."""
+        if write and self.queue and self.free:
+            self._begin()
+        ended = self.engine.step() if self.engine.busy and (write or self.engine.overlaps) else []
         if ended:
-            for slot, span, logprobs in ended:
-                start = len(live[slot].tokens)
-                live[slot].turns.append((start, start + len(span), 0.0))
-                live[slot].span_logprobs.append(logprobs)
-                live[slot].tokens = np.concatenate([live[slot].tokens, span])
-            envs.send([span for _, span, _ in ended], [slot for slot, _, _ in ended])
-            in_flight += len(ended)
-        if not in_flight:
-            continue
-        results = envs.recv(0 if engine.busy else 1, timeout=0.0 if engine.busy else None)  # read
-        for slot, state, reward, terminated, truncated, info in zip(*results, strict=True):
-            in_flight -= 1
-            row, (start, end, _) = live[slot], live[slot].turns[-1]
-            if not np.array_equal(state[:end], row.tokens):
-                raise RuntimeError(
-                    f"task {info.get('task_id')}: the new state doesn't begin with the old state and the sampled span. "
-                    "An environment or wrapper that edits its context can't be trained as one row"
-                )
-            row.tokens, row.turns[-1] = state, (start, end, float(reward))
-            calls = info.get("tool_calls", [])
-            errors = sum(not call["ok"] for call in calls)
-            row.stats.update({"return": reward, "turns": 1, "tool_calls": len(calls), "tool_errors": errors})
-            row.reward_terms.update(info.get("reward_terms", {}))
-            if not (terminated or truncated):
-                engine.feed(slot, state[end:], info["max_new_tokens"], info["stop_token_ids"])
-                continue
-            row.terminated, row.truncated = bool(terminated), bool(truncated)
-            row.lay_out()
-            row.stats.update(success=float(info.get("is_success", False)), truncated=float(truncated))
-            row.stats.update(sampled_tokens=int(row.action_mask.sum()), tokens=len(state), **info.get("metrics", {}))
-            done[row.episode] = live.pop(slot)
-            free.append(slot)
-            if bar is not None:
-                bar.update()
-    engine.release()
-    return [done[episode] for episode, _ in episodes]
+            for slot, span, logprobs, versions in ended:
+                row, start = self.live[slot], len(self.live[slot].tokens)
+                row.turns.append((start, start + len(span), 0.0))
+                row.span_logprobs.append(logprobs)
+                row.span_versions.append(versions)
+                row.tokens = np.concatenate([row.tokens, span])
+            self.envs.send([span for _, span, *_ in ended], [slot for slot, *_ in ended])
+            self.acting += [slot for slot, *_ in ended]
+        if not self.acting:
+            return
+        if self.in_order:  # all of them, or what the engine computes next would depend on the tools' speed
+            results = self.envs.recv(len(self.acting))
+        else:
+            wait = write and not self.engine.busy
+            results = self.envs.recv(int(wait), timeout=None if wait else 0.0)
+        for result in sorted(zip(*results, strict=True), key=lambda result: self.acting.index(result[0])):
+            self._act(*result)
+
+    def _begin(self) -> None:
+        mask, tasks, begun = np.zeros(self.envs.num_envs, bool), [0] * self.envs.num_envs, {}
+        while self.queue and self.free:
+            slot, (episode, task) = self.free.pop(), self.queue.popleft()
+            mask[slot], tasks[slot], begun[slot] = True, task, episode
+        states, infos = self.envs.reset(seed=tasks, options={"reset_mask": mask, "task_index": tasks})
+        for slot, episode in begun.items():
+            self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
+            info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
+            self.engine.feed(slot, states[slot], **info, seed=[self.seed, episode])
+
+    def _act(self, slot: int, state: Array, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
+        self.acting.remove(slot)
+        row, (start, end, _) = self.live[slot], self.live[slot].turns[-1]
+        if not np.array_equal(state[:end], row.tokens):
+            raise RuntimeError(
+                f"task {info.get('task_id')}: the new state doesn't begin with the old state and the sampled span. "
+                "An environment or wrapper that edits its context can't be trained as one row"
+            )
+        row.tokens, row.turns[-1] = state, (start, end, float(reward))
+        calls = info.get("tool_calls", [])
+        errors = sum(not call["ok"] for call in calls)
+        row.stats.update({"return": reward, "turns": 1, "tool_calls": len(calls), "tool_errors": errors})
+        row.reward_terms.update(info.get("reward_terms", {}))
+        if not (terminated or truncated):
+            self.engine.feed(slot, state[end:], info["max_new_tokens"], info["stop_token_ids"])
+            return
+        row.terminated, row.truncated = bool(terminated), bool(truncated)
+        row.lay_out()
+        row.stats.update(success=float(info.get("is_success", False)), truncated=float(truncated))
+        row.stats.update(sampled_tokens=int(row.action_mask.sum()), tokens=len(state), **info.get("metrics", {}))
+        self.done[row.episode] = self.live.pop(slot)
+        self.free.append(slot)
+        self.on_done()
 
 
-def mean_stats(rows: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of every statistic over the rows."""
-    names = dict.fromkeys(name for row in rows for name in row.stats)
-    return {name: float(np.mean([row.stats[name] for row in rows])) for name in names}
+def rollout(envs: Any, engine: Any, episodes: Sequence[tuple[int, int]], seed: int) -> list[Trajectory]:
+    """Play `episodes`, pairs of (episode number, task index), and return their rows in this order."""
+    sampler = Sampler(envs, engine, seed)
+    sampler.queue.extend(episodes)
+    return sampler.collect([episode for episode, _ in episodes])
 
 
 # ------------------------------------------------------------------------------------------------------- advantages
@@ -492,11 +400,6 @@ def gae_bilevel(
         last = target[t] + gamma * next_value - v[t] + gamma * lam * last
         advantages[t], returns[t], next_value = last, last + v[t], v[t]
     return advantages, returns
-
-
-def train_positions(row: Trajectory, sampled_only: bool) -> Array:
-    """The tokens that were sampled; or, as in rows 2 and 3 of Agent-R1's table 4, all tokens after the prompt."""
-    return row.action_mask if sampled_only else np.arange(len(row.tokens)) >= row.prompt_length
 
 
 def value_positions(row: Trajectory, args: Args) -> Array:
@@ -557,40 +460,6 @@ class Critic(nn.Module):
         return self.head(self.backbone(input_ids=ids, use_cache=False).last_hidden_state.float())[..., 0]
 
 
-def microbatches(rows: Sequence[Trajectory], budget: int) -> Iterator[list[Trajectory]]:
-    """Rows of similar length together, each group at most `budget` tokens with padding (at least one row)."""
-    group: list[Trajectory] = []
-    for row in sorted(rows, key=lambda row: -len(row.tokens)):
-        if group and len(group[0].tokens) * (len(group) + 1) > budget:
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
-
-
-def pad(arrays: Sequence[Array], device: torch.device | str = "cpu") -> torch.Tensor:
-    """Arrays of different lengths -> [B, T], zeros on the right.
-
-    With padding on the right a causal model needs no attention mask: no real token sees a padded one.
-    """
-    out = np.zeros((len(arrays), max(map(len, arrays))), bool if arrays[0].dtype == bool else np.int64)
-    for target, array in zip(out, arrays, strict=True):
-        target[: len(array)] = array
-    return torch.from_numpy(out).to(device)
-
-
-def policy_forward(
-    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, vocab_size: int, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [N] of the N tokens of `ids` [B, T] where `mask` [B, T] is True, and all of theirs [N, V]."""
-    rows, columns = mask.nonzero(as_tuple=True)
-    with logits_only_at(model, (rows, columns - 1)):
-        logits = model(input_ids=ids, use_cache=False).logits[:, :vocab_size].float()
-    everything = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
-    return everything.gather(1, ids[rows, columns, None])[:, 0], everything
-
-
 def kl_divergence(x: torch.Tensor, estimator: str) -> torch.Tensor:
     """Estimators of KL(policy || reference) from x = log policy - log reference on the policy's own samples."""
     x = x.clamp(-20, 20)
@@ -600,14 +469,12 @@ def kl_divergence(x: torch.Tensor, estimator: str) -> torch.Tensor:
 def policy_loss(
     new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped objective of PPO per token [N], to be minimised, and sums over the tokens for the log."""
+    """The clipped objective of PPO per token [N], to be minimised, and figures per token for the log."""
     logratio = (new - old).clamp(-20, 20)
     ratio = logratio.exp()
     loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
-    with torch.no_grad():
-        clipped = (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
-        logs = {"policy_loss": loss, "old_approx_kl": -logratio, "approx_kl": ratio - 1 - logratio, "clipfrac": clipped}
-    return loss, {name: value.sum() for name, value in logs.items()}
+    clipped = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).float()
+    return loss, {"old_approx_kl": -logratio, "approx_kl": ratio - 1 - logratio, "clipfrac": clipped}
 
 
 def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
@@ -618,233 +485,220 @@ def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip
     return loss / 2
 
 
-def gather(rows: Sequence[Trajectory], name: str, masks: Sequence[Array], device: Any) -> torch.Tensor:
-    """The entries of the rows' array `name` where `masks` are True, one row after the other: [N]."""
-    return torch.from_numpy(np.concatenate([getattr(r, name)[m] for r, m in zip(rows, masks, strict=True)])).to(device)
-
-
 @torch.no_grad()
-def score(rows: Sequence[Trajectory], args: Args, policy: Any, critic: Any, reference: Any, vocab_size: int) -> None:
-    """Before the update: the critic's values and, where they are needed, the trainer's and the reference's logprobs."""
-    models = {"ref_logprobs": reference}
-    if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for the environment's tokens
-        models["logprobs"] = policy
-    for group in microbatches(rows, args.microbatch_tokens):
-        ids = pad([row.tokens for row in group], policy.device)
-        for row, values in zip(group, critic(ids).cpu().numpy(), strict=True):
+def score_values(rows: Sequence[Trajectory], critic: Critic, budget: int, device: Any) -> None:
+    """Fill `values` and `value_last` of all rows."""
+    batches = list(microbatches(rows, budget))
+    for i in range(distributed.most(len(batches))):  # every process takes part in every forward
+        batch = batches[min(i, len(batches) - 1)]
+        for row, values in zip(batch, critic(pad([row.tokens for row in batch], device)).cpu().numpy(), strict=True):
             row.values[1:], row.value_last = values[: len(row.tokens) - 1], float(values[len(row.tokens) - 1])
-        masks = [train_positions(row, args.loss_mask) for row in group]
-        for name, model in models.items():
-            if model is not None and any(mask.any() for mask in masks):
-                logprobs, _ = policy_forward(model, ids, pad(masks, policy.device), vocab_size, args.temperature)
-                parts = np.split(logprobs.cpu().numpy(), np.cumsum([mask.sum() for mask in masks])[:-1])
-                for row, mask, part in zip(group, masks, parts, strict=True):
-                    getattr(row, name)[mask] = part
-        if args.kl_coef > 0 and args.kl_in == "reward":
-            for row in group:
-                row.rewards -= args.kl_coef * (row.logprobs - row.ref_logprobs) * row.action_mask
 
 
 def backward(
-    rows: Sequence[Trajectory], args: Args, policy: Any, critic: Any, vocab_size: int, train_policy: bool = True
-) -> dict[str, float]:
+    rows: Sequence[Trajectory], args: Args, policy: Any, critic: Critic, vocab_size: int, train_policy: bool = True,
+    between: Callable[[], Any] = lambda: None,
+) -> dict[str, float]:  # fmt: skip
     """Add the gradient of one optimizer step on `rows`, and return what is logged about it.
 
-    Every mean is over the tokens of the whole step (sums per microbatch, divided by the step's counts), so the gradient
-    does not depend on how the step is cut into microbatches.
+    Every mean is over the tokens of the whole step, so the gradient does not depend on how the step is cut into
+    microbatches and processes. `between` is called after each microbatch.
     """
     device = policy.device
-    num_tokens = max(1, sum(int(train_positions(row, args.loss_mask).sum()) for row in rows))
-    num_states = max(1, sum(int(value_positions(row, args).sum()) for row in rows))
-    logs: Counter[str] = Counter()
-    for group in microbatches(rows, args.microbatch_tokens):
-        ids = pad([row.tokens for row in group], device)
-        tokens = [train_positions(row, args.loss_mask) for row in group]
-        states = [value_positions(row, args) for row in group]
-        sums: dict[str, torch.Tensor] = {}
-        if train_policy and any(mask.any() for mask in tokens):
-            new, everything = policy_forward(policy, ids, pad(tokens, device), vocab_size, args.temperature)
-            old, advantages = (gather(group, name, tokens, device) for name in ("logprobs", "advantages"))
-            losses, sums = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high)
-            loss = losses.sum()
+    trained = {id(row): (train_positions(row, args.loss_mask), value_positions(row, args)) for row in rows}
+    num_tokens, num_states = distributed.total(*(sum(int(m[i].sum()) for m in trained.values()) for i in (0, 1)))
+    batches, logs = list(microbatches(rows, args.microbatch_tokens)), Counter[str]()
+    for i in range(distributed.most(len(batches))):  # every process takes part in every forward and backward
+        batch, repeated = batches[min(i, len(batches) - 1)], i >= len(batches)
+        tokens, states = zip(*(trained[id(row)] for row in batch), strict=True)
+        share = 0 if repeated else distributed.world_size()  # gradients are averaged over processes
+        figures: dict[str, torch.Tensor] = {}
+        if train_policy:
+            new, everything = policy_forward(policy, batch, tokens, vocab_size, args.temperature)
+            names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
+            old, sampler, advantages, reference, sampled = (gather(batch, name, tokens, device) for name in names)
+            losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high)
+            losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
+            figures["policy_loss"] = losses
             with torch.set_grad_enabled(args.ent_coef != 0):
-                sums["entropy"] = -(everything.exp() * everything).sum()
+                figures["entropy"] = -(everything.exp() * everything).sum(-1)
             if args.ent_coef != 0:
-                loss = loss - args.ent_coef * sums["entropy"]
+                losses = losses - args.ent_coef * figures["entropy"]
             if args.kl_coef > 0:
-                x = new - gather(group, "ref_logprobs", tokens, device)
-                sums["ref_kl"] = kl_divergence(x, "k3").sum()
+                figures["ref_kl"] = kl_divergence(new - reference, "k3")
                 if args.kl_in == "loss":
-                    loss = loss + args.kl_coef * kl_divergence(x, args.kl_estimator).sum()
+                    losses = losses + args.kl_coef * kl_divergence(new - reference, args.kl_estimator)
+            loss = losses.sum() / max(1, num_tokens)
             if not torch.isfinite(loss):  # one such step would destroy the weights
-                raise FloatingPointError(f"the policy's loss is {loss.item()}", group)
-            (loss / num_tokens).backward()
-        if any(mask.any() for mask in states):
-            at = pad(states, device).nonzero(as_tuple=True)
-            old, returns = (gather(group, name, states, device) for name in ("values", "returns"))
-            loss = value_loss(critic(ids)[at[0], at[1] - 1], old, returns, args.clip_coef_value).sum()
-            if not torch.isfinite(loss):
-                raise FloatingPointError(f"the critic's loss is {loss.item()}", group)
-            (loss / num_states).backward()
-            logs["value_loss"] += loss.item() / num_states
-        logs.update({name: value.item() / num_tokens for name, value in sums.items()})
-    return dict(logs)
+                raise FloatingPointError(f"the policy's loss is {loss.item()}", batch)
+            (loss * share).backward()
+        at = pad(states, device).nonzero(as_tuple=True)
+        old, returns = (gather(batch, name, states, device) for name in ("values", "returns"))
+        values = critic(pad([row.tokens for row in batch], device))[at[0], at[1] - 1]
+        loss = value_loss(values, old, returns, args.clip_coef_value).sum() / max(1, num_states)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"the critic's loss is {loss.item()}", batch)
+        (loss * share).backward()
+        if not repeated:
+            logs.update({name: float(value.detach().sum()) / max(1, num_tokens) for name, value in figures.items()})
+            logs["value_loss"] += loss.item()
+        between()
+    return dict(zip(logs, distributed.total(*logs.values()), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- main
 
 
-def make_envs(args: Args, split: str, tokenizer: str | None) -> Any:
-    kwargs = json.loads(args.env_kwargs)
-    if args.truncation == "bootstrap":
-        kwargs["unfinished_reward"] = 0.0
-    return gym.make_vec(args.env_id, num_envs=args.num_envs, tokenizer=tokenizer, split=split, **kwargs)
-
-
 if __name__ == "__main__":
-    args = tyro.cli(Args)
-    if args.resume:
-        args = checkpoint.load_args(args.resume, args, Path(__file__).stem)
+    args = checkpoint.load_args(tyro.cli(Args), Path(__file__).stem)
+    checkpoint.check(args)
+    rank, world_size, device = distributed.setup(args.cuda)
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
-    run_dir = Path(args.resume) if args.resume else Path("runs") / run_name
+    run_dir = Path(args.resume) if args.resume else distributed.from_first(Path("runs") / run_name)
     num_iterations = max(1, args.total_episodes // args.episodes_per_iteration)
-    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # bf16 may be an illegal instruction on a CPU
-    torch.set_num_threads(args.num_threads or os.cpu_count() or 1)
+    torch.set_num_threads(args.num_threads or max(1, (os.cpu_count() or 1) // world_size))
+    torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
 
-    # models and environments
+    # environments, models, engine
     source = model_source(args.model, args.env_id)
     tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
-    envs = make_envs(args, args.split, tokenizer)
-    eval_envs = make_envs(args, args.eval_split, tokenizer) if args.eval_episodes else envs
-    vocab_size, num_tasks = envs.single_action_space.vocab_size, envs.envs[0].num_tasks
-    weights = checkpoint.find(run_dir) / "policy" if args.resume else source
-    policy = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype)
+    if rank == 0:
+        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer, **json.loads(args.env_kwargs)}
+        if args.truncation == "bootstrap":
+            kwargs["unfinished_reward"] = 0.0
+        envs = gym.make_vec(args.env_id, split=args.split, **kwargs)
+        eval_envs = gym.make_vec(args.env_id, split=args.eval_split, **kwargs) if args.eval_episodes else envs
+        num_tasks = envs.envs[0].num_tasks
+    vocab_size = distributed.from_first(envs.single_action_space.vocab_size if rank == 0 else 0)
+    policy = load_policy(source, device, args, checkpoint.find(run_dir) / "policy" if args.resume else None)
     check_vocabulary(policy, vocab_size)
-    policy = policy.to(device).eval()  # eval: no dropout, in sampling and training alike
-    critic = Critic(source, dtype).to(device).eval()
-    first = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval() if args.kl_coef > 0 else None
-    engine = TransformersEngine(policy, args.num_envs, vocab_size, args.temperature, args.top_p)
-    eval_engine = TransformersEngine(policy, args.num_envs, vocab_size, args.eval_temperature)
+    critic = Critic(source, policy.dtype).to(device).eval()
+    for model in (policy, critic):
+        distributed.shard(model)
+    reference = distributed.shard(load_policy(source, device)) if args.kl_coef > 0 else None
     optimizer = Float32AdamW((policy, critic), (args.learning_rate, args.critic_learning_rate), betas=(0.9, 0.95))
+    in_place = args.engine == "transformers" and world_size == 1  # the engine samples from the trained weights
+    if rank == 0:
+        if args.engine == "transformers":
+            model = policy if in_place else load_policy(source, device)
+            engine: Any = TransformersEngine(model, args.num_envs, vocab_size, args.temperature, args.top_p)
+        else:
+            engine = vllm_engine(args, source, vocab_size)
+        eval_engine = engine.twin(temperature=0.0)  # evaluations are greedy
+        sampler = Sampler(envs, engine, args.seed, args.deterministic)
 
-    # logs
-    run_dir.mkdir(parents=True, exist_ok=True)
+    # files and logs
     run: dict[str, Any] = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
     if args.resume:
         run = checkpoint.load(run_dir, critic, optimizer)["run"]
-        checkpoint.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
-    saver = checkpoint.Checkpointer(run_dir, policy, critic, optimizer)
-    if args.track:
-        import wandb
+    saver = checkpoint.Checkpointer(run_dir, policy, critic, optimizer, rank)
+    if rank == 0:
+        log = Logger(run_dir, args, num_iterations * args.episodes_per_iteration, run)
+        sampler.on_done = log.bar.update
 
-        project, entity = args.wandb_project_name, args.wandb_entity
-        wandb.init(project=project, entity=entity, name=run_dir.name, config=asdict(args), sync_tensorboard=True)
-    writer = SummaryWriter(str(run_dir), purge_step=run["global_step"] + 1 if args.resume else None)
-    table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
-    bar = tqdm(total=num_iterations * args.episodes_per_iteration, unit="episode", dynamic_ncols=True)
-    bar.update(run["iteration"] * args.episodes_per_iteration)
+    def push_weights() -> None:
+        """Give the sampling engine the weights that the trainer has now."""
+        weights = iter(()) if in_place else distributed.weights(policy)
+        if rank == 0:
+            engine.update(weights, run["iteration"])
+        deque(weights, maxlen=0)  # every process takes part in collecting them
+
+    def poll() -> None:
+        """Called between microbatches: neither tools nor servers wait for the trainer."""
+        if rank == 0 and args.max_staleness:
+            sampler.advance(write=False)
 
     def evaluate() -> None:
-        """Play the first tasks of the evaluation split and note what comes out."""
-        tasks = [(i, i) for i in range(min(args.eval_episodes, eval_envs.envs[0].num_tasks))]
-        result = mean_stats(rollout(eval_envs, eval_engine, tasks, args.seed))
-        for name, value in result.items():
-            writer.add_scalar(f"eval/{name}", value, run["global_step"])
-        for name, key in (("exact_match", "em"), ("success", "success")):
-            run["summary"].setdefault(f"eval/{name}_first", result.get(key))
-            run["summary"][f"eval/{name}_last"] = result.get(key)
-        text = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
-        bar.write(f"evaluation after {run['iteration']} iterations: {text}")
+        """Play the first tasks of the evaluation split."""
+        if rank == 0 and args.eval_episodes:
+            tasks = [(i, i) for i in range(min(args.eval_episodes, eval_envs.envs[0].num_tasks))]
+            log.evaluation(rollout(eval_envs, eval_engine, tasks, args.seed), run)
 
-    try:
+    def episodes(iteration: int) -> list[tuple[int, int]]:
+        """Numbers and tasks of an iteration's episodes: a function of the seed."""
+        tasks = np.random.default_rng([args.seed, iteration]).integers(num_tasks, size=args.episodes_per_iteration)
+        return list(enumerate(tasks.tolist(), (iteration - 1) * args.episodes_per_iteration))
+
+    queued = run["iteration"]
+    with checkpoint.leaving_nothing_lost(saver, run):
+        push_weights()
         saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
-        if args.eval_episodes and run["iteration"] == 0:
+        if run["iteration"] == 0:
             evaluate()
         for iteration in range(run["iteration"] + 1, num_iterations + 1):
             started = time.time()
-            rng = np.random.default_rng([args.seed, iteration])  # all randomness follows from seed and iteration
             optimizer.scale_learning_rates(1 - (iteration - 1) / num_iterations if args.anneal_lr else 1.0)
 
             # rollout
-            tasks = rng.integers(num_tasks, size=args.episodes_per_iteration).tolist()
-            episodes = list(enumerate(tasks, (iteration - 1) * args.episodes_per_iteration))
-            rows = rollout(envs, engine, episodes, args.seed, bar)
+            rows: list[Trajectory] = []
+            if rank == 0:
+                while queued < min(num_iterations, iteration + args.max_staleness):
+                    queued += 1
+                    sampler.queue.extend(episodes(queued))
+                rows = sampler.collect([number for number, _ in episodes(iteration)])
             rolled_out = time.time()
 
-            # values and advantages
-            score(rows, args, policy, critic, first, vocab_size)
-            compute_advantages(rows, args)
+            # values, log-probabilities, advantages
+            mine = distributed.scatter(rows)
+            score_values(mine, critic, args.microbatch_tokens, device)
+            scorers = {"ref_logprobs": reference} if args.kl_coef > 0 else {}
+            if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
+                scorers["old_logprobs"] = policy
+            for name, model in scorers.items():
+                masks = [train_positions(row, args.loss_mask) for row in mine]
+                score(mine, masks, name, model, args.microbatch_tokens, vocab_size, args.temperature, poll)
+            rows = distributed.gather(mine)
+            if args.kl_in == "reward":
+                for row in rows:
+                    x = torch.from_numpy(row.old_logprobs - row.ref_logprobs)
+                    row.rewards -= args.kl_coef * kl_divergence(x, args.kl_estimator).numpy() * row.action_mask
+            if rank == 0:
+                compute_advantages(rows, args)
             scored = time.time()
 
             # update
             saver.dirty()
             logs: list[dict[str, float]] = []
-            passes = [rng.permutation(len(rows)) for _ in range(args.update_epochs)]
-            for part in [part for order in passes for part in np.array_split(order, args.num_minibatches)]:
+            rng, num_rows = np.random.default_rng([args.seed, iteration]), distributed.from_first(len(rows))
+            orders = [rng.permutation(num_rows) for _ in range(args.update_epochs)]
+            for part in [part for order in orders for part in np.array_split(order, args.num_minibatches)]:
+                mine = distributed.scatter([rows[i] for i in part] if rank == 0 else [])
                 train_policy = iteration > args.critic_warmup
-                logs.append(backward([rows[i] for i in part], args, policy, critic, vocab_size, train_policy))
+                logs.append(backward(mine, args, policy, critic, vocab_size, train_policy, poll))
                 norms = optimizer.step(args.max_grad_norm)
                 logs[-1] |= {"grad_norm": norms[0], "critic_grad_norm": norms[1]}
                 if args.target_kl is not None and logs[-1].get("approx_kl", 0.0) > args.target_kl:
                     break
             trained = time.time()
+            run["iteration"] = iteration
+            push_weights()
 
             # logging
-            stats = mean_stats(rows)
-            num_turns, num_sampled = stats["turns"] * len(rows), stats["sampled_tokens"] * len(rows)
-            num_trained = stats["tokens"] * len(rows) * len(logs) / args.num_minibatches
-            run["iteration"] = iteration
-            run["global_step"] += round(num_turns)
-            run["train_seconds"] += trained - started
-            masks = [value_positions(row, args) for row in rows]
-            targets = gather(rows, "returns", masks, "cpu").numpy()
-            errors = targets - gather(rows, "values", masks, "cpu").numpy()
-            names = {"return": "episodic_return", "turns": "episodic_length", "em": "exact_match"}
-            scalars = {f"charts/{names.get(name, name)}": value for name, value in stats.items()} | {
-                "charts/learning_rate": optimizer.adam.param_groups[0]["lr"],
-                "charts/SPS": num_turns / (trained - started),
-                "charts/sampled_tokens_per_second": num_sampled / (rolled_out - started),
-                "charts/trained_tokens_per_second": num_trained / (trained - scored),
-                "losses/explained_variance": 1 - float(errors.var()) / max(float(targets.var()), 1e-8),
-                "time/rollout": rolled_out - started,
-                "time/score": scored - rolled_out,
-                "time/train": trained - scored,
-            }
-            for name in sorted({name for row in rows for name in row.reward_terms}):
-                scalars[f"rewards/{name}"] = float(np.mean([row.reward_terms[name] for row in rows]))
-            for name in sorted({name for log in logs for name in log}):
-                scalars[f"losses/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
-            for name, value in scalars.items():
-                writer.add_scalar(name, value, run["global_step"])
-            checkpoint.append_rows(run_dir / "trajectories.jsonl", rows[: args.log_trajectories], iteration=iteration)
-            speed = stats["tokens"] * len(rows) / (trained - started)
-            bar.set_postfix_str(f"return {stats['return']:.2f}, success {stats['success']:.2f}, {speed:.0f} tokens/s")
-            due = iteration == num_iterations or (args.eval_every and iteration % args.eval_every == 0)
-            if args.eval_episodes and due:
+            if rank == 0:
+                masks = [value_positions(row, args) for row in rows]
+                targets = gather(rows, "returns", masks, "cpu").numpy()
+                errors = targets - gather(rows, "values", masks, "cpu").numpy()
+                num_turns = sum(row.stats["turns"] for row in rows)
+                run["global_step"] += int(num_turns)
+                run["train_seconds"] += time.time() - started
+                scalars = {
+                    "time/rollout": rolled_out - started,
+                    "time/score": scored - rolled_out,
+                    "time/train": trained - scored,
+                    "time/sync": time.time() - trained,
+                    "losses/explained_variance": 1 - float(errors.var()) / max(float(targets.var()), 1e-8),
+                    "charts/learning_rate": optimizer.adam.param_groups[0]["lr"],
+                    "charts/SPS": num_turns / (trained - started),
+                }
+                log.iteration(rows, logs, run, scalars)
+            if iteration == num_iterations or (args.eval_every and iteration % args.eval_every == 0):
                 evaluate()
-            run["summary"] |= {"train_seconds": run["train_seconds"], "args": asdict(args)}
-            checkpoint.write_json(run_dir / "summary.json", run["summary"])
             saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
             if args.checkpoint_every and iteration % args.checkpoint_every == 0:
                 saver.save()
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not spoil the files
-        bar.close()
-        saver.save()
-        print(f"\ninterrupted; go on after the last complete iteration with\n  python {sys.argv[0]} --resume {run_dir}")
-        sys.exit(130)
-    except FloatingPointError as error:
-        bar.close()
-        checkpoint.append_rows(run_dir / "not_finite.jsonl", error.args[1], iteration=run["iteration"] + 1)
-        sys.exit(f"stopped: {error.args[0]}. The rows of its microbatch are in {run_dir / 'not_finite.jsonl'}")
-    bar.close()
     if args.save_model:
-        policy.save_pretrained(run_dir / "model")
-        if tokenizer is not None:
-            AutoTokenizer.from_pretrained(tokenizer).save_pretrained(run_dir / "model")
-        print(f"the trained policy is in {run_dir / 'model'}")
-    envs.close()
-    writer.close()
+        checkpoint.save_model(policy, run_dir / "model", tokenizer)
+    if rank == 0:
+        envs.close()
+        log.close()

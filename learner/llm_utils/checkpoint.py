@@ -14,13 +14,20 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import AutoTokenizer
+
+from llm_utils import distributed
+from llm_utils.models import EngineDied
 
 MOST_BYTES = 2**31  # weights and optimizer states up to this size are copied at every boundary, for Ctrl-C
 
@@ -42,8 +49,10 @@ def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
             for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats", "reward_terms"):
                 content[name] = getattr(row, name)
             content |= {name: [int(x) for x in getattr(row, name)] for name in ("tokens", "action_mask")}
+            content["turns"] = [[start, end] for start, end, _ in row.turns]
+            content["versions"] = row.versions.tolist()
             for name in ("rewards", "values", "logprobs", "advantages"):
-                content[name] = [round(x, 6) for x in getattr(row, name, []).astype(float).tolist()]
+                content[name] = [round(x, 6) for x in getattr(row, name).astype(float).tolist()]
             file.write(json.dumps(content) + "\n")
 
 
@@ -58,21 +67,25 @@ class Checkpointer:
     """Writes the state that a run had at its last iteration boundary.
 
     `boundary(state)` is called when an iteration is complete. Small models are copied there, so that the boundary can
-    be written at any moment after it; large ones can be written until `dirty()` says that an update has begun.
+    be written at any moment after it; large ones can be written until `dirty()` says that an update has begun. With
+    several processes all call `boundary` together, and `save` where they are large; rank 0 writes.
     """
 
-    def __init__(self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any) -> None:
-        self.folder = run_dir / "checkpoint"
+    def __init__(self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0) -> None:
+        self.folder, self.rank = run_dir / "checkpoint", rank
         self.policy, self.critic, self.optimizer = policy, critic, optimizer
         sizes = [p.numel() * p.element_size() for module in (policy, critic) if module for p in module.parameters()]
         self.small = 3 * sum(sizes) <= MOST_BYTES
-        self.last: tuple[dict[str, Any], dict[str, Any]] | None = None  # state and weights of the last boundary
+        self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
 
     def boundary(self, state: dict[str, Any]) -> None:
         """An iteration is complete: remember it."""
-        critic = self.critic.state_dict() if self.critic else {}
-        live = {"policy": self.policy.state_dict(), "critic": critic, "optimizer": self.optimizer.state_dict()}
-        self.last = copy.deepcopy(state), copy.deepcopy(live) if self.small else live  # all or, at Ctrl-C, nothing
+        self.last = copy.deepcopy(state), copy.deepcopy(self._content()) if self.small else None
+
+    def _content(self) -> dict[str, Any]:
+        critic = distributed.full_state(self.critic) if self.critic else {}
+        policy = distributed.full_state(self.policy)
+        return {"policy": policy, "critic": critic, "optimizer": self.optimizer.state_dict()}
 
     def dirty(self) -> None:
         """From here on the weights are no longer those of the boundary."""
@@ -83,11 +96,13 @@ class Checkpointer:
         """Write the last boundary. False where that is no longer possible; what is on disk then stands."""
         if self.last is None:
             return False
-        state, content = self.last
+        state, content = self.last[0], self.last[1] or self._content()
+        if self.rank > 0:
+            return True
         new, old = self.folder.with_suffix(".new"), self.folder.with_suffix(".old")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        self.policy.save_pretrained(new / "policy", state_dict=content["policy"])
+        save_policy(self.policy, new / "policy", content["policy"])
         if content["critic"]:
             save_file({k: v.contiguous() for k, v in content["critic"].items()}, new / "critic.safetensors")
         torch.save(content["optimizer"], new / "optimizer.pt")
@@ -98,6 +113,38 @@ class Checkpointer:
         new.rename(self.folder)
         shutil.rmtree(old, ignore_errors=True)
         return True
+
+
+@contextmanager
+def leaving_nothing_lost(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
+    """What ends a run early leaves its last complete iteration behind, and says how to go on.
+
+    Ctrl-C and an engine that died write the checkpoint. A loss that isn't finite (FloatingPointError, with the rows as
+    its second argument) leaves its rows in not_finite.jsonl; the checkpoint on disk stands.
+    """
+    run_dir = saver.folder.parent
+    try:
+        yield
+    except (KeyboardInterrupt, EngineDied) as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not spoil the files
+        if saver.rank > 0:
+            sys.exit(130)
+        saved = saver.small and saver.save() or (saver.folder / "state.json").is_file()
+        how = f"go on after the last complete iteration with\n  python {sys.argv[0]} --resume {run_dir}"
+        print(f"\n{error or 'interrupted'}; {how if saved else 'there is no checkpoint yet'}", file=sys.stderr)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+    except FloatingPointError as error:
+        append_rows(run_dir / "not_finite.jsonl", error.args[1], iteration=run["iteration"] + 1)
+        sys.exit(f"stopped: {error.args[0]}. The rows of its microbatch are in {run_dir / 'not_finite.jsonl'}")
+
+
+def save_policy(policy: Any, folder: Path, state: dict[str, Any]) -> None:
+    """Write the policy as `from_pretrained` reads it: its weights, or only its adapters where it has some."""
+    policy.save_pretrained(folder, state_dict=state)
+    if (folder / "config.json").is_file():  # FSDP renames the class of a model
+        config = json.loads((folder / "config.json").read_text())
+        config["architectures"] = [name.removeprefix("FSDP") for name in config.get("architectures") or []]
+        write_json(folder / "config.json", config)
 
 
 def find(run_dir: str | Path) -> Path:
@@ -113,12 +160,36 @@ def find(run_dir: str | Path) -> Path:
     return folder
 
 
-def load_args(run_dir: str | Path, args: ArgsT, algorithm: str) -> ArgsT:
-    """The arguments of the run that is resumed, which must be one of the same algorithm."""
+def check(args: Any) -> None:
+    """Refuse arguments that contradict each other in any learner."""
+    contradictions = [
+        (args.num_minibatches > args.episodes_per_iteration, "--num-minibatches exceeds --episodes-per-iteration"),
+        (args.max_staleness < 0 or args.lora_rank < 0, "--max-staleness and --lora-rank are at least 0"),
+        (
+            args.deterministic and args.max_staleness > 0,
+            "--deterministic and --max-staleness contradict each other: what is in flight depends on the clock",
+        ),
+        (
+            args.deterministic and args.engine != "transformers",
+            f"--deterministic and --engine {args.engine} contradict each other; use --engine transformers",
+        ),
+        (args.kl_in == "reward" and args.kl_coef <= 0, "--kl-in reward needs a --kl-coef above 0"),
+    ]
+    for wrong, why in contradictions:
+        if wrong:
+            raise SystemExit(why)
+
+
+def load_args(args: ArgsT, algorithm: str) -> ArgsT:
+    """The arguments of the run that `args.resume` names, which must be one of the same algorithm; or `args`."""
+    run_dir = getattr(args, "resume", None)
+    if not run_dir:
+        return args
     saved = json.loads((find(run_dir) / "state.json").read_text())
     if saved["algorithm"] != algorithm:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is of {saved['algorithm']}.py, this is {algorithm}.py")
-    return type(args)(**{**saved["args"], "resume": str(run_dir)})
+    known = {name: value for name, value in saved["args"].items() if hasattr(args, name)}
+    return type(args)(**{**known, "resume": str(run_dir)})
 
 
 def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[str, Any]:
@@ -126,8 +197,21 @@ def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[
     folder = find(run_dir)
     try:
         if critic is not None:
-            critic.load_state_dict(load_file(folder / "critic.safetensors"))
+            saved, now = load_file(folder / "critic.safetensors"), critic.state_dict()
+            critic.load_state_dict({name: distributed.like(x, now[name]) for name, x in saved.items()})
         optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
     except (RuntimeError, ValueError, FileNotFoundError) as error:
         raise SystemExit(f"--resume {run_dir}: the checkpoint doesn't fit this model: {error}") from error
     return json.loads((folder / "state.json").read_text())
+
+
+def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
+    """Write the trained policy, adapters merged, and its tokenizer. All processes must call this together."""
+    state = dict(distributed.weights(policy))
+    if distributed.rank() > 0:
+        return
+    model = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
+    save_policy(model, folder, state)
+    if tokenizer is not None:
+        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+    print(f"the trained policy is in {folder}")

@@ -3,10 +3,16 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedModel
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import agent_r1
+
+
+class EngineDied(RuntimeError):
+    """What samples is gone: a server that was stopped, an engine that crashed. The message says which and why."""
 
 
 def model_source(name: str, env_id: str) -> str:
@@ -53,3 +59,52 @@ def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
             f"the tokenizer has {vocab_size} tokens, the model's embedding only {rows} rows: they don't fit. "
             "Give the model's own tokenizer, or resize the embedding and train it first"
         )
+
+
+def load_policy(source: str | Path, device: torch.device, args: Any = None, adapters: Path | None = None) -> Any:
+    """A causal language model for sampling and training: no dropout; float32 on a CPU, where bf16 may be an illegal
+    instruction, and bf16 elsewhere.
+
+    With `args.lora_rank` only adapters are trained: new ones, or those of the folder `adapters`.
+    """
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
+    if args is not None and args.lora_rank:
+        try:
+            import peft
+        except ImportError as error:
+            raise SystemExit("--lora-rank needs peft: pip install 'agent-r1[lora]'") from error
+        if adapters is not None:
+            model = peft.PeftModel.from_pretrained(model, adapters, is_trainable=True)
+        else:
+            config = peft.LoraConfig(
+                r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
+            )
+            model = peft.get_peft_model(model, config)
+    if args is not None and args.gradient_checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        return _checkpoint_in_eval(model)
+    return model.eval()
+
+
+def _checkpoint_in_eval(model: Any) -> Any:
+    """Layers compute activations anew only in training mode; without dropout that mode changes nothing else."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    return model
+
+
+def vllm_engine(args: Any, source: str, vocab_size: int) -> Any:
+    """The engine of `--engine vllm` or `--engine vllm-server`."""
+    if args.engine == "vllm":
+        from llm_utils.vllm_engine import VLLMEngine
+
+        return VLLMEngine(source, args.num_envs, vocab_size, args.temperature, args.top_p)
+    from llm_utils.vllm_server import VLLMServerEngine
+
+    return VLLMServerEngine(args.vllm_url, source, args.num_envs, vocab_size, args.temperature, args.top_p)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from llm_utils.distributed import full, like
+
 
 class Float32AdamW:
     """AdamW over several modules, one learning rate each. Weights that aren't float32 get a float32 copy.
@@ -33,7 +35,7 @@ class Float32AdamW:
     @torch.no_grad()
     def step(self, max_grad_norm: float) -> list[float]:
         """Clip the gradient of every module by its own norm, take a step, clear the gradients. Returns the norms."""
-        norms = [float(nn.utils.clip_grad_norm_(group, max_grad_norm)) for group in self.weights]
+        norms = [float(full(nn.utils.clip_grad_norm_(group, max_grad_norm))) for group in self.weights]
         pairs = [pair for groups in zip(self.weights, self.masters, strict=True) for pair in zip(*groups, strict=True)]
         for weight, master in pairs:
             if master is not weight:
@@ -46,16 +48,26 @@ class Float32AdamW:
         return norms
 
     def state_dict(self) -> dict[str, Any]:
-        """Adam's state and the float32 copies (None where a weight is float32 itself)."""
+        """Adam's state and the float32 copies (None where a weight is float32 itself), as whole tensors.
+
+        With several processes all must call this together.
+        """
         pairs = zip(self.weights, self.masters, strict=True)
-        copies = [[None if m is w else m for w, m in zip(ws, ms, strict=True)] for ws, ms in pairs]
-        return {"adam": self.adam.state_dict(), "copies": copies}
+        copies = [[None if m is w else full(m) for w, m in zip(ws, ms, strict=True)] for ws, ms in pairs]
+        adam = self.adam.state_dict()
+        state = {i: {name: full(x) for name, x in values.items()} for i, values in adam["state"].items()}
+        return {"adam": {**adam, "state": state}, "copies": copies}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse; the modules' own weights must be loaded already. Raises ValueError for another model's state."""
-        self.adam.load_state_dict(state["adam"])
+        weights = [master for masters in self.masters for master in masters]
+        split = {  # Adam numbers the weights in this order; its step counts have no shape
+            i: {name: like(x, weights[i]) if x.dim() else x for name, x in values.items()}
+            for i, values in state["adam"]["state"].items()
+        }
+        self.adam.load_state_dict({**state["adam"], "state": split})
         for masters, copies in zip(self.masters, state["copies"], strict=True):
             for master, copy in zip(masters, copies, strict=True):
                 if copy is not None:
-                    master.copy_(copy)
+                    master.copy_(like(copy, master))

@@ -1,0 +1,163 @@
+"""Several processes that train one model: `torchrun --nproc-per-node N learner/grpo_llm.py`.
+
+Every process holds a shard of the weights (FSDP2) and trains on its part of the rows. Rank 0 alone has environments,
+the sampling engine and the log. Started without torchrun everything here is the identity.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+T = TypeVar("T")
+
+
+def setup(cuda: bool) -> tuple[int, int, torch.device]:
+    """Join the processes that torchrun started, if it did. Returns rank, number of processes, and the device."""
+    cuda = cuda and torch.cuda.is_available()
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if world_size > 1:
+        # rank 0 may sample for long while the others wait
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(hours=4))
+        atexit.register(dist.destroy_process_group)
+    return int(os.environ.get("RANK", 0)), world_size, device
+
+
+def shard(model: nn.Module) -> nn.Module:
+    """Split the weights of a model over all processes, decoder layer by decoder layer, in place. Returns the model."""
+    if world_size() == 1:
+        return model
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cuda" if next(model.parameters()).is_cuda else "cpu", (dist.get_world_size(),))
+    layers = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    for layer in max(layers, key=lambda module: sum(p.numel() for p in module.parameters())):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def rank() -> int:
+    """The number of this process."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """The number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Are this model's weights split over the processes?"""
+    return any(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """A sharded tensor as a whole one (all processes must call this together); others as they are."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def full_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict with whole tensors. All processes must call this together."""
+    return {name: full(tensor) for name, tensor in model.state_dict().items()}
+
+
+def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A whole tensor, split as `target` is."""
+    if not hasattr(target, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
+
+
+def total(*values: float) -> list[float]:
+    """The sums of the values over the processes."""
+    if world_size() == 1:
+        return list(values)
+    sums = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(sums)
+    return sums.tolist()
+
+
+def most(value: int) -> int:
+    """The largest of the processes' values."""
+    if world_size() == 1:
+        return value
+    largest = torch.tensor(value)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
+
+
+def from_first(value: T) -> T:
+    """Rank 0's value, in all processes."""
+    if world_size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Indices split into `parts` lists of nearly equal total size: the largest first, each to the smallest list."""
+    lists: list[list[int]] = [[] for _ in range(parts)]
+    totals = [0] * parts
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        part = min(range(parts), key=lambda p: (totals[p], len(lists[p])))
+        lists[part].append(index)
+        totals[part] += sizes[index]
+    return lists
+
+
+def scatter(rows: Sequence[Any]) -> list[Any]:
+    """Rank 0's rows, split over the processes so that each has about the same number of tokens.
+
+    Raises ValueError where there are fewer rows than processes.
+    """
+    if world_size() == 1:
+        return list(rows)
+    parts: list[Any] = [None] * world_size()
+    if dist.get_rank() == 0:
+        if len(rows) < len(parts):
+            raise ValueError(f"{len(rows)} rows can't be shared by {len(parts)} processes; use fewer minibatches")
+        parts = [[rows[i] for i in part] for part in balanced([len(row.tokens) for row in rows], len(parts))]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, parts, src=0)
+    return mine[0]
+
+
+def gather(rows: Sequence[Any]) -> list[Any]:
+    """The rows of all processes on rank 0, in the order of their episodes; nothing elsewhere."""
+    if world_size() == 1:
+        return list(rows)
+    parts: list[Any] | None = [None] * world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(list(rows), parts, dst=0)
+    return sorted((row for part in parts or [] for row in part), key=lambda row: row.episode)
+
+
+def weights(policy: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The policy's whole weights under their Hugging Face names, adapters merged: what a sampling engine is given.
+
+    All processes must exhaust this together.
+    """
+    if not hasattr(policy, "merge_adapter"):
+        for name, parameter in policy.named_parameters():
+            yield name, full(parameter.detach())
+        return
+    policy.merge_adapter()
+    try:
+        for name, parameter in policy.get_base_model().named_parameters():
+            if ".lora_" not in name:
+                yield name.replace(".base_layer", ""), full(parameter.detach())
+    finally:
+        policy.unmerge_adapter()
