@@ -1,9 +1,9 @@
 # docs: docs/learners/sft_llm.md
 """Supervised training on demonstrations, masked to the tokens that a policy would sample.
 
-    python learner/sft_llm.py --out policy                                # the tiny policy, from nothing
-    python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any causal LM, on the environment's expert
-    python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows with `tokens` and `action_mask`
+python learner/sft_llm.py --out policy                                # the tiny policy, from nothing
+python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any causal LM, on the environment's expert
+python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows with `tokens` and `action_mask`
 """
 
 import itertools
@@ -138,8 +138,10 @@ def make_demonstrations(
     args: Args, tokenizer_folder: str | None, first: int, count: int, expert_share: float, rag_share: float = 0.0
 ) -> list[Row]:
     """`count` demonstrations from task `first` on, made by `num_workers` processes; same rows for any number."""
-    jobs = [(args, tokenizer_folder, range(i, min(i + 500, first + count)), expert_share, rag_share)
-            for i in range(first, first + count, 500)]
+    jobs = [
+        (args, tokenizer_folder, range(i, min(i + 500, first + count)), expert_share, rag_share)
+        for i in range(first, first + count, 500)
+    ]
     with multiprocessing.get_context("spawn").Pool(args.num_workers) as pool:
         chunks = tqdm(pool.imap(_demonstrate_many, jobs), total=len(jobs), desc="demonstrations", unit="x500")
         return list(itertools.chain.from_iterable(chunks))
@@ -148,8 +150,9 @@ def make_demonstrations(
 def make_tokenizer(args: Args) -> PreTrainedTokenizerFast:
     """A tokenizer that keeps the environment's words and its recurring phrases whole, and spells the rest in bytes.
 
-    Text is cut at words of the environment's `vocabulary`; what stands between them recurs in every episode and
-    becomes one token each. Nothing is merged (`ignore_merges`): a piece is in the vocabulary, or it is spelled.
+    Text is cut at words of the environment's `vocabulary` (and into digits, if it has those); what stands between them
+    recurs in every episode and becomes one token each. Nothing is merged (`ignore_merges`): a piece is in the
+    vocabulary, or it is spelled.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -157,24 +160,27 @@ def make_tokenizer(args: Args) -> PreTrainedTokenizerFast:
 
     byte_tokenizer = load_tokenizer(None)
     words = sorted(make_env(args, None).vocabulary(), key=lambda word: (-len(word), word))
-    lower = "|".join(re.escape(word) for word in words if not re.fullmatch("[A-Z][a-z]+", word))
+    lower = "|".join(re.escape(word) for word in words if not re.fullmatch("[A-Z][a-z]+|[0-9]", word))
     # A lower-case word takes the space after it, so that a word and the name that follows it are neighbours.
-    split = pre_tokenizers.Split(Regex(rf"[A-Z][a-z]+|\b(?:{lower})\b ?" if lower else "[A-Z][a-z]+"), "isolated")
+    patterns = ["[A-Z][a-z]+", *([rf"\b(?:{lower})\b ?"] if lower else []), *(["[0-9]"] if "0" in words else [])]
+    split = pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     pieces = Counter()
     specials = re.compile("|".join(map(re.escape, added_tokens(byte_tokenizer))))
-    for state, _ in make_demonstrations(args, None, 0, args.tokenizer_demonstrations, 0.5, args.rag_share):
-        for text in specials.split(byte_tokenizer.decode(state.tolist())):
-            pieces.update(piece for piece, _ in pre_tokenizer.pre_tokenize_str(text))
+    for state, mask in make_demonstrations(args, None, 0, args.tokenizer_demonstrations, 0.5, args.rag_share):
+        for part in np.split(state, np.flatnonzero(np.diff(mask)) + 1):  # a policy's text is encoded by itself
+            for text in specials.split(byte_tokenizer.decode(part.tolist())):
+                pieces.update(piece for piece, _ in pre_tokenizer.pre_tokenize_str(text))
     pieces.update({piece: 10 for word in words for piece, _ in pre_tokenizer.pre_tokenize_str(word)})
     vocabulary = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary += [p for p, n in sorted(pieces.items(), key=lambda x: (-x[1], x[0])) if n >= 10 and len(p) > 1]
     bpe = models.BPE({piece: i for i, piece in enumerate(vocabulary)}, [], ignore_merges=True)
     tokenizer = Tokenizer(bpe)
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)
-                                  for token in added_tokens(byte_tokenizer)])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in added_tokens(byte_tokenizer)]
+    )
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.chat_template = byte_tokenizer.chat_template
     fast.model_max_length = 32_768
@@ -279,10 +285,18 @@ if __name__ == "__main__":
         # Granite is a plain Llama with biases; AutoTokenizer leaves the tokenizer of such a folder as it is (in a Qwen2
         # or Llama folder it would put the family's own in its place).
         config = GraniteConfig(
-            vocab_size=len(tokenizer), hidden_size=args.hidden_size, intermediate_size=args.intermediate_size,
-            num_hidden_layers=args.num_layers, num_attention_heads=4, num_key_value_heads=4, attention_bias=True,
-            attention_multiplier=(args.hidden_size // 4) ** -0.5, max_position_embeddings=32_768,
-            tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+            vocab_size=len(tokenizer),
+            hidden_size=args.hidden_size,
+            intermediate_size=args.intermediate_size,
+            num_hidden_layers=args.num_layers,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            attention_bias=True,
+            attention_multiplier=(args.hidden_size // 4) ** -0.5,
+            max_position_embeddings=32_768,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
         model = GraniteForCausalLM(config)
@@ -310,7 +324,8 @@ if __name__ == "__main__":
     plain = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": args.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-        lr=args.learning_rate, betas=(0.9, 0.98),
+        lr=args.learning_rate,
+        betas=(0.9, 0.98),
     )
     stream = batches(rows, args.batch_size, np.random.default_rng(args.seed))
     progress = tqdm(range(1, args.num_steps + 1), desc="sft", unit="step")

@@ -19,6 +19,7 @@ __all__ = ["ENVIRONMENTS", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolResult",
 # id -> where its class stands. A version is bumped when a change could move learning results.
 ENVIRONMENTS = {
     "AgentR1/MultihopWorld-v0": "agent_r1.tasks.multihop_world:MultihopWorldEnv",
+    "AgentR1/ArithmeticWorld-v0": "agent_r1.tasks.arithmetic_world:ArithmeticWorldEnv",
     "AgentR1/HotpotQA-v0": "agent_r1.tasks.question_answering:HotpotQAEnv",
     "AgentR1/2WikiMultihopQA-v0": "agent_r1.tasks.question_answering:TwoWikiMultihopQAEnv",
     "AgentR1/MuSiQue-v0": "agent_r1.tasks.question_answering:MuSiQueEnv",

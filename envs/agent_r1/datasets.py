@@ -7,8 +7,8 @@ Three ways, tried in this order:
     3. a download         pip install "agent-r1[data]"; the Hugging Face hub keeps it in its own cache
 
 Nothing is read before it is asked for, and what was read is kept for the process: environments that share a set
-share its rows. Rows become `Question`s; a row that isn't in the official format raises `DataFormatError`, which
-names the file, the row and the field.
+share its rows. Rows become `Question`s, `Problem`s or `Program`s; a row that isn't in the official format raises
+`DataFormatError`, which names the file, the row and the field.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import gzip
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from agent_r1.math_judge import last_boxed
 from agent_r1_tools.search import Passage
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,44 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """One problem of mathematics.
+
+    Attributes:
+        id: the data set's own id, or the row's number.
+        question: the problem.
+        answer: the gold answer, as the official extraction gives it.
+        metadata: what else the row says (level, type); JSON values only.
+    """
+
+    id: str
+    question: str
+    answer: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One function that is to be written.
+
+    Attributes:
+        id: the data set's own id.
+        text: HumanEval: the beginning of the program (imports, helpers, signature, docstring); MBPP: the description.
+        entry_point: the function's name; "" where the official row names none (MBPP).
+        solution: the canonical solution.
+        setup: code that runs before the tests.
+        tests: the official tests; one program (HumanEval) or one assert each (MBPP).
+    """
+
+    id: str
+    text: str
+    entry_point: str
+    solution: str
+    setup: str
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class DataSet:
     """Where a set's splits stand and how its rows are read.
 
@@ -75,7 +115,7 @@ class DataSet:
         hub: data set on the Hugging Face hub and its configuration (None: the default one).
         hub_splits: split -> the split's name on the hub.
         from_hub: turns a row of the hub's columns into one of the official format.
-        read: turns a row of the official format into a Question, or None to leave it out.
+        read: turns a row of the official format into a Question, Problem or Program, or None to leave it out.
         aliases: other names of splits.
         homepage: where the official files are.
     """
@@ -86,7 +126,7 @@ class DataSet:
     hub: tuple[str, str | None]
     hub_splits: Mapping[str, str]
     from_hub: Callable[[Mapping[str, Any]], dict[str, Any]]
-    read: Callable[[Row], Question | None]
+    read: Callable[[Row], Question | Problem | Program | None]
     aliases: Mapping[str, str]
     homepage: str
 
@@ -96,12 +136,15 @@ class DataSet:
         return {name: name for name in self.files} | dict(self.aliases)
 
 
-def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[str] | None = None) -> list[Question]:
-    """The questions of one split, in the order of the file. Read once per process; don't change the list.
+def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[str] | None = None) -> list[Any]:
+    """The rows of one split, in the order of the file. Read once per process; don't change the list.
+
+    They are `Question`s ("hotpotqa", "2wikimultihopqa", "musique"), `Problem`s ("gsm8k", "math", "math500") or
+    `Program`s ("humaneval", "mbpp").
 
     Args:
-        name: a key of `DATA_SETS` ("hotpotqa", "2wikimultihopqa", "musique").
-        split: "train" or "dev" (also called "validation").
+        name: a key of `DATA_SETS`.
+        split: one of the set's splits, such as "train" or "dev" (also called "validation").
         data_dir: the folder of the set; None looks at `AGENT_R1_DATA` and then downloads.
 
     Raises: DataNotFoundError, DataFormatError; ValueError for a set or split that there isn't.
@@ -117,7 +160,7 @@ def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[
         return _read_hub(name, split)
     stat = path.stat()
     aliases = path.parent / "id_aliases.json"
-    return _read_file(name, path, stat.st_mtime_ns, stat.st_size, aliases if aliases.is_file() else None)
+    return _read_file(name, split, path, stat.st_mtime_ns, stat.st_size, aliases if aliases.is_file() else None)
 
 
 def find_file(data_set: DataSet, split: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
@@ -160,6 +203,7 @@ class Row:
     file: str
     index: int
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    split: str = ""
 
     def error(self, name: str, expected: str) -> DataFormatError:
         """The error that says that a field isn't what it has to be."""
@@ -223,15 +267,15 @@ def read_rows(path: Path) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=8)
-def _read_file(name: str, path: Path, mtime_ns: int, size: int, aliases: Path | None) -> list[Question]:
+def _read_file(name: str, split: str, path: Path, mtime_ns: int, size: int, aliases: Path | None) -> list[Any]:
     """The time and size of the file are part of the key, so a file that changed is read again."""
     if size > _LARGE:
         logger.warning("reading %s (%d MB); once per process", path.name, size // 1_000_000)
-    return _questions(DATA_SETS[name], read_rows(path), str(path), _read_aliases(aliases) if aliases else {})
+    return _questions(DATA_SETS[name], split, read_rows(path), str(path), _read_aliases(aliases) if aliases else {})
 
 
 @lru_cache(maxsize=8)
-def _read_hub(name: str, split: str) -> list[Question]:
+def _read_hub(name: str, split: str) -> list[Any]:
     data_set = DATA_SETS[name]
     variable = os.environ.get(DATA_VARIABLE)
     looked = f"{DATA_VARIABLE} " + (f"({variable}) has no such file" if variable else "is not set")
@@ -247,18 +291,18 @@ def _read_hub(name: str, split: str) -> list[Question]:
     except Exception as error:  # offline, refused, renamed: whatever it was, the reader needs the other two ways
         cause = f"{looked}, and the download of {hub} failed ({type(error).__name__}: {error})"
         raise DataNotFoundError(_three_ways(data_set, split, cause)) from error
-    return _questions(data_set, map(data_set.from_hub, rows), f"{hub} ({split})", {})
+    return _questions(data_set, split, map(data_set.from_hub, rows), f"{hub} ({split})", {})
 
 
 def _questions(
-    data_set: DataSet, rows: Iterable[Any], file: str, aliases: Mapping[str, Sequence[str]]
-) -> list[Question]:
-    questions: list[Question] = []
+    data_set: DataSet, split: str, rows: Iterable[Any], file: str, aliases: Mapping[str, Sequence[str]]
+) -> list[Any]:
+    questions: list[Any] = []
     index = -1
     for index, fields in enumerate(rows):
         if not isinstance(fields, dict):
             raise DataFormatError(f"{file}, row {index} (counting from 0): expected an object, found {fields!r:.80}")
-        question = data_set.read(Row(fields, file, index, aliases))
+        question = data_set.read(Row(fields, file, index, aliases, split))
         if question is not None:
             questions.append(question)
     if not questions:
@@ -378,6 +422,53 @@ def _read_musique(row: Row) -> Question | None:
     )
 
 
+_GSM8K_ANSWER = re.compile(r"#### (-?[0-9.,]+)")
+
+
+def _read_gsm8k(row: Row) -> Problem:
+    """GSM8K: question, answer; the gold answer stands behind ####, and commas are dropped as the official code does."""
+    found = _GSM8K_ANSWER.search(row.text("answer"))
+    if not found:
+        raise row.error("answer", "a solution that ends in '#### number'")
+    return Problem(f"{row.split}-{row.index}", row.text("question"), found[1].replace(",", ""))
+
+
+def _read_math(row: Row) -> Problem:
+    """MATH: problem, level, type, solution (answer in its last box); MATH-500 has answer, subject and unique_id too."""
+    answer = row.fields.get("answer")
+    answer = row.text("answer") if answer is not None else last_boxed(row.text("solution"))
+    if not answer:
+        raise row.error("solution", "a solution with its answer in \\boxed{}")
+    name = row.name("unique_id") if "unique_id" in row.fields else f"{row.split}-{row.index}"
+    return Problem(name, row.text("problem"), answer, row.extras("level", "type", "subject"))
+
+
+def _read_humaneval(row: Row) -> Program:
+    """HumanEval: task_id, prompt, entry_point, canonical_solution, test."""
+    prompt, entry_point, solution = (row.text(name) for name in ("prompt", "entry_point", "canonical_solution"))
+    return Program(row.name("task_id"), prompt, entry_point, solution, setup="", tests=(row.text("test"),))
+
+
+MBPP_SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
+"""The official ranges of task_id, both ends included."""
+
+
+def _read_mbpp(row: Row) -> Program | None:
+    """MBPP: task_id, text, code, test_setup_code, test_list. One file has all splits; rows of others are left out."""
+    number = row.fields.get("task_id")
+    if not isinstance(number, int):
+        raise row.error("task_id", "a number")
+    first, last = MBPP_SPLITS[row.split]
+    if not first <= number <= last:
+        return None
+    tests = row.texts("test_list")
+    if not tests:
+        raise row.error("test_list", "a list of asserts")
+    setup = row.fields.get("test_setup_code") or ""
+    code, setup = (text.replace("\r\n", "\n") for text in (row.text("code"), str(setup)))
+    return Program(f"MBPP/{number}", row.text("text"), "", code, setup, tuple(tests))
+
+
 def _pairs(columns: Any, first: str, second: str) -> list[list[Any]]:
     """[[a, b], ...] from {first: [a, ...], second: [b, ...]}, as the hub keeps lists of pairs."""
     return [list(pair) for pair in zip(columns[first], columns[second], strict=True)]
@@ -428,5 +519,60 @@ DATA_SETS: dict[str, DataSet] = {
         read=_read_musique,
         aliases=_SPLIT_ALIASES,
         homepage="https://github.com/StonyBrookNLP/musique",
+    ),
+    "gsm8k": DataSet(
+        name="GSM8K",
+        folder="gsm8k",
+        files={"train": "train.jsonl", "test": "test.jsonl"},
+        hub=("openai/gsm8k", "main"),
+        hub_splits={"train": "train", "test": "test"},
+        from_hub=dict,
+        read=_read_gsm8k,
+        aliases={},
+        homepage="https://github.com/openai/grade-school-math",
+    ),
+    "math": DataSet(
+        name="MATH",
+        folder="math",
+        files={"train": "train.jsonl", "test": "test.jsonl"},
+        hub=("DigitalLearningGmbH/MATH-lighteval", None),  # the authors' own page on the hub is gone
+        hub_splits={"train": "train", "test": "test"},
+        from_hub=dict,
+        read=_read_math,
+        aliases={},
+        homepage="https://github.com/hendrycks/math",
+    ),
+    "math500": DataSet(
+        name="MATH-500",
+        folder="math",
+        files={"math500": "math500.jsonl"},
+        hub=("HuggingFaceH4/MATH-500", None),
+        hub_splits={"math500": "test"},
+        from_hub=dict,
+        read=_read_math,
+        aliases={},
+        homepage="https://github.com/openai/prm800k",
+    ),
+    "humaneval": DataSet(
+        name="HumanEval",
+        folder="humaneval",
+        files={"test": "HumanEval.jsonl"},
+        hub=("openai/openai_humaneval", None),
+        hub_splits={"test": "test"},
+        from_hub=dict,
+        read=_read_humaneval,
+        aliases={},
+        homepage="https://github.com/openai/human-eval",
+    ),
+    "mbpp": DataSet(
+        name="MBPP",
+        folder="mbpp",
+        files=dict.fromkeys(MBPP_SPLITS, "mbpp.jsonl"),
+        hub=("google-research-datasets/mbpp", "full"),
+        hub_splits={split: split for split in MBPP_SPLITS},
+        from_hub=dict,
+        read=_read_mbpp,
+        aliases={},
+        homepage="https://github.com/google-research/google-research/tree/master/mbpp",
     ),
 }

@@ -151,10 +151,7 @@ class _Server:
         process, self.process = self.process, None
         if process is not None and self.owner == os.getpid():
             process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            process.communicate()
 
 
 _server = _Server()

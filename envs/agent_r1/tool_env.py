@@ -193,8 +193,15 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """What an answer is worth: a score from 0 to 1 (1 is success), and metrics for `info["metrics"]`."""
+        """What an answer is worth: a score from 0 to 1 (1 is success), and metrics for `info["metrics"]`.
+
+        Where it cannot be judged, `memory["judge_error"]` says why, and `info["judge_error"]` shows it.
+        """
         raise NotImplementedError
+
+    def judge_end(self, answer: str) -> dict[str, float]:
+        """What the episode as a whole means, at its end ("" for no answer): amounts of process terms."""
+        return {}
 
     def final_metrics(self) -> dict[str, float]:
         """Metrics of an episode that ended without an answer."""
@@ -284,7 +291,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         """Decide what the results mean. `results` has one entry for each call that has a tool, in order.
 
-        Raises ValueError for another number of results, or if `judge_result` names a term without a weight.
+        Raises ValueError for another number of results, or if a judge names a term without a weight.
         """
         episode = self.episode
         called = sum(pending.tool is not None for pending in turn.calls)
@@ -313,11 +320,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if not (turn.calls or answered or turn.overflow):
             _add(amounts, "no_action", 1)
 
-        terms = {
-            f"process/{name}": self.process_weights[name] * amount
-            for name, amount in amounts.items()
-            if name in self.process_weights
-        }
         # The end comes before the text: a terminated episode gets no results appended, a truncated one does.
         terminated = answered
         reason = "context" if turn.overflow else None
@@ -330,6 +332,13 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         elif answered and not turn.closed:
             self._append_if_room(self.dialect.close())
         truncated = reason is not None and not terminated
+        if terminated or truncated:
+            self._add_judged(self.judge_end(turn.answers[-1].strip() if answered else ""), amounts)
+        terms = {
+            f"process/{name}": self.process_weights[name] * amount
+            for name, amount in amounts.items()
+            if name in self.process_weights
+        }
         outcome: dict[str, Any] = {}
         if terminated or truncated:
             episode.over = True
@@ -493,10 +502,13 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.episode.seen_calls.add(key)
         if not result.ok:
             _add(amounts, "failed_call", 1)
-        for name, amount in self.judge_result(call, result).items():
+        self._add_judged(self.judge_result(call, result), amounts)
+
+    def _add_judged(self, judged: Mapping[str, float], amounts: dict[str, float]) -> None:
+        for name, amount in judged.items():
             if name not in self.PROCESS_WEIGHTS:
                 raise ValueError(
-                    f"judge_result names the term {name!r}, but {type(self).__name__}.PROCESS_WEIGHTS has only "
+                    f"a judge names the term {name!r}, but {type(self).__name__}.PROCESS_WEIGHTS has only "
                     f"{', '.join(self.PROCESS_WEIGHTS)}; give it a weight there"
                 )
             _add(amounts, name, amount)
@@ -512,7 +524,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             terms[self.outcome_term if well_formed else "outcome/format"] = value
         else:
             terms["outcome/unfinished"] = value if self.unfinished_reward is None else float(self.unfinished_reward)
-        return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics}
+        error = {"judge_error": self.memory["judge_error"]} if "judge_error" in self.memory else {}
+        return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics} | error
 
     def _observation(self) -> Tokens:
         return self.episode.buffer[: self.episode.length].copy()

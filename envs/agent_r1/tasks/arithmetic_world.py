@@ -1,0 +1,205 @@
+"""ArithmeticWorld: word problems over a generated world, with nothing to download.
+
+Someone has a number of things, and on two or three days in a row it changes ("on Friday she sells 24"). Each day is one
+calculation on the result of the day before. The numbers are drawn anew in every task, so nothing can be learned by
+heart, and a small model that cannot calculate has to let a tool do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.dialects import Call
+from agent_r1.tasks.mathematics import MathematicsEnv
+from agent_r1.tool_env import Task
+from agent_r1_tools import ToolResult
+from agent_r1_tools.calculator import Calculator
+
+# Words. The unseen ones occur in training as a remark, never in what is asked.
+NAMES = "Ada Bela Cora Dina Edda Fara Gita Hana Ines Juna Kira Lena Mira Nora Olga Pina Rosa Sara Tilda Vera".split()
+UNSEEN_NAMES = "Wanda Xenia Yara Zita".split()
+ITEMS = "shells coins beads cards stamps stones buttons marbles tickets corks seeds pearls badges pins".split()
+UNSEEN_ITEMS = "ribbons feathers candles acorns".split()
+DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+VERBS = {
+    "+": ["finds", "buys", "wins", "gets"],
+    "-": ["sells", "loses", "mails", "spends"],
+    "*": ["swaps each for", "trades each for"],
+    "/": ["keeps one in", "saves one in"],
+}
+
+PHRASING = "{name} has {start} {items}; {events}.{remark} How many {items} does she have then?"
+OTHER_PHRASINGS = (
+    "How many {items} does {name} have in the end? She has {start}; {events}.{remark}",
+    "In the box of {name} are {start} {items}; {events}.{remark} Count the {items}.",
+    "{name} had {start} {items} last week; {events}.{remark} Say how many there are now.",
+)
+NUM_TASKS = {"train": 1_000_000, "test": 10_000}
+
+
+def generate_task(seed: int, split: str, index: int) -> Task:
+    """Task `index` of a split of the world family `seed`.
+
+    Splits: train and test (2 or 3 steps, numbers of two digits), and the zero-shot variants more_steps (4),
+    larger_numbers (three digits), unseen_words, other_phrasings. `metadata`: steps ([day, expression] pairs) and values
+    (what each step gives; the last is the answer).
+    """
+    rng = np.random.default_rng([seed, list(ArithmeticWorldEnv.splits).index(split), index])
+    unseen = split == "unseen_words"
+    name = _pick(rng, UNSEEN_NAMES if unseen else NAMES)
+    items = _pick(rng, UNSEEN_ITEMS if unseen else ITEMS)
+    low, high = (100, 1000) if split == "larger_numbers" else (10, 100)
+    num_steps = 4 if split == "more_steps" else int(rng.integers(2, 4))
+    first_day = int(rng.integers(len(DAYS)))
+    start = value = int(rng.integers(low, high))
+    events, steps, values = [], [], []
+    operators = "++++---**/"  # as often as they are drawn; a product or quotient comes at most once
+    for day in range(first_day, first_day + num_steps):
+        divisors = [number for number in range(2, 10) if value % number == 0 and value // number >= low]
+        possible = {"+": True, "-": value >= 2 * low, "*": value < 10 * low, "/": bool(divisors)}
+        operator = _pick(rng, [o for o in operators if possible[o]])
+        if operator in "*/":
+            operators = operators.replace(operator, "")
+        if operator == "/":
+            number = _pick(rng, divisors)
+        elif operator == "*":
+            number = int(rng.integers(2, 10))
+        else:
+            number = int(rng.integers(low, high if operator == "+" else min(high, value - low + 1)))
+        name_of_day = DAYS[day % len(DAYS)]
+        events.append(f"on {name_of_day} she {_pick(rng, VERBS[operator])} {number}")
+        steps.append([name_of_day, f"{value} {operator} {number}"])
+        value = {"+": value + number, "-": value - number, "*": value * number, "/": value // number}[operator]
+        values.append(value)
+    remark = ""
+    if rng.random() < 0.2:
+        remark = f" {_pick(rng, UNSEEN_NAMES)} only has {_pick(rng, UNSEEN_ITEMS)}."
+    phrasing = _pick(rng, OTHER_PHRASINGS) if split == "other_phrasings" else PHRASING
+    return Task(
+        id=f"{split}-{seed}-{index}",
+        question=phrasing.format(name=name, start=start, items=items, events="; ".join(events), remark=remark),
+        answers=[str(value)],
+        metadata={"steps": steps, "values": values},
+    )
+
+
+def _pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
+    return options[int(rng.integers(len(options)))]
+
+
+class ArithmeticWorldEnv(MathematicsEnv):
+    """Word problems over a generated world that is new in every task.
+
+    ## Description
+    Someone has a number of things, and on two or three days in a row the number changes. The policy lets a tool
+    calculate, a day at a time, and answers with the last result.
+
+    ## Arguments
+    `world_seed` (default 0) picks the family of worlds; a task is a function of (world_seed, split, index). `tools` is
+    ("calculator",) by default, so that nothing beyond the core is needed; "python" by choice. `split`: train, test, or
+    a zero-shot variant: more_steps, larger_numbers, unseen_words, other_phrasings.
+
+    The rest (spaces, rewards, end) is that of mathematics: see docs/environments/arithmetic_world.md.
+    """
+
+    instructions: ClassVar[str] = (
+        "Solve the problem. Calculate with the tools, one step at a time. "
+        "When you know the answer, give it as <answer>your answer</answer>."
+    )
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
+        **MathematicsEnv.PROCESS_WEIGHTS,
+        "step_found": 0.3,  # times newly found results of steps / all steps
+    }
+    splits: ClassVar[Mapping[str, str]] = {
+        name: name for name in ("train", "test", "more_steps", "larger_numbers", "unseen_words", "other_phrasings")
+    }
+
+    def __init__(
+        self,
+        *,
+        world_seed: int = 0,
+        data_dir: None = None,
+        tools: Sequence[str] = ("calculator",),
+        **kwargs: Any,
+    ) -> None:
+        if data_dir is not None:
+            raise ValueError("ArithmeticWorld is generated: it takes no data_dir")
+        kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
+        super().__init__(tools=tools, **kwargs)
+        self.world_seed = world_seed
+
+    @property
+    def num_tasks(self) -> int:
+        """A million training tasks, ten thousand in every other split."""
+        return NUM_TASKS.get(self.split, NUM_TASKS["test"])
+
+    def make_task(self, index: int) -> Task:
+        """Generate task `index`; nothing is stored."""
+        return generate_task(self.world_seed, self.split, index)
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
+        """Those of mathematics, and `step_found`: newly found results of steps / all steps."""
+        terms = super().judge_result(call, result)
+        values = self.task.metadata["values"]
+        found: list[int] = self.memory.setdefault("steps_found", [])
+        new = [
+            step
+            for step, value in enumerate(values)
+            if result.ok and step not in found and _as_number(result.content) == value
+        ]
+        found.extend(new)
+        return terms | ({"step_found": len(new) / len(values)} if new else {})
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """Equality as a number is the score; the metrics are em (the same) and step_recall."""
+        correct = float(_as_number(answer) == self.task.metadata["values"][-1])
+        found = len(self.memory.get("steps_found", ()))
+        return correct, {"em": correct, "step_recall": found / len(self.task.metadata["values"])}
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy worker.
+
+        The sloppy worker answers with the first result (mostly), leaves a day out, swaps the numbers of a subtraction
+        or division, or guesses without a calculation.
+        """
+        steps, values = self.task.metadata["steps"], self.task.metadata["values"]
+        answer = values[-1]
+        if rng is not None:
+            kind, first = rng.random(), steps[0][1]
+            steps, answer = steps[:1], values[0]
+            if kind < 0.1:
+                steps, answer = [], int(first.split()[2])
+            elif kind < 0.2:
+                day, expression = self.task.metadata["steps"][-1]
+                start, (_, operator, number) = first.split()[0], expression.split()
+                steps = [[day, f"{start} {operator} {number}"]]
+                answer = calculated(steps[0][1])
+            elif kind < 0.3 and first.split()[1] in "-/":
+                left, operator, right = first.split()
+                steps = [[steps[0][0], f"{right} {operator} {left}"]]
+                answer = calculated(steps[0][1])
+        name, argument = ("calculator", "expression") if "calculator" in self.tools else ("python", "code")
+        turns = [f"<think>{day}</think>" + self.dialect.tool_call(name, {argument: text}) for day, text in steps]
+        return [*turns, f"<answer>{answer}</answer>"]
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Every word that the worlds are made of, and the digits: what a small tokenizer should keep whole."""
+        verbs = [verb for group in VERBS.values() for verb in group]
+        return NAMES + UNSEEN_NAMES + ITEMS + UNSEEN_ITEMS + DAYS + verbs + list("0123456789")
+
+
+def calculated(expression: str) -> str:
+    """What the calculator shows for an expression."""
+    return Calculator().execute({"expression": expression}).content
+
+
+def _as_number(text: str) -> float | None:
+    """The number that a text is, with or without thousands separators; None where it is none."""
+    try:
+        return float(text.strip().replace(",", ""))
+    except ValueError:
+        return None

@@ -1,0 +1,179 @@
+r"""Mathematics with a calculator and Python: GSM8K and MATH.
+
+The policy calculates as often as it needs (or turns allow) and answers in `<answer>...</answer>`. `MathematicsEnv`
+holds what all of them share: the tools, what a result means and what an answer is worth. A set of its own only says
+which problems there are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from agent_r1.datasets import load_questions
+from agent_r1.dialects import Call
+from agent_r1.math_judge import judge, require_math_verify
+from agent_r1.tool_env import Task, ToolEnv
+from agent_r1_tools import Tool, ToolResult
+from agent_r1_tools.calculator import Calculator
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+class MathematicsEnv(ToolEnv):
+    """Problems with one right answer; the base of the environments of this kind.
+
+    A subclass gives `num_tasks` and `make_task`; `Task.answers` holds the gold answer, as LaTeX or plain.
+
+    Args:
+        tools: "calculator", "python", or both.
+        sandbox: where the code of `python` runs, see `agent_r1_tools.python.open_sandbox`.
+        corpus, top_k: taken because every environment takes them; there is nothing to search here.
+        kwargs: the arguments of `ToolEnv`.
+
+    Raises: ImportError where math-verify is not installed; SandboxError for a sandbox that does not work here.
+    """
+
+    instructions: ClassVar[str] = (
+        "Solve the problem. You may reason inside <think></think> first. Calculate with the tools, as often as you "
+        "need. When you know the answer, give it alone, without a unit or an explanation, as <answer>your "
+        "answer</answer>."
+    )
+    outcome_term: ClassVar[str] = "outcome/correct"
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
+        **ToolEnv.PROCESS_WEIGHTS,
+        "code_ran": 0.05,  # the first program that ran; later ones pay nothing
+        "code_failed": -0.05,  # on top of failed_call
+        "unused_result": -0.02,
+    }
+
+    def __init__(
+        self,
+        *,
+        tools: Sequence[str] = ("python", "calculator"),
+        sandbox: str = "auto",
+        corpus: str = "own",
+        top_k: int = 5,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(tools, str) or not tools or not {"calculator", "python"}.issuperset(tools):
+            raise ValueError(f"tools are any of 'calculator' and 'python', as a tuple; got {tools!r}")
+        if corpus != "own":
+            raise ValueError(f"{type(self).__name__} searches nothing: corpus can only be 'own'")
+        super().__init__([Calculator() if name == "calculator" else _python(sandbox) for name in tools], **kwargs)
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
+        """`code_ran` for the first program that ran, `code_failed` for every one that did not."""
+        terms: dict[str, float] = {}
+        if call.name == "python" and not result.ok:
+            terms["code_failed"] = 1
+        elif call.name == "python" and not self.memory.get("code_ran"):
+            self.memory["code_ran"] = True
+            terms["code_ran"] = 1
+        if result.ok:
+            shown = (len(self.episode.messages), _numbers(result.content))
+            self.memory.setdefault("results", []).append(shown)
+        return terms
+
+    def judge_end(self, answer: str) -> dict[str, float]:
+        """`unused_result`: results of which no number stands in a later call or in the answer."""
+        unused = 0
+        for first, numbers in self.memory.get("results", ()):
+            later = [message for message in self.episode.messages[first:] if message["role"] == "assistant"]
+            unused += bool(numbers) and not numbers & _numbers(json.dumps(later))
+        return {"unused_result": unused} if unused else {}
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """1 if math-verify finds the answer equal to the gold one; the metric is em (the same)."""
+        if not answer:
+            return 0.0, {"em": 0.0}
+        correct, reason = judge(self.task.answers[0], answer)
+        if reason:
+            self.memory["judge_error"] = reason
+        return float(correct), {"em": float(correct)}
+
+
+def _python(sandbox: str) -> Tool:
+    from agent_r1_tools.python import PythonTool
+
+    return PythonTool(backend=sandbox)
+
+
+def _numbers(text: str) -> set[float]:
+    return {float(number) for number in _NUMBER.findall(text)}
+
+
+# ---------------------------------------------------------------------- the data sets
+
+
+class GSM8KEnv(MathematicsEnv):
+    """Word problems of grade school mathematics, with a whole number as the answer (arXiv 2110.14168).
+
+    ## Description
+    A problem takes two to eight steps of arithmetic. The policy may calculate and run Python, and answers.
+
+    ## Action space
+    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls of `python(code)` (state is kept within the
+    episode) and `calculator(expression)` are run, at most eight in one turn; else an `<answer>...</answer>` ends the
+    episode.
+
+    ## Observation space
+    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+
+    ## Rewards
+    At the end equation 6 of Agent-R1, with the verdict of math-verify as the score (`outcome/correct`,
+    `outcome/format`, `outcome/unfinished`). On the way, unless `process_reward=False`: `process/code_ran` +0.05 (once),
+    `process/code_failed` -0.05, `process/unused_result` -0.02 (at the end), `process/malformed_call` -0.1,
+    `process/failed_call` -0.05, `process/repeated_call` -0.05.
+
+    ## Episode end
+    Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
+    `info["metrics"]` then has em, `info["is_success"]` is em = 1, and `info["judge_error"]` says why an answer could
+    not be judged.
+
+    ## Arguments
+    `data_dir`, `split` ("train" or "test"), `tools` (("python", "calculator")), `sandbox` ("auto"), and those of
+    `ToolEnv`.
+
+    ## Version history
+    v0: first version.
+    """
+
+    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
+    data_sets: ClassVar[Mapping[str, str]] = {"train": "gsm8k", "test": "gsm8k"}
+
+    def __init__(self, *, split: str = "train", data_dir: str | os.PathLike[str] | None = None, **kwargs: Any) -> None:
+        require_math_verify()
+        self.problems = load_questions(self.data_sets.get(split, self.data_sets["train"]), split, data_dir)
+        super().__init__(split=split, **kwargs)
+
+    @property
+    def num_tasks(self) -> int:
+        """The problems of the split."""
+        return len(self.problems)
+
+    def make_task(self, index: int) -> Task:
+        """Problem `index` in the order of the file."""
+        problem = self.problems[index]
+        return Task(problem.id, problem.question, [problem.answer], dict(problem.metadata))
+
+
+class MATHEnv(GSM8KEnv):
+    r"""Problems of mathematics competitions, with an expression as the answer (arXiv 2103.03874).
+
+    ## Description
+    Seven subjects, five levels. The gold answer is what stands in the last `\boxed{}` of the official solution; an
+    answer counts if it is the same expression (`\frac{14}{3}`, `14/3`), also where it stands in `$...$` or a box.
+
+    ## Action space, observation space, rewards, episode end, arguments
+    As in `GSM8KEnv`; `split` is "train", "test" or "math500" (the 500 problems of arXiv 2305.20050).
+
+    ## Version history
+    v0: first version.
+    """
+
+    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test", "math500": "math500"}
+    data_sets: ClassVar[Mapping[str, str]] = {"train": "math", "test": "math", "math500": "math500"}

@@ -1,0 +1,158 @@
+r"""The judge of mathematics: equal expressions are equal, candidates are not answers, and hostile ones hurt nobody."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("math_verify")
+
+from agent_r1 import math_judge
+from agent_r1.math_judge import MAX_CHARS, TOO_COSTLY, UNREADABLE, Verdict, judge, last_boxed, unwrap
+
+RIGHT = [
+    ("7", "7"),
+    ("7", "7.0"),
+    ("7", " $7$. "),
+    ("7", "\\boxed{7}."),
+    ("7", "x = 7"),
+    ("7", "7 apples"),
+    ("1234", "1,234"),
+    ("1234", "$1,234"),
+    ("1000000", "10^6"),
+    ("\\frac{14}{3}", "14/3"),
+    ("\\frac{3}{4}", "3/4 = 0.75"),
+    ("\\frac{\\sqrt{2}}{2}", "sqrt(2)/2"),
+    ("(3,\\frac{\\pi}{2})", "(3, pi/2)"),
+    ("x^2+1", "x**2 + 1"),
+    ("x^2+1", "1 + x^2"),
+    ("y = 2x + 3", "y=3+2x"),
+    ("\\text{Evelyn}", "Evelyn"),
+    ("\\text{(C)}", "C"),
+    ("90^\\circ", "90"),
+    ("10\\%", "10"),
+]
+WRONG = [
+    ("7", "8"),
+    ("7", "5 or 6 or 7"),
+    ("7", "5, 6, 7"),
+    ("7", "6 \\text{ or } 7"),
+    ("7", "7 or 7.5"),
+    ("7", "5 7"),
+    ("7", "[5, 7]"),
+    ("7", "x \\leq 7"),
+    ("7", "not 8 but 7"),
+    ("7", "The answer is 7"),
+    ("7", "6 = 7"),
+    ("7", "5 = 6 = 7"),
+    ("7", "7}{8"),
+    ("7", "8}\\boxed{7"),
+    ("7", "\\boxed{6} \\boxed{7}"),
+    ("7", "7!"),
+    ("7", "7x"),
+    ("\\frac{1}{3}", "0.333"),
+    ("(1, 2)", "(2, 1)"),
+    ("\\text{Evelyn}", "nylevE"),
+    ("\\text{Evelyn}", "Carla"),
+    ("7", ""),
+    ("7", "$$"),
+    ("7", "."),
+]
+HOSTILE = [
+    "9^{9^{9^9}}",
+    "2^{10000000000}",
+    "10000000!",
+    "(" * 150 + "7" + ")" * 150,
+    "{" * 200,
+    "\\frac{" * 60 + "7" + "}" * 60,
+    "\\int" * 50,
+    "__import__('os').system('kill -9 0')",
+    "exit()",
+    "\x00",
+    "\ud800",
+    "7\n\n8\n",
+    '"]\n["7", "7"]\n',
+    "7" * 10_000,
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), RIGHT)
+def test_the_same_expression_is_right(gold, answer):
+    assert judge(gold, answer) == Verdict(True, "")
+
+
+@pytest.mark.parametrize(("gold", "answer"), WRONG)
+def test_anything_else_is_wrong(gold, answer):
+    assert not judge(gold, answer).correct
+
+
+def test_the_gold_answer_is_right_even_where_it_cannot_be_read():
+    assert judge("\\begin{oops} 7", "\\begin{oops}7") == Verdict(True, "")
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_answer_is_wrong_and_the_next_one_is_judged(answer):
+    start = time.monotonic()
+    assert not judge("7", answer).correct
+    assert time.monotonic() - start < 30  # a second of processor time, on a machine that may be busy
+    judge.cache_clear()
+    assert judge("\\frac{1}{2}", "0.5").correct
+
+
+def test_what_could_not_be_judged_has_a_reason():
+    assert judge("7", "7 | 6") == Verdict(False, UNREADABLE)
+    assert judge("7", "9^{9^{9^9}}") == Verdict(False, TOO_COSTLY)
+    assert judge("7", " ").reason == "the answer is empty"
+    assert str(MAX_CHARS) in judge("7", "7" * (MAX_CHARS + 1)).reason
+    assert judge("7", "8").reason == ""
+
+
+def test_it_works_in_threads():
+    verdicts = {}
+
+    def work(number):
+        verdicts[number] = judge(str(number), f"{number}.0").correct, judge(str(number), f"{number + 1}.0").correct
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(100, 108)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(verdicts.values()) == {(True, False)} and len(verdicts) == 8
+
+
+def test_a_server_that_was_killed_is_started_again():
+    assert judge("41", "41.0").correct
+    os.kill(math_judge._server.process.pid, signal.SIGKILL)
+    math_judge._server.process.wait()
+    assert judge("43", "43.0").correct
+
+
+def test_a_forked_process_has_a_server_of_its_own():
+    assert judge("47", "47.0").correct
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if judge("53", "53.0").correct and not judge("53", "54.0").correct else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert judge("59", "59.0").correct and not judge("59", "61.0").correct
+
+
+def test_a_missing_math_verify_names_the_extra(monkeypatch):
+    monkeypatch.setattr(math_judge, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'agent-r1\[math\]'"):
+        math_judge.require_math_verify()
+
+
+def test_the_last_box_is_the_answer():
+    assert last_boxed("First \\boxed{1}, so \\boxed{\\frac{1}{2}}.") == "\\frac{1}{2}"
+    assert last_boxed("\\fbox{3}") == "3" and last_boxed("so $\\boxed 7$.") == "7"
+    assert last_boxed("no box") is None and last_boxed("\\boxed{7") is None
+
+
+def test_what_people_put_around_an_answer():
+    for text in ("7", " 7 ", "7.", "$7$", "$$7$$", "\\(7\\)", "\\[ 7 \\]", "\\boxed{7}", "$\\boxed{7}$."):
+        assert unwrap(text) == "7"
+    for text in ("$7", "\\boxed{6} \\boxed{7}", "7}{8", "$5", ""):
+        assert unwrap(text) == text
