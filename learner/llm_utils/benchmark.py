@@ -1,0 +1,145 @@
+"""Runs ids x commands x seeds, some at a time. Finished runs are skipped, those with a checkpoint go on from it.
+
+    python learner/llm_utils/benchmark.py --env-ids AgentR1/MultihopWorld-v0 --num-seeds 3 --workers 2 \\
+        --commands "python learner/ppo_llm.py --num-threads 1" "python learner/grpo_llm.py --num-threads 1"
+
+A command ends in a learner and its arguments (`torchrun --nproc-per-node 2 learner/grpo_llm.py` is one too); `--env-id`
+and `--seed` are added. Two runs are the same when all their arguments are, defaults included: change one and it runs
+anew. The output of a run goes to runs/logs/. After Ctrl-C the same command goes on.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from tqdm import tqdm
+
+RUNS = Path("runs")  # where the learners write, too
+
+
+@dataclass(eq=False)
+class Job:
+    """One run: the words of its command line, and all arguments of the learner that they stand for."""
+
+    words: list[str]
+    args: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.args['env_id']}__{self.args['exp_name']}__{self.args['seed']}".replace("/", "_")
+
+
+def make_job(words: Sequence[str]) -> Job:
+    """Read a command line with the learner's own `Args`. SystemExit, before anything runs, where it makes no sense."""
+    scripts = [i for i, word in enumerate(words) if word.endswith(".py")]
+    if not scripts or not Path(words[scripts[0]]).is_file():
+        raise SystemExit(f"there is no learner (a file.py) in the command: {shlex.join(words)}")
+    script, arguments = Path(words[scripts[0]]), list(words[scripts[0] + 1 :])
+    if str(script.parent) not in sys.path:
+        sys.path.insert(0, str(script.parent))
+    args = tyro.cli(importlib.import_module(script.stem).Args, args=arguments)
+    words = [sys.executable if word in ("python", "python3") else word for word in words]
+    return Job(words, comparable(asdict(args)))
+
+
+def comparable(args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as a JSON file gives them back, without the one that differs when a run goes on."""
+    return {name: value for name, value in json.loads(json.dumps(args)).items() if name != "resume"}
+
+
+def find(job: Job) -> tuple[Path | None, bool]:
+    """The folder of a run with the job's arguments and whether it is finished; else one that can go on, or None."""
+    for path in [*RUNS.glob("*/summary.json"), *RUNS.glob("*/evaluation.json")]:
+        report = json.loads(path.read_text())
+        if comparable(report["args"]) == job.args and (report.get("finished") or path.stem == "evaluation"):
+            return path.parent, True
+    for path in sorted(RUNS.glob("*/checkpoint/state.json")):
+        if comparable(json.loads(path.read_text())["args"]) == job.args:
+            return path.parents[1], False
+    return None, False
+
+
+def start(job: Job) -> subprocess.Popen:
+    """Begin a run, or let an unfinished one go on."""
+    folder, _ = find(job)
+    words = job.words
+    if folder is not None:
+        script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+        words = [*words[: script + 1], "--resume", str(folder)]
+    log = RUNS / "logs" / f"{job.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file:  # a session of its own: Ctrl-C reaches it through `run_all` only, and once
+        return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def run_all(jobs: Sequence[Job], workers: int) -> list[Path | None]:
+    """Run what isn't finished, `workers` at a time. Returns the run folders in the order of the jobs, None if failed.
+
+    Ctrl-C (or SIGTERM) interrupts the runs under way, which write their checkpoints, and ends the program.
+    """
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            raise SystemExit(f"{count} runs would be called {name}; give each command an --exp-name of its own")
+    waiting = deque(job for job in jobs if not find(job)[1])
+    running: dict[Job, subprocess.Popen] = {}
+    bar = tqdm(total=len(jobs), initial=len(jobs) - len(waiting), unit="run", dynamic_ncols=True)
+    if bar.n:
+        bar.write(f"{bar.n} of {len(jobs)} runs are finished already")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.popleft()
+                running[job] = start(job)
+            time.sleep(0.1)
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                code = running.pop(job).returncode
+                bar.write(f"{job.name}: " + (f"FAILED with status {code}" if code else "done"))
+                bar.update()
+    except KeyboardInterrupt:
+        for process in running.values():
+            os.killpg(process.pid, signal.SIGINT)
+        bar.write(f"interrupted; {len(running)} runs write their checkpoints")
+        for process in running.values():
+            process.wait()
+        bar.close()
+        print("finished runs stay finished; go on with the same command", file=sys.stderr)
+        sys.exit(130)
+    bar.close()
+    found = [find(job) for job in jobs]
+    return [folder if finished else None for folder, finished in found]
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # learner/, and not the modules of llm_utils
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-ids", nargs="+", required=True, help="ids of environments")
+    parser.add_argument("--commands", nargs="+", required=True, help="learners with arguments, each in quotation marks")
+    parser.add_argument("--num-seeds", type=int, default=3, help="seeds of each, from --first-seed on")
+    parser.add_argument("--first-seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--workers", type=int, default=1, help="runs at the same time")
+    options = parser.parse_args()
+    seeds = range(options.first_seed, options.first_seed + options.num_seeds)
+    jobs = [
+        make_job([*shlex.split(command), "--env-id", env_id, "--seed", str(seed)])
+        for seed in seeds for env_id in options.env_ids for command in options.commands
+    ]  # fmt: skip
+    folders = run_all(jobs, options.workers)
+    failed = [job for job, folder in zip(jobs, folders, strict=True) if folder is None]
+    for job in failed:
+        log = RUNS / "logs" / f"{job.name}.log"
+        last = (log.read_text().strip().splitlines() or ["no output"])[-1][-300:]
+        print(f"{job.name} failed: {last}\n  {shlex.join(job.words)}\n  {log}", file=sys.stderr)
+    sys.exit(f"{len(failed)} of {len(jobs)} runs failed" if failed else 0)

@@ -1,0 +1,95 @@
+"""The runner of many runs, with real ones: they fail, are interrupted, go on, and are skipped when finished."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tyro")
+benchmark = pytest.importorskip("llm_utils.benchmark")
+
+LEARNER = Path(__file__).parents[2] / "learner"
+ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})
+SMALL = f"--tokenizer byte --env-kwargs '{ENV_KWARGS}' --num-envs 4 --episodes-per-iteration 8 --num-threads 1"
+SMALL += " --eval-episodes 4 --num-minibatches 1 --total-episodes 80"
+
+
+@pytest.fixture
+def benchmark_command(policy_folder):
+    """The runner's command line for two seeds of PPO, and of PPO with a model that isn't there."""
+    ppo = f"python {LEARNER / 'ppo_llm.py'} {SMALL} --model"
+    commands = [f"{ppo} {policy_folder}", f"{ppo} /nowhere/at/all --exp-name broken"]
+    runner = str(LEARNER / "llm_utils" / "benchmark.py")
+    arguments = ["--env-ids", "AgentR1/MultihopWorld-v0", "--num-seeds", "2", "--workers", "2", "--commands", *commands]
+    return [sys.executable, runner, *arguments]
+
+
+def test_failures_are_listed_an_interrupted_run_goes_on_and_a_finished_one_is_skipped(
+    benchmark_command, environment_of_scripts, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    pipes = {"env": environment_of_scripts, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen(benchmark_command, **pipes)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and first.poll() is None:
+        files = list(Path("runs").glob("*ppo_llm__1__*/trajectories.jsonl"))
+        if files and '"iteration": 2' in files[0].read_text():
+            break
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 130 and "go on with the same command" in errors, errors
+    stopped = list(Path("runs").glob("*ppo_llm__1__*/checkpoint/state.json"))
+    assert len(stopped) == 1
+    assert not json.loads((stopped[0].parents[1] / "summary.json").read_text()).get("finished")
+
+    second = subprocess.run(benchmark_command, **pipes)
+    assert second.returncode == 1 and "2 of 4 runs failed" in second.stderr, second.stderr
+    assert "no such folder" in second.stderr  # the last line of the log of the run that failed
+    for seed in (1, 2):
+        summaries = list(Path("runs").glob(f"*ppo_llm__{seed}__*/summary.json"))
+        assert any(json.loads(path.read_text()).get("finished") for path in summaries)
+    assert len(list(Path("runs").glob("*ppo_llm__1__*"))) == 1  # it went on in its folder
+    rows = (stopped[0].parents[1] / "trajectories.jsonl").read_text().splitlines()
+    assert sorted({json.loads(row)["iteration"] for row in rows}) == list(range(1, 11))
+
+    before = {path: path.stat().st_mtime_ns for path in Path("runs").glob("*ppo_llm__*/*")}
+    third = subprocess.run(benchmark_command, **pipes)
+    assert "2 of 4 runs are finished already" in third.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*ppo_llm__*/*")}
+
+
+def test_two_runs_are_the_same_when_all_arguments_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = str(LEARNER / "ppo_llm.py")
+    job = benchmark.make_job(["python", script, "--seed", "3"])
+    assert job.words[0] == sys.executable and job.args["total_episodes"] == 5120
+    assert job.name == "AgentR1_MultihopWorld-v0__ppo_llm__3"
+    run_dir = Path("runs") / "one"
+    run_dir.mkdir(parents=True)
+    for finished in (True, False):
+        summary = {"args": {**job.args, "resume": "runs/one"}, "finished": finished}
+        (run_dir / "summary.json").write_text(json.dumps(summary))
+        assert benchmark.find(job) == ((run_dir, True) if finished else (None, False))
+    (run_dir / "checkpoint").mkdir()
+    (run_dir / "checkpoint" / "state.json").write_text(json.dumps({"args": job.args}))
+    assert benchmark.find(job) == (run_dir, False)
+    other = benchmark.make_job(["python", script, "--seed", "3", "--gamma", "0.9"])
+    assert benchmark.find(other) == (None, False)
+
+
+def test_what_makes_no_sense_ends_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = str(LEARNER / "ppo_llm.py")
+    with pytest.raises(SystemExit, match="no learner"):
+        benchmark.make_job(["python", "nothing.py"])
+    with pytest.raises(SystemExit):
+        benchmark.make_job(["python", script, "--no-such-flag"])
+    jobs = [benchmark.make_job(["python", script, *more]) for more in ((), ("--gamma", "0.9"))]
+    with pytest.raises(SystemExit, match="2 runs would be called .*ppo_llm__1.*--exp-name"):
+        benchmark.run_all(jobs, 1)
+    assert not Path("runs").exists()
