@@ -1,0 +1,94 @@
+"""The comparison of runs: it reads from real event files what was written, and what it says about it is right."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorboard")
+compare = pytest.importorskip("llm_utils.compare")
+tensorboard = pytest.importorskip("torch.utils.tensorboard")
+
+STEPS = [0, 700, 1500, 2200]  # turns so far, at the start and after each of three iterations
+
+
+def write_run(runs, exp_name, seed, values, env_id="AgentR1/MultihopWorld-v0", finished=True, **more):
+    run_dir = runs / f"{exp_name}__{seed}"
+    with tensorboard.SummaryWriter(str(run_dir)) as writer:
+        for step in STEPS[1:]:
+            writer.add_scalar("charts/episodic_return", 0.5, step)
+        for i, (step, value) in enumerate(zip(STEPS, values, strict=True)):
+            writer.add_scalar("eval/em", value, step, walltime=1000 + 10 * i)
+    args = {"exp_name": exp_name, "env_id": env_id, "seed": seed, "episodes_per_iteration": 256, **more}
+    (run_dir / "summary.json").write_text(json.dumps({"args": args, "finished": finished}))
+    return run_dir
+
+
+@pytest.fixture
+def runs(tmp_path):
+    write_run(tmp_path, "ppo_llm", 1, [0.0, 0.2, 0.4, 0.6], gamma=1.0)
+    write_run(tmp_path, "ppo_llm", 2, [0.0, 0.4, 0.8, 1.0], gamma=1.0)
+    write_run(tmp_path, "grpo_llm", 1, [0.0, 0.0, 0.5, 0.5], gamma=0.9)
+    write_run(tmp_path, "grpo_llm", 2, [0.0, 0.9, 0.9, 0.9], gamma=0.9, finished=False)
+    write_run(tmp_path, "ppo_llm_long", 1, [1.0, 1.0, 1.0, 1.0], env_id="Other-v0", gamma=1.0)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("x", "expected"), [("steps", STEPS), ("episodes", [0, 256, 512, 768])])
+def test_a_curve_is_what_was_logged(runs, x, expected):
+    steps, values = compare.read_curve(runs / "ppo_llm__1", "eval/em", x)
+    assert steps.tolist() == expected
+    assert values == pytest.approx([0.0, 0.2, 0.4, 0.6])
+
+
+def test_seconds_count_from_the_first_scalar(runs):
+    seconds, _ = compare.read_curve(runs / "ppo_llm__1", "eval/em", "seconds")
+    assert np.diff(seconds) == pytest.approx([10, 10, 10])
+
+
+def test_areas():
+    curve = (np.array([0.0, 1.0, 3.0]), np.array([0.0, 1.0, 0.0]))
+    assert compare.area(curve) == pytest.approx(0.5)
+    assert compare.area(curve, 2.0) == pytest.approx((0.5 + 0.75) / 2)
+    assert compare.area((np.array([0.0]), np.array([0.3]))) == pytest.approx(0.3)
+
+
+def test_intervals():
+    assert compare.bootstrap([0.5] * 4) == (0.5, 0.5)
+    values = np.random.default_rng(0).normal(3, 2, size=400)
+    low, high = compare.bootstrap(values)
+    assert high - low == pytest.approx(2 * 1.96 * 2 / 20, rel=0.1)
+    assert low < values.mean() < high
+
+
+def run_main(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["compare.py", *map(str, arguments)])
+    compare.main()
+
+
+def test_the_table_and_the_plot(runs, monkeypatch, capsys, tmp_path):
+    plot = tmp_path / "plots" / "curves.png"
+    run_main(monkeypatch, "--runs", runs, "--plot", plot)
+    printed = capsys.readouterr()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.out.strip().splitlines()[2:]]
+    assert [row[:3] for row in rows] == [
+        ["AgentR1/MultihopWorld-v0", "grpo_llm", "1"],
+        ["AgentR1/MultihopWorld-v0", "ppo_llm", "2"],
+        ["Other-v0", "ppo_llm_long", "1"],
+    ]
+    assert rows[1][3] == "0.800 [0.600, 1.000]"  # the final values 0.6 and 1.0
+    assert rows[1][4] == "0.433 [0.300, 0.567]"
+    assert "left out, not finished" in printed.err and "grpo_llm__2" in printed.err
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_compared_can_be_chosen(runs, monkeypatch, capsys):
+    choice = ["--where", "gamma=1.0", "--group-by", "gamma", "seed", "--env-ids", "Other-v0"]
+    run_main(monkeypatch, "--runs", runs, *choice)
+    (row,) = capsys.readouterr().out.strip().splitlines()[2:]
+    assert row.startswith("| Other-v0 | 1.0, 1 | 1 | 1.000 ")
+    with pytest.raises(SystemExit, match="no finished run"):
+        run_main(monkeypatch, "--runs", runs, "--exp-names", "nobody")
+    with pytest.raises(SystemExit, match="eval/none.*--metric"):
+        run_main(monkeypatch, "--runs", runs, "--metric", "eval/none")
