@@ -1,0 +1,239 @@
+"""Which sandbox: names, probes, and the choice that "auto" makes."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent_r1_tools.python.bubblewrap import Bubblewrap
+from agent_r1_tools.python.fork_server import ForkServer
+from agent_r1_tools.python.monty import Monty
+from agent_r1_tools.python.remote import Remote
+from agent_r1_tools.python.sandbox import CallError, Functions, Limits, Run, Sandbox, SandboxError, Session, State
+from agent_r1_tools.python.unsafe import BareProcess
+
+LOCAL: dict[str, Callable[[Limits], Sandbox]] = {
+    "monty": Monty,
+    "bubblewrap": Bubblewrap,
+    "fork_server": ForkServer,
+}
+"""The sandboxes of this machine, the safest first."""
+REMEDIES = {
+    "monty": 'pip install "agent-r1[python]"',
+    "bubblewrap": "apt-get install bubblewrap; in a container it needs user namespaces, or root with CAP_SYS_ADMIN",
+    "fork_server": "needs Linux with Landlock and seccomp, and user namespaces, or root with CAP_SYS_ADMIN",
+}
+
+# What a sandbox must not let through; the function runs inside of it.
+PROBE = """
+def probe(path, port):
+    try:
+        open(path).close()
+        return "a program can read files outside"
+    except OSError:
+        pass
+    try:
+        import socket
+        socket.create_connection(("127.0.0.1", port), 1).close()
+        return "a program can open connections"
+    except (OSError, ImportError):
+        return "contained"
+"""
+
+
+def open_sandbox(
+    backend: str = "auto", limits: Limits | None = None, *, unsafe: bool = False, url: str | None = None
+) -> Sandbox:
+    """A place to run code that nobody trusts.
+
+    Args:
+        backend: "monty", "bubblewrap", "fork_server", "remote" (a SandboxFusion server at `url`), "subprocess" (no
+            sandbox: needs `unsafe=True`), or "auto": monty, and for programs that need more than it knows bubblewrap,
+            or the fork server where there is no bubblewrap. What was picked is in `Sandbox.backend`.
+        limits: what a program may use; None for the defaults of `Limits`.
+        unsafe: the word that "subprocess" needs.
+        url: the address of the server of "remote".
+
+    Raises:
+        SandboxError: the backend doesn't work here (a probe program has been tried); says what to install and what else
+            would work.
+        ValueError: arguments that don't fit together.
+    """
+    limits = limits or Limits()
+    if backend == "subprocess":
+        if not unsafe:
+            raise ValueError(
+                "backend='subprocess' is no sandbox: the program may do whatever you may. "
+                f"Write unsafe=True if you trust it, or use a sandbox ({_present()})"
+            )
+        return BareProcess(limits)
+    if backend == "remote":
+        if url is None:
+            raise ValueError("backend='remote' needs the address of a server, such as url='http://127.0.0.1:8080'")
+        remote = Remote(url, limits)
+        _try(remote)
+        return remote
+    if backend == "auto":
+        return _pick(limits)
+    if backend not in LOCAL:
+        raise ValueError(f"unknown backend {backend!r}; there are auto, {', '.join(LOCAL)}, remote, subprocess")
+    problem = probe(backend)
+    if problem is not None:
+        raise SandboxError(f"{backend} doesn't work here: {problem}. Remedy: {REMEDIES[backend]}. Else: {_present()}")
+    return LOCAL[backend](limits)
+
+
+def probe(backend: str) -> str | None:
+    """Run a program in a local sandbox: None where it ran and was contained, else why not. Tried once per process."""
+    with _lock:
+        if backend not in _probed:
+            _probed[backend] = _problem(backend)
+        return _probed[backend]
+
+
+_probed: dict[str, str | None] = {}
+_lock = threading.Lock()
+
+
+def _problem(backend: str) -> str | None:
+    if sys.platform != "linux" and backend != "monty":
+        return "it needs Linux"
+    try:
+        _try(LOCAL[backend](Limits()))
+    except (SandboxError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _try(sandbox: Sandbox) -> None:
+    """Run the probe.
+
+    Raises:
+        SandboxError: it didn't run, or was not contained.
+    """
+    with (
+        tempfile.NamedTemporaryFile("w", prefix="agent-r1-probe-") as planted,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        sandbox.session() as session,
+    ):
+        ran = session.run(PROBE)
+        if not ran.ok:
+            raise SandboxError(f"the probe program failed: {ran.output[-300:]}")
+        os.chmod(planted.name, 0o644)
+        try:
+            said = session.call("probe", [planted.name, server.getsockname()[1]])
+        except CallError as error:
+            raise SandboxError(f"the probe program failed: {error}") from error
+    if said != "contained":
+        raise SandboxError(f"it doesn't contain what it runs: {said}")
+
+
+def _present() -> str:
+    working = [name for name in LOCAL if probe(name) is None]
+    if not working:
+        return "no other sandbox works here; a SandboxFusion server would (backend='remote')"
+    return f"here work {', '.join(working)}"
+
+
+def _pick(limits: Limits) -> Sandbox:
+    full = next((name for name in ("bubblewrap", "fork_server") if _fits(name, limits)), None)
+    if _fits("monty", limits):
+        return Auto(Monty(limits), LOCAL[full](limits)) if full else Monty(limits)
+    if full:
+        return LOCAL[full](limits)
+    problems = "; ".join(f"{name}: {probe(name) or 'cannot allow network'} ({REMEDIES[name]})" for name in LOCAL)
+    raise SandboxError(f"no sandbox works here. {problems}. A SandboxFusion server would do (backend='remote')")
+
+
+def _fits(name: str, limits: Limits) -> bool:
+    return probe(name) is None and (not limits.network or name == "bubblewrap")
+
+
+# --- monty first, then all of Python ----------------------------------------------------------------------------------
+
+# What Monty raises where it lacks something. Programs raise these too, so what CPython says is heard before it counts.
+_LACKS = re.compile(
+    "ModuleNotFoundError|ImportError|NotImplementedError|SyntaxError|AttributeError|TypeError|MemoryError"
+    "|PermissionError|FileNotFoundError|OSError|RuntimeError: .*(?:monty|not supported)"
+)
+_UNKNOWN_NAME = re.compile("NameError: name '(\\w+)' is not defined")
+
+
+class Auto(Sandbox):
+    """Monty, and where a program needs what it lacks, a sandbox with all of Python."""
+
+    def __init__(self, first: Sandbox, full: Sandbox) -> None:
+        self.limits = first.limits
+        self.backend = f"{first.backend}, then {full.backend}"
+        self.first = first
+        self.full = full
+
+    def session(self) -> AutoSession:
+        return AutoSession(self)
+
+
+class AutoSession(Session):
+    """Begins in Monty. A cell that seems to need more runs again in CPython, after all cells before it.
+
+    Where CPython fails in the same way, Monty was right, and the session stays there; else it goes on in CPython.
+    """
+
+    def __init__(self, sandbox: Auto) -> None:
+        self._sandbox = sandbox
+        self._session = sandbox.first.session()
+        self._in_first = True
+
+    def run(self, code: str, functions: Functions | None = None) -> Run:
+        before = self._session.get_state()
+        ran = self._session.run(code, functions)
+        if not self._in_first or not _lacks(ran.error):
+            return ran
+        full = self._sandbox.full.session()
+        full.set_state(State(before.cells))
+        again = full.run(code, functions)
+        if again.status == "exception" and _kind(again.error) == _kind(ran.error):
+            full.close()
+        else:
+            self._session, self._in_first = full, False
+        return again
+
+    def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        try:
+            return self._session.call(name, args, kwargs)
+        except CallError as error:
+            if not self._in_first or not (_lacks(str(error)) or error.kind == "NotLiteral"):
+                raise
+        state = State(self._session.get_state().cells)
+        self._session, self._in_first = self._sandbox.full.session(), False
+        self._session.set_state(state)
+        return self._session.call(name, args, kwargs)
+
+    def get_state(self) -> State:
+        return self._session.get_state()
+
+    def set_state(self, state: State | None) -> None:
+        self._session.close()
+        self._in_first = state is None or state.dump is not None or not state.cells
+        self._session = (self._sandbox.first if self._in_first else self._sandbox.full).session()
+        self._session.set_state(state)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _kind(error: str | None) -> str:
+    return (error or "").partition(":")[0]
+
+
+def _lacks(error: str | None) -> bool:
+    if error is None:
+        return False
+    name = _UNKNOWN_NAME.match(error)
+    return hasattr(builtins, name[1]) if name else _LACKS.match(error) is not None

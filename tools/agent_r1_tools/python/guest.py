@@ -1,0 +1,346 @@
+"""What runs inside a sandbox: keeps the names of a session, runs its cells, and answers over one socket.
+
+Standard library only, and nothing of this project: the sandboxes see this file and no other. The code that it runs
+shares the process, so nothing that comes out of here is trusted: a program that forges an answer only fools itself.
+
+A message is four bytes (its length, big-endian) and JSON. The outside sends {"run": code, "functions": names} or
+{"call": name, "arguments": literal}; the answer is {"error": null or a line, "timeout": bool}, or {"value": literal}.
+In between, {"invoke": name, "arguments": literal} asks the outside to run one of its functions.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import resource
+import signal
+import sys
+import types
+from typing import Any
+
+MAX_MESSAGE = 16 << 20
+"""Bytes of the longest message, either way."""
+MAX_FRAMES = 8
+"""Lines of a traceback that are shown: the first, and the last ones."""
+ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
+
+
+# --- literals: how values cross, both ways ----------------------------------------------------------------------------
+
+
+class NotLiteral(TypeError):
+    """A value is not made of built-in literals."""
+
+
+def encode(value: Any) -> Any:
+    """A value made of built-in literals as JSON; a subclass becomes the built-in type below it.
+
+    Literals are None, bool, int, float, complex, str, bytes, list, tuple, dict, set and frozenset.
+
+    Raises:
+        NotLiteral: there is something else in it.
+        RecursionError: it is nested too deeply, or contains itself.
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if -(2**53) < value < 2**53 else {"int": hex(value)}
+    if kind is float:
+        return value if value - value == 0 else {"float": repr(value)}
+    if kind is list:
+        return [encode(item) for item in value]
+    if kind is tuple or kind is set or kind is frozenset:
+        return {kind.__name__: [encode(item) for item in value]}
+    if kind is dict:
+        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    if kind is complex:
+        return {"complex": [encode(value.real), encode(value.imag)]}
+    if isinstance(value, str):
+        return str.__str__(value)
+    base: Any
+    for base in (int, float, bytes, list, tuple, dict, set, frozenset):
+        if isinstance(value, base):
+            return encode(base(value))
+    raise NotLiteral(f"a value of type {kind.__name__} is not a built-in literal")
+
+
+def decode(data: Any) -> Any:
+    """The value that `encode` wrote.
+
+    Raises:
+        ValueError, TypeError, KeyError, OverflowError or RecursionError: the data were not written by `encode`.
+    """
+    if isinstance(data, list):
+        return [decode(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    ((kind, content),) = data.items()
+    if kind == "int":
+        return int(content, 16)
+    if kind == "float":
+        return float(content)
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "complex":
+        return complex(*(decode(part) for part in content))
+    if kind == "dict":
+        return {decode(key): decode(item) for key, item in content}
+    return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](decode(item) for item in content)
+
+
+def exception(kind: str, message: str) -> Exception:
+    """The exception of this name, or a RuntimeError where it is not a built-in one."""
+    known = getattr(builtins, kind, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        try:
+            return known(message)
+        except TypeError:  # UnicodeDecodeError wants more than a message
+            pass
+    return RuntimeError(f"{kind}: {message}")
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def send(fd: int, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode()
+    if len(data) > MAX_MESSAGE:
+        raise NotLiteral(f"the value is larger than {MAX_MESSAGE} bytes")
+    data = len(data).to_bytes(4, "big") + data
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def receive(fd: int) -> dict[str, Any] | None:
+    """The next message, or None where the outside has hung up."""
+    head = _read(fd, 4)
+    body = _read(fd, int.from_bytes(head, "big")) if head else None
+    message: dict[str, Any] | None = json.loads(body) if body else None
+    return message
+
+
+def _read(fd: int, count: int) -> bytes | None:
+    parts = []
+    while count:
+        part = os.read(fd, count)
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+class OutOfTime(BaseException):
+    """The processor time of this run is used up."""
+
+
+class Output(io.TextIOWrapper):
+    """sys.stdout and sys.stderr: what goes beyond the limit is dropped here, before it costs anyone anything."""
+
+    left = 0
+
+    def write(self, text: str) -> int:
+        if self.left > 0:
+            super().write(text[: self.left])
+        self.left -= len(text)
+        return len(text)
+
+
+class Guest:
+    """A session: names, and the cells that changed them."""
+
+    def __init__(self, output: int, cpu_seconds: float, control: int | None = None) -> None:
+        self.control = control
+        self.output_limit = output
+        self.cpu_seconds = cpu_seconds
+        self.cells = 0
+        self.main = types.ModuleType("__main__")
+        self.out = Output(io.FileIO(1, "w"), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        sys.stdin = open(os.devnull)
+        sys.stdout = sys.stderr = self.out
+        sys.modules["__main__"] = self.main
+        sys.argv = [""]
+        self.sources: dict[str, list[str]] = {}
+        signal.signal(signal.SIGXCPU, _out_of_time)
+
+    def run(self, code: str, functions: list[str] = []) -> dict[str, Any]:  # noqa: B006
+        """Run a cell as a notebook would: the value of a last expression is shown, an exception as a traceback."""
+        self.cells += 1
+        name = f"<cell {self.cells}>"
+        self.sources[name] = code.splitlines()
+        for function in functions:
+            self.main.__dict__[function] = self._proxy(function)
+        return self._attempt(lambda: self._execute(code, name))
+
+    def _execute(self, code: str, name: str) -> dict[str, Any]:
+        tree: Any = compile(code, name, "exec", ONLY_AST)
+        last = tree.body[-1] if tree.body and type(tree.body[-1]).__name__ == "Expr" else None
+        names = self.main.__dict__
+        if last is None:
+            exec(compile(tree, name, "exec"), names)
+            return {"error": None}
+        import _ast
+
+        tree.body.pop()
+        exec(compile(tree, name, "exec"), names)
+        value = eval(compile(_ast.Expression(last.value), name, "eval"), names)
+        if value is not None:
+            names["_"] = value
+            print(repr(value))
+        return {"error": None}
+
+    def call(self, name: str, arguments: Any) -> dict[str, Any]:
+        """Call a function of the session; the error is [type, message]."""
+        args, kwargs = decode(arguments)
+        answer = self._attempt(lambda: {"value": encode(self._lookup(name)(*args, **kwargs))}, show=False)
+        return answer
+
+    def _lookup(self, name: str) -> Any:
+        try:
+            return self.main.__dict__[name]
+        except KeyError:
+            raise NameError(f"name {name!r} is not defined") from None
+
+    def _proxy(self, name: str) -> Any:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            assert self.control is not None
+            send(self.control, {"invoke": name, "arguments": encode((args, kwargs))})
+            answer = receive(self.control)
+            if answer is None:
+                os._exit(1)
+            if "value" in answer:
+                return decode(answer["value"])
+            raise exception(*answer["raise"])
+
+        function.__name__ = function.__qualname__ = name
+        return function
+
+    def _attempt(self, action: Any, show: bool = True) -> dict[str, Any]:
+        """What the action returns; or the error that it raised, shown as a notebook would."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        soft = int(used.ru_utime + used.ru_stime + self.cpu_seconds) + 1
+        if hard == resource.RLIM_INFINITY or soft <= hard:
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+        self.out.left = self.output_limit + 1  # one more, so that the outside sees that something was cut
+        try:
+            answer: dict[str, Any] = action()
+        except OutOfTime:
+            answer = {"error": ["Timeout", f"more than {self.cpu_seconds:g} CPU seconds"], "timeout": True}
+        except BaseException as error:
+            answer = {"error": _describe(error)}
+            if show:
+                print(self._traceback(error))
+        try:
+            self.out.flush()
+        except (OSError, ValueError):  # the program has closed it
+            pass
+        return answer
+
+    def _traceback(self, error: BaseException) -> str:
+        """Only the program's own lines: those of libraries say little to whoever wrote the program."""
+        lines = []
+        trace = error.__traceback__
+        while trace is not None:
+            name, number = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+            source = self.sources.get(name)
+            if source is not None:
+                text = source[number - 1].strip() if number <= len(source) else ""
+                lines.append(f"  line {number}, in {trace.tb_frame.f_code.co_name}\n    {text}")
+            trace = trace.tb_next
+        if isinstance(error, SyntaxError) and error.filename in self.sources:
+            lines.append(f"  line {error.lineno}\n    {(error.text or '').strip()}")
+        if len(lines) > MAX_FRAMES:
+            lines[1 : 1 - MAX_FRAMES] = [f"  ... {len(lines) - MAX_FRAMES} more"]
+        kind, message = _describe(error)
+        head = ["Traceback (most recent call last):"] if lines else []
+        return "\n".join([*head, *lines, f"{kind}: {message}" if message else kind])
+
+
+def _describe(error: BaseException) -> list[str]:
+    """[type, message]; an exception of the program may do anything when it is asked."""
+    kind = type(error).__name__
+    try:
+        message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
+    except BaseException:
+        message = "(its message cannot be shown)"
+    return [str(kind)[:100], message[:1000]]
+
+
+def _out_of_time(number: int, frame: Any) -> None:
+    raise OutOfTime
+
+
+# --- entry points -----------------------------------------------------------------------------------------------------
+
+
+def limit_resources(memory: int, processes: int, files: int, own_processes: int = 0) -> None:
+    """Set the limits that hold for the rest of this process's life. `own_processes`: of the sandbox, with this uid."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes + own_processes, processes + own_processes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (files, files))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a file that is too large is an OSError, not the end
+
+
+def serve(control: int, settings: dict[str, Any]) -> None:
+    """Answer until the outside hangs up."""
+    guest = Guest(settings["output"], settings["cpu_seconds"], control)
+    send(control, {"ready": True})
+    while (message := receive(control)) is not None:
+        if "run" in message:
+            answer = guest.run(message["run"], message["functions"])
+        else:
+            answer = guest.call(message["call"], message["arguments"])
+        try:
+            send(control, answer)
+        except (NotLiteral, ValueError, RecursionError) as error:
+            send(control, {"error": ["NotLiteral", str(error)[:200]]})
+
+
+def main() -> None:
+    """The process of one session: its socket is standard input, which the program does not get to see."""
+    control = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    settings = receive(control)
+    if settings is None:
+        return
+    uid = settings["uid"]
+    if uid is not None:  # started by root: a user of its own, who has nothing and of whom nothing else runs
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    limit_resources(settings["memory"], settings["processes"], settings["files"], settings["own_processes"])
+    sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)] + settings["path"]
+    serve(control, settings)
+    os._exit(0)
+
+
+def replay(cells: list[str], call: list[Any] | None, output: int, cpu_seconds: float, mark: str) -> None:
+    """Run cells, then show what the last one (or the call after them) did, between two lines that begin with `mark`.
+
+    For servers that keep no session: what they send back is standard output.
+    """
+    guest = Guest(output, cpu_seconds)
+    for cell in cells[:-1] if call is None else cells:
+        guest.run(cell)
+    guest.out.left = len(mark) + 2
+    print(f"\n{mark}")
+    answer = guest.run(cells[-1]) if call is None else guest.call(call[0], call[1])
+    text = json.dumps(answer)
+    guest.out.left = len(mark) + len(text) + 2
+    print(f"\n{mark}{text}")
+    guest.out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Which files a sandboxed Python sees: the interpreter, its library, the C libraries, and a few packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+
+PACKAGES = ["numpy", "sympy", "mpmath"]
+"""What programs find besides the standard library, where it is installed."""
+PACKAGES_AT = "/packages"
+"""Where a sandbox shows them."""
+SYSTEM = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
+
+
+def interpreter() -> str:
+    """This Python, without the virtual environment around it."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@lru_cache
+def library() -> list[str]:
+    """The files and folders that Python itself needs, none inside another; a sandbox shows them where they are."""
+    found = [interpreter(), *SYSTEM, *_standard_library()]
+    found.append(sysconfig.get_config_var("LIBDIR") or "")  # libpython, and what a relocatable Python brings along
+    kept: list[str] = []
+    for path in sorted({path for path in found if os.path.exists(path)}, key=len):
+        if not any(Path(path).is_relative_to(other) for other in kept):
+            kept.append(path)
+    return kept
+
+
+@lru_cache
+def hidden() -> list[str]:
+    """Folders inside `library()` that hold other packages, this one perhaps; a sandbox shows them empty."""
+    found = [*site.getsitepackages(), "/usr/lib/python3/dist-packages"]
+    found += [os.path.join(path, "site-packages") for path in _standard_library()]
+    shown = [path for path in found if os.path.isdir(path) and _inside(path, library())]
+    return sorted(set(shown))
+
+
+@lru_cache
+def packages() -> dict[str, str]:
+    """The folders of PACKAGES that are installed: where they are, and where a sandbox shows them."""
+    found = {}
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            continue
+        folder = os.path.realpath(spec.submodule_search_locations[0])
+        for path in (folder, f"{folder}.libs"):  # the second: C libraries that came in the wheel
+            if os.path.isdir(path):
+                found[path] = f"{PACKAGES_AT}/{os.path.basename(path)}"
+    return found
+
+
+def installed(name: str) -> bool:
+    """Whether programs find this package."""
+    return f"{PACKAGES_AT}/{name}" in packages().values()
+
+
+def _standard_library() -> list[str]:
+    base = {"base": sys.base_prefix, "installed_base": sys.base_prefix}
+    base |= {"platbase": sys.base_exec_prefix, "installed_platbase": sys.base_exec_prefix}
+    return [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
+
+
+def _inside(path: str, folders: list[str]) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in folders)

@@ -1,0 +1,430 @@
+"""Sessions in a process of their own, which runs `guest.py`: what all backends with CPython share."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import time
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent_r1_tools.python import guest
+from agent_r1_tools.python.sandbox import (
+    ENDED,
+    OUT_OF_TIME,
+    CallError,
+    Cell,
+    Functions,
+    Limits,
+    Run,
+    Sandbox,
+    SandboxError,
+    Session,
+    State,
+    Status,
+    cut,
+    with_line,
+)
+
+START_SECONDS = 60.0
+"""How long a sandbox may take to start; a busy machine is slow."""
+REPLAY_RUNS = 10
+"""A session that is replayed gets the wall time of so many runs."""
+FLOOD_BYTES = 64 << 20
+"""A program that writes more than this past Python's own print, in one run, is stopped."""
+GUEST = Path(guest.__file__)
+ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | dict.fromkeys(
+    ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"], "1"
+)
+"""What a program finds in its environment. One thread, because more count as processes."""
+PYTHON_FLAGS = ["-S", "-s", "-P", "-B"]  # not -I: it would ignore PYTHONHASHSEED, and sets would change from run to run
+_BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError, IndexError)
+_T = TypeVar("_T")
+
+
+class Died(Exception):
+    """The guest's process is gone, or talks nonsense."""
+
+
+class OutOfTime(Exception):
+    """The guest did not answer in time."""
+
+
+class GuestProcess:
+    """The outside end of a guest: its socket, its output, and how to end it.
+
+    Args:
+        control: the socket to the guest.
+        output: the reading end of the pipe that is its standard output and error.
+        end: ends all its processes; returns when they are gone.
+        settings: what the guest is told first, or None where it knows already.
+    """
+
+    def __init__(
+        self, control: socket.socket, output: int, end: Callable[[], None], settings: dict[str, Any] | None
+    ) -> None:
+        self._control = control
+        self._output = output
+        os.set_blocking(output, False)
+        control.setblocking(False)
+        self.text = bytearray()
+        self._received = bytearray()
+        self._kept = 1000
+        self._flood = FLOOD_BYTES
+        self.close = weakref.finalize(self, _close, control, output, end, os.getpid())
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            if settings is not None:
+                self.send(settings, deadline)
+            if "ready" not in self.receive(deadline):
+                raise Died
+        except (Died, OutOfTime) as error:
+            self.drain()
+            self.close()
+            said = self.text.decode("utf-8", "replace").strip()[-500:]
+            reason = "it took too long" if isinstance(error, OutOfTime) else said or "its process ended"
+            raise SandboxError(f"the sandbox did not start: {reason}") from None
+
+    def begin(self, keep: int) -> None:
+        """Forget what was printed, and keep so many bytes from now on."""
+        self.drain()
+        self.text.clear()
+        self._kept, self._flood = keep, FLOOD_BYTES
+
+    def send(self, message: dict[str, Any], deadline: float) -> None:
+        data = json.dumps(message).encode()
+        if len(data) > guest.MAX_MESSAGE:
+            raise ValueError(f"the code or the arguments are larger than {guest.MAX_MESSAGE} bytes")
+        data = len(data).to_bytes(4, "big") + data
+        view = memoryview(data)
+        while view:
+            self._wait(deadline, writing=True)
+            try:
+                view = view[self._control.send(view) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                raise Died from None
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """The next message, checked for no more than that it is an object."""
+        size = None
+        while size is None or len(self._received) < 4 + size:
+            self._wait(deadline)
+            try:
+                part = self._control.recv(1 << 16)
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise Died from None
+            if not part:
+                raise Died
+            self._received += part
+            if len(self._received) >= 4:
+                size = int.from_bytes(self._received[:4], "big")
+                if size > guest.MAX_MESSAGE:
+                    raise Died
+        body = bytes(self._received[4 : 4 + size])
+        del self._received[: 4 + size]
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError):
+            raise Died from None
+        if not isinstance(message, dict):
+            raise Died
+        self.drain()
+        return message
+
+    def _wait(self, deadline: float, writing: bool = False) -> None:
+        """Until the socket is ready; meanwhile, keep what is printed."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLOUT if writing else select.POLLIN)
+        poll.register(self._output, select.POLLIN)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise OutOfTime
+            ready = dict(poll.poll(left * 1000))
+            if self._output in ready:
+                self._flood -= self.drain(1 << 20)
+                if self._flood < 0:
+                    raise Died
+                if ready[self._output] & select.POLLHUP:
+                    poll.unregister(self._output)
+            if self._control.fileno() in ready:
+                return
+
+    def drain(self, at_most: int = FLOOD_BYTES) -> int:
+        """Take what is in the output pipe, and keep the beginning; how much was taken."""
+        taken = 0
+        while taken < at_most:
+            try:
+                part = os.read(self._output, 1 << 16)
+            except OSError:  # nothing there
+                break
+            if not part:
+                break
+            self.text += part[: max(0, self._kept - len(self.text))]
+            taken += len(part)
+        return taken
+
+
+def _close(control: socket.socket, output: int, end: Callable[[], None], owner: int) -> None:
+    control.close()
+    if os.getpid() == owner:  # in a fork of this process, the sandbox is the parent's
+        end()
+    os.close(output)
+
+
+class ProcessSandbox(Sandbox):
+    """A sandbox whose sessions are processes that run `guest.py`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    @abstractmethod
+    def start(self, code: str) -> GuestProcess:
+        """Start a guest, of which we know that it is going to run this code."""
+
+    def session(self) -> ProcessSession:
+        return ProcessSession(self)
+
+
+class ProcessSession(Session):
+    """A session in a guest. When its process is gone, the next run starts another one and replays the cells."""
+
+    def __init__(self, sandbox: ProcessSandbox) -> None:
+        self._sandbox = sandbox
+        self._limits = sandbox.limits
+        self._cells: list[Cell] = []
+        self._guest: GuestProcess | None = None
+
+    def run(self, code: str, functions: Functions | None = None) -> Run:
+        begun = time.monotonic()
+        note = self._prepare(code)
+        answers: list[dict[str, Any]] = []
+        status, error = self._run(code, functions or {}, answers)
+        assert self._guest is not None
+        output = cut(note + self._guest.text.decode("utf-8", "replace"), self._limits.output)
+        if status in ("timeout", "died"):
+            self.close()
+            output = with_line(output, f"[{error}; the session is as it was before]")
+        else:
+            self._cells.append(Cell(code, tuple(functions or ()), tuple(answers)))
+        seconds = time.monotonic() - begun
+        return Run(output, status, error, self._sandbox.backend, seconds)
+
+    def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        message = {"call": name, "arguments": check_arguments(args, kwargs)}
+        self._prepare("")
+        assert self._guest is not None
+        deadline = time.monotonic() + self._limits.wall_seconds
+        try:
+            self._guest.begin(0)
+            self._guest.send(message, deadline)
+            answer = self._guest.receive(deadline)
+            return call_result(answer)
+        except OutOfTime:
+            self.close()
+            raise CallError("Timeout", OUT_OF_TIME.format(self._limits.wall_seconds)) from None
+        except Died:
+            self.close()
+            raise CallError("Died", "the process ended") from None
+
+    def get_state(self) -> State:
+        return State(tuple(self._cells))
+
+    def set_state(self, state: State | None) -> None:
+        self.close()
+        self._cells = list(state.cells) if state is not None else []
+
+    def close(self) -> None:
+        if self._guest is not None:
+            self._guest.close()
+            self._guest = None
+
+    def _prepare(self, code: str) -> str:
+        """Have a guest with the names of this session; a note where they could not be made again."""
+        if self._guest is not None:
+            return ""
+        everything = "\n".join([*(cell.code for cell in self._cells), code])
+        self._guest = self._sandbox.start(everything)
+        deadline = time.monotonic() + REPLAY_RUNS * self._limits.wall_seconds
+        for cell in self._cells:
+            status, _ = self._run(cell.code, dict.fromkeys(cell.functions), [], cell.answers, deadline)
+            if status in ("timeout", "died"):
+                self.close()
+                self._guest = self._sandbox.start(code)
+                self._cells.clear()
+                return "[the session could not be restored; it starts anew]\n"
+        return ""
+
+    def _run(
+        self,
+        code: str,
+        functions: Mapping[str, Callable[..., Any] | None],
+        answers: list[dict[str, Any]],
+        recorded: Sequence[dict[str, Any]] = (),
+        latest: float = float("inf"),
+    ) -> tuple[Status, str | None]:
+        """One cell in the guest; `answers` gets what the functions answered, unless that is `recorded` already."""
+        process, limits = self._guest, self._limits
+        assert process is not None
+        deadline = min(latest, time.monotonic() + limits.wall_seconds)
+        known = iter(recorded)
+        try:
+            process.begin(4 * limits.output + 4)  # a character has at most four bytes
+            process.send({"run": encodable(code), "functions": list(functions)}, deadline)
+            answer = process.receive(deadline)
+            while "invoke" in answer:
+                args, kwargs = guest.decode(answer["arguments"])
+                reply = next(known, None) or invoke(functions[answer["invoke"]], args, kwargs)
+                answers.append(reply)
+                process.send(reply, deadline)
+                answer = process.receive(deadline)
+            error = answer["error"]
+            if error is None:
+                return "ok", None
+            kind, message = (str(part)[:1000] for part in error)
+            return ("timeout" if answer.get("timeout") else "exception"), f"{kind}: {message}" if message else kind
+        except OutOfTime:
+            return "timeout", OUT_OF_TIME.format(limits.wall_seconds)
+        except (Died, *_BROKEN):
+            process.drain()
+            return "died", ENDED
+
+
+def call_result(answer: Any) -> Any:
+    """The value in a guest's answer to a call.
+
+    Raises:
+        CallError: there is none.
+    """
+    try:
+        if "value" in answer:
+            return guest.decode(answer["value"])
+        kind, message = (str(part)[:1000] for part in answer["error"])
+    except _BROKEN:
+        raise CallError("Died", "the process gave no answer that makes sense") from None
+    raise CallError(kind, message)
+
+
+def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """The arguments as they cross.
+
+    Raises:
+        ValueError: they are not made of literals.
+    """
+    try:
+        return guest.encode((tuple(args), dict(kwargs or {})))
+    except (guest.NotLiteral, RecursionError) as error:
+        raise ValueError(f"an argument cannot cross into the sandbox: {error}") from None
+
+
+def invoke(function: Callable[..., Any] | None, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Run one of our functions for a program; the answer as it crosses. Arguments must be made of literals."""
+    if function is None:
+        return {"raise": ["RuntimeError", "a replayed cell called a function more often than before"]}
+    try:
+        args, kwargs = guest.decode(guest.encode((tuple(args), dict(kwargs))))
+        return {"value": guest.encode(function(*args, **kwargs))}
+    except CallError as error:
+        return {"raise": [error.kind, error.message]}
+    except Exception as error:
+        return {"raise": [type(error).__name__, str(error)[:1000]]}
+
+
+def encodable(text: str) -> str:
+    """The text without lone surrogates, which no encoding knows."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+# --- starting processes -----------------------------------------------------------------------------------------------
+
+
+def guest_settings(limits: Limits) -> dict[str, Any]:
+    """What a guest needs to know of the limits."""
+    names = ("cpu_seconds", "memory", "output", "processes", "files")
+    return {name: getattr(limits, name) for name in names} | {"uid": None, "own_processes": 0, "path": []}
+
+
+def unused_uid() -> int:
+    """A user number that nobody has: the kernel counts processes by it, and lets its processes signal one another."""
+    return (1 << 30) + secrets.randbelow(1 << 29)
+
+
+def start_process(
+    command: list[str],
+    settings: dict[str, Any],
+    end: Callable[[subprocess.Popen[bytes]], None],
+    *,
+    cwd: str = "/",
+    pass_fds: tuple[int, ...] = (),
+) -> GuestProcess:
+    """Start a guest: its socket is standard input, everything it prints goes to one pipe."""
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=theirs.fileno(),
+            stdout=writing,
+            stderr=writing,
+            cwd=cwd,
+            env=ENVIRONMENT,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+
+    try:
+        process = from_lasting_thread(start)
+    except OSError as error:
+        ours.close()
+        os.close(reading)
+        raise SandboxError(f"{command[0]} could not be started: {error}") from error
+    finally:
+        theirs.close()
+        os.close(writing)
+    return GuestProcess(ours, reading, functools.partial(end, process), settings)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a group, and the group with it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+_starter: ThreadPoolExecutor | None = None
+
+
+def from_lasting_thread(function: Callable[[], _T]) -> _T:
+    """Call a function in a thread that lives as long as this process.
+
+    The kernel ends a child "with its parent" when the thread that started it ends; tools are called in short ones.
+    """
+    global _starter
+    if _starter is None:
+        _starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox-starter")
+    return _starter.submit(function).result()
+
+
+def _forget_starter() -> None:
+    global _starter
+    _starter = None
+
+
+os.register_at_fork(after_in_child=_forget_starter)

@@ -1,0 +1,176 @@
+"""A SandboxFusion server, asked over HTTP.
+
+SandboxFusion (github.com/bytedance/SandboxFusion) runs programs in containers of its own:
+
+    POST /run_code  {"code": ..., "language": "python", "run_timeout": 10, "memory_limit_MB": 1024}
+    {"status": "Success", "message": "", "run_result": {"status": "Finished", "return_code": 0, "stdout": ..., ...}}
+
+It keeps no sessions, so every run sends the earlier cells along. How well it contains what it runs is its own business.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_r1_tools.python.process import GUEST, call_result, check_arguments, encodable
+from agent_r1_tools.python.sandbox import (
+    ENDED,
+    OUT_OF_TIME,
+    CallError,
+    Cell,
+    Functions,
+    Limits,
+    Run,
+    Sandbox,
+    SandboxError,
+    Session,
+    State,
+    Status,
+    cut,
+    with_line,
+)
+
+RETRIES = 3
+"""Attempts after the first one, where the server doesn't answer or says that it is at fault."""
+SLACK_SECONDS = 30.0
+"""How much longer than the program the server may take to answer."""
+
+
+class Remote(Sandbox):
+    """Sessions on a SandboxFusion server.
+
+    The limits that its API knows are wall time and memory; output is cut here, the others are the server's.
+
+    Args:
+        url: its address, such as "http://127.0.0.1:8080".
+        limits: what holds for every run.
+
+    Raises:
+        ImportError: httpx is not installed.
+        ValueError: the address is none.
+    """
+
+    def __init__(self, url: str, limits: Limits) -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise ImportError('asking a sandbox server needs httpx: pip install "agent-r1[http]"') from error
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is not an address; write something like 'http://127.0.0.1:8080'")
+        self.limits = limits
+        self.backend = "remote"
+        self._httpx = httpx
+        self._endpoint = url.rstrip("/").removesuffix("/run_code") + "/run_code"
+        self._client = httpx.Client(timeout=limits.wall_seconds + SLACK_SECONDS)
+
+    def session(self) -> RemoteSession:
+        return RemoteSession(self)
+
+    def post(self, code: str) -> dict[str, Any]:
+        """Run a program: `run_result` of the answer.
+
+        Raises:
+            SandboxError: the server did not answer, or not as the protocol says.
+        """
+        body = {
+            "code": code,
+            "language": "python",
+            "run_timeout": self.limits.wall_seconds,
+            "memory_limit_MB": self.limits.memory >> 20,
+        }
+        problem = ""
+        for attempt in range(RETRIES + 1):
+            if attempt:
+                time.sleep(0.5 * 2 ** (attempt - 1))
+            try:
+                response = self._client.post(self._endpoint, json=body)
+                if response.status_code == 200:
+                    answer = response.json()
+                    if answer["status"] != "SandboxError":
+                        result: dict[str, Any] = answer["run_result"]
+                        return {"status": str(result["status"]), "stdout": str(result.get("stdout") or "")}
+                    problem = f"the server reports an error: {str(answer.get('message'))[:200]}"
+                else:
+                    problem = f"status {response.status_code}: {response.text[:200]}"
+                    if response.status_code != 429 and response.status_code < 500:
+                        break  # asking the same again would be refused again
+            except self._httpx.HTTPError as error:
+                problem = f"{type(error).__name__} {error}".strip()
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise SandboxError(f"{self._endpoint} doesn't answer as SandboxFusion does: {error!r}") from error
+        raise SandboxError(f"{self._endpoint} failed ({problem})")
+
+
+class RemoteSession(Session):
+    """A session that is replayed by every run."""
+
+    def __init__(self, sandbox: Remote) -> None:
+        self._sandbox = sandbox
+        self._limits = sandbox.limits
+        self._cells: list[Cell] = []
+
+    def run(self, code: str, functions: Functions | None = None) -> Run:
+        begun = time.monotonic()
+        if functions:
+            raise SandboxError("a remote sandbox cannot call functions of this process; use another backend for that")
+        code = encodable(code)
+        status: Status = "ok"
+        output, answer = self._ask([*self._codes(), code], None)
+        error: str | None = None
+        if answer is None:
+            status, error = "died", ENDED
+        elif answer.get("timeout"):
+            status, error = "timeout", OUT_OF_TIME.format(self._limits.wall_seconds)
+        elif answer.get("error") is not None:
+            kind, message = (str(part)[:1000] for part in answer["error"])
+            status, error = "exception", f"{kind}: {message}" if message else kind
+        output = cut(output, self._limits.output)
+        if status in ("timeout", "died"):
+            output = with_line(output, f"[{error}; the session is as it was before]")
+        else:
+            self._cells.append(Cell(code))
+        return Run(output, status, error, self._sandbox.backend, time.monotonic() - begun)
+
+    def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        _, answer = self._ask(self._codes(), [name, check_arguments(args, kwargs)])
+        if answer is None:
+            raise CallError("Died", "the process ended")
+        if answer.get("timeout"):
+            raise CallError("Timeout", OUT_OF_TIME.format(self._limits.wall_seconds))
+        return call_result(answer)
+
+    def get_state(self) -> State:
+        return State(tuple(self._cells))
+
+    def set_state(self, state: State | None) -> None:
+        self._cells = list(state.cells) if state is not None else []
+
+    def close(self) -> None:
+        pass
+
+    def _codes(self) -> list[str]:
+        if any(cell.functions for cell in self._cells):
+            raise SandboxError("this session called functions of this process, which a remote sandbox cannot replay")
+        return [cell.code for cell in self._cells]
+
+    def _ask(self, cells: list[str], call: list[Any] | None) -> tuple[str, dict[str, Any] | None]:
+        """What the last cell (or the call) printed, and the guest's answer; None where that makes no sense."""
+        mark = secrets.token_hex(16)
+        limits = self._limits
+        arguments = (cells, call, limits.output, limits.cpu_seconds, mark)
+        program = GUEST.read_text(encoding="utf-8").partition("\nif __name__ ==")[0]
+        program += f"\nreplay(*json.loads({json.dumps(arguments)!r}))\n"
+        result = self._sandbox.post(program)
+        _, begun, rest = result["stdout"].partition(f"\n{mark}\n")
+        output, ended, last = rest.partition(f"\n{mark}")
+        if result["status"] == "TimeLimitExceeded":
+            return output, {"timeout": True}
+        try:
+            answer = json.loads(last.splitlines()[0]) if begun and ended else None
+        except (ValueError, IndexError, RecursionError):
+            answer = None
+        return output, answer if isinstance(answer, dict) and ("value" in answer or "error" in answer) else None

@@ -1,0 +1,191 @@
+"""What every sandbox offers: limits, runs, sessions. The backends are in the files next to this one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["ok", "exception", "timeout", "died"]
+Functions = Mapping[str, Callable[..., Any]]
+
+OUT_OF_TIME = "no result within {:g} seconds"
+ENDED = "the process ended: it left by itself, crashed, or used too much memory"
+
+
+class SandboxError(RuntimeError):
+    """The sandbox is at fault, not the code: it isn't there, or it broke. The message says what would help."""
+
+
+class CallError(Exception):
+    """A function inside a sandbox gave no value.
+
+    Attributes:
+        kind: the name of the exception that it raised; or "Timeout", "Died" (the process ended or was killed),
+            "NotLiteral" (it returned something that is not made of built-in literals), "Missing" (the interpreter
+            lacks what it needs).
+        message: the message of the exception.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may use. The same for every backend; each run of a session gets the time and the output anew.
+
+    Attributes:
+        wall_seconds: time until the process is killed.
+        cpu_seconds: processor time of its own process.
+        memory: bytes of address space, for each of its processes.
+        output: characters that are kept of what it prints.
+        processes: processes and threads at a time, its own included.
+        files: bytes that it may write to the files of its own `/tmp`, which ends with the session.
+        network: whether it may open sockets. Only bubblewrap can allow it.
+    """
+
+    wall_seconds: float = 10.0
+    cpu_seconds: float = 10.0
+    memory: int = 1 << 30
+    output: int = 8192
+    processes: int = 1
+    files: int = 16 << 20
+    network: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("wall_seconds", "cpu_seconds", "memory", "output", "processes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.files < 0:
+            raise ValueError(f"files must not be negative, not {self.files}")
+        if self.memory < 64 << 20:
+            raise ValueError(f"memory must be at least 64 MiB, or Python itself doesn't start; got {self.memory} bytes")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run did.
+
+    Attributes:
+        output: what a notebook would show: prints, the value of a last expression, a short traceback; cut with a
+            marker.
+        status: "ok"; "exception"; "timeout" (wall or processor time); "died" (the process ended or was killed:
+            os._exit, a crash, too much memory). After the last two the session is as it was before the run.
+        error: one line that says what went wrong, or None.
+        backend: where it ran.
+        seconds: how long it took, in wall time.
+    """
+
+    output: str
+    status: Status = "ok"
+    error: str | None = None
+    backend: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Code that a session ran, and what the functions outside answered it, so that it can be run again as it was."""
+
+    code: str
+    functions: tuple[str, ...] = ()
+    answers: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """A snapshot of a session: the cells that lead there, and what the backend itself knows about it."""
+
+    cells: tuple[Cell, ...] = ()
+    dump: bytes | None = None
+
+
+class Session(ABC):
+    """Names that are kept between runs. Not for many threads at once."""
+
+    @abstractmethod
+    def run(self, code: str, functions: Functions | None = None) -> Run:
+        """Run a cell. Whatever the code does is in the `Run`.
+
+        Args:
+            code: what to run.
+            functions: functions of this process that the code may call, by name. Arguments and results cross as
+                literals; an exception is raised again inside, under the same name where that is a built-in one.
+
+        Raises:
+            SandboxError: the sandbox is at fault.
+        """
+
+    @abstractmethod
+    def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Call a function that a cell has defined.
+
+        What comes back is made of None, bool, int, float, complex, str, bytes, list, tuple, dict, set and frozenset,
+        exactly these, whatever the function returned: comparing it can't be tricked. What calls change in the session
+        is not part of `get_state`.
+
+        Raises:
+            CallError: there is no value; says why.
+            SandboxError: the sandbox is at fault.
+            ValueError: an argument is not made of literals.
+        """
+
+    @abstractmethod
+    def get_state(self) -> State:
+        """A snapshot, which can be pickled."""
+
+    @abstractmethod
+    def set_state(self, state: State | None) -> None:
+        """Go to a snapshot, of this or another session; None: begin anew."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what runs for this session. It may be used again: it then continues from its state."""
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Sandbox(ABC):
+    """A place where code runs.
+
+    Attributes:
+        backend: which one, as a person would say it.
+        limits: what holds for every run.
+    """
+
+    backend: str
+    limits: Limits
+
+    @abstractmethod
+    def session(self) -> Session:
+        """A new session. Its process starts with its first run."""
+
+    def run(self, code: str) -> Run:
+        """Run a program by itself."""
+        with self.session() as session:
+            return session.run(code)
+
+
+def cut(text: str, limit: int) -> str:
+    """The text, or as much of it as fits with a marker that says so."""
+    if len(text) <= limit:
+        return text
+    marker = f"\n... [cut: longer than {limit} characters]"
+    return text[: max(0, limit - len(marker))] + marker
+
+
+def with_line(text: str, line: str) -> str:
+    """The text with one more line."""
+    return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}"

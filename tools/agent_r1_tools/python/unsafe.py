@@ -1,0 +1,38 @@
+"""A bare process: time, memory and output are bounded, and nothing else is. Not a sandbox."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from agent_r1_tools.python import layout
+from agent_r1_tools.python.process import (
+    GUEST,
+    PYTHON_FLAGS,
+    GuestProcess,
+    ProcessSandbox,
+    guest_settings,
+    kill_group,
+    start_process,
+)
+
+
+class BareProcess(ProcessSandbox):
+    """Sessions in plain processes of this user, who may read, write, connect and kill whatever this user may."""
+
+    backend = "subprocess"
+
+    def start(self, code: str) -> GuestProcess:
+        folder = tempfile.mkdtemp(prefix="agent-r1-python-")
+        settings = guest_settings(self.limits)
+        settings |= {"path": sorted({str(Path(path).parent) for path in layout.packages()})}
+        settings |= {"own_processes": 1 << 16}  # the kernel counts all processes of this user, not only ours
+        command = [layout.interpreter(), *PYTHON_FLAGS, str(GUEST)]
+
+        def end(process: subprocess.Popen[bytes]) -> None:
+            kill_group(process)
+            shutil.rmtree(folder, ignore_errors=True)
+
+        return start_process(command, settings, end, cwd=folder)
