@@ -97,6 +97,32 @@ def _musique_rows() -> list[dict[str, Any]]:
     ]
 
 
+def _mbpp_row(number: int) -> dict[str, Any]:
+    """A row of MBPP; the number decides its split."""
+    name = f"add_{number}"
+    return {
+        "task_id": number,
+        "text": f"Write a function to add {number} to a number.",
+        "code": f"def {name}(x):\r\n  return x + {number}",
+        "test_setup_code": "",
+        "test_list": [f"assert {name}({x}) == {x + number}" for x in range(3)],
+        "challenge_test_list": [],
+    }
+
+
+def _humaneval_row(number: int) -> dict[str, Any]:
+    name = f"times_{number}"
+    docstring = f'"""Multiply x by {number}.\n\n    >>> {name}(2)\n    {2 * number}\n    """'
+    asserts = [f"    assert candidate({x}) == {x * number}\n" for x in (3, -1)]
+    return {
+        "task_id": f"HumanEval/{number}",
+        "prompt": f"def {name}(x: int) -> int:\n    {docstring}\n",
+        "entry_point": name,
+        "canonical_solution": f"    return {number} * x\n",
+        "test": "def check(candidate):\n" + "".join(asserts),
+    }
+
+
 def write_made_up_data(root: Path) -> Path:
     """Write two questions of every data set for every split, in the official formats, as AGENT_R1_DATA expects them."""
     files: dict[str, list[dict[str, Any]]] = {}
@@ -105,6 +131,33 @@ def write_made_up_data(root: Path) -> Path:
     for split in ("train", "dev"):
         files[f"2wikimultihopqa/{split}.json"] = _wiki_rows("")
         files[f"musique/musique_ans_v1.0_{split}.jsonl"] = _musique_rows()
+    for split in ("train", "test"):
+        files[f"gsm8k/{split}.jsonl"] = [
+            {"question": f"What is {n} and {n}?", "answer": f"It is <<{n}+{n}={2 * n}>>{2 * n}.\n#### {2 * n}"}
+            for n in (2, 600)
+        ]
+        files[f"math/{split}.jsonl"] = [
+            {
+                "problem": f"Halve {n}.",
+                "level": "Level 1",
+                "type": "Algebra",
+                "solution": f"It is $\\boxed{{\\frac{{{n}}}{{2}}}}$.",
+            }
+            for n in (3, 5)
+        ]
+    files["math/math500.jsonl"] = [
+        {
+            "problem": f"Halve {n}.",
+            "solution": "...",
+            "answer": f"\\frac{{{n}}}{{2}}",
+            "subject": "Algebra",
+            "level": 1,
+            "unique_id": f"test/{n}.json",
+        }
+        for n in (3, 5)
+    ]
+    files["humaneval/HumanEval.jsonl"] = [_humaneval_row(number) for number in (2, 3)]
+    files["mbpp/mbpp.jsonl"] = [_mbpp_row(number) for number in (1, 2, 11, 12, 511, 512, 601, 602)]
     for name, rows in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,10 @@ ENVIRONMENTS = {
     "AgentR1/HotpotQA-v0": "agent_r1.tasks.question_answering:HotpotQAEnv",
     "AgentR1/2WikiMultihopQA-v0": "agent_r1.tasks.question_answering:TwoWikiMultihopQAEnv",
     "AgentR1/MuSiQue-v0": "agent_r1.tasks.question_answering:MuSiQueEnv",
+    "AgentR1/GSM8K-v0": "agent_r1.tasks.mathematics:GSM8KEnv",
+    "AgentR1/MATH-v0": "agent_r1.tasks.mathematics:MATHEnv",
+    "AgentR1/HumanEval-v0": "agent_r1.tasks.programming:HumanEvalEnv",
+    "AgentR1/MBPP-v0": "agent_r1.tasks.programming:MBPPEnv",
 }
 
 for _id, _entry_point in ENVIRONMENTS.items():
