@@ -203,7 +203,8 @@ class Sampler:
         while missing:
             self.advance()
             missing -= self.done.keys()
-        if not self.live:
+        if not self.live:  # as at the start of the run, so that a resumed one is the same to the bit
+            self.free.sort()
             self.engine.release()
         return [self.done.pop(number) for number in numbers]
 

@@ -57,10 +57,15 @@ def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
 
 
 def drop_later_rows(path: Path, iteration: int) -> None:
-    """Remove rows of iterations after `iteration` from a JSONL file: a resumed run plays them again."""
+    """Remove rows of iterations after `iteration` from a JSONL file: a resumed run plays them again.
+
+    A run that was killed may have left its last row cut short; it is one of them.
+    """
     if path.is_file():
-        rows = [line for line in path.read_text().splitlines(True) if json.loads(line)["iteration"] <= iteration]
-        path.write_text("".join(rows))
+        lines = [line for line in path.read_text().splitlines(True) if line.endswith("\n")]
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text("".join(line for line in lines if json.loads(line)["iteration"] <= iteration))
+        os.replace(temporary, path)
 
 
 class Checkpointer:
@@ -200,7 +205,7 @@ def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[
             saved, now = load_file(folder / "critic.safetensors"), critic.state_dict()
             critic.load_state_dict({name: distributed.like(x, now[name]) for name, x in saved.items()})
         optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
-    except (RuntimeError, ValueError, FileNotFoundError) as error:
+    except (KeyError, RuntimeError, ValueError, FileNotFoundError) as error:
         raise SystemExit(f"--resume {run_dir}: the checkpoint doesn't fit this model: {error}") from error
     return json.loads((folder / "state.json").read_text())
 

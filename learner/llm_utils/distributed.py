@@ -148,16 +148,16 @@ def gather(rows: Sequence[Any]) -> list[Any]:
 def weights(policy: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The policy's whole weights under their Hugging Face names, adapters merged: what a sampling engine is given.
 
-    All processes must exhaust this together.
+    All processes must exhaust this together. The policy's own weights are left alone: to add adapters and to take them
+    away again would round them a little more in every iteration.
     """
-    if not hasattr(policy, "merge_adapter"):
-        for name, parameter in policy.named_parameters():
-            yield name, full(parameter.detach())
-        return
-    policy.merge_adapter()
-    try:
-        for name, parameter in policy.get_base_model().named_parameters():
-            if ".lora_" not in name:
-                yield name.replace(".base_layer", ""), full(parameter.detach())
-    finally:
-        policy.unmerge_adapter()
+    base = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
+    adapted = {name: module for name, module in base.named_modules() if hasattr(module, "get_delta_weight")}
+    for name, parameter in base.named_parameters():
+        if ".lora_" in name:
+            continue
+        weight = full(parameter.detach())
+        layer, _, kind = name.partition(".base_layer.")
+        if kind == "weight":
+            weight = weight + full(adapted[layer].get_delta_weight("default").detach()).to(weight.dtype)
+        yield name.replace(".base_layer", ""), weight

@@ -59,6 +59,8 @@ def policy_forward(
     shared = 2 * len(prefixes) <= len(rows) and all(prefixes) and can_share(model)
     skip = [row.prompt_length - 1 if shared else 0 for row in rows]
     device = model.device
+    if computes_anew(model):  # in training mode only
+        model.train()
     ids = pad([row.tokens[n:] for row, n in zip(rows, skip, strict=True)], device)
     at, columns = pad([mask[n:] for mask, n in zip(masks, skip, strict=True)], device).nonzero(as_tuple=True)
     inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
@@ -74,7 +76,7 @@ def policy_forward(
         own = (columns_of >= heads.shape[1]) & (columns_of - heads.shape[1] <= place[None, None, :, None])
         seen = own | (columns_of < lengths[:, :, None, None])
         if model.config._attn_implementation == "eager":  # which adds the mask to the scores
-            seen = torch.where(seen, 0.0, torch.finfo(model.dtype).min).to(model.dtype)
+            seen = torch.zeros_like(seen, dtype=model.dtype).masked_fill(~seen, torch.finfo(model.dtype).min)
         inputs |= {"attention_mask": seen, "position_ids": lengths + place, "past_key_values": cache}
     with logits_only_at(model, (at, columns - 1)):
         logits = model(**inputs).logits[:, :vocab_size].float()
@@ -86,7 +88,12 @@ def can_share(model: PreTrainedModel) -> bool:
     """Can this model continue from computed keys and values, with gradients? Not where it computes its layers anew in
     the backward pass (gradient checkpointing), gathers their weights there (FSDP), or sees only a window of tokens."""
     layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    return layers == {"full_attention"} and not model.is_gradient_checkpointing and not distributed.is_sharded(model)
+    return layers == {"full_attention"} and not computes_anew(model) and not distributed.is_sharded(model)
+
+
+def computes_anew(model: PreTrainedModel) -> bool:
+    """Are activations computed again in the backward pass (gradient checkpointing)?"""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import agent_r1
 
@@ -61,42 +61,50 @@ def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
         )
 
 
-def load_policy(source: str | Path, device: torch.device, args: Any = None, adapters: Path | None = None) -> Any:
+def load_policy(source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None) -> Any:
     """A causal language model for sampling and training: no dropout; float32 on a CPU, where bf16 may be an illegal
     instruction, and bf16 elsewhere.
 
-    With `args.lora_rank` only adapters are trained: new ones, or those of the folder `adapters`.
+    With `args.lora_rank` only adapters are trained. `resumed` is the policy of a checkpoint: weights, or adapters;
+    SystemExit where they are not of the model in `source`.
     """
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
-    if args is not None and args.lora_rank:
-        try:
-            import peft
-        except ImportError as error:
-            raise SystemExit("--lora-rank needs peft: pip install 'agent-r1[lora]'") from error
-        if adapters is not None:
-            model = peft.PeftModel.from_pretrained(model, adapters, is_trainable=True)
-        else:
-            config = peft.LoraConfig(
-                r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
-            )
-            model = peft.get_peft_model(model, config)
+    lora_rank = args.lora_rank if args is not None else 0
+    try:
+        weights = resumed if resumed is not None and not lora_rank else source
+        config = AutoConfig.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype).to(device)
+        if lora_rank:
+            model = _with_adapters(model, lora_rank, resumed)
+    except RuntimeError as error:
+        if resumed is None:
+            raise
+        raise SystemExit(f"--resume: the checkpoint in {resumed} doesn't fit this model, {source}: {error}") from error
     if args is not None and args.gradient_checkpointing:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        return _checkpoint_in_eval(model)
+        _without_dropout(model)  # `policy_forward` puts such a model into training mode
     return model.eval()
 
 
-def _checkpoint_in_eval(model: Any) -> Any:
-    """Layers compute activations anew only in training mode; without dropout that mode changes nothing else."""
-    model.train()
+def _with_adapters(model: Any, rank: int, folder: Path | None) -> Any:
+    """LoRA adapters on every linear layer but the head: those in `folder`, or new ones."""
+    try:
+        import peft
+    except ImportError as error:
+        raise SystemExit("--lora-rank needs peft: pip install 'agent-r1[lora]'") from error
+    if folder is not None:
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, config)
+
+
+def _without_dropout(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
-    return model
 
 
 def vllm_engine(args: Any, source: str, vocab_size: int) -> Any:

@@ -139,9 +139,12 @@ class SlotModel:
         ids, place, *index = (torch.from_numpy(x).to(device) for x in (tokens, positions, rows, columns))
         where = None if slots is None else torch.from_numpy(slots).to(device)
         self.cache.place(where, place, width, int(positions.max()) + 1)
+        if self.model.training:  # then layers with gradient checkpointing would ignore the cache
+            self.model.eval()
         mask = torch.arange(width, device=device) <= place[:, None, :, None]
         if self.model.config._attn_implementation == "eager":  # which adds the mask to the scores
-            mask = torch.where(mask, 0.0, torch.finfo(self.model.dtype).min).to(self.model.dtype)
+            lowest = torch.finfo(self.model.dtype).min
+            mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(~mask, lowest)
         with logits_only_at(self.model, (index[0], index[1])):
             out = self.model(ids, attention_mask=mask, position_ids=place, past_key_values=self.cache, use_cache=True)
         return out.logits[:, : self.vocab_size].float()
