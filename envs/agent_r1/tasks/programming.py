@@ -12,13 +12,12 @@ candidate that looks for the test in its own process, gains nothing.
 from __future__ import annotations
 
 import ast
-import doctest
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_r1.datasets import Program, load_questions
@@ -196,19 +195,7 @@ class ProgrammingEnv(ToolEnv):
     def start_episode(self, task: Task) -> None:
         """Give `run_tests` the tests of the prompt."""
         self._run_tests.tests = task.metadata["shown"]
-        self._run_tests.complete = self.complete
-
-    def complete(self, code: str) -> str:
-        """What the policy wrote as a whole program: without a Markdown fence, after the code that the task begins with.
-
-        A function's body alone continues the prompt, as the completions of HumanEval do.
-        """
-        prefix, name = self.task.metadata["prefix"], self.task.metadata["entry_point"]
-        fenced = re.search(r"```(?:python|py)?[ \t]*\n(.*?)```", code, re.DOTALL)
-        code = fenced[1] if fenced else code
-        if not prefix or re.search(rf"^(?:def\s+{name}\b|{name}\s*=)", code, re.MULTILINE):
-            return f"{prefix}\n{code}"
-        return prefix + ("" if code[:1].isspace() else "    ") + code
+        self._run_tests.complete = partial(complete_program, task)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
         """`tests_passed`: newly passed tests of the prompt / all; `error_removed`: the program runs again."""
@@ -232,12 +219,25 @@ class ProgrammingEnv(ToolEnv):
         correct = 0.0
         if answer:
             try:
-                outcome = check_program(self._judges, self.complete(answer), self.task.metadata["hidden"])
+                outcome = check_program(self._judges, complete_program(self.task, answer), self.task.metadata["hidden"])
                 correct = float(outcome.passed)
             except SandboxError as error:
                 self.memory["judge_error"] = str(error)
         shown = len(self.task.metadata["shown"].tests)
         return correct, {"em": correct, "shown_tests_passed": len(self.memory.get("tests_passed", ())) / max(1, shown)}
+
+
+def complete_program(task: Task, code: str) -> str:
+    """What the policy wrote as a whole program: without a Markdown fence, after the code that the task begins with.
+
+    A function's body alone continues the prompt, as the completions of HumanEval do.
+    """
+    prefix, name = task.metadata["prefix"], task.metadata["entry_point"]
+    fenced = re.search(r"```(?:python|py)?[ \t]*\n(.*?)```", code, re.DOTALL)
+    code = fenced[1] if fenced else code
+    if not prefix or re.search(rf"^(?:def\s+{name}\b|{name}\s*=)", code, re.MULTILINE):
+        return f"{prefix}\n{code}"
+    return prefix + ("" if code[:1].isspace() else "    ") + code
 
 
 @lru_cache(maxsize=8)
@@ -351,26 +351,29 @@ class MBPPEnv(ProgrammingEnv):
 def humaneval_task(program: Program) -> Task:
     """The task of a row of HumanEval. The test's process has the prompt too: some tests use its helpers."""
     names = (program.entry_point,)
-    shown = Suite(names, program.text, tuple(_examples(program.text)))
+    shown = Suite(names, program.text, tuple(_examples(program.text, program.entry_point)))
     hidden = Suite(names, program.text + "\n" + program.tests[0], (f"check({program.entry_point})",))
     question = f"Complete this program.\n\n```python\n{program.text.strip()}\n```"
     metadata = {"prefix": program.text, "entry_point": program.entry_point, "shown": shown, "hidden": hidden}
     return Task(program.id, question, [program.solution], metadata)
 
 
-def _examples(prompt: str) -> list[str]:
-    """The examples of a docstring (`>>> f(2)` and the line below) as asserts."""
+def _examples(prompt: str, name: str) -> list[str]:
+    """The examples of a docstring whose result is a literal, as asserts.
+
+    HumanEval writes them in many ways: `>>> f(2)` with the result below, `f(2) == 4`, `f(2) => 4`, `f(2) returns 4`.
+    """
+    pattern = rf"\b({name}\(.*\))(?:\s*(?:==?>?|->|➞|should return|should be|returns)|[ ]*\n)\s*(\S.*)"
     asserts = []
-    try:
-        examples = doctest.DocTestParser().get_examples(prompt)
-    except ValueError:  # HumanEval has a few that are not quite in the format
-        return []
-    for example in examples:
+    for call, result in re.findall(pattern, prompt):
+        result = result.split('"""')[0].split("'''")[0].split(" #")[0].strip().rstrip(".;")
         try:
-            ast.parse(example.source, mode="eval"), ast.literal_eval(example.want.strip())
-        except (SyntaxError, ValueError):  # a statement, or a result that is no literal
+            used = {node.id for node in ast.walk(ast.parse(call, mode="eval")) if isinstance(node, ast.Name)}
+            ast.literal_eval(result)
+        except (SyntaxError, ValueError):  # prose, or a result that is no literal
             continue
-        asserts.append(f"assert {example.source.strip()} == {example.want.strip()}")
+        if used == {name}:
+            asserts.append(f"assert {call} == {result}")
     return asserts
 
 

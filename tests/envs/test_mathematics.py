@@ -1,0 +1,142 @@
+"""GSM8K and MATH: the official answers, the tools, and what a result and an answer are worth."""
+
+import gymnasium as gym
+import pytest
+
+pytest.importorskip("math_verify")
+
+from agent_r1.datasets import DataFormatError, load_questions
+from agent_r1.math_judge import UNREADABLE
+
+
+@pytest.fixture(autouse=True)
+def data_folder(made_up_data, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_DATA", str(made_up_data))
+
+
+@pytest.fixture
+def gsm8k():
+    env = gym.make("AgentR1/GSM8K-v0").unwrapped
+    env.reset(options={"task_index": 1})  # 600 and 600
+    return env
+
+
+def python(env, code):
+    return env.dialect.tool_call("python", {"code": code})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "split", "answers"),
+    [
+        ("GSM8K", "train", ["4", "1200"]),
+        ("GSM8K", "test", ["4", "1200"]),
+        ("MATH", "train", ["\\frac{3}{2}", "\\frac{5}{2}"]),
+        ("MATH", "test", ["\\frac{3}{2}", "\\frac{5}{2}"]),
+        ("MATH", "math500", ["\\frac{3}{2}", "\\frac{5}{2}"]),
+    ],
+)
+def test_the_official_answer_is_right(env_id, split, answers, say):
+    env = gym.make(f"AgentR1/{env_id}-v0", split=split).unwrapped
+    assert env.num_tasks == 2 and set(env.tools) == {"python", "calculator"}
+    for index, answer in enumerate(answers):
+        env.reset(options={"task_index": index})
+        assert env.task.answers == [answer]
+        _, reward, terminated, _, info = say(env, f"<answer>{answer}</answer>")
+        assert terminated and reward == 1 and info["is_success"] and info["metrics"] == {"em": 1.0}
+        assert info["reward_terms"] == {"outcome/correct": 1.0} and "judge_error" not in info
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward", "error"),
+    [
+        ("1,200", 1, None),
+        ("$1200", 1, None),
+        ("\\boxed{1200}", 1, None),
+        ("1199", 0, None),
+        ("1100 or 1200", 0, None),
+        ("1100, 1200", 0, None),
+        ("1200 | 1100", 0, UNREADABLE),
+        ("9" * 1_000, 0, "longer than"),
+        (" ", -0.5, None),
+    ],
+)
+def test_what_an_answer_is_worth(gsm8k, say, answer, reward, error):
+    _, got, terminated, _, info = say(gsm8k, f"<answer>{answer}</answer>")
+    assert terminated and got == reward and info["is_success"] == (reward == 1)
+    assert error in info["judge_error"] if error else "judge_error" not in info
+
+
+def test_process_terms_of_code(gsm8k, say):
+    terms = [
+        say(gsm8k, python(gsm8k, code))[4]["reward_terms"] for code in ("1 / 0", "x = 600", "x + 600", "x + 601", "x +")
+    ]
+    failed = {"process/failed_call": -0.05, "process/code_failed": -0.05}
+    assert terms == [failed, {"process/code_ran": 0.05}, {}, {}, failed]
+    assert gsm8k.messages[-1]["content"].count("SyntaxError")
+    # 1201 was computed and is used nowhere
+    assert say(gsm8k, "<answer>1200</answer>")[4]["reward_terms"] == {
+        "outcome/correct": 1.0,
+        "process/unused_result": -0.02,
+    }
+
+
+def test_a_result_that_a_later_call_uses_is_used(gsm8k, say):
+    say(gsm8k, gsm8k.dialect.tool_call("calculator", {"expression": "400 + 7"}))
+    say(gsm8k, gsm8k.dialect.tool_call("calculator", {"expression": "407 * 3"}))
+    assert say(gsm8k, "<answer>1221</answer>")[4]["reward_terms"] == {"outcome/correct": 0.0}
+
+
+def test_no_process_terms_where_none_are_wanted(say):
+    env = gym.make("AgentR1/GSM8K-v0", process_reward=False).unwrapped
+    env.reset(seed=0)
+    assert say(env, python(env, "1 / 0"))[4]["reward_terms"] == {}
+
+
+def test_a_snapshot_branches_a_live_python_session(gsm8k, say):
+    """Also into another environment, and also after CPython took over from Monty."""
+    other = gym.make("AgentR1/GSM8K-v0").unwrapped
+    for code in ("x = [1]", "import collections, heapq; heapq.heapify(x)"):
+        say(gsm8k, python(gsm8k, code))
+        state = gsm8k.get_state()
+        say(gsm8k, python(gsm8k, "x.append(2)"))
+        for env in (other, gsm8k):
+            env.set_state(state)
+            say(env, python(env, "x.append(3); x"))
+            assert env.messages[-1]["content"] == "[1, 3]"
+        gsm8k.set_state(state)
+
+
+def test_a_new_episode_has_a_new_session(gsm8k, say):
+    say(gsm8k, python(gsm8k, "x = 5"))
+    gsm8k.reset(seed=1)
+    assert not say(gsm8k, python(gsm8k, "x"))[4]["tool_calls"][0]["ok"]
+
+
+@pytest.mark.parametrize("tools", [("calculator",), ("python",), ("python", "calculator")])
+def test_tools_by_choice(tools):
+    assert tuple(gym.make("AgentR1/MATH-v0", tools=tools).unwrapped.tools) == tools
+
+
+@pytest.mark.parametrize("tools", ["python", (), ("search",)])
+def test_other_tools_are_refused(tools):
+    with pytest.raises(ValueError, match="any of 'calculator' and 'python', as a tuple"):
+        gym.make("AgentR1/GSM8K-v0", tools=tools)
+
+
+def test_there_is_nothing_to_search():
+    with pytest.raises(ValueError, match="corpus can only be 'own'"):
+        gym.make("AgentR1/GSM8K-v0", corpus="pooled")
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "field"),
+    [
+        ("gsm8k", '{"question": "How many?", "answer": "Seven."}', "answer"),
+        ("gsm8k", '{"question": " ", "answer": "#### 7"}', "question"),
+        ("math", '{"problem": "How many?", "solution": "It is $7$."}', "solution"),
+    ],
+)
+def test_a_row_in_another_format_is_named(tmp_path, name, line, field):
+    (tmp_path / "train.jsonl").write_text(line)
+    with pytest.raises(DataFormatError, match=rf"row 0 .*field '{field}'"):
+        load_questions(name, "train", tmp_path)
