@@ -1,0 +1,283 @@
+"""HumanEval and MBPP: the official tests decide, the policy never sees them, and cheating pays nothing."""
+
+import json
+import pickle
+
+import gymnasium as gym
+import pytest
+
+from agent_r1.datasets import DataFormatError, Program, load_questions
+from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
+from agent_r1_tools.python import SandboxError, probe
+
+pytestmark = pytest.mark.skipif(
+    all(probe(name) is not None for name in ("bubblewrap", "fork_server")), reason="needs a sandbox with all of CPython"
+)
+
+TWICE = "def times_2(x):\n    return 2 * x"
+SOLUTIONS = {"HumanEval": TWICE, "MBPP": "def add_601(x):\n    return x + 601"}
+
+
+@pytest.fixture(autouse=True)
+def data_folder(made_up_data, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_DATA", str(made_up_data))
+
+
+@pytest.fixture(params=["HumanEval", "MBPP"])
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def env(name):
+    env = gym.make(f"AgentR1/{name}-v0").unwrapped
+    env.reset(options={"task_index": 0})
+    return env
+
+
+def run_tests(env, code):
+    return env.dialect.tool_call("run_tests", {"code": code})
+
+
+def mbpp(code, tests, setup=""):
+    """The task of a made-up row of MBPP."""
+    return mbpp_task(Program("MBPP/1", "Write it.", "", code, setup, tuple(tests)), 1)
+
+
+def passes(task, code):
+    return check_program(judge_sandbox("auto"), complete_program(task, code), task.metadata["hidden"]).passed
+
+
+# ---------------------------------------------------------------------- what an answer is worth
+
+
+def test_the_canonical_solution_passes(env, say):
+    _, reward, terminated, _, info = say(env, f"<answer>{env.task.answers[0]}</answer>")
+    assert terminated and reward == 1 and info["is_success"]
+    assert info["reward_terms"] == {"outcome/tests_passed": 1.0}
+    assert info["metrics"] == {"em": 1.0, "shown_tests_passed": 0.0}
+
+
+def test_a_program_may_be_written_in_many_ways(env, name, say):
+    solution = SOLUTIONS[name]
+    for answer in (solution, f"Here it is:\n```python\n{solution}\n```\n", f"import math\n\n{solution}\n\nprint(1)"):
+        env.reset(options={"task_index": 0})
+        assert say(env, f"<answer>\n{answer}\n</answer>")[4]["is_success"], answer
+
+
+@pytest.mark.parametrize("body", ["return x * 2", "y = x\n    return y * 2", "    return x + x"])
+def test_a_body_alone_continues_the_prompt_of_humaneval(body, say):
+    env = gym.make("AgentR1/HumanEval-v0").unwrapped
+    env.reset(options={"task_index": 0})
+    assert say(env, f"<answer>{body}</answer>")[4]["is_success"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "def {f}(x):\n    return x",
+        "def {f}(x):\n    return None",
+        "def other(x): return x",
+        "def {f}(x",
+        "",
+        "1 / 0",
+        "```",
+    ],
+)
+def test_a_wrong_program_fails(env, name, wrong, say):
+    function = SOLUTIONS[name].split("(")[0].removeprefix("def ")
+    _, reward, terminated, _, info = say(env, f"<answer>{wrong.replace('{f}', function)}</answer>")
+    assert terminated and reward == (0 if wrong else -0.5) and not info["is_success"]
+
+
+CHEATS = {
+    "equal to all": "class A:\n    def __eq__(self, other): return True\ndef {f}(x): return A()",
+    "equal number": "class A(int):\n    def __eq__(self, other): return True\ndef {f}(x): return A(0)",
+    "exit": "import os\ndef {f}(x): os._exit(0)",
+    "exit at once": "import os\nos._exit(0)",
+    "sys.exit": "import sys\ndef {f}(x): sys.exit(0)",
+    "patched assert": "import builtins\nbuiltins.AssertionError = Exception\ndef {f}(x): return 0",
+    "reads the frames": (
+        "import sys\ndef {f}(x):\n    frame = sys._getframe()\n    while frame.f_back: frame = frame.f_back\n"
+        "    frame.f_globals['check'] = lambda f: None\n    frame.f_globals['{f}'] = lambda x: 2 * x\n    return 0"
+    ),
+    "looks for the data": (
+        "import pathlib\ndef {f}(x):\n    for p in pathlib.Path('/').glob('*/HumanEval*'): return eval(p.read_text())"
+    ),
+    "hangs": "def {f}(x):\n    while True: pass",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_cheating_pays_nothing(env, name, cheat, say):
+    function = SOLUTIONS[name].split("(")[0].removeprefix("def ")
+    _, reward, _, _, info = say(env, f"<answer>{CHEATS[cheat].replace('{f}', function)}</answer>")
+    assert reward == 0 and not info["is_success"] and "judge_error" not in info
+
+
+def test_a_sandbox_that_breaks_is_named_and_raises_nothing(env, say, monkeypatch):
+    def broken(self):
+        raise SandboxError("no more processes")
+
+    monkeypatch.setattr(type(env._judges), "session", broken)
+    info = say(env, f"<answer>{env.task.answers[0]}</answer>")[4]
+    assert info["judge_error"] == "no more processes" and not info["is_success"]
+
+
+# ---------------------------------------------------------------------- turns
+
+
+def test_debugging_over_turns(env, name, say):
+    solution = SOLUTIONS[name]
+    broken, wrong = solution + ")", solution.replace("return", "return 1 +")
+    steps = [say(env, run_tests(env, code)) for code in (broken, wrong, solution)]
+    terms = [step[4]["reward_terms"] for step in steps]
+    assert terms == [
+        {"process/failed_call": -0.05},
+        {"process/error_removed": 0.05},
+        {"process/tests_passed": pytest.approx(0.3)},
+    ]
+    shown = [message["content"] for message in env.messages if message["role"] == "tool"]
+    assert "SyntaxError" in shown[0] and shown[1].startswith("0 of 1 tests pass.\nFailed: assert ")
+    assert shown[2] == "1 of 1 tests pass."
+    info = say(env, f"<answer>{solution}</answer>")[4]
+    assert info["is_success"] and info["metrics"]["shown_tests_passed"] == 1.0
+
+
+def test_a_failed_test_says_what_came_out(say):
+    env = gym.make("AgentR1/HumanEval-v0").unwrapped
+    env.reset(options={"task_index": 0})
+    say(env, run_tests(env, "def times_2(x):\n    return x"))
+    assert "assert times_2(2) == 4\n  times_2(2) is 2" in env.messages[-1]["content"]
+    say(env, run_tests(env, "def times_2(x):\n    return x['a']"))
+    assert "TypeError" in env.messages[-1]["content"]
+
+
+def test_passing_the_shown_tests_is_not_enough(say):
+    env = gym.make("AgentR1/HumanEval-v0").unwrapped
+    env.reset(options={"task_index": 0})
+    cheat = "def times_2(x):\n    return 4"
+    assert say(env, run_tests(env, cheat))[4]["reward_terms"] == {"process/tests_passed": pytest.approx(0.3)}
+    info = say(env, f"<answer>{cheat}</answer>")[4]
+    assert not info["is_success"] and info["metrics"] == {"em": 0.0, "shown_tests_passed": 1.0}
+
+
+def test_tests_are_paid_once(env, name, say):
+    solution = SOLUTIONS[name]
+    say(env, run_tests(env, solution))
+    assert say(env, run_tests(env, solution + "\n"))[4]["reward_terms"] == {}
+
+
+def test_the_hidden_tests_are_nowhere_before_the_end(env, name, say):
+    hidden = {"HumanEval": "candidate(3) == 6", "MBPP": "add_601(2) == 603"}[name]
+    assert hidden in str(env.task.metadata["hidden"])
+    search = "import gc, sys\nstr(globals()) + str(gc.get_objects())[:4000] + str(sys.modules.keys())"
+    infos = [say(env, text)[4] for text in (run_tests(env, "def f(): pass"), run_tests(env, search))]
+    infos.append(say(env, env.dialect.tool_call("python", {"code": search}))[4])
+    told = json.dumps([env.messages, infos, env.tokenizer.decode(env.episode.buffer[: env.episode.length].tolist())])
+    assert hidden not in told and "def check" not in told
+    assert hidden.encode() not in pickle.dumps(env.get_state())
+
+
+def test_a_snapshot_branches_an_episode(env, name, say):
+    say(env, env.dialect.tool_call("python", {"code": SOLUTIONS[name]}))
+    say(env, run_tests(env, "1 +"))
+    state = env.get_state()
+    say(env, "<answer>pass</answer>")
+    for _ in range(2):
+        env.set_state(state)
+        assert "process/error_removed" in say(env, run_tests(env, SOLUTIONS[name]))[4]["reward_terms"]
+        call = env.dialect.tool_call("python", {"code": f"{SOLUTIONS[name].split('(')[0].removeprefix('def ')}(0)"})
+        assert say(env, call)[4]["tool_calls"][0]["ok"]
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def test_objects_and_types_run_in_one_process():
+    """Rows like MBPP 367, 533, 601 and 927."""
+    pair = mbpp("class P:\n  def __init__(s, a): s.a = a\ndef f(x): return x.a", ["assert f(P(3)) == 3"])
+    node = mbpp("class P: pass\ndef f(x): return 1", ["assert f(root) == 1"], setup="root = P()")
+    kind = mbpp("def f(x, t): return isinstance(x, t)", ["assert f(1, int) == True"])
+    plain = mbpp("def f(x): return sorted(x)", ["assert f(list(range(3))) == [0, 1, 2]"])
+    for task, one_process in ((pair, True), (node, True), (kind, True), (plain, False)):
+        assert task.metadata["hidden"].one_process == task.metadata["shown"].one_process == one_process
+        assert passes(task, task.answers[0])
+        assert not passes(task, "class P:\n  def __init__(s, a=0): pass\ndef f(*a): return -1")
+
+
+def test_tests_have_the_imports_of_the_official_solution():
+    task = mbpp("import math\ndef f(x): return x / 3", ["assert math.isclose(f(1), 0.333, rel_tol=0.01)"])
+    assert passes(task, "def f(x): return x / 3")
+
+
+def test_results_that_are_containers_cross():
+    task = mbpp("def f(x): return {1: (x, {2}), 'a': [b'c', 1.5, None, True]}", ["assert f(1)[1] == (1, {2})"])
+    assert passes(task, task.answers[0])
+    assert not passes(task, "def f(x): return {1: [x, {2}]}")  # a list is no tuple
+
+
+def test_helpers_of_the_prompt_are_there_for_the_test():
+    prompt = 'def helper(x):\n    return x + 1\n\n\ndef f(x):\n    """Undo helper."""\n'
+    test = "def check(candidate):\n    assert candidate(helper(3)) == 3\n"
+    task = humaneval_task(Program("HumanEval/0", prompt, "f", "    return x - 1\n", "", (test,)))
+    assert passes(task, "return x - 1") and passes(task, "def f(x): return x - 1") and not passes(task, "return x")
+    assert passes(task, "def helper(x): return 0\ndef f(x): return x - 1")  # the test has the official one
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        (">>> f(2)\n    4", ["assert f(2) == 4"]),
+        (">>> f(2)\n    4\n    >>> f([1, 2])\n    [2, 4]", ["assert f(2) == 4", "assert f([1, 2]) == [2, 4]"]),
+        ("f(2) == 4, of course", []),
+        ("For example: f(2) => 4\n    f('a') should return 'aa'.", ["assert f(2) == 4", "assert f('a') == 'aa'"]),
+        ("f(2) ➞ 4", ["assert f(2) == 4"]),
+        ("f(x) == y\n    f(2) is 4", []),
+    ],
+)
+def test_the_examples_of_a_docstring_are_the_tests_of_the_prompt(docstring, expected):
+    program = Program("HumanEval/0", f'def f(x):\n    """Double.\n    {docstring}\n    """\n', "f", "pass", "", ("",))
+    assert list(humaneval_task(program).metadata["shown"].tests) == expected
+
+
+def test_the_splits_of_mbpp_are_ranges_of_ids():
+    numbers = {}
+    for split in ("prompt", "test", "validation", "train"):
+        env = gym.make("AgentR1/MBPP-v0", split=split).unwrapped
+        numbers[split] = [env.make_task(index).id for index in range(env.num_tasks)]
+    assert numbers == {
+        "prompt": ["MBPP/1", "MBPP/2"],
+        "test": ["MBPP/11", "MBPP/12"],
+        "validation": ["MBPP/511", "MBPP/512"],
+        "train": ["MBPP/601", "MBPP/602"],
+    }
+
+
+def test_more_tests_in_the_prompt():
+    env = gym.make("AgentR1/MBPP-v0", shown_tests=2).unwrapped
+    env.reset(options={"task_index": 0})
+    assert env.task.question.count("assert ") == 2 and len(env.task.metadata["hidden"].tests) == 3
+    with pytest.raises(ValueError, match="shown_tests must be at least 1"):
+        gym.make("AgentR1/MBPP-v0", shown_tests=0)
+
+
+@pytest.mark.parametrize("tools", ["python", (), ("calculator",)])
+def test_other_tools_are_refused(tools):
+    with pytest.raises(ValueError, match="any of 'python' and 'run_tests', as a tuple"):
+        gym.make("AgentR1/MBPP-v0", tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "field"),
+    [
+        ("humaneval", {"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "  pass"}, "entry_point"),
+        ("mbpp", {"task_id": "601", "text": "x"}, "task_id"),
+        ("mbpp", {"task_id": 601, "text": "x", "code": "y", "test_list": []}, "test_list"),
+    ],
+)
+def test_a_row_in_another_format_is_named(tmp_path, name, row, field):
+    file = {"humaneval": "HumanEval.jsonl", "mbpp": "mbpp.jsonl"}[name]
+    (tmp_path / file).write_text(json.dumps(row))
+    with pytest.raises(DataFormatError, match=rf"row 0 .*field '{field}'"):
+        load_questions(name, {"humaneval": "test", "mbpp": "train"}[name], tmp_path)
