@@ -3,24 +3,31 @@
 Standard library only, and nothing of this project: the sandboxes see this file and no other. The code that it runs
 shares the process, so nothing that comes out of here is trusted: a program that forges an answer only fools itself.
 
-A message is four bytes (its length, big-endian) and JSON. The outside sends {"run": code, "functions": names} or
-{"call": name, "arguments": literal}; the answer is {"error": null or a line, "timeout": bool}, or {"value": literal}.
-In between, {"invoke": name, "arguments": literal} asks the outside to run one of its functions.
+A message is four bytes (its length, big-endian), and marshal on the way in, JSON on the way out, which is safe to read
+whoever wrote it. The outside sends {"run": code, "functions": names} or {"call": name, "arguments": encoded}; the
+answer is {"error": null or [type, message], "timeout": true} or {"value": encoded}. In between, {"invoke": name,
+"arguments": encoded} asks the outside to run one of its functions. All messages of an exchange have the same "id".
+
+The imports are few and small, because every session waits for them.
 """
 
 from __future__ import annotations
 
+import _ast
+import _signal as signal  # type: ignore[import-not-found]
 import builtins
 import io
-import json
+import marshal
 import os
 import resource
-import signal
 import sys
-import types
-from typing import Any
+from _json import encode_basestring_ascii as quote
 
-MAX_MESSAGE = 16 << 20
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_MESSAGE = 4 << 20
 """Bytes of the longest message, either way."""
 MAX_FRAMES = 8
 """Lines of a traceback that are shown: the first, and the last ones."""
@@ -108,7 +115,7 @@ def exception(kind: str, message: str) -> Exception:
 
 
 def send(fd: int, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode()
+    data = to_json(message).encode()
     if len(data) > MAX_MESSAGE:
         raise NotLiteral(f"the value is larger than {MAX_MESSAGE} bytes")
     data = len(data).to_bytes(4, "big") + data
@@ -120,8 +127,23 @@ def receive(fd: int) -> dict[str, Any] | None:
     """The next message, or None where the outside has hung up."""
     head = _read(fd, 4)
     body = _read(fd, int.from_bytes(head, "big")) if head else None
-    message: dict[str, Any] | None = json.loads(body) if body else None
+    message: dict[str, Any] | None = marshal.loads(body) if body else None
     return message
+
+
+def to_json(value: Any) -> str:
+    """JSON of what `encode` makes; the module json would bring half the library with it."""
+    if value is None:
+        return "null"
+    if value is True or value is False:
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return str(quote(value))
+    if isinstance(value, list):
+        return f"[{','.join([to_json(item) for item in value])}]"
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{quote(key)}:{to_json(item)}" for key, item in value.items()]) + "}"
+    return repr(value)
 
 
 def _read(fd: int, count: int) -> bytes | None:
@@ -162,7 +184,8 @@ class Guest:
         self.output_limit = output
         self.cpu_seconds = cpu_seconds
         self.cells = 0
-        self.main = types.ModuleType("__main__")
+        self.exchange = 0
+        self.main = type(sys)("__main__")
         self.out = Output(io.FileIO(1, "w"), encoding="utf-8", errors="backslashreplace", line_buffering=True)
         sys.stdin = open(os.devnull)
         sys.stdout = sys.stderr = self.out
@@ -187,8 +210,6 @@ class Guest:
         if last is None:
             exec(compile(tree, name, "exec"), names)
             return {"error": None}
-        import _ast
-
         tree.body.pop()
         exec(compile(tree, name, "exec"), names)
         value = eval(compile(_ast.Expression(last.value), name, "eval"), names)
@@ -212,7 +233,7 @@ class Guest:
     def _proxy(self, name: str) -> Any:
         def function(*args: Any, **kwargs: Any) -> Any:
             assert self.control is not None
-            send(self.control, {"invoke": name, "arguments": encode((args, kwargs))})
+            send(self.control, {"id": self.exchange, "invoke": name, "arguments": encode((args, kwargs))})
             answer = receive(self.control)
             if answer is None:
                 os._exit(1)
@@ -295,16 +316,17 @@ def limit_resources(memory: int, processes: int, files: int, own_processes: int 
 def serve(control: int, settings: dict[str, Any]) -> None:
     """Answer until the outside hangs up."""
     guest = Guest(settings["output"], settings["cpu_seconds"], control)
-    send(control, {"ready": True})
+    send(control, {"id": 0})
     while (message := receive(control)) is not None:
+        guest.exchange = message["id"]
         if "run" in message:
             answer = guest.run(message["run"], message["functions"])
         else:
             answer = guest.call(message["call"], message["arguments"])
         try:
-            send(control, answer)
+            send(control, answer | {"id": message["id"]})
         except (NotLiteral, ValueError, RecursionError) as error:
-            send(control, {"error": ["NotLiteral", str(error)[:200]]})
+            send(control, {"id": message["id"], "error": ["NotLiteral", str(error)[:200]]})
 
 
 def main() -> None:
@@ -336,7 +358,7 @@ def replay(cells: list[str], call: list[Any] | None, output: int, cpu_seconds: f
     guest.out.left = len(mark) + 2
     print(f"\n{mark}")
     answer = guest.run(cells[-1]) if call is None else guest.call(call[0], call[1])
-    text = json.dumps(answer)
+    text = to_json(answer)
     guest.out.left = len(mark) + len(text) + 2
     print(f"\n{mark}{text}")
     guest.out.flush()

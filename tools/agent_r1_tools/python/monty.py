@@ -171,8 +171,8 @@ class MontySession(Session):
                 except Exception as error:  # the value, or an argument, doesn't fit into this Python
                     failure = _Failure(type(error).__name__, str(error)[:1000])
                 return value, failure, session.dump()
-        except pydantic_monty.MontyCrashedError as error:
-            if error.timed_out:
+        except (pydantic_monty.MontyError, RuntimeError) as error:  # the worker is gone, or its session
+            if getattr(error, "timed_out", False):
                 return None, _Failure("", OUT_OF_TIME.format(limits.wall_seconds), "timeout"), None
             return None, _Failure("", ENDED, "died"), None
         except TimeoutError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import marshal
 import os
 import secrets
 import select
@@ -38,6 +39,8 @@ from agent_r1_tools.python.sandbox import (
 
 START_SECONDS = 60.0
 """How long a sandbox may take to start; a busy machine is slow."""
+END_SECONDS = 5.0
+"""How long to wait until the processes of a sandbox that was killed are gone."""
 REPLAY_RUNS = 10
 """A session that is replayed gets the wall time of so many runs."""
 FLOOD_BYTES = 64 << 20
@@ -82,12 +85,12 @@ class GuestProcess:
         self._kept = 1000
         self._flood = FLOOD_BYTES
         self.close = weakref.finalize(self, _close, control, output, end, os.getpid())
+        self._exchange = 0
         try:
             deadline = time.monotonic() + START_SECONDS
             if settings is not None:
                 self.send(settings, deadline)
-            if "ready" not in self.receive(deadline):
-                raise Died
+            self.receive(deadline)
         except (Died, OutOfTime) as error:
             self.drain()
             self.close()
@@ -99,10 +102,11 @@ class GuestProcess:
         """Forget what was printed, and keep so many bytes from now on."""
         self.drain()
         self.text.clear()
+        self._exchange += 1
         self._kept, self._flood = keep, FLOOD_BYTES
 
     def send(self, message: dict[str, Any], deadline: float) -> None:
-        data = json.dumps(message).encode()
+        data = marshal.dumps(message | {"id": self._exchange})
         if len(data) > guest.MAX_MESSAGE:
             raise ValueError(f"the code or the arguments are larger than {guest.MAX_MESSAGE} bytes")
         data = len(data).to_bytes(4, "big") + data
@@ -117,9 +121,20 @@ class GuestProcess:
                 raise Died from None
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """The next message, checked for no more than that it is an object."""
-        size = None
-        while size is None or len(self._received) < 4 + size:
+        """The next message of this exchange; nothing else about it is checked."""
+        while True:
+            message = self._receive(deadline)
+            if message.get("id") == self._exchange:  # a program may have sent others
+                self.drain()
+                return message
+
+    def _receive(self, deadline: float) -> dict[str, Any]:
+        while True:
+            size = int.from_bytes(self._received[:4], "big")
+            if size > guest.MAX_MESSAGE:
+                raise Died
+            if len(self._received) >= 4 + size:
+                break
             self._wait(deadline)
             try:
                 part = self._control.recv(1 << 16)
@@ -130,10 +145,6 @@ class GuestProcess:
             if not part:
                 raise Died
             self._received += part
-            if len(self._received) >= 4:
-                size = int.from_bytes(self._received[:4], "big")
-                if size > guest.MAX_MESSAGE:
-                    raise Died
         body = bytes(self._received[4 : 4 + size])
         del self._received[: 4 + size]
         try:
@@ -142,7 +153,6 @@ class GuestProcess:
             raise Died from None
         if not isinstance(message, dict):
             raise Died
-        self.drain()
         return message
 
     def _wait(self, deadline: float, writing: bool = False) -> None:
@@ -183,6 +193,9 @@ def _close(control: socket.socket, output: int, end: Callable[[], None], owner: 
     control.close()
     if os.getpid() == owner:  # in a fork of this process, the sandbox is the parent's
         end()
+        poll = select.poll()
+        poll.register(output, 0)  # POLLHUP comes always: when the last process that could write is gone
+        poll.poll(END_SECONDS * 1000)
     os.close(output)
 
 

@@ -163,7 +163,7 @@ class RemoteSession(Session):
         limits = self._limits
         arguments = (cells, call, limits.output, limits.cpu_seconds, mark)
         program = GUEST.read_text(encoding="utf-8").partition("\nif __name__ ==")[0]
-        program += f"\nreplay(*json.loads({json.dumps(arguments)!r}))\n"
+        program += f"\nreplay(*{arguments!r})\n"
         result = self._sandbox.post(program)
         _, begun, rest = result["stdout"].partition(f"\n{mark}\n")
         output, ended, last = rest.partition(f"\n{mark}")
