@@ -557,7 +557,7 @@ if __name__ == "__main__":
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
     run_dir = Path(args.resume) if args.resume else distributed.from_first(Path("runs") / run_name)
     num_iterations = max(1, args.total_episodes // args.episodes_per_iteration)
-    torch.set_num_threads(args.num_threads or max(1, (os.cpu_count() or 1) // world_size))
+    torch.set_num_threads(args.num_threads or max(1, (os.cpu_count() or 1) // distributed.local_world_size()))
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
 
@@ -574,15 +574,13 @@ if __name__ == "__main__":
     vocab_size = distributed.from_first(envs.single_action_space.vocab_size if rank == 0 else 0)
     policy = load_policy(source, device, args, checkpoint.find(run_dir) / "policy" if args.resume else None)
     check_vocabulary(policy, vocab_size)
-    critic = Critic(source, policy.dtype).to(device).eval()
-    for model in (policy, critic):
-        distributed.shard(model)
-    reference = distributed.shard(load_policy(source, device)) if args.kl_coef > 0 else None
+    critic = distributed.shard(Critic(source, policy.dtype).eval(), device)
+    reference = load_policy(source, device) if args.kl_coef > 0 else None
     optimizer = Float32AdamW((policy, critic), (args.learning_rate, args.critic_learning_rate), betas=(0.9, 0.95))
     in_place = args.engine == "transformers" and world_size == 1  # the engine samples from the trained weights
     if rank == 0:
         if args.engine == "transformers":
-            model = policy if in_place else load_policy(source, device)
+            model = policy if in_place else load_policy(source, device, whole=True)
             engine: Any = TransformersEngine(model, args.num_envs, vocab_size, args.temperature, args.top_p)
         else:
             engine = vllm_engine(args, source, vocab_size)
@@ -703,3 +701,4 @@ if __name__ == "__main__":
     if rank == 0:
         envs.close()
         log.close()
+    distributed.leave()

@@ -79,8 +79,8 @@ class Checkpointer:
     def __init__(self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0) -> None:
         self.folder, self.rank = run_dir / "checkpoint", rank
         self.policy, self.critic, self.optimizer = policy, critic, optimizer
-        sizes = [p.numel() * p.element_size() for module in (policy, critic) if module for p in module.parameters()]
-        self.small = 3 * sum(sizes) <= MOST_BYTES
+        trained = [p for module in (policy, critic) if module for p in module.parameters() if p.requires_grad]
+        self.small = 3 * sum(p.numel() * p.element_size() for p in trained) <= MOST_BYTES
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
 
     def boundary(self, state: dict[str, Any]) -> None:
@@ -88,8 +88,8 @@ class Checkpointer:
         self.last = copy.deepcopy(state), copy.deepcopy(self._content()) if self.small else None
 
     def _content(self) -> dict[str, Any]:
-        critic = distributed.full_state(self.critic) if self.critic else {}
-        policy = distributed.full_state(self.policy)
+        critic = distributed.collect_state(self.critic) if self.critic else {}
+        policy = distributed.collect_state(self.policy)
         return {"policy": policy, "critic": critic, "optimizer": self.optimizer.state_dict()}
 
     def dirty(self) -> None:
@@ -132,15 +132,18 @@ def leaving_nothing_lost(saver: Checkpointer, run: dict[str, Any]) -> Iterator[N
         yield
     except (KeyboardInterrupt, EngineDied) as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not spoil the files
-        if saver.rank > 0:
-            sys.exit(130)
         saved = saver.small and saver.save() or (saver.folder / "state.json").is_file()
-        how = f"go on after the last complete iteration with\n  python {sys.argv[0]} --resume {run_dir}"
-        print(f"\n{error or 'interrupted'}; {how if saved else 'there is no checkpoint yet'}", file=sys.stderr)
+        command = f"{distributed.launcher()} {sys.argv[0]} --resume {run_dir}"
+        how = f"go on after the last complete iteration with\n  {command}"
+        print(f"\n{str(error) or 'interrupted'}; {how if saved else 'there is no checkpoint yet'}", file=sys.stderr)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     except FloatingPointError as error:
         append_rows(run_dir / "not_finite.jsonl", error.args[1], iteration=run["iteration"] + 1)
         sys.exit(f"stopped: {error.args[0]}. The rows of its microbatch are in {run_dir / 'not_finite.jsonl'}")
+    except RuntimeError as error:
+        if not distributed.lost_connection(error):
+            raise
+        sys.exit(f"process {saver.rank} stopped: another process has ended")
 
 
 def save_policy(policy: Any, folder: Path, state: dict[str, Any]) -> None:
@@ -178,6 +181,10 @@ def check(args: Any) -> None:
             args.deterministic and args.engine != "transformers",
             f"--deterministic and --engine {args.engine} contradict each other; use --engine transformers",
         ),
+        (
+            args.episodes_per_iteration // args.num_minibatches < distributed.launched(),
+            f"--num-minibatches {args.num_minibatches} leaves fewer episodes in a step than there are processes",
+        ),
         (args.kl_in == "reward" and args.kl_coef <= 0, "--kl-in reward needs a --kl-coef above 0"),
     ]
     for wrong, why in contradictions:
@@ -204,7 +211,7 @@ def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[
         if critic is not None:
             saved, now = load_file(folder / "critic.safetensors"), critic.state_dict()
             critic.load_state_dict({name: distributed.like(x, now[name]) for name, x in saved.items()})
-        optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
+        optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=True))
     except (KeyError, RuntimeError, ValueError, FileNotFoundError) as error:
         raise SystemExit(f"--resume {run_dir}: the checkpoint doesn't fit this model: {error}") from error
     return json.loads((folder / "state.json").read_text())
@@ -212,8 +219,8 @@ def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[
 
 def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
     """Write the trained policy, adapters merged, and its tokenizer. All processes must call this together."""
-    state = dict(distributed.weights(policy))
-    if distributed.rank() > 0:
+    state = {name: weight.cpu() for name, weight in distributed.weights(policy) if distributed.rank() == 0}
+    if not state:
         return
     model = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
     save_policy(model, folder, state)

@@ -6,8 +6,8 @@ the sampling engine and the log. Started without torchrun everything here is the
 
 from __future__ import annotations
 
-import atexit
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,31 +19,54 @@ from torch import nn
 T = TypeVar("T")
 
 
+def launched() -> int:
+    """The number of processes that torchrun started, before they have joined."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def launcher() -> str:
+    """What this process was started with."""
+    return "python" if launched() == 1 else f"torchrun --nproc-per-node {local_world_size()}"
+
+
 def setup(cuda: bool) -> tuple[int, int, torch.device]:
     """Join the processes that torchrun started, if it did. Returns rank, number of processes, and the device."""
     cuda = cuda and torch.cuda.is_available()
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    if world_size > 1:
+    if launched() > 1:
         # rank 0 may sample for long while the others wait
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(hours=4))
-        atexit.register(dist.destroy_process_group)
-    return int(os.environ.get("RANK", 0)), world_size, device
+        if rank() > 0:  # Ctrl-C is for rank 0, which must get out of a collective first; when it ends, all end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return rank(), launched(), device
 
 
-def shard(model: nn.Module) -> nn.Module:
-    """Split the weights of a model over all processes, decoder layer by decoder layer, in place. Returns the model."""
+def leave() -> None:
+    """The last line of a run that went well. After an error a process just ends, and torchrun ends the others."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def shard(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move a model to the device; with several processes, to each a part of every weight. Returns the model.
+
+    A decoder layer is whole while it computes, what lies outside the layers during the whole pass.
+    """
     if world_size() == 1:
-        return model
+        return model.to(device)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cuda" if next(model.parameters()).is_cuda else "cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device.type, (world_size(),))
     layers = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for layer in max(layers, key=lambda module: sum(p.numel() for p in module.parameters())):
         fully_shard(layer, mesh=mesh)
+    outside = [p for p in model.parameters() if not is_split(p)]
+    for module in model.modules():  # weights that are gathered together have one dtype; a critic's head has another
+        if any(p.dtype != outside[0].dtype and not is_split(p) for p in module.parameters(recurse=False)):
+            fully_shard(module, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
@@ -57,24 +80,49 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def local_world_size() -> int:
+    """The number of processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def lost_connection(error: RuntimeError) -> bool:
+    """Does the error only mean that another process has ended?"""
+    return any(words in str(error) for words in ("closed by peer", "reset by peer", "Broken pipe"))
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    """Does this process hold only its part of the tensor?"""
+    return hasattr(tensor, "full_tensor")
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Are this model's weights split over the processes?"""
-    return any(hasattr(p, "full_tensor") for p in model.parameters())
+    return any(map(is_split, model.parameters()))
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """A sharded tensor as a whole one (all processes must call this together); others as they are."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """A split tensor as a whole one (all processes must call this together); others as they are."""
+    return tensor.full_tensor() if is_split(tensor) else tensor
 
 
-def full_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict with whole tensors. All processes must call this together."""
-    return {name: full(tensor) for name, tensor in model.state_dict().items()}
+def collect(tensor: torch.Tensor) -> torch.Tensor:
+    """As `full`, but the whole tensor is in the main memory of rank 0; the others get an empty one."""
+    if not is_split(tensor):
+        return tensor
+    whole = tensor.full_tensor()
+    return whole.cpu() if rank() == 0 else whole.new_empty(0)
+
+
+def collect_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds of a model: its state dict, or only its adapters. All processes must call this together,
+    rank 0 gets it whole."""
+    adapters_only = hasattr(model, "get_base_model")
+    return {k: collect(v) for k, v in model.state_dict().items() if ".lora_" in k or not adapters_only}
 
 
 def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """A whole tensor, split as `target` is."""
-    if not hasattr(target, "full_tensor"):
+    if not is_split(target):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
@@ -122,17 +170,17 @@ def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
 def scatter(rows: Sequence[Any]) -> list[Any]:
     """Rank 0's rows, split over the processes so that each has about the same number of tokens.
 
-    Raises ValueError where there are fewer rows than processes.
+    Ends all processes where there are fewer rows than processes.
     """
     if world_size() == 1:
         return list(rows)
-    parts: list[Any] = [None] * world_size()
-    if dist.get_rank() == 0:
-        if len(rows) < len(parts):
-            raise ValueError(f"{len(rows)} rows can't be shared by {len(parts)} processes; use fewer minibatches")
-        parts = [[rows[i] for i in part] for part in balanced([len(row.tokens) for row in rows], len(parts))]
+    num_rows = from_first(len(rows))
+    if num_rows < world_size():
+        why = f"{num_rows} rows can't be shared by {world_size()} processes; use fewer processes or --num-minibatches"
+        raise SystemExit(why if rank() == 0 else 1)
+    parts = [[rows[i] for i in part] for part in balanced([len(row.tokens) for row in rows], world_size())]
     mine: list[Any] = [None]
-    dist.scatter_object_list(mine, parts, src=0)
+    dist.scatter_object_list(mine, parts if rank() == 0 else None, src=0)
     return mine[0]
 
 
@@ -140,7 +188,7 @@ def gather(rows: Sequence[Any]) -> list[Any]:
     """The rows of all processes on rank 0, in the order of their episodes; nothing elsewhere."""
     if world_size() == 1:
         return list(rows)
-    parts: list[Any] | None = [None] * world_size() if dist.get_rank() == 0 else None
+    parts: list[Any] | None = [None] * world_size() if rank() == 0 else None
     dist.gather_object(list(rows), parts, dst=0)
     return sorted((row for part in parts or [] for row in part), key=lambda row: row.episode)
 

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import agent_r1
+from llm_utils import distributed
 
 
 class EngineDied(RuntimeError):
@@ -61,19 +62,21 @@ def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
         )
 
 
-def load_policy(source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None) -> Any:
+def load_policy(
+    source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None, whole: bool = False
+) -> Any:
     """A causal language model for sampling and training: no dropout; float32 on a CPU, where bf16 may be an illegal
     instruction, and bf16 elsewhere.
 
     With `args.lora_rank` only adapters are trained. `resumed` is the policy of a checkpoint: weights, or adapters;
-    SystemExit where they are not of the model in `source`.
+    SystemExit where they are not of the model in `source`. It is split over the processes unless `whole` is asked for.
     """
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     lora_rank = args.lora_rank if args is not None else 0
     try:
         weights = resumed if resumed is not None and not lora_rank else source
         config = AutoConfig.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype).to(device)
+        model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype)
         if lora_rank:
             model = _with_adapters(model, lora_rank, resumed)
     except RuntimeError as error:
@@ -84,7 +87,7 @@ def load_policy(source: str | Path, device: torch.device, args: Any = None, resu
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": False})
         _without_dropout(model)  # `policy_forward` puts such a model into training mode
-    return model.eval()
+    return model.eval().to(device) if whole else distributed.shard(model.eval(), device)
 
 
 def _with_adapters(model: Any, rank: int, folder: Path | None) -> Any:

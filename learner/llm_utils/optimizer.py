@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llm_utils.distributed import full, like
+from llm_utils.distributed import collect, full, like
 
 
 class Float32AdamW:
@@ -50,12 +50,12 @@ class Float32AdamW:
     def state_dict(self) -> dict[str, Any]:
         """Adam's state and the float32 copies (None where a weight is float32 itself), as whole tensors.
 
-        With several processes all must call this together.
+        With several processes all must call this together; rank 0 gets them.
         """
         pairs = zip(self.weights, self.masters, strict=True)
-        copies = [[None if m is w else full(m) for w, m in zip(ws, ms, strict=True)] for ws, ms in pairs]
+        copies = [[None if m is w else collect(m) for w, m in zip(ws, ms, strict=True)] for ws, ms in pairs]
         adam = self.adam.state_dict()
-        state = {i: {name: full(x) for name, x in values.items()} for i, values in adam["state"].items()}
+        state = {i: {name: collect(x) for name, x in values.items()} for i, values in adam["state"].items()}
         return {"adam": {**adam, "state": state}, "copies": copies}
 
     @torch.no_grad()
