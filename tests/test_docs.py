@@ -4,6 +4,7 @@ A page's blocks run one after the other, as a reader would run them. Where a ```
 code prints. A block that needs data or a model has the line `<!-- no-run -->` before it. (docs/tools has its own test.)
 """
 
+import ast
 import contextlib
 import io
 import re
@@ -17,6 +18,7 @@ PAGES = [
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if page.exists()
 ]
+LEARNERS = [page for page in PAGES if page.parent.name == "learners"]
 FENCE = r"^(?P<{0}>`{{3,}})(?P<{1}>\w*)\n(?P<{2}>.*?)^(?P={0})$"
 BLOCK = re.compile(
     r"(?P<skip>^<!-- no-run -->\n+)?"
@@ -57,6 +59,35 @@ def test_commands_name_scripts_that_exist(page):
         assert (ROOT / script).is_file(), script
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^ *make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+def options(script: Path) -> set[str]:
+    """The options of a learner: the fields of its `Args`."""
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    (args,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args")
+    fields = [node for node in args.body if isinstance(node, ast.AnnAssign)]
+    switches = {f"no_{node.target.id}" for node in fields if ast.unparse(node.annotation) == "bool"}
+    return {field.replace("_", "-") for field in switches | {node.target.id for node in fields}}
+
+
+@pytest.mark.parametrize("page", LEARNERS, ids=name)
+def test_options_of_the_learners_exist(page):
+    known = {"help"}.union(*(options(script) for script in (ROOT / "learner").glob("*_llm.py")))
+    for line in page.read_text(encoding="utf-8").splitlines():
+        line = re.sub(r"(torchrun|vllm serve|python benchmarks/\S+)( --?\S+ \d+)*", "", line)
+        assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", line)) <= known, line
+
+
+@pytest.mark.parametrize("page", LEARNERS, ids=name)
+def test_every_metric_is_explained(page):
+    sources = [ROOT / "learner" / f"{page.stem}.py"]
+    if page.stem in ("ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm"):
+        sources.append(ROOT / "learner" / "llm_utils" / "logger.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in sources)
+    metrics = set(re.findall(r'"((?:charts|losses|time)/\w+)"', source))
+    metrics |= {f"losses/{key}" for key in re.findall(r'(?:figures|logs|logs\[-1\])\["(\w+)"\]', source)}
+    text = page.read_text(encoding="utf-8")
+    assert not [metric for metric in sorted(metrics) if f"`{metric}`" not in text]
 
 
 def test_extras_that_are_named_exist():
