@@ -73,6 +73,7 @@ class OpenTurn:
     calls: list[PendingCall] = field(default_factory=list)
     skipped_calls: int = 0
     answers: list[str] = field(default_factory=list)
+    judged: tuple[float, dict[str, float]] | None = None  # what `judge_answer` said, where it was asked early
 
 
 @dataclass
@@ -115,6 +116,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     instructions: ClassVar[str] = "Solve the task. Give the final answer as <answer>your answer</answer>."
     outcome_term: ClassVar[str] = "outcome/score"
+    slow_judge: ClassVar[bool] = False  # True: `judge_answer` takes its time, so many episodes ask it in threads
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         "malformed_call": -0.1,
@@ -286,6 +288,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         episode.messages.append(message)
         return turn
 
+    def judge_early(self, turn: OpenTurn) -> None:
+        """Judge the answer of an open turn, so that `end_turn` need not. May be called in another thread."""
+        if turn.answers and (answer := turn.answers[-1].strip()):
+            turn.judged = self.judge_answer(answer)
+
     def end_turn(
         self, turn: OpenTurn, results: Sequence[ToolResult]
     ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
@@ -342,7 +349,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         outcome: dict[str, Any] = {}
         if terminated or truncated:
             episode.over = True
-            outcome = self._outcome(turn.answers, terms)
+            outcome = self._outcome(turn, terms)
             if truncated:
                 outcome["truncation_reason"] = reason
         episode.rewards.append(terms)
@@ -513,11 +520,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 )
             _add(amounts, name, amount)
 
-    def _outcome(self, answers: list[str], terms: dict[str, float]) -> dict[str, Any]:
+    def _outcome(self, turn: OpenTurn, terms: dict[str, float]) -> dict[str, Any]:
         """Equation 6 of the paper: the score where the format is right, format score - 1 otherwise."""
+        answers = turn.answers
         right = sum(bool(answer.strip()) for answer in answers) == len(answers) == 1
         answer = answers[-1].strip() if answers else None
-        score, metrics = (0.0, self.final_metrics()) if not answer else self.judge_answer(answer)
+        if turn.judged is None:
+            turn.judged = self.judge_answer(answer) if answer else (0.0, self.final_metrics())
+        score, metrics = turn.judged
         value = paper_outcome(score, answer_ok=right, calls_ok=not self.episode.malformed)
         if answers:
             well_formed = right and not self.episode.malformed

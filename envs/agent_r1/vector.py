@@ -17,6 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -67,11 +68,11 @@ class _Slot:
 class _Job:
     """Tool calls that one thread makes. Answer i goes to all `places[i]`: (slot, number of the call in its turn)."""
 
-    run: Callable[[], list[ToolResult]]
+    run: Callable[[], Sequence[ToolResult | None]]
     places: list[list[tuple[_Slot, int]]]
     key: Any = None  # equal calls that come while this one is under way wait for its answer
     alone: frozenset[int] = frozenset()  # ids of the tools that nobody else may use meanwhile
-    results: list[ToolResult] = field(default_factory=list)
+    results: Sequence[ToolResult | None] = ()
 
 
 class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray[Any]]):
@@ -232,7 +233,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             slot.known = slot.env.episode.length
             calls = [(p.tool, p.arguments) for p in slot.turn.calls if p.tool is not None]
             slot.results, slot.missing = [None] * len(calls), len(calls)
-            if not calls:
+            if slot.turn.answers and slot.env.slow_judge:
+                self._start_judging(slot)
+            elif not calls:
                 self._answered.append(slot)
             elif all(tool.concurrency_safe for tool, _ in calls):
                 for number, (tool, arguments) in enumerate(calls):
@@ -337,6 +340,17 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         else:
             self._occupied |= alone
             self._threads.start(job)
+
+    def _start_judging(self, slot: _Slot) -> None:
+        """Judge an answer in a thread: it delays its own episode only. A fault shows when the turn ends."""
+
+        def run() -> list[ToolResult | None]:
+            with suppress(Exception):
+                slot.env.judge_early(slot.turn)
+            return [None]
+
+        slot.results, slot.missing = [None], 1
+        self._threads.start(_Job(run, [[(slot, 0)]]))
 
     def _start_together(self, calls: list[tuple[Tool, Any, _Slot, int]]) -> None:
         """Calls of equal tools from all episodes; they don't influence each other."""

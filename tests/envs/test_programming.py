@@ -4,6 +4,7 @@ import json
 import pickle
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from agent_r1.datasets import DataFormatError, Program, load_questions
@@ -113,6 +114,19 @@ def test_cheating_pays_nothing(env, name, cheat, say):
     function = SOLUTIONS[name].split("(")[0].removeprefix("def ")
     _, reward, _, _, info = say(env, f"<answer>{CHEATS[cheat].replace('{f}', function)}</answer>")
     assert reward == 0 and not info["is_success"] and "judge_error" not in info
+
+
+def test_a_program_that_hangs_delays_its_own_episode_only():
+    envs = gym.make_vec("AgentR1/HumanEval-v0", num_envs=2)
+    envs.reset(seed=[1, 1], options={"task_index": 0})
+    answers = [f"<answer>def times_2(x):\n    {body}</answer>" for body in ("while True: pass", "return x + x")]
+    tokenizer = envs.envs[0].tokenizer
+    envs.send([np.array(tokenizer.encode(answer), np.int32) for answer in answers], [0, 1])
+    ids, _, rewards, terminated, _, _ = envs.recv(1)
+    assert (ids.tolist(), rewards.tolist(), terminated.tolist()) == ([1], [1.0], [True])
+    ids, _, rewards, *_ = envs.recv(1)
+    assert (ids.tolist(), rewards.tolist()) == ([0], [0.0])
+    envs.close()
 
 
 def test_a_sandbox_that_breaks_is_named_and_raises_nothing(env, say, monkeypatch):

@@ -404,9 +404,11 @@ def test_a_wrong_action_leaves_the_others_as_they_were(make):
     envs.step([answer(envs, 1)] * 2)
 
 
-def test_a_judge_that_raises_costs_its_own_episode_only(make, monkeypatch):
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_judge_that_raises_costs_its_own_episode_only(make, monkeypatch, slow):
     envs = make(3)
     envs.reset(seed=0)
+    monkeypatch.setattr(envs.envs[1], "slow_judge", slow)
     monkeypatch.setattr(envs.envs[1], "judge_answer", lambda answer: 1 / 0)
     envs.send([answer(envs, 1)] * 3)
     with pytest.raises(ZeroDivisionError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from agent_r1_tools import Tool, ToolResult
 if TYPE_CHECKING:
     from agent_r1_tools.python import Sandbox, Session
 
-PROGRAM_SECONDS = 5.0  # for the program to load, and for each test
+PROGRAM_SECONDS = 5.0  # of processor time, for the program to load and for each call
+_lanes = threading.BoundedSemaphore(os.cpu_count() or 1)  # more programs at a time would take time from each other
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = 
 
     `explain` adds to a failed `assert f(x) == y` what f(x) was.
     """
-    with ExitStack() as stack:
+    with _lanes, ExitStack() as stack:
         candidate = stack.enter_context(sandbox.session())
         loaded = candidate.run(program)
         if not loaded.ok:
@@ -163,6 +165,7 @@ class ProgrammingEnv(ToolEnv):
         "program</answer>."
     )
     outcome_term: ClassVar[str] = "outcome/tests_passed"
+    slow_judge: ClassVar[bool] = True
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
         "tests_passed": 0.3,  # times newly passed tests of the prompt / all of them
