@@ -1,16 +1,21 @@
-"""A tiny random policy, and the real environment with the byte tokenizer."""
+"""A tiny random policy, the real environment with the byte tokenizer, and rows that are made up."""
 
 import os
+import runpy
+import sys
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import agent_r1  # noqa: E402, F401  (registers the environments)
+from llm_utils.trajectory import Trajectory  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
 ENV_ID = "AgentR1/MultihopWorld-v0"
 ENV_KWARGS = {"max_turns": 3, "max_action_tokens": 12}
 
@@ -54,6 +59,36 @@ def policy(policy_folder):
     return transformers.AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32).eval()
 
 
+@pytest.fixture(scope="session")
+def small_model(vocab_size):
+    """small_model(kind, attention): a random model of another architecture."""
+
+    def make(kind, attention="sdpa"):
+        torch.manual_seed(0)
+        size = {"vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+        size |= {"num_attention_heads": 4, "max_position_embeddings": 4096, "initializer_range": 0.3}
+        if kind == "gpt2":
+            config = transformers.GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=4096)
+        elif kind == "gemma2":  # its logits are capped after the head
+            config = transformers.Gemma2Config(**size, num_key_value_heads=2, head_dim=8)
+            config.layer_types, attention = ["full_attention"] * 2, "eager"
+        elif kind == "qwen3":
+            config = transformers.Qwen3Config(**size, num_key_value_heads=2, head_dim=16)
+        elif kind == "llama":
+            config = transformers.LlamaConfig(**size, num_key_value_heads=1)
+        elif kind == "granite":  # it scales its logits, attention and residuals
+            config = transformers.GraniteConfig(**size, num_key_value_heads=2, attention_multiplier=0.3)
+            config.logits_scaling, config.residual_multiplier = 2.0, 0.8
+        elif kind == "sliding window":  # in its second layer
+            size |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+            config = transformers.Qwen2Config(**size, num_key_value_heads=2)
+        else:
+            config = transformers.Qwen2Config(**size, num_key_value_heads=2)
+        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
+
+    return make
+
+
 @pytest.fixture
 def make_envs():
     """make_envs(n): n episodes of MultihopWorld with the byte tokenizer."""
@@ -66,6 +101,75 @@ def make_envs():
     yield make
     for envs in made:
         envs.close()
+
+
+@pytest.fixture(scope="session")
+def make_row():
+    """make_row(turns, length): a finished episode with these turns, (first token, one past the last, reward)."""
+
+    def make(turns, length, prompt_length=None, task=0, tokens=None, logprobs=None, episode=0, **kwargs):
+        prompt_length = turns[0][0] if prompt_length is None else prompt_length
+        tokens = np.zeros(length, np.int32) if tokens is None else tokens
+        row = Trajectory(episode, task, prompt_length, tokens)
+        row.turns = [(int(start), int(end), float(reward)) for start, end, reward in turns]
+        at = [slice(start, end) for start, end, _ in row.turns]
+        row.span_logprobs = [np.zeros(length, np.float32)[s] if logprobs is None else logprobs[s] for s in at]
+        row.span_versions = [np.zeros(end - start, np.int32) for start, end, _ in row.turns]
+        for name, value in kwargs.items():
+            setattr(row, name, value)
+        row.lay_out()
+        return row
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def made_up_rows(make_row, vocab_size):
+    """made_up_rows(groups, size): episodes of random tokens and lengths, a group with the same prompt side by side.
+
+    Log-probabilities, advantages and so on are made up too, also where tools wrote.
+    """
+
+    def make(groups=3, size=4, seed=0, turns=3):
+        rng, rows = np.random.default_rng(seed), []
+        for task in range(groups):
+            prompt = rng.integers(vocab_size, size=int(rng.integers(4, 20)), dtype=np.int32)
+            for _ in range(size):
+                spans, at = [], len(prompt)
+                for _ in range(int(rng.integers(1, turns + 1))):
+                    end = at + int(rng.integers(1, 9))
+                    spans.append((at, end, rng.normal()))
+                    at = end + int(rng.integers(1, 12))
+                length = at if rng.random() < 0.5 else spans[-1][1]
+                tokens = np.concatenate([prompt, rng.integers(vocab_size, size=length - len(prompt), dtype=np.int32)])
+                logprobs = rng.normal(-5, 0.2, size=length).astype(np.float32)
+                row = make_row(spans, length, len(prompt), task, tokens, logprobs, episode=len(rows))
+                for name in ("old_logprobs", "ref_logprobs"):
+                    setattr(row, name, logprobs + rng.normal(0, 0.3, size=length).astype(np.float32))
+                for name in ("advantages", "returns", "values"):
+                    setattr(row, name, rng.normal(size=length).astype(np.float32))
+                row.stats["return"] = sum(reward for _, _, reward in spans)
+                rows.append(row)
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def learn(monkeypatch, tmp_path):
+    """learn(script, *arguments): run a learner in this process, in an empty folder; returns the newest run's folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(script, *arguments):
+        path = ROOT / "learner" / f"{script}.py"
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        finally:
+            torch.use_deterministic_algorithms(False)
+        return max(Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
+
+    return run
 
 
 @pytest.fixture

@@ -14,16 +14,19 @@ VALUES = np.array([0.5, 0.4, 0.3, 0.9, 0.9, 0.9, 0.9, 0.6, 0.7])
 TURN_END = np.array([0, 0, 1, 0, 0, 0, 0, 0, 1], bool)
 
 
-def trajectory(mask=MASK, rewards=REWARDS, values=VALUES, prompt=0, **kwargs):
-    """A row with these arrays after `prompt` further tokens."""
-    mask = np.concatenate([np.zeros(prompt, bool), mask])
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
-    turns = [(int(a), int(b), 0.0) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    row = ppo_llm.Trajectory(0, 0, prompt, np.zeros(len(mask), np.int32), turns=turns, **kwargs)
-    row.span_logprobs = [np.zeros(b - a) for a, b, _ in turns]
-    row.lay_out()
-    row.rewards[prompt:], row.values[prompt:] = rewards, values
-    return row
+@pytest.fixture
+def trajectory(make_row):
+    """trajectory(...): a row with these arrays after `prompt` further tokens."""
+
+    def make(mask=MASK, rewards=REWARDS, values=VALUES, prompt=0, **kwargs):
+        mask = np.concatenate([np.zeros(prompt, bool), mask])
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+        turns = [(a, b, 0.0) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        row = make_row(turns, len(mask), prompt, **kwargs)
+        row.rewards[prompt:], row.values[prompt:] = rewards, values
+        return row
+
+    return make
 
 
 def test_golden_vectors_of_token_gae():
@@ -96,7 +99,7 @@ def test_without_discounts_all_estimators_agree_on_the_return(lengths, seed):
 
 @pytest.mark.parametrize("advantage", ["tokens", "turns", "bilevel"])
 @pytest.mark.parametrize("adv_norm", ["token", "turn", "none"])
-def test_advantages_stand_on_sampled_tokens_only_and_are_whitened_over_the_batch(advantage, adv_norm):
+def test_advantages_stand_on_sampled_tokens_only_and_are_whitened_over_the_batch(trajectory, advantage, adv_norm):
     rows = [trajectory(prompt=3), trajectory(rewards=-REWARDS, prompt=5), trajectory(rewards=0 * REWARDS)]
     ppo_llm.compute_advantages(rows, ppo_llm.Args(advantage=advantage, adv_norm=adv_norm))
     for row in rows:
@@ -110,7 +113,7 @@ def test_advantages_stand_on_sampled_tokens_only_and_are_whitened_over_the_batch
     assert np.average(everything**2, weights=share) == pytest.approx(1, abs=1e-6)
 
 
-def test_turn_advantages_are_those_of_turn_gae():
+def test_turn_advantages_are_those_of_turn_gae(trajectory):
     row = trajectory(prompt=2)
     ppo_llm.compute_advantages([row], ppo_llm.Args(advantage="turns", gae_lambda=0.95, adv_norm="none"))
     np.testing.assert_allclose(row.advantages[2:], np.array([0.68] * 3 + [0] * 4 + [0.4] * 2), atol=1e-6)
@@ -119,7 +122,7 @@ def test_turn_advantages_are_those_of_turn_gae():
 
 
 @pytest.mark.parametrize("advantage", ["tokens", "turns", "bilevel"])
-def test_only_a_truncated_row_bootstraps_and_only_if_asked(advantage):
+def test_only_a_truncated_row_bootstraps_and_only_if_asked(trajectory, advantage):
     def first(truncation, **kwargs):
         row = trajectory(value_last=5.0, **kwargs)
         ppo_llm.compute_advantages([row], ppo_llm.Args(advantage=advantage, adv_norm="none", truncation=truncation))
@@ -130,7 +133,7 @@ def test_only_a_truncated_row_bootstraps_and_only_if_asked(advantage):
     assert first("bootstrap", truncated=True) > paid + 1
 
 
-def test_table_4_without_the_advantage_mask_runs_over_the_tools_tokens_too():
+def test_table_4_without_the_advantage_mask_runs_over_the_tools_tokens_too(trajectory):
     row = trajectory(prompt=2)
     ppo_llm.compute_advantages([row], ppo_llm.Args(advantage_mask=False, gae_lambda=0.95, adv_norm="none"))
     plain = ppo_llm.gae_tokens(REWARDS, VALUES, np.ones(9), 1.0, 0.95)[0]
@@ -147,10 +150,8 @@ def test_table_4_without_the_advantage_mask_runs_over_the_tools_tokens_too():
         ([(2, 2, 1.0)], [0] * 8),  # an episode in which nothing was sampled trains nothing
     ],
 )
-def test_a_turns_reward_sits_on_its_last_sampled_token_and_none_is_lost(turns, rewards):
-    row = ppo_llm.Trajectory(0, 0, 2, np.zeros(8, np.int32), turns=turns)
-    row.span_logprobs = [np.full(b - a, -1.0) for a, b, _ in turns]
-    row.lay_out()
+def test_a_turns_reward_sits_on_its_last_sampled_token_and_none_is_lost(make_row, turns, rewards):
+    row = make_row(turns, 8, 2, logprobs=np.full(8, -1.0))
     np.testing.assert_array_equal(row.rewards, rewards)
     assert not row.rewards[~row.action_mask].any()
     assert row.turns == [turn for turn in turns if turn[1] > turn[0]]

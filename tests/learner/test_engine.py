@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 ppo_llm = pytest.importorskip("ppo_llm")
+
+from llm_utils.forward import policy_forward, score  # noqa: E402
 
 EPISODES = [(i, 7 * i) for i in range(10)]
 
@@ -15,35 +16,24 @@ def play(policy, envs, vocab_size, episodes=EPISODES, seed=1, **kwargs):
     return ppo_llm.rollout(envs, engine, episodes, seed)
 
 
-def small(kind, vocab_size):
-    torch.manual_seed(0)
-    size = {"vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    size |= {"num_attention_heads": 4, "max_position_embeddings": 4096, "initializer_range": 0.3}
-    if kind == "gpt2":
-        config = transformers.GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=4096)
-    elif kind == "llama":
-        config = transformers.LlamaConfig(**size, num_key_value_heads=1)
-    elif kind == "gemma2":  # its logits are capped after the head
-        config = transformers.Gemma2Config(**size, num_key_value_heads=2, head_dim=8)
-        config.layer_types = ["full_attention"] * 2
-        config._attn_implementation = "eager"
-    else:
-        config = transformers.Qwen3Config(**size, num_key_value_heads=2, head_dim=16)
-    return transformers.AutoModelForCausalLM.from_config(config).float().eval()
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "gpt2", "gemma2"])
-def test_the_trainer_finds_the_samplers_log_probabilities(policy, make_envs, vocab_size, kind, temperature):
+def test_the_trainer_finds_the_samplers_log_probabilities(
+    policy, small_model, make_envs, vocab_size, kind, temperature
+):
     if kind != "qwen2":
-        policy = small(kind, vocab_size)
+        policy = small_model(kind)
     rows = play(policy, make_envs(4), vocab_size, temperature=temperature)
     assert any(len(row.turns) > 1 for row in rows)
+    masks = [row.action_mask for row in rows]
     with torch.no_grad():
-        for row in rows:
-            ids, mask = ppo_llm.pad([row.tokens]), ppo_llm.pad([row.action_mask])
-            logprobs, _ = ppo_llm.policy_forward(policy, ids, mask, vocab_size, temperature)
-            np.testing.assert_allclose(row.logprobs[row.action_mask], logprobs.numpy(), atol=1e-4)
+        for one in range(len(rows)):  # alone, and then all at once
+            logprobs, _ = policy_forward(policy, rows[one : one + 1], masks[one : one + 1], vocab_size, temperature)
+            np.testing.assert_allclose(rows[one].logprobs[masks[one]], logprobs.numpy(), atol=1e-4)
+    score(rows, masks, "ref_logprobs", policy, 10_000, vocab_size, temperature)
+    for row in rows:
+        np.testing.assert_allclose(row.logprobs, row.ref_logprobs, atol=1e-4)
+        np.testing.assert_array_equal(row.old_logprobs, row.logprobs)
 
 
 def test_rows_are_laid_out_as_they_were_played(policy, make_envs, vocab_size):

@@ -1,7 +1,6 @@
 """learner/ppo_llm.py as a script: a run, Ctrl-C and going on, and what it refuses."""
 
 import json
-import runpy
 import signal
 import subprocess
 import sys
@@ -20,27 +19,16 @@ SCRIPT = Path(__file__).parents[2] / "learner" / "ppo_llm.py"
 ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})
 SMALL = ["--tokenizer", "byte", "--env-kwargs", ENV_KWARGS, "--num-envs", "4", "--episodes-per-iteration", "8"]
 SMALL += ["--num-threads", "1", "--eval-episodes", "4", "--num-minibatches", "2", "--critic-warmup", "0"]
-
-
-@pytest.fixture
-def learn(monkeypatch, tmp_path):
-    """learn(*arguments): run the script in this process, in an empty folder; returns the newest run's folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-        return max(Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
-
-    return run
+PER_TOKEN = ("tokens", "action_mask", "rewards", "values", "logprobs", "advantages", "versions")
 
 
 def trajectories(run_dir):
     return [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
 
 
-def test_a_run_leaves_what_is_promised(learn, policy_folder):
-    learn("--model", policy_folder, *SMALL, "--total-episodes", 16, "--log-trajectories", 3, "--save-model")
+def test_a_run_leaves_what_is_promised(learn, policy_folder, monkeypatch):
+    monkeypatch.setattr("llm_utils.logger.Logger.TRAJECTORIES", 3)
+    learn("ppo_llm", "--model", policy_folder, *SMALL, "--total-episodes", 16, "--save-model")
     (run_dir,) = Path("runs").iterdir()
     assert run_dir.name.startswith("AgentR1_MultihopWorld-v0__ppo_llm__1__")
     summary = json.loads((run_dir / "summary.json").read_text())
@@ -51,12 +39,14 @@ def test_a_run_leaves_what_is_promised(learn, policy_folder):
     rows = trajectories(run_dir)
     assert [row["iteration"] for row in rows] == [1, 1, 1, 2, 2, 2]
     for row in rows:
-        lengths = {len(row[k]) for k in ("tokens", "action_mask", "rewards", "values", "logprobs", "advantages")}
+        lengths = {len(row[k]) for k in PER_TOKEN}
         assert lengths == {len(row["tokens"])}
         assert row["terminated"] != row["truncated"]
         mask = np.array(row["action_mask"], bool)
         assert not mask[: row["prompt_length"]].any() and mask.any()
-        for name in ("rewards", "logprobs", "advantages"):
+        assert np.array_equal(np.flatnonzero(mask), np.concatenate([np.arange(a, b) for a, b in row["turns"]]))
+        assert set(np.array(row["versions"])[mask]) == {row["iteration"] - 1}
+        for name in ("rewards", "logprobs", "advantages", "versions"):
             assert not np.array(row[name])[~mask].any()
         assert sum(row["rewards"]) == pytest.approx(row["stats"]["return"], abs=1e-5)
     before = safetensors.load_file(policy_folder / "model.safetensors")
@@ -79,7 +69,7 @@ def test_the_same_seed_gives_the_same_weights(learn, policy_folder):
     weights = []
     for seed in (1, 1, 2):
         arguments = ["--total-episodes", 8, "--save-model", "--eval-episodes", 0, "--seed", seed]
-        run_dir = learn("--model", policy_folder, *SMALL, *arguments, "--exp-name", f"run{len(weights)}")
+        run_dir = learn("ppo_llm", "--model", policy_folder, *SMALL, *arguments, "--exp-name", f"run{len(weights)}")
         weights.append(safetensors.load_file(run_dir / "model" / "model.safetensors"))
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
     assert any((weights[0][name] != weights[2][name]).any() for name in weights[0])
@@ -92,17 +82,17 @@ def test_the_same_seed_gives_the_same_weights(learn, policy_folder):
         ["--advantage", "bilevel", "--old-logprobs", "trainer", "--temperature", "0.7", "--ent-coef", "0.01"],
         ["--no-loss-mask", "--no-advantage-mask"],
         ["--kl-coef", "0.1", "--kl-in", "reward", "--update-epochs", "2", "--target-kl", "0.01", "--top-p", "0.9"],
+        ["--lora-rank", "2", "--gradient-checkpointing", "--kl-coef", "0.1", "--kl-estimator", "k2"],
+        ["--max-staleness", "1", "--no-anneal-lr"],
     ],
     ids=lambda options: options[0],
 )
 def test_options_run(learn, policy_folder, options):
-    run_dir = learn("--model", policy_folder, *SMALL, "--total-episodes", 8, "--eval-episodes", 0, *options)
+    run_dir = learn("ppo_llm", "--model", policy_folder, *SMALL, "--total-episodes", 8, "--eval-episodes", 0, *options)
     for row in trajectories(run_dir):
         assert np.isfinite(row["advantages"]).all()
         if "bootstrap" in options:
-            assert not row["truncated"] or "outcome/unfinished" not in row["reward_terms"] or (
-                row["reward_terms"]["outcome/unfinished"] == 0
-            )
+            assert not row["truncated"] or row["reward_terms"].get("outcome/unfinished", 0) == 0
 
 
 def test_ctrl_c_and_resume_end_where_an_uninterrupted_run_ends(learn, policy_folder, environment_of_scripts):
@@ -125,8 +115,8 @@ def test_ctrl_c_and_resume_end_where_an_uninterrupted_run_ends(learn, policy_fol
     done = json.loads((stopped / "checkpoint" / "state.json").read_text())["run"]["iteration"]
     assert 1 <= done < 6  # rows are written just before the boundary
 
-    learn("--resume", stopped)
-    whole = learn(*options, "--exp-name", "whole")
+    learn("ppo_llm", "--resume", stopped)
+    whole = learn("ppo_llm", *options, "--exp-name", "whole")
     assert whole != stopped
     expected = safetensors.load_file(whole / "model" / "model.safetensors")
     got = safetensors.load_file(stopped / "model" / "model.safetensors")
@@ -139,7 +129,7 @@ def test_ctrl_c_and_resume_end_where_an_uninterrupted_run_ends(learn, policy_fol
 
 def test_a_loss_that_is_not_finite_stops_the_run(learn, policy_folder):
     with pytest.raises(SystemExit, match="stopped: .*(nan|inf|finite)"):
-        learn("--model", policy_folder, *SMALL, "--total-episodes", 24, "--critic-learning-rate", "1e30")
+        learn("ppo_llm", "--model", policy_folder, *SMALL, "--total-episodes", 24, "--critic-learning-rate", "1e30")
     (run_dir,) = Path("runs").iterdir()
     rows = [json.loads(line) for line in (run_dir / "not_finite.jsonl").read_text().splitlines()]
     assert rows and all(row["tokens"] for row in rows)
@@ -159,17 +149,17 @@ def test_clear_errors_before_any_work(learn, policy_folder, tmp_path, vocab_size
         (["--model", policy_folder, "--resume", tmp_path], "no checkpoint"),
     ):
         with pytest.raises(SystemExit, match=message):
-            learn(*SMALL, *arguments)
+            learn("ppo_llm", *SMALL, *arguments)
     assert not Path("runs").exists()
 
 
 def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_folder, tmp_path):
-    run_dir = learn("--model", policy_folder, *SMALL, "--total-episodes", 8, "--checkpoint-every", 1)
+    run_dir = learn("ppo_llm", "--model", policy_folder, *SMALL, "--total-episodes", 8, "--checkpoint-every", 1)
     state = json.loads((run_dir / "checkpoint" / "state.json").read_text())
     other = {**state, "algorithm": "grpo_llm"}
     (run_dir / "checkpoint" / "state.json").write_text(json.dumps(other))
     with pytest.raises(SystemExit, match="checkpoint is of grpo_llm.py, this is ppo_llm.py"):
-        learn("--resume", run_dir)
+        learn("ppo_llm", "--resume", run_dir)
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     wide = Qwen2Config(vocab_size=300, hidden_size=64, intermediate_size=16, num_hidden_layers=1)
@@ -178,7 +168,7 @@ def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_fol
     state["args"]["model"] = str(tmp_path / "wide")
     (run_dir / "checkpoint" / "state.json").write_text(json.dumps(state))
     with pytest.raises(SystemExit, match="doesn't fit this model"):
-        learn("--resume", run_dir)
+        learn("ppo_llm", "--resume", run_dir)
 
 
 def test_the_file_stays_short():

@@ -1,0 +1,117 @@
+"""Rows through a model: a prompt that rows share is computed once, and nothing else changes."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+forward = pytest.importorskip("llm_utils.forward")
+
+
+def in_one_row(model, row, mask, vocab_size, temperature=1.0):
+    """The log-probabilities of a row's masked tokens, from the plainest use of the model."""
+    tokens = torch.from_numpy(row.tokens).long()
+    logits = model(input_ids=tokens[None]).logits[0, :, :vocab_size].float() / temperature
+    return torch.log_softmax(logits, -1)[:-1].gather(1, tokens[1:, None])[mask[1:], 0]
+
+
+def gradient(model, logprobs, seed=0):
+    """The gradient of a random sum of the log-probabilities."""
+    weights = torch.from_numpy(np.random.default_rng(seed).normal(size=len(logprobs)).astype(np.float32))
+    (logprobs * weights).sum().backward()
+    flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return flat
+
+
+class Counting:
+    """Counts the tokens, padding included, that a model embeds."""
+
+    def __init__(self, model):
+        self.tokens = 0
+        model.get_input_embeddings().register_forward_hook(self.add)
+
+    def add(self, module, inputs, output):
+        self.tokens += inputs[0].numel()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "granite"])
+def test_shared_prompts_change_neither_log_probabilities_nor_gradients(
+    small_model, made_up_rows, vocab_size, kind, attention
+):
+    model = small_model(kind, attention).double()  # in float32 rounding alone makes 1e-6
+    rows = made_up_rows(groups=3, size=4)
+    assert len({row.prompt_length for row in rows}) == 3 and len({len(row.tokens) for row in rows}) > 6
+    for masks in (
+        [row.action_mask for row in rows],
+        [np.arange(len(row.tokens)) >= row.prompt_length for row in rows],  # the first token of a row predicts nothing
+    ):
+        plain = torch.cat([in_one_row(model, *both, vocab_size) for both in zip(rows, masks, strict=True)])
+        count = Counting(model)
+        shared, everything = forward.policy_forward(model, rows, masks, vocab_size, 1.0)
+        longest = max(row.prompt_length for row in rows), max(len(row.tokens) - row.prompt_length for row in rows)
+        assert count.tokens <= 3 * longest[0] + len(rows) * (longest[1] + 1)  # the prompts were computed once
+        torch.testing.assert_close(shared, plain, atol=1e-5, rtol=0)
+        torch.testing.assert_close(everything.exp().sum(-1), torch.ones(len(plain)))
+        one, two = gradient(model, plain), gradient(model, shared)
+        assert (one - two).norm() / one.norm() < 1e-6
+
+
+def test_prompts_are_shared_in_half_precision_too(small_model, made_up_rows, vocab_size):
+    """The mask that eager attention adds has the model's own type."""
+    for attention in ("eager", "sdpa"):
+        model, rows = small_model("qwen2", attention).bfloat16(), made_up_rows()
+        masks = [row.action_mask for row in rows]
+        shared = forward.policy_forward(model, rows, masks, vocab_size, 1.0)[0]
+        plain = torch.cat([in_one_row(model, *both, vocab_size) for both in zip(rows, masks, strict=True)])
+        assert shared.dtype == torch.float32 and (shared - plain).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("case", ["alone", "different prompts", "one token", "sliding window"])
+def test_where_nothing_can_be_shared_rows_are_computed_whole(small_model, made_up_rows, vocab_size, case):
+    model = small_model("sliding window" if case == "sliding window" else "qwen2")
+    rows = made_up_rows(groups=4, size=1) if case == "different prompts" else made_up_rows(groups=1, size=4)
+    if case == "alone":
+        rows = rows[:1]
+    if case == "one token":
+        for row in rows:
+            row.prompt_length, row.tokens[0] = 1, 5
+    masks = [row.action_mask for row in rows]
+    count = Counting(model)
+    together = forward.policy_forward(model, rows, masks, vocab_size, 0.7)[0]
+    assert count.tokens == len(rows) * max(len(row.tokens) for row in rows)
+    plain = torch.cat([in_one_row(model, *both, vocab_size, 0.7) for both in zip(rows, masks, strict=True)])
+    torch.testing.assert_close(together, plain, atol=1e-5, rtol=0)
+
+
+def test_rows_in_which_nothing_is_asked_for_give_nothing(small_model, made_up_rows, vocab_size):
+    rows = made_up_rows(groups=1)
+    logprobs, everything = forward.policy_forward(
+        small_model("qwen2"), rows, [np.zeros(len(row.tokens), bool) for row in rows], vocab_size, 1.0
+    )
+    assert len(logprobs) == len(everything) == 0 and logprobs.sum() == 0
+
+
+def test_microbatches_keep_groups_together(made_up_rows):
+    rows = made_up_rows(groups=6, size=4)
+    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    budget = 4 * max(len(row.tokens) for row in rows)
+    batches = list(forward.microbatches(shuffled, budget))
+    assert sorted(row.episode for batch in batches for row in batch) == list(range(24))
+    for batch in batches:
+        assert len(batch) * max(len(row.tokens) for row in batch) <= budget
+    tasks = [row.task_index for batch in batches for row in batch]
+    assert sum(a != b for a, b in zip(tasks, tasks[1:], strict=False)) == 5  # every group in one stretch
+
+
+def test_scores_land_on_their_tokens(small_model, made_up_rows, vocab_size):
+    model, rows = small_model("llama"), made_up_rows(groups=3, size=3, seed=1)
+    masks = [np.arange(len(row.tokens)) >= row.prompt_length for row in rows]
+    calls = []
+    forward.score(rows, masks, "ref_logprobs", model, 100, vocab_size, 1.0, between=lambda: calls.append(1))
+    assert len(calls) == len(list(forward.microbatches(rows, 100))) > 1
+    for row, mask in zip(rows, masks, strict=True):
+        with torch.no_grad():
+            expected = in_one_row(model, row, mask, vocab_size).numpy()
+        np.testing.assert_allclose(row.ref_logprobs[mask], expected, atol=1e-5)
+        assert not row.ref_logprobs[~mask].any()

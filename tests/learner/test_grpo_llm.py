@@ -1,0 +1,414 @@
+"""learner/grpo_llm.py: advantages within groups, its losses against plain loops, and runs of the script."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tyro")
+pytest.importorskip("tensorboard")
+grpo_llm = pytest.importorskip("grpo_llm")
+safetensors = pytest.importorskip("safetensors.torch")
+
+LEARNER = Path(__file__).parents[2] / "learner"
+SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 16}), "--num-threads", 1, "--num-envs", 8]
+SMALL += ["--episodes-per-iteration", 16, "--num-minibatches", 2, "--eval-episodes", 0]
+SMALL += ["--temperature", 2.0]  # so that the episodes of a group differ
+GROUPS = [*SMALL, "--group-size", 4]
+
+
+# ------------------------------------------------------------------------------------------------------- advantages
+
+
+def group(*rewards, **kwargs):
+    return [row.tolist() for row in grpo_llm.group_advantages([np.array(r, float) for r in rewards], **kwargs)]
+
+
+def test_golden_vectors_of_group_advantages():
+    outcomes = [[1], [0], [0], [0]]
+    assert sum(group(*outcomes), []) == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
+    assert sum(group(*outcomes, scale=False), []) == pytest.approx([0.75, -0.25, -0.25, -0.25])  # Dr. GRPO
+    assert group([1], [1], [1]) == [[0], [0], [0]]
+
+
+def test_golden_vectors_of_turn_credit():
+    # rewards to go: [3 2 2], [1 0 .], [-1 . .]; means over all three episodes: 1, 2/3, 2/3
+    episodes = [1, 0, 2], [1, 0], [-1]
+    assert group(*episodes, scale=False, credit="episode") == [[2, 2, 2], [0, 0], [-2]]
+    expected = [[2, 4 / 3, 4 / 3], [0, -2 / 3], [-2]]
+    for got, values in zip(group(*episodes, scale=False, credit="turn"), expected, strict=True):
+        assert got == pytest.approx(values)
+    for got, values in zip(group(*episodes, scale=True, credit="turn"), expected, strict=True):  # std of 3, 1, -1 is 2
+        assert got == pytest.approx([value / 2 for value in values], abs=1e-5)
+    # gamma 1/2: to go [1.5 1 2], [1 0 .], [-1 . .]; means 0.5, 1/3, 2/3
+    halved = group(*episodes, scale=False, credit="turn", gamma=0.5)
+    for got, values in zip(halved, [[1, 2 / 3, 4 / 3], [0.5, -1 / 3], [-1.5]], strict=True):
+        assert got == pytest.approx(values)
+
+
+def test_a_group_may_have_episodes_in_which_nothing_was_sampled():
+    assert group([2.0, 0.0], [], scale=False, credit="turn") == [[1.0, 0.0], []]
+    assert group([], []) == [[], []]
+
+
+# A process of at most three turns in which the policy decides when to stop. In turns 0 and 1 action 0 stops and action
+# 1 goes on; in turn 2 both end the episode. Rewards are paid on the way and at the end.
+ACTIONS = [(0,), (1, 0), (1, 1, 0), (1, 1, 1)]
+REWARDS = [(0.3,), (0.5, -1.0), (0.5, 0.25, 2.0), (0.5, 0.25, -0.7)]
+CHANCE_OF_1 = [0.7, 0.4, 0.2]
+
+
+def slopes(actions):
+    """Gradients of the log-probabilities of the turns' actions with respect to the three logits."""
+    out = np.zeros((len(actions), 3))
+    for turn, action in enumerate(actions):
+        out[turn, turn] = action - CHANCE_OF_1[turn]
+    return out
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("credit", ["turn", "episode"])
+def test_credit_is_unbiased_when_the_policy_decides_when_to_stop(credit, size):
+    """Summed over every possible group: the expected gradient is (G - 1) / G times the true one."""
+    chances = [math.prod(p if a else 1 - p for a, p in zip(acts, CHANCE_OF_1, strict=False)) for acts in ACTIONS]
+    assert sum(chances) == pytest.approx(1)
+    true = sum(p * sum(r) * slopes(acts).sum(0) for p, r, acts in zip(chances, REWARDS, ACTIONS, strict=True))
+    expected = np.zeros(3)
+    for drawn in itertools.product(range(4), repeat=size):
+        rewards = [np.array(REWARDS[i]) for i in drawn]
+        advantages = grpo_llm.group_advantages(rewards, credit, scale=False)
+        gradient = sum(a @ slopes(ACTIONS[i]) for a, i in zip(advantages, drawn, strict=True)) / size
+        expected += math.prod(chances[i] for i in drawn) * gradient
+    np.testing.assert_allclose(expected, (size - 1) / size * true, atol=1e-12)
+    assert np.abs(true).min() > 0.01
+
+
+def test_advantages_stand_on_the_tokens_of_their_turns(make_row):
+    def pair():
+        return [make_row([(2, 4, 1.0), (6, 8, 2.0)], 9), make_row([(2, 3, 0.0)], 5)]
+
+    args = grpo_llm.Args(group_size=2, scale_rewards=False)
+    rows = pair()
+    grpo_llm.compute_advantages(rows, args)
+    assert rows[0].advantages.tolist() == [0, 0, 1.5, 1.5, 0, 0, 1, 1, 0]
+    assert rows[1].advantages.tolist() == [0, 0, -1.5, 0, 0]
+    rows = pair()
+    grpo_llm.compute_advantages(rows, replace(args, credit="episode"))
+    assert rows[0].advantages.tolist() == [0, 0, 1.5, 1.5, 0, 0, 1.5, 1.5, 0]
+    rows = pair()
+    grpo_llm.compute_advantages(rows, replace(args, advantage_mask=False))  # also on what a turn was answered
+    assert rows[0].advantages.tolist() == [0, 0, 1.5, 1.5, 1.5, 1.5, 1, 1, 1]
+    assert rows[1].advantages.tolist() == [0, 0, -1.5, -1.5, -1.5]
+
+
+def test_groups_are_told_apart_by_position(make_row):
+    rows = [make_row([(1, 2, reward)], 2) for reward in (1, 0, 5, 5, 7, 9)]
+    grpo_llm.compute_advantages(rows, grpo_llm.Args(group_size=2, scale_rewards=False))
+    assert [row.advantages[1] for row in rows] == [0.5, -0.5, 0, 0, -1, 1]
+    for row, value in zip(rows, (1, 0, 5, 5, 7, 9), strict=True):
+        row.stats["return"] = value
+    assert grpo_llm.uneven_groups(rows, 2) == [*rows[:2], *rows[4:]]
+
+
+# ------------------------------------------------------------------------------------------------------------- loss
+
+
+def slow_loss(model, rows, args, vocab_size):
+    """The loss, one row and one token after the other."""
+    row_losses, row_lengths = [], []
+    for row in rows:
+        ids = torch.from_numpy(row.tokens).long()
+        logits = model(input_ids=ids[None]).logits[0, :, :vocab_size].float() / args.temperature
+        new = torch.log_softmax(logits, -1)[:-1].gather(1, ids[1:, None])[:, 0]
+        tokens = [t for t in range(row.prompt_length, len(ids)) if row.action_mask[t] or not args.loss_mask]
+        segments = {}
+        for t in tokens:
+            turn = max([0] + [k for k, (start, _, _) in enumerate(row.turns) if t >= start])
+            segments.setdefault({"token": t, "turn": turn, "sequence": 0}[args.ratio], []).append(t)
+        losses = []
+        for segment in segments.values():
+            ratio = torch.exp(sum(new[t - 1] - float(row.old_logprobs[t]) for t in segment) / len(segment))
+            clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef_high)
+            for t in segment:
+                advantage = float(row.advantages[t])
+                loss = -torch.minimum(ratio * advantage, clipped * advantage)
+                if row.action_mask[t]:
+                    loss = loss * min(math.exp(row.old_logprobs[t] - row.logprobs[t]), args.importance_cap)
+                if args.kl_coef and args.kl_in == "loss":
+                    x = new[t - 1] - float(row.ref_logprobs[t])
+                    kl = {"k1": x, "k2": x**2 / 2, "k3": torch.exp(-x) - 1 + x}[args.kl_estimator]
+                    loss = loss + args.kl_coef * kl
+                losses.append(loss)
+        row_losses.append(sum(losses, torch.zeros(())))
+        row_lengths.append(len(losses))
+    if args.loss_aggregation == "token":
+        return sum(row_losses) / sum(row_lengths)
+    if args.loss_aggregation == "sequence":
+        return sum(loss / n for loss, n in zip(row_losses, row_lengths, strict=True)) / len(rows)
+    return sum(row_losses) / len(rows) / args.constant_length
+
+
+def gradient_of(model):
+    flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return flat
+
+
+CASES = [
+    *({"ratio": r, "loss_aggregation": a} for r in ("token", "turn", "sequence") for a in ("sequence", "constant")),
+    *({"ratio": r} for r in ("token", "turn", "sequence")),
+    {"loss_mask": False, "ratio": "turn"},
+    {"loss_mask": False, "importance_cap": 1.05},
+    {"kl_coef": 0.3, "kl_estimator": "k1"},
+    {"kl_coef": 0.3, "kl_estimator": "k2", "loss_aggregation": "sequence"},
+    {"kl_coef": 0.3, "kl_estimator": "k3", "temperature": 0.8},
+    {"kl_coef": 0.3, "kl_in": "reward"},  # already in the advantages
+    {"clip_coef": 0.05, "clip_coef_high": 0.3, "importance_cap": 0.9},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: ",".join(f"{k}={v}" for k, v in case.items()))
+def test_the_loss_and_its_gradient_are_those_of_plain_loops(small_model, made_up_rows, vocab_size, case):
+    """However the step is cut into microbatches."""
+    model, rows = small_model("qwen2"), made_up_rows(groups=3, size=3)
+    with torch.no_grad():  # ratios near 1, some of them clipped
+        grpo_llm.score(rows, [np.arange(len(r.tokens)) >= r.prompt_length for r in rows], "logprobs", model, 500,
+                       vocab_size, case.get("temperature", 1.0))  # fmt: skip
+    rng = np.random.default_rng(0)
+    for row in rows:
+        for name in ("old_logprobs", "ref_logprobs"):
+            setattr(row, name, row.logprobs + rng.normal(0, 0.2, size=len(row.tokens)).astype(np.float32))
+        row.logprobs[~row.action_mask] = 0  # the sampler has none there
+    args = grpo_llm.Args(constant_length=30, group_size=3, **case)
+    loss = slow_loss(model, rows, args, vocab_size)
+    loss.backward()
+    expected = gradient_of(model)
+    for budget in (10**6, 120, 1):
+        logs = grpo_llm.backward(rows, replace(args, microbatch_tokens=budget), model, vocab_size)
+        got = gradient_of(model)
+        assert (got - expected).norm() / expected.norm() < 1e-5
+        if case.get("kl_in", "loss") == "loss" and not case.get("kl_coef"):
+            assert logs["policy_loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
+
+
+def test_segments_are_numbered_over_all_rows(make_row):
+    rows = [make_row([(2, 4, 0), (6, 7, 0)], 9), make_row([(1, 3, 0)], 4), make_row([(2, 3, 0), (3, 5, 0)], 5)]
+    masks = [row.action_mask for row in rows]
+    assert grpo_llm.segment_numbers(rows, masks, by_turn=True).tolist() == [0, 0, 1, 2, 2, 3, 4, 4]
+    assert grpo_llm.segment_numbers(rows, masks, by_turn=False).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
+    masks[1] = np.zeros(4, bool)
+    assert grpo_llm.segment_numbers(rows, masks, by_turn=True).tolist() == [0, 0, 1, 2, 3, 3]
+
+
+def test_a_ratio_over_a_segment_is_a_geometric_mean():
+    """With its gradient shared by the segment's tokens (GSPO, equation 7)."""
+    new = torch.tensor([0.1, 0.3, -0.4, 0.2], requires_grad=True)
+    segments = torch.tensor([0, 0, 1, 1])
+    advantages = torch.tensor([1.0, 1.0, -2.0, -2.0])
+    loss, figures = grpo_llm.policy_loss(new, torch.zeros(4), advantages, 0.5, 0.5, segments)
+    ratios = np.exp([0.2, 0.2, -0.1, -0.1])
+    np.testing.assert_allclose(loss.detach(), [-ratios[0], -ratios[1], 2 * ratios[2], 2 * ratios[3]], rtol=1e-6)
+    assert figures["clipfrac"].sum() == 0
+    loss.sum().backward()
+    np.testing.assert_allclose(new.grad, [-ratios[0], -ratios[1], 2 * ratios[2], 2 * ratios[3]], rtol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_raises_and_names_the_rows(small_model, made_up_rows, vocab_size):
+    rows = made_up_rows()
+    rows[3].advantages[:] = np.nan
+    with pytest.raises(FloatingPointError, match="loss is nan") as error:
+        grpo_llm.backward(rows, grpo_llm.Args(microbatch_tokens=1), small_model("qwen2"), vocab_size)
+    assert error.value.args[1] == [rows[3]]
+
+
+# ---------------------------------------------------------------------------------------------------------- scripts
+
+
+def jsonl(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def scalars(run_dir):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir)).Reload()
+    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_a_run_leaves_what_is_promised(learn, monkeypatch):
+    from llm_utils.logger import Logger
+
+    monkeypatch.setattr(Logger, "TRAJECTORIES", 16)
+    flags = ["--total-episodes", 32, "--save-model", "--eval-episodes", 4]
+    run_dir = learn("grpo_llm", *GROUPS, *flags)
+    assert run_dir.name.startswith("AgentR1_MultihopWorld-v0__grpo_llm__1__")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["finished"] and {"eval/success_first", "eval/exact_match_last"} <= summary.keys()
+    rows = jsonl(run_dir / "trajectories.jsonl")
+    assert [row["iteration"] for row in rows] == [1] * 16 + [2] * 16
+    assert [row["episode"] for row in rows] == list(range(32))
+    for row in rows:
+        lengths = {len(row[k]) for k in ("tokens", "action_mask", "rewards", "versions", "logprobs", "advantages")}
+        assert lengths == {len(row["tokens"])}
+        mask = np.array(row["action_mask"], bool)
+        assert not mask[: row["prompt_length"]].any() and mask.any()
+        for name in ("rewards", "logprobs", "advantages", "versions"):
+            assert not np.array(row[name])[~mask].any()
+        assert np.array_equal(np.flatnonzero(mask), np.concatenate([np.arange(a, b) for a, b in row["turns"]]))
+        assert set(np.array(row["versions"])[mask]) == {row["iteration"] - 1}
+        assert sum(row["rewards"]) == pytest.approx(row["stats"]["return"], abs=1e-5)
+    for first in range(0, 32, 4):
+        of_group = rows[first : first + 4]
+        assert len({tuple(row["tokens"][: row["prompt_length"]]) for row in of_group}) == 1
+        turn_rewards = [np.array([sum(row["rewards"][a:b]) for a, b in row["turns"]]) for row in of_group]
+        for row, values in zip(of_group, grpo_llm.group_advantages(turn_rewards, "turn"), strict=True):
+            for (start, end), value in zip(row["turns"], values, strict=True):
+                np.testing.assert_allclose(row["advantages"][start:end], value, atol=1e-4)
+    before = safetensors.load_file(grpo_llm.model_source("tiny", "AgentR1/MultihopWorld-v0") + "/model.safetensors")
+    after = safetensors.load_file(run_dir / "model" / "model.safetensors")
+    assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)
+    assert (run_dir / "model" / "tokenizer.json").is_file()
+    logged = scalars(run_dir)
+    assert logged["charts/staleness"] == [0, 0]
+    assert all(0 <= value <= 1 for value in logged["charts/uneven_groups"])
+    assert {"losses/policy_loss", "losses/clipfrac", "losses/entropy", "losses/grad_norm"} <= logged.keys()
+    assert {f"time/{name}" for name in ("rollout", "score", "train", "sync")} <= logged.keys()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--credit", "episode", "--no-scale-rewards", "--loss-aggregation", "constant", "--constant-length", 32],
+        ["--ratio", "sequence", "--loss-aggregation", "sequence", "--clip-coef", 3e-4, "--clip-coef-high", 4e-4],
+        ["--ratio", "turn", "--old-logprobs", "trainer", "--gamma", 0.9, "--top-p", 0.9, "--update-epochs", 2],
+        ["--no-loss-mask", "--no-advantage-mask", "--no-anneal-lr", "--microbatch-tokens", 256],
+        ["--kl-coef", 0.1, "--kl-estimator", "k2", "--lora-rank", 2, "--max-grad-norm", 0.5],
+        ["--gradient-checkpointing", "--max-staleness", 2],
+    ],
+    ids=lambda options: options[0],
+)
+def test_options_run(learn, options):
+    run_dir = learn("grpo_llm", *GROUPS, "--total-episodes", 32, *options)
+    assert all(np.isfinite(row["advantages"]).all() for row in jsonl(run_dir / "trajectories.jsonl"))
+    logged = scalars(run_dir)
+    assert len(logged["losses/policy_loss"]) == 2 and np.isfinite(logged["losses/grad_norm"]).all()
+    assert logged["losses/grad_norm"][0] > 0
+
+
+def test_log_probabilities_of_the_trainer_are_those_of_the_sampler(learn):
+    """With --old-logprobs trainer on the first step of an iteration every ratio and every weight is 1."""
+    flags = ["--total-episodes", 16, "--num-minibatches", 1, "--no-scale-rewards"]
+    one, two = (scalars(learn("grpo_llm", *GROUPS, *flags, "--old-logprobs", x, "--exp-name", x))
+                for x in ("sampler", "trainer"))  # fmt: skip
+    assert one["losses/approx_kl"][0] == pytest.approx(0, abs=1e-6)
+    assert two["losses/clipfrac"] == [0]
+    assert one["losses/grad_norm"][0] == pytest.approx(two["losses/grad_norm"][0], rel=1e-3)
+
+
+@pytest.mark.parametrize("script", ["grpo_llm", "ppo_llm"])
+def test_a_kl_divergence_in_the_reward_is_paid_by_sampled_tokens(learn, script):
+    flags = ["--total-episodes", 32, "--kl-coef", 0.5, "--kl-in", "reward", "--kl-estimator", "k1"]
+    flags += ["--learning-rate", 3e-3] + (["--critic-warmup", 0] if script == "ppo_llm" else ["--group-size", 4])
+    run_dir = learn(script, *SMALL, *flags)
+    source = grpo_llm.model_source("tiny", "AgentR1/MultihopWorld-v0")
+    first = grpo_llm.load_policy(source, torch.device("cpu"))
+    paid_at_all = 0.0
+    for row in jsonl(run_dir / "trajectories.jsonl"):
+        tokens, mask = torch.tensor(row["tokens"]), np.array(row["action_mask"], bool)
+        with torch.no_grad():
+            logits = first(input_ids=tokens[None]).logits[0, :-1] / 2.0
+        reference = torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0].numpy()
+        expected = 0.5 * (np.array(row["logprobs"])[1:] - reference) * mask[1:]
+        paid = -np.array(row["rewards"])[1:]
+        inside = np.ones(len(mask), bool)
+        inside[[end - 1 for _, end in row["turns"]]] = False  # where the environment pays nothing
+        np.testing.assert_allclose(paid[inside[1:]], expected[inside[1:]], atol=1e-4)
+        assert row["stats"]["return"] - sum(row["rewards"]) == pytest.approx(expected.sum(), abs=2e-3)
+        paid_at_all = max(paid_at_all, abs(expected.sum()))
+    assert paid_at_all > 0.01
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, monkeypatch, rounds):
+    from llm_utils.logger import Logger
+
+    monkeypatch.setattr(Logger, "TRAJECTORIES", 16)
+    flags = ["--total-episodes", 32, "--temperature", 0.7, "--dynamic-sampling", rounds, "--group-size", 2]
+    run_dir = learn("grpo_llm", *GROUPS, *flags)
+    rows = jsonl(run_dir / "trajectories.jsonl")
+    assert len(rows) == 32 and len({row["episode"] for row in rows}) == 32
+    groups = [rows[i : i + 2] for i in range(0, 32, 2)]
+    assert all(one["task_index"] == two["task_index"] for one, two in groups)
+    even = [one["stats"]["return"] == two["stats"]["return"] for one, two in groups]
+    uneven = scalars(run_dir)["charts/uneven_groups"]
+    if rounds:
+        assert not any(even) and min(uneven) >= 1
+    else:
+        assert any(even) and uneven == pytest.approx([1 - np.mean(even[:8]), 1 - np.mean(even[8:])])
+
+
+def test_staleness_occurs_and_is_bounded(learn):
+    run_dir = learn("grpo_llm", *GROUPS, "--total-episodes", 64, "--max-staleness", 2)
+    staleness = [
+        row["iteration"] - 1 - version
+        for row in jsonl(run_dir / "trajectories.jsonl")
+        for version, sampled in zip(row["versions"], row["action_mask"], strict=True)
+        if sampled
+    ]
+    assert 0 < max(staleness) <= 2 and min(staleness) >= 0
+    logged = scalars(run_dir)["charts/staleness"]
+    assert logged[0] == 0 and max(logged) <= 2 and logged[-1] > 0
+
+
+def test_lora_trains_adapters_and_saves_them_merged(learn):
+    peft = pytest.importorskip("peft")
+    flags = ["--total-episodes", 32, "--lora-rank", 2, "--save-model", "--checkpoint-every", 1]
+    run_dir = learn("grpo_llm", *GROUPS, *flags, "--learning-rate", 3e-3)
+    source = grpo_llm.model_source("tiny", "AgentR1/MultihopWorld-v0")
+    adapters = safetensors.load_file(run_dir / "checkpoint" / "policy" / "adapter_model.safetensors")
+    assert all(".lora_" in name for name in adapters) and any(x.abs().max() > 0 for x in adapters.values())
+    base = grpo_llm.load_policy(source, torch.device("cpu"))
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        before = base(input_ids=ids).logits
+        merged = grpo_llm.load_policy(run_dir / "model", torch.device("cpu"))(input_ids=ids).logits
+        expected = peft.PeftModel.from_pretrained(base, run_dir / "checkpoint" / "policy")(input_ids=ids).logits
+    torch.testing.assert_close(merged, expected, atol=1e-4, rtol=1e-4)
+    assert (merged - before).abs().max() > 0.01
+
+
+def test_contradicting_flags_are_named_before_any_work(learn):
+    for arguments, message in (
+        (["--group-size", 5], "--episodes-per-iteration must be a multiple of --group-size"),
+        (["--group-size", 1], "--group-size, which is at least 2"),
+        (["--max-staleness", 1, "--dynamic-sampling", 1], "--max-staleness and --dynamic-sampling contradict"),
+        (["--max-staleness", 1, "--deterministic"], "--deterministic and --max-staleness contradict"),
+        (["--engine", "vllm", "--deterministic"], "--deterministic and --engine vllm contradict"),
+        (["--kl-in", "reward"], "--kl-in reward needs a --kl-coef above 0"),
+        (["--num-minibatches", 17], "--num-minibatches exceeds --episodes-per-iteration"),
+        (["--max-staleness", -1], "--max-staleness and --lora-rank are at least 0"),
+        (["--model", "./nowhere"], "no such folder"),
+        (["--resume", "."], "no checkpoint"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            learn("grpo_llm", *GROUPS, *arguments)
+    assert not Path("runs").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(learn):
+    with pytest.raises(SystemExit, match="stopped: .*(nan|inf|finite)"):
+        learn("grpo_llm", *GROUPS, "--total-episodes", 48, "--learning-rate", "1e30")
+    (run_dir,) = Path("runs").iterdir()
+    rows = jsonl(run_dir / "not_finite.jsonl")
+    assert rows and all(row["tokens"] for row in rows)
+
+
+def test_the_files_stay_short():
+    for name, most in (("grpo_llm", 650), ("rloo_llm", 650), ("reinforce_pp_llm", 650), ("ppo_llm", 850)):
+        lines = (LEARNER / f"{name}.py").read_text().splitlines()
+        assert len(lines) <= most and max(map(len, lines)) <= 120, name

@@ -1,0 +1,227 @@
+"""The sampler: no episode waits for another one's tools, none is lost, and every token knows its weights."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+ppo_llm = pytest.importorskip("ppo_llm")
+
+from agent_r1 import Task, Tool, ToolEnv, ToolResult  # noqa: E402
+from agent_r1.vector import ToolVectorEnv  # noqa: E402
+
+NUMBER = {"type": "object", "properties": {"episode": {"type": "integer"}}, "required": ["episode"]}
+
+
+class Wait(Tool):
+    """Blocks as long as `block(episode)` does."""
+
+    name, description, parameters, timeout = "wait", "Blocks.", NUMBER, 20.0
+
+    def __init__(self, block):
+        self.block = block
+
+    def execute(self, arguments):
+        self.block(arguments["episode"])
+        return ToolResult(f"waited for {arguments['episode']}")
+
+
+class Waiting(ToolEnv):
+    """Any number of waits, then an answer."""
+
+    instructions, num_tasks = "Wait.", 1000
+
+    def __init__(self, block, **kwargs):
+        super().__init__([Wait(block)], max_turns=9, **kwargs)
+
+    def make_task(self, index):
+        return Task(f"task-{index}", f"Question {index}", [str(index)])
+
+    def judge_answer(self, answer):
+        return 1.0, {}
+
+
+class Script:
+    """An engine that writes `waits[episode]` tool calls and then an answer, each in `steps[episode]` steps."""
+
+    overlaps = False
+
+    def __init__(self, env, waits, steps):
+        self.env, self.waits, self.steps = env, waits, steps
+        self.version, self.num_steps, self.fed = 0, 0, []
+        self.episode, self.turn, self.left = {}, {}, {}
+
+    def release(self):
+        assert not self.left
+
+    def feed(self, slot, tokens, max_new_tokens, stop_token_ids, seed=None):
+        if seed is not None:
+            self.episode[slot], self.turn[slot] = seed[1], 0
+        self.fed.append((slot, self.episode[slot], self.turn[slot], tokens.tolist()))
+        self.left[slot] = self.steps[self.episode[slot]]
+
+    @property
+    def busy(self):
+        return bool(self.left)
+
+    def step(self):
+        self.num_steps += 1
+        ended = []
+        for slot in list(self.left):
+            self.left[slot] -= 1
+            if not self.left[slot]:
+                del self.left[slot]
+                episode, turn = self.episode[slot], self.turn[slot]
+                self.turn[slot] += 1
+                text = f"<answer>{episode}</answer>"
+                if turn < self.waits[episode]:
+                    text = self.env.dialect.tool_call("wait", {"episode": episode})
+                span = np.array(self.env.tokenizer.encode(text + self.env.dialect.end_of_turn), np.int32)
+                ended.append((slot, span, np.zeros(len(span), np.float32), np.full(len(span), self.version, np.int32)))
+        return ended
+
+
+@pytest.fixture
+def make_sampler():
+    """make_sampler(num_envs, block, waits, steps): a sampler whose engine follows a script."""
+    made = []
+
+    def make(num_envs, block, waits, steps, in_order=False):
+        made.append(ToolVectorEnv(Waiting, num_envs=num_envs, block=block))
+        return ppo_llm.Sampler(made[-1], Script(made[-1].envs[0], waits, steps), seed=1, in_order=in_order)
+
+    yield make
+    for envs in made:
+        envs.close()
+
+
+def test_a_slow_tool_delays_its_own_episode_only(make_sampler):
+    """The tool of episode 0 answers when all other episodes are over: with a barrier anywhere, never."""
+    others_done, gave_up = threading.Event(), []
+
+    def block(episode):
+        if episode == 0 and not others_done.wait(timeout=10):
+            gave_up.append(episode)
+
+    sampler = make_sampler(3, block, [1] * 12, [1 + i % 3 for i in range(12)])
+
+    def on_done():
+        if len(sampler.done) == 11:
+            others_done.set()
+
+    sampler.on_done = on_done
+    sampler.queue.extend((i, i) for i in range(12))
+    rows = sampler.collect(range(12))
+    assert not gave_up
+    assert list(rows[0].stats)[:1] == ["return"] and [row.episode for row in rows] == list(range(12))
+
+
+def test_writing_goes_on_while_a_tool_works(make_sampler):
+    """An engine step is never held up by a tool: with one in flight there are as many steps as without."""
+    release = threading.Event()
+    sampler = make_sampler(2, lambda episode: release.wait(10), [1, 0], [1, 50])
+    sampler.queue.extend([(0, 0), (1, 1)])
+    for _ in range(50):
+        sampler.advance()
+    assert sampler.engine.num_steps == 50 and set(sampler.done) == {1} and sampler.acting
+    release.set()
+    assert len(sampler.collect([0, 1])) == 2
+
+
+def test_without_writing_only_results_are_taken(make_sampler):
+    sampler = make_sampler(2, lambda episode: None, [1, 1], [1, 3])
+    sampler.queue.extend([(0, 0), (1, 1), (2, 2)])
+    sampler.advance()
+    deadline = time.monotonic() + 10
+    while not any(turn == 1 for _, _, turn, _ in sampler.engine.fed):
+        assert time.monotonic() < deadline
+        sampler.advance(write=False)
+    assert sampler.engine.num_steps == 1 and len(sampler.queue) == 1
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_no_episode_is_lost_or_mixed_up_and_groups_stay_together(make_sampler, in_order):
+    """Iterations are queued ahead; tools take random times."""
+    rng = random.Random(0)
+    waits, steps = ([rng.randrange(n, 4) for _ in range(60)] for n in (0, 1))
+    delays = {episode: rng.random() * 0.01 for episode in range(60)}
+    sampler = make_sampler(7, lambda episode: time.sleep(delays[episode]), waits, steps, in_order)
+    count = []
+    sampler.on_done = lambda: count.append(1)
+    size, group = 20, 4
+    sampler.queue.extend((i, 100 + i // group) for i in range(60))
+    for first in range(0, 60, size):
+        rows = sampler.collect(range(first, first + size))
+        assert [row.episode for row in rows] == list(range(first, first + size))
+        for row in rows:
+            assert row.task_index == 100 + row.episode // group
+            assert row.stats["turns"] == waits[row.episode] + 1 == len(row.turns) and row.terminated
+            env = sampler.envs.envs[0]
+            text = env.tokenizer.decode(row.tokens.tolist())
+            assert f"Question {row.task_index}" in text and f"<answer>{row.episode}</answer>" in text
+            assert text.count(f"waited for {row.episode}") == waits[row.episode]
+            assert text.count("waited for") == waits[row.episode]
+        for i in range(0, size, group):
+            assert len({row.tokens[: row.prompt_length].tobytes() for row in rows[i : i + group]}) == 1
+    assert len(count) == 60 and not sampler.done and not sampler.live and not sampler.queue
+    assert sampler.free == list(range(7))
+
+
+def test_in_order_what_the_engine_sees_does_not_depend_on_the_tools(make_sampler):
+    def fed(delays, in_order):
+        waits, steps = [2] * 9, [1 + i % 2 for i in range(9)]
+        sampler = make_sampler(4, lambda episode: time.sleep(delays[episode % 4]), waits, steps, in_order)
+        sampler.queue.extend((i, i) for i in range(9))
+        sampler.collect(range(9))
+        return sampler.engine.fed
+
+    quick, slow = [0.0, 0.01, 0.02, 0.03], [0.03, 0.02, 0.01, 0.0]
+    assert fed(quick, True) == fed(slow, True)
+    assert fed(quick, False) != fed(slow, False)
+
+
+def test_with_staleness_versions_are_kept_per_token_and_bounded(policy, make_envs, vocab_size):
+    """The loop of the learners with --max-staleness 2: iterations are queued two ahead of the one that is awaited."""
+    engine = ppo_llm.TransformersEngine(policy, 6, vocab_size)
+    sampler = ppo_llm.Sampler(make_envs(6), engine, seed=1)
+    staleness, bound, size, iterations, queued, mixed = [], 2, 8, 6, 0, 0
+    for iteration in range(1, iterations + 1):
+        while queued < min(iterations, iteration + bound):
+            sampler.queue.extend((queued * size + i, i) for i in range(size))
+            queued += 1
+        rows = sampler.collect(range((iteration - 1) * size, iteration * size))
+        for row in rows:
+            versions = row.versions[row.action_mask]
+            assert (np.diff(versions) >= 0).all() and not row.versions[~row.action_mask].any()
+            mixed += versions[0] != versions[-1]
+            staleness += (iteration - 1 - versions).tolist()
+        engine.update([], iteration)
+    assert min(staleness) == 0 and 1 <= max(staleness) <= bound
+    assert mixed  # an episode went on under new weights
+    assert not sampler.live
+
+
+def test_new_weights_are_sampled_from_at_once(policy, make_envs, vocab_size):
+    """`update` in the middle of an episode: what is sampled afterwards has the new weights' log-probabilities."""
+    envs = make_envs(1, max_turns=1, max_action_tokens=40)
+    engine = ppo_llm.TransformersEngine(policy, 1, vocab_size)
+    sampler = ppo_llm.Sampler(envs, engine, seed=1)
+    sampler.queue.append((0, 0))
+    for _ in range(20):
+        sampler.advance()
+    old = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+    name = "model.norm.weight"  # the head sees it, keys and values don't
+    engine.update([(name, old[name] * 1.5)], version=1)
+    (row,) = sampler.collect([0])
+    versions = row.versions[row.action_mask]
+    assert versions.tolist() == [0] * 20 + [1] * 20
+    mask = row.action_mask
+    for version, weight in enumerate((old[name], old[name] * 1.5)):
+        engine.update([(name, weight)], version)
+        with torch.no_grad():
+            logprobs, _ = ppo_llm.policy_forward(policy, [row], [mask], vocab_size, 1.0)
+        close = np.isclose(logprobs.numpy(), row.logprobs[mask], atol=1e-4)
+        assert close[versions == version].all() and close[versions != version].mean() < 0.3
