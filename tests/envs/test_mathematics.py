@@ -1,5 +1,8 @@
 """GSM8K and MATH: the official answers, the tools, and what a result and an answer are worth."""
 
+import copy
+import pickle
+
 import gymnasium as gym
 import pytest
 
@@ -104,6 +107,14 @@ def test_a_snapshot_branches_a_live_python_session(gsm8k, say):
             say(env, python(env, "x.append(3); x"))
             assert env.messages[-1]["content"] == "[1, 3]"
         gsm8k.set_state(state)
+
+
+@pytest.mark.parametrize("code", ["x = 5", "import heapq; x = 5"])
+def test_a_live_session_is_pickled_and_copied(gsm8k, say, code):
+    say(gsm8k, python(gsm8k, code))
+    for env in (pickle.loads(pickle.dumps(gsm8k)), copy.deepcopy(gsm8k), gsm8k):
+        say(env, python(env, "x += 1; x"))
+        assert env.messages[-1]["content"] == "6"
 
 
 def test_a_new_episode_has_a_new_session(gsm8k, say):

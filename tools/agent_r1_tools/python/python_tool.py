@@ -78,6 +78,15 @@ class PythonTool(Tool):
         if self._session is not None:
             self._session.set_state(state)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_session": self.get_state()}  # a process cannot be pickled or copied, its state can
+
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        self.__dict__.update(attributes | {"_session": None})
+        if not self.concurrency_safe:
+            self._session = self.sandbox.session()
+            self._session.set_state(attributes["_session"])
+
     def close(self) -> None:
         """End the session's process; a later call starts it again."""
         if self._session is not None:
