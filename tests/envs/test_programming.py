@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -133,7 +134,7 @@ def test_a_sandbox_that_breaks_is_named_and_raises_nothing(env, say, monkeypatch
     def broken(self):
         raise SandboxError("no more processes")
 
-    monkeypatch.setattr(type(env._judges), "session", broken)
+    monkeypatch.setattr(type(env._judge_sandbox), "session", broken)
     info = say(env, f"<answer>{env.task.answers[0]}</answer>")[4]
     assert info["judge_error"] == "no more processes" and not info["is_success"]
 
@@ -174,6 +175,23 @@ def test_passing_the_shown_tests_is_not_enough(say):
     assert say(env, run_tests(env, cheat))[4]["reward_terms"] == {"process/tests_passed": pytest.approx(0.3)}
     info = say(env, f"<answer>{cheat}</answer>")[4]
     assert not info["is_success"] and info["metrics"] == {"em": 0.0, "shown_tests_passed": 1.0}
+
+
+def test_a_prompt_without_tests(say):
+    env = gym.make("AgentR1/HumanEval-v0").unwrapped
+    env.programs = [replace(env.programs[0], text="def f(x):\n    # Nothing is said about f.\n")]
+    env.reset(options={"task_index": 0})
+    info = say(env, run_tests(env, "return x"))[4]
+    assert env.messages[-1]["content"] == "The program runs. The prompt has no tests." and not info["reward_terms"]
+
+
+def test_every_test_of_the_prompt_is_reported(say):
+    env = gym.make("AgentR1/MBPP-v0", shown_tests=3).unwrapped
+    env.reset(options={"task_index": 0})
+    say(env, run_tests(env, "def add_601(x):\n    return 602"))
+    assert env.messages[-1]["content"].startswith("1 of 3 tests pass.\nFailed: assert add_601(0) == 601\n")
+    say(env, run_tests(env, "def add_601(x):\n    while True: pass"))
+    assert env.messages[-1]["content"].startswith("0 of 3 tests pass.")  # the first is run, the others count with it
 
 
 def test_tests_are_paid_once(env, name, say):

@@ -64,16 +64,17 @@ class Outcome:
 
 
 def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = False) -> Outcome:
-    """Run tests against a program. After a test that runs out of time the rest counts as failed with it.
+    """Run tests against a program, up to the first that fails; those after it count as failed with it.
 
-    `explain` adds to a failed `assert f(x) == y` what f(x) was.
+    With `explain` all are run, until one runs out of time, and a failed `assert f(x) == y` says what f(x) was.
     """
     with _lanes, ExitStack() as stack:
         candidate = stack.enter_context(sandbox.session())
         loaded = candidate.run(program)
         if not loaded.ok:
             return Outcome(loaded.output.strip() or loaded.error or loaded.status, ())
-        tester, functions = candidate, {}
+        tester: Session = candidate
+        functions: dict[str, Callable[..., Any]] = {}
         if not tests.one_process:
             tester = stack.enter_context(sandbox.session())
             functions = {name: _proxy(candidate, name) for name in tests.names}
@@ -85,10 +86,10 @@ def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = 
             if error and explain and error.startswith("AssertionError") and (left := _left_side(test)):
                 error = f"{left} is {tester.run(left, functions).output.strip()}"
             errors.append(error)
-            if run.status != "ok" and run.status != "exception" or (error and "Timeout" in error):
-                errors += [error] * (len(tests.tests) - len(errors))
+            if error and (not explain or run.status in ("timeout", "died") or "Timeout" in error):
                 break
-        return Outcome(None, tuple(errors))
+        not_run = len(tests.tests) - len(errors)
+        return Outcome(None, (*errors, *errors[-1:] * not_run))
 
 
 def _proxy(candidate: Session, name: str) -> Callable[..., Any]:
@@ -96,7 +97,7 @@ def _proxy(candidate: Session, name: str) -> Callable[..., Any]:
 
 
 def _left_side(test: str) -> str | None:
-    """f(x) of `assert f(x) == y`. Suite come from the data set, never from a policy."""
+    """f(x) of `assert f(x) == y`. Tests come from the data set, never from a policy."""
     match ast.parse(test).body:
         case [ast.Assert(test=ast.Compare(left=left))]:
             return ast.unparse(left)
@@ -134,6 +135,8 @@ class RunTests(Tool):
                 data={"passed": [], "error": outcome.load_error},
             )
         passed = [index for index, error in enumerate(outcome.errors) if error is None]
+        if not self.tests.tests:
+            return ToolResult("The program runs. The prompt has no tests.", data={"passed": [], "error": None})
         lines = [f"{len(passed)} of {len(outcome.errors)} tests pass."]
         lines += [
             f"Failed: {test}\n  {error}"
@@ -187,8 +190,8 @@ class ProgrammingEnv(ToolEnv):
             raise ValueError(f"tools are any of 'python' and 'run_tests', as a tuple; got {tools!r}")
         if corpus != "own":
             raise ValueError(f"{type(self).__name__} searches nothing: corpus can only be 'own'")
-        self._judges = judge_sandbox(sandbox)
-        self._run_tests = RunTests(self._judges)
+        self._judge_sandbox = judge_sandbox(sandbox)
+        self._run_tests = RunTests(self._judge_sandbox)
         made: dict[str, Callable[[], Tool]] = {
             "python": lambda: PythonTool(backend=sandbox),
             "run_tests": lambda: self._run_tests,
@@ -222,7 +225,9 @@ class ProgrammingEnv(ToolEnv):
         correct = 0.0
         if answer:
             try:
-                outcome = check_program(self._judges, complete_program(self.task, answer), self.task.metadata["hidden"])
+                outcome = check_program(
+                    self._judge_sandbox, complete_program(self.task, answer), self.task.metadata["hidden"]
+                )
                 correct = float(outcome.passed)
             except SandboxError as error:
                 self.memory["judge_error"] = str(error)
