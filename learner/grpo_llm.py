@@ -55,7 +55,7 @@ class Args:
     save_model: bool = False
     """write the trained policy and its tokenizer to runs/{run_name}/model"""
     checkpoint_every: int = 10
-    """iterations between checkpoints (0: only at Ctrl-C)"""
+    """iterations between checkpoints; there is one at the end, too (0: only at Ctrl-C)"""
     resume: str | None = None
     """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
 
@@ -127,7 +127,7 @@ class Args:
     kl_in: Literal["loss", "reward"] = "loss"
     """is the KL divergence added to the loss, or taken from the reward of every turn?"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """estimator of the KL divergence (in the loss, k1 has no gradient on average and k2 the right one)"""
+    """estimator in the loss; k1 has no gradient on average, k2 the right one (in the reward it is always k1)"""
     max_grad_norm: float = 1.0
     """clipping of the gradient norm"""
     old_logprobs: Literal["sampler", "trainer"] = "sampler"
@@ -379,16 +379,15 @@ def group_advantages(
 
     credit "episode" is GRPO: (R - mean R) / (std R + eps), std with Bessel's correction (DeepSeekMath, section 4.1.2).
     credit "turn" compares what was earned from turn k on with the group's mean of that, where an episode that has ended
-    counts as 0. But for the factor (G - 1) / G this is a baseline from the other episodes alone, so it stays unbiased
-    when the policy decides when to stop; means over the episodes that reach turn k with their own lengths would not.
+    counts as 0; the scale is the root of the mean variance of the turns. But for the factor (G - 1) / G the baseline is
+    one from the other episodes alone, so it stays unbiased when the policy decides when to stop.
     """
     table = returns_to_go(rewards, gamma)
     if not table.size:
         return [np.zeros(0) for _ in rewards]
-    spread = table[:, 0].std(ddof=1) + eps if scale else 1.0
     if credit == "episode":
         table = np.broadcast_to(table[:, :1], table.shape)
-    table = (table - table.mean(0)) / spread
+    table = (table - table.mean(0)) / (np.sqrt(table.var(0, ddof=1).mean()) + eps if scale else 1.0)
     return [row[: len(values)] for row, values in zip(table, rewards, strict=True)]
 
 
@@ -402,10 +401,12 @@ def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
             row.set_turn_advantages(values, args.advantage_mask)
 
 
-def uneven_groups(rows: Sequence[Trajectory], size: int) -> list[Trajectory]:
-    """The rows of the groups in which not all returns are equal: the others have no gradient."""
-    groups = [rows[i : i + size] for i in range(0, len(rows), size)]
-    return [row for group in groups if len({round(row.stats["return"], 6) for row in group}) > 1 for row in group]
+def uneven_groups(rows: Sequence[Trajectory], args: Args) -> list[Trajectory]:
+    """The rows of the groups in which not all episodes earned the same: the others have no gradient."""
+    groups = [rows[i : i + args.group_size] for i in range(0, len(rows), args.group_size)]
+    turns = 1 if args.credit == "episode" else None
+    earned = [returns_to_go([row.turn_rewards() for row in group])[:, :turns].round(6) for group in groups]
+    return [row for group, table in zip(groups, earned, strict=True) if np.ptp(table, 0).any() for row in group]
 
 
 # ------------------------------------------------------------------------------------------------------------- loss
@@ -582,13 +583,13 @@ if __name__ == "__main__":
                     queued += 1
                     sampler.queue.extend(episodes(queued))
                 rows = sampler.collect([number for number, _ in episodes(iteration)])
-                uneven = uneven_groups(rows, args.group_size)
+                uneven = uneven_groups(rows, args)
                 for attempt in range(1, args.dynamic_sampling + 1):
                     if len(uneven) >= args.episodes_per_iteration:
                         break
                     sampler.queue.extend(episodes(iteration, attempt))
                     more = sampler.collect([number for number, _ in episodes(iteration, attempt)])
-                    uneven += uneven_groups(more, args.group_size)
+                    uneven += uneven_groups(more, args)
                 if args.dynamic_sampling and uneven:
                     rows = uneven[: args.episodes_per_iteration]
             rolled_out = time.time()
@@ -604,8 +605,7 @@ if __name__ == "__main__":
                 rows = distributed.gather(mine)
             if args.kl_in == "reward":
                 for row in rows:
-                    x = torch.from_numpy(row.old_logprobs - row.ref_logprobs)
-                    row.rewards -= args.kl_coef * kl_divergence(x, args.kl_estimator).numpy() * row.action_mask
+                    row.rewards -= args.kl_coef * (row.old_logprobs - row.ref_logprobs) * row.action_mask
             compute_advantages(rows, args)
             scored = time.time()
 
@@ -632,7 +632,7 @@ if __name__ == "__main__":
                     "time/score": scored - rolled_out,
                     "time/train": trained - scored,
                     "time/sync": time.time() - trained,
-                    "charts/uneven_groups": len(uneven) / args.episodes_per_iteration,
+                    "charts/uneven_groups": len(uneven_groups(rows, args)) / len(rows),
                     "charts/learning_rate": optimizer.adam.param_groups[0]["lr"],
                     "charts/SPS": num_turns / (trained - started),
                 }
@@ -640,7 +640,7 @@ if __name__ == "__main__":
             if iteration == num_iterations or (args.eval_every and iteration % args.eval_every == 0):
                 evaluate()
             saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
-            if args.checkpoint_every and iteration % args.checkpoint_every == 0:
+            if args.checkpoint_every and (iteration % args.checkpoint_every == 0 or iteration == num_iterations):
                 saver.save()
     if args.save_model:
         checkpoint.save_model(policy, run_dir / "model", tokenizer)

@@ -55,7 +55,7 @@ class Args:
     save_model: bool = False
     """write the trained policy and its tokenizer to runs/{run_name}/model"""
     checkpoint_every: int = 10
-    """iterations between checkpoints (0: only at Ctrl-C)"""
+    """iterations between checkpoints; there is one at the end, too (0: only at Ctrl-C)"""
     resume: str | None = None
     """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
 
@@ -119,7 +119,7 @@ class Args:
     kl_in: Literal["loss", "reward"] = "loss"
     """is the KL divergence added to the loss, or taken from the reward of every turn?"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k2"
-    """estimator of the KL divergence (in the loss, k1 has no gradient on average and k2 the right one)"""
+    """estimator in the loss; k1 has no gradient on average, k2 the right one (in the reward it is always k1)"""
     max_grad_norm: float = 1.0
     """clipping of the gradient norm"""
     old_logprobs: Literal["sampler", "trainer"] = "sampler"
@@ -556,8 +556,7 @@ if __name__ == "__main__":
                 rows = distributed.gather(mine)
             if args.kl_in == "reward":
                 for row in rows:
-                    x = torch.from_numpy(row.old_logprobs - row.ref_logprobs)
-                    row.rewards -= args.kl_coef * kl_divergence(x, args.kl_estimator).numpy() * row.action_mask
+                    row.rewards -= args.kl_coef * (row.old_logprobs - row.ref_logprobs) * row.action_mask
             compute_advantages(rows, args)
             scored = time.time()
 
@@ -591,7 +590,7 @@ if __name__ == "__main__":
             if iteration == num_iterations or (args.eval_every and iteration % args.eval_every == 0):
                 evaluate()
             saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
-            if args.checkpoint_every and iteration % args.checkpoint_every == 0:
+            if args.checkpoint_every and (iteration % args.checkpoint_every == 0 or iteration == num_iterations):
                 saver.save()
     if args.save_model:
         checkpoint.save_model(policy, run_dir / "model", tokenizer)

@@ -43,12 +43,18 @@ def test_golden_vectors_of_turn_credit():
     expected = [[2, 4 / 3, 4 / 3], [0, -2 / 3], [-2]]
     for got, values in zip(group(*episodes, scale=False, credit="turn"), expected, strict=True):
         assert got == pytest.approx(values)
-    for got, values in zip(group(*episodes, scale=True, credit="turn"), expected, strict=True):  # std of 3, 1, -1 is 2
-        assert got == pytest.approx([value / 2 for value in values], abs=1e-5)
+    spread = np.sqrt((4 + 4 / 3 + 4 / 3) / 3)  # from the variances of the three turns
+    for got, values in zip(group(*episodes, scale=True, credit="turn"), expected, strict=True):
+        assert got == pytest.approx([value / spread for value in values], abs=1e-5)
     # gamma 1/2: to go [1.5 1 2], [1 0 .], [-1 . .]; means 0.5, 1/3, 2/3
     halved = group(*episodes, scale=False, credit="turn", gamma=0.5)
     for got, values in zip(halved, [[1, 2 / 3, 4 / 3], [0.5, -1 / 3], [-1.5]], strict=True):
         assert got == pytest.approx(values)
+
+
+def test_equal_returns_earned_at_different_times_give_no_huge_advantages():
+    assert sum(group([1, 0], [0, 1], credit="turn"), []) == pytest.approx([0, -1, 0, 1], abs=1e-5)
+    assert group([1, 0], [0, 1], credit="episode") == [[0, 0], [0, 0]]
 
 
 def test_a_group_may_have_episodes_in_which_nothing_was_sampled():
@@ -110,9 +116,10 @@ def test_groups_are_told_apart_by_position(make_row):
     rows = [make_row([(1, 2, reward)], 2) for reward in (1, 0, 5, 5, 7, 9)]
     grpo_llm.compute_advantages(rows, grpo_llm.Args(group_size=2, scale_rewards=False))
     assert [row.advantages[1] for row in rows] == [0.5, -0.5, 0, 0, -1, 1]
-    for row, value in zip(rows, (1, 0, 5, 5, 7, 9), strict=True):
-        row.stats["return"] = value
-    assert grpo_llm.uneven_groups(rows, 2) == [*rows[:2], *rows[4:]]
+    assert grpo_llm.uneven_groups(rows, grpo_llm.Args(group_size=2)) == [*rows[:2], *rows[4:]]
+    late, early = make_row([(1, 2, 0.0), (2, 3, 1.0)], 3), make_row([(1, 2, 1.0), (2, 3, 0.0)], 3)
+    assert grpo_llm.uneven_groups([late, early], grpo_llm.Args(group_size=2)) == [late, early]
+    assert grpo_llm.uneven_groups([late, early], grpo_llm.Args(group_size=2, credit="episode")) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- loss
@@ -344,7 +351,11 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, monkeyp
     assert len(rows) == 32 and len({row["episode"] for row in rows}) == 32
     groups = [rows[i : i + 2] for i in range(0, 32, 2)]
     assert all(one["task_index"] == two["task_index"] for one, two in groups)
-    even = [one["stats"]["return"] == two["stats"]["return"] for one, two in groups]
+    earned = [[[sum(row["rewards"][a:]) for a, _ in row["turns"]] for row in group] for group in groups]
+    even = [
+        np.allclose(one[: len(two)], two[: len(one)]) and not any(one[len(two) :] + two[len(one) :])
+        for one, two in earned
+    ]
     uneven = scalars(run_dir)["charts/uneven_groups"]
     if rounds:
         assert not any(even) and min(uneven) >= 1
