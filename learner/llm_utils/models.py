@@ -24,7 +24,7 @@ def model_source(name: str, env_id: str) -> str:
     folder = agent_r1.tiny_policy(env_id) if name == "tiny" else name
     if os.path.isdir(folder):
         for candidate in (folder, os.path.join(folder, "model"), os.path.join(folder, "checkpoint", "policy")):
-            if os.path.isfile(os.path.join(candidate, "config.json")):
+            if any(os.path.isfile(os.path.join(candidate, f)) for f in ("config.json", "adapter_config.json")):
                 return candidate
         raise SystemExit(f"--model {name}: the folder holds no config.json; give one that save_pretrained() made")
     if os.path.isabs(folder) or folder.startswith(".") or folder.count("/") > 1:
@@ -118,4 +118,5 @@ def vllm_engine(args: Any, source: str, vocab_size: int) -> Any:
         return VLLMEngine(source, args.num_envs, vocab_size, args.temperature, args.top_p)
     from llm_utils.vllm_server import VLLMServerEngine
 
-    return VLLMServerEngine(args.vllm_url, source, args.num_envs, vocab_size, args.temperature, args.top_p)
+    tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
+    return VLLMServerEngine(args.vllm_url, source, args.num_envs, vocab_size, args.temperature, args.top_p, tokenizer)

