@@ -1,0 +1,293 @@
+"""Several processes give the gradients, the weights and the files of one. torchrun starts this file as a worker."""
+
+import json
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+grpo_llm = pytest.importorskip("grpo_llm")
+
+import ppo_llm  # noqa: E402
+
+from llm_utils import distributed  # noqa: E402
+from llm_utils.models import load_policy  # noqa: E402
+from llm_utils.optimizer import Float32AdamW  # noqa: E402
+from llm_utils.trajectory import Trajectory  # noqa: E402
+
+LEARNER = Path(__file__).parents[2] / "learner"
+SMALL = ["--env-kwargs", '{"max_turns": 3, "max_action_tokens": 24}', "--num-envs", "8", "--num-threads", "1"]
+SMALL += ["--episodes-per-iteration", "16", "--num-minibatches", "2", "--eval-episodes", "4", "--eval-every", "0"]
+SMALL += ["--microbatch-tokens", "700", "--save-model"]
+
+
+# ---------------------------------------------------------------------------------------------- what the workers do
+
+
+def made_up_rows(lengths, vocab_size):
+    """Rows of two turns each, of these lengths, with made-up figures in all arrays."""
+    rng, rows = np.random.default_rng(0), []
+    for episode, length in enumerate(lengths):
+        row = Trajectory(episode, episode, 5, rng.integers(vocab_size, size=length).astype(np.int32))
+        row.turns = [(5, length // 2, 0.0), (length // 2 + 3, length - 1, 1.0)]
+        sizes = [end - start for start, end, _ in row.turns]
+        row.span_logprobs = [rng.normal(-5, 0.3, size).astype(np.float32) for size in sizes]
+        row.span_versions = [np.zeros(size, np.int32) for size in sizes]
+        row.lay_out()
+        for name in ("advantages", "returns", "values"):
+            getattr(row, name)[row.action_mask] = rng.normal(size=row.action_mask.sum())
+        rows.append(row)
+    return rows
+
+
+def gradients(modules):
+    """The whole gradients of the modules, which are cleared."""
+    whole = [torch.cat([distributed.full(p.grad).flatten() for p in module.parameters()]) for module in modules]
+    for module in modules:
+        module.zero_grad()
+    return whole
+
+
+def compare_gradients(folder, vocab_size):
+    """One process, all rows at once, against two processes with microbatches of two rows. Returns relative differences.
+
+    In the second batch one row is so long that the other process has more rows, and more microbatches, than its owner.
+    """
+    cpu, differences, several = torch.device("cpu"), {}, []
+
+    def cases():
+        """Name, modules, and the backward pass of all cases; the modules are split where processes have joined."""
+        torch.manual_seed(0)
+        policy = load_policy(folder, cpu)
+        critic = ppo_llm.Critic(folder, torch.float32)
+        torch.nn.init.normal_(critic.head.weight)
+        distributed.shard(critic.eval(), cpu)
+        for kind in ("token", "sequence", "constant"):
+            args = grpo_llm.Args(loss_aggregation=kind, ratio="turn" if kind == "sequence" else "token")
+            yield f"grpo {kind}", [policy], args, lambda r, a: grpo_llm.backward(r, a, policy, vocab_size)
+        backward = lambda r, a: ppo_llm.backward(r, a, policy, critic, vocab_size)  # noqa: E731
+        yield "ppo", [policy, critic], ppo_llm.Args(ent_coef=0.01), backward
+
+    batches = [[23, 60, 31, 44, 17, 52, 38, 29], [300, 20, 22, 25, 27, 30, 33, 35]]
+    batches = [made_up_rows(lengths, vocab_size) for lengths in batches]
+    one = {}
+    for name, modules, args, backward in cases():
+        for i, rows in enumerate(batches):
+            args.microbatch_tokens = 10**6
+            one[name, i] = backward(rows, args), gradients(modules)
+    distributed.setup(cuda=False)
+    for name, modules, args, backward in cases():
+        for i, rows in enumerate(batches):
+            args.microbatch_tokens = 120
+            mine = distributed.scatter(rows)
+            several.append(len(mine))
+            logs, expected = backward(mine, args), one[name, i]
+            for module, ours, theirs in zip(("policy", "critic"), gradients(modules), expected[1], strict=False):
+                differences[f"{name}, batch {i}, {module}"] = float((ours - theirs).norm() / theirs.norm())
+            differences[f"{name}, batch {i}, logs"] = max(abs(logs[key] - expected[0][key]) for key in logs)
+    return differences, several
+
+
+def step_of_a_critic_with_two_dtypes(folder):
+    """On GPUs a critic's backbone is bf16 and its head float32. Here float64: any CPU can. Returns the change."""
+    torch.manual_seed(0)
+    critic = distributed.shard(ppo_llm.Critic(folder, torch.float64), torch.device("cpu"))
+    before = distributed.full(critic.head.bias).item()
+    optimizer = Float32AdamW([critic], [0.1], betas=(0.9, 0.95))
+    critic(torch.arange(12)[None]).mean().backward()
+    assert np.isfinite(optimizer.step(1.0)[0])
+    return before - distributed.full(critic.head.bias).item()
+
+
+def worker(task, out, *arguments):
+    """What a process that torchrun started does; rank 0 writes the answer."""
+    torch.set_num_threads(1)
+    answer = {}
+    if task == "gradients":
+        answer["differences"], answer["rows"] = compare_gradients(arguments[0], int(arguments[1]))
+        answer["critic"] = step_of_a_critic_with_two_dtypes(arguments[0])
+        with pytest.raises(SystemExit) as error:
+            distributed.scatter(made_up_rows([20], 10))
+        answer["few"] = str(error.value)
+    elif task == "train":  # runs, one after the other; processes can join only once
+        joined = distributed.setup(cuda=False)
+        distributed.setup, distributed.leave = lambda cuda: joined, lambda: None
+        for script, *options in json.loads(arguments[0]):
+            sys.argv = [str(LEARNER / script), *options]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    if os.environ["RANK"] == "0":
+        Path(out).write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])
+    sys.exit()
+
+
+# ------------------------------------------------------------------------------------------------------- the tests
+
+
+@pytest.fixture
+def torchrun(tmp_path, monkeypatch):
+    """torchrun(*arguments): start two processes in an empty folder; returns the Popen object of their parent."""
+    monkeypatch.chdir(tmp_path)
+    folders = [LEARNER, LEARNER.parent / "envs", LEARNER.parent / "tools", os.environ.get("PYTHONPATH", "")]
+    settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    started = []
+
+    def start(*arguments):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        started.append(
+            subprocess.Popen(
+                [*command, *map(str, arguments)], env=os.environ | settings, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+        )  # fmt: skip
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def finished(process, returncode=0):
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == returncode, output
+    return output
+
+
+def learn(monkeypatch, script, *options):
+    """Run a learner in this process; returns the newest run's folder."""
+    monkeypatch.setattr(sys, "argv", [str(LEARNER / script), *map(str, options)])
+    runpy.run_path(str(LEARNER / script), run_name="__main__")
+    return max(Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
+
+
+def newest(name):
+    return max(Path("runs").glob(f"*__{name}__*"), key=lambda folder: folder.stat().st_mtime)
+
+
+def trained_weights(run_dir):
+    weights = safetensors.load_file(run_dir / "model" / "model.safetensors")
+    return torch.cat([weights[name].flatten() for name in sorted(weights)])
+
+
+def assert_same_run(one, other):
+    """Same weights but for rounding, the same episodes, the same evaluation."""
+    weights, others = trained_weights(one), trained_weights(other)
+    assert (weights - others).abs().max() < 1e-4
+    rows, other_rows = ((run / "trajectories.jsonl").read_text().splitlines() for run in (one, other))
+    assert [json.loads(row)["tokens"] for row in rows] == [json.loads(row)["tokens"] for row in other_rows]
+    summary, other_summary = (json.loads((run / "summary.json").read_text()) for run in (one, other))
+    for name in ("eval/success_first", "eval/success_last", "eval/exact_match_last"):
+        assert summary[name] == other_summary[name]
+
+
+def test_balanced_shares_are_complete_and_of_similar_size():
+    rng = np.random.default_rng(0)
+    for parts in (1, 2, 5):
+        sizes = rng.integers(1, 1000, size=40).tolist()
+        lists = distributed.balanced(sizes, parts)
+        assert len(lists) == parts and sorted(sum(lists, [])) == list(range(40))
+        totals = [sum(sizes[i] for i in part) for part in lists]
+        assert max(totals) - min(totals) <= max(sizes)
+    assert sorted(map(len, distributed.balanced([9, 1, 1, 1], 2))) == [1, 3]
+    assert sorted(map(len, distributed.balanced([0, 0, 0, 0], 4))) == [1, 1, 1, 1]
+
+
+def test_gradients_do_not_depend_on_microbatches_and_processes(torchrun, policy_folder, vocab_size):
+    finished(torchrun(__file__, "gradients", "answer.json", policy_folder, vocab_size))
+    answer = json.loads(Path("answer.json").read_text())
+    assert len(answer["differences"]) == 18
+    for name, difference in answer["differences"].items():
+        assert difference < (1e-4 if name.endswith("logs") else 1e-6), name
+    assert answer["rows"] == 4 * [4, 1]  # rank 0's; the long row weighs as much as seven short ones
+    assert answer["critic"] == pytest.approx(0.1, rel=1e-3)  # the first step of Adam is the learning rate
+    assert "1 rows can't be shared by 2 processes" in answer["few"]
+
+
+def test_two_processes_train_as_one_and_resume_what_one_began(torchrun, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    options = [
+        *SMALL,
+        "--total-episodes",
+        "48",
+        "--checkpoint-every",
+        "2",
+    ]  # the last checkpoint is of iteration 2 of 3
+    one = learn(monkeypatch, "grpo_llm.py", *options, "--exp-name", "one")
+    half = Path(shutil.copytree(one, f"runs/{one.name.replace('__one__', '__half__')}"))
+    shutil.rmtree(half / "model")
+    lora = [*options, "--total-episodes", "16", "--lora-rank", "2", "--kl-coef", "0.1", "--old-logprobs", "trainer"]
+    runs = [
+        ["grpo_llm.py", *options, "--exp-name", "two"],
+        ["grpo_llm.py", "--resume", str(half)],
+        ["grpo_llm.py", *lora, "--exp-name", "two_lora"],
+    ]
+    process = torchrun(__file__, "train", "answer.json", json.dumps(runs))
+    one_lora = learn(monkeypatch, "grpo_llm.py", *lora, "--exp-name", "one_lora")
+    finished(process)
+    start = safetensors.load_file(LEARNER.parent / "envs/agent_r1/policies/MultihopWorld-v0/model.safetensors")
+    start = torch.cat([start[name].flatten() for name in sorted(start)])
+    assert (trained_weights(one) - start).abs().max() > 5e-4
+    assert_same_run(one, newest("two"))
+    assert_same_run(one, half)
+    assert (trained_weights(one_lora) - start).abs().max() > 1e-4
+    assert_same_run(one_lora, newest("two_lora"))
+
+
+def test_ctrl_c_leaves_a_checkpoint_with_which_one_process_goes_on(torchrun, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    options = [*SMALL, "--total-episodes", "48", "--checkpoint-every", "0", "--critic-warmup", "0"]
+    process = torchrun(LEARNER / "ppo_llm.py", *options, "--exp-name", "stopped")
+    whole = learn(monkeypatch, "ppo_llm.py", *options, "--exp-name", "whole")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        files = list(Path("runs").glob("*stopped*/trajectories.jsonl"))
+        if files and '"iteration": 1' in files[0].read_text():
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output = finished(process, returncode=1)
+    stopped = newest("stopped")
+    assert (
+        f"interrupted; go on after the last complete iteration with\n  torchrun --nproc-per-node 2 {LEARNER}" in output
+    )
+    assert f"--resume {stopped}" in output
+    assert json.loads((stopped / "checkpoint" / "state.json").read_text())["run"]["iteration"] < 3
+    learn(monkeypatch, "ppo_llm.py", "--resume", stopped)
+    assert_same_run(whole, stopped)
+
+
+def test_an_error_in_one_process_ends_all(torchrun):
+    Path("script.py").write_text(
+        "from llm_utils import distributed\n"
+        "distributed.setup(cuda=False)\n"
+        "assert distributed.rank() == 0, 'something is wrong in the second process'\n"
+        "distributed.total(1.0)\n"  # waits for the second process
+        "print('the first process went on')\n"
+    )
+    output = finished(torchrun("script.py"), returncode=1)
+    assert "something is wrong in the second process" in output
+    assert "the first process went on" not in output
+
+
+def test_more_processes_than_rows_are_refused_before_any_work(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    with pytest.raises(
+        SystemExit, match="--num-minibatches 2 leaves fewer episodes in a step than there are processes"
+    ):
+        learn(monkeypatch, "grpo_llm.py", *SMALL)
+    assert not Path("runs").exists()
