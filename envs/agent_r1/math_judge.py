@@ -58,7 +58,7 @@ def judge(gold: str, answer: str) -> Verdict:
         return Verdict(True, "")
     if not _balanced(answer):
         return Verdict(False, UNREADABLE)
-    return _server.ask(gold, answer)
+    return server.ask(gold, answer)
 
 
 def last_boxed(solution: str) -> str | None:
@@ -154,8 +154,8 @@ class _Server:
             process.communicate()
 
 
-_server = _Server()
-atexit.register(_server.close)
+server = _Server()
+atexit.register(server.close)
 
 
 def _serve() -> None:

@@ -125,8 +125,8 @@ def test_it_works_in_threads():
 
 def test_a_server_that_was_killed_is_started_again():
     assert judge("41", "41.0").correct
-    os.kill(math_judge._server.process.pid, signal.SIGKILL)
-    math_judge._server.process.wait()
+    os.kill(math_judge.server.process.pid, signal.SIGKILL)
+    math_judge.server.process.wait()
     assert judge("43", "43.0").correct
 
 

@@ -1,0 +1,191 @@
+"""The judges of mathematics and programming on the real data: what is right passes, what is wrong does not.
+
+    python benchmarks/math_and_code_data.py --data DATA     # holds gsm8k/, math/, humaneval/, mbpp/
+
+Mathematics: every gold answer against itself (by the judge, and by math-verify alone, without the shortcut for equal
+texts), and 300 altered ones. Programming: every canonical solution; mutants of them, whose verdict must be that of the
+official procedure, which runs program and test in one process; and an answer that equals everything. Writes
+results/math_and_code_data.json and .md. Takes about ten minutes; it measures no speed, so the machine may be busy.
+"""
+
+import argparse
+import ast
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from machine import record_results
+from tqdm import tqdm
+
+from agent_r1.datasets import DATA_SETS, Problem, load_questions
+from agent_r1.math_judge import server, judge
+from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
+from agent_r1.tool_env import Task
+
+EQUAL_TO_ALL = """
+class Everything:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __lt__(self, other): return True
+    __gt__ = __le__ = __ge__ = __contains__ = __lt__
+    def __bool__(self): return True
+    def __len__(self): return 1
+    def __abs__(self): return 0
+    def __hash__(self): return 0
+    def __iter__(self): return iter([])
+    def __sub__(self, other): return self
+    __rsub__ = __add__ = __radd__ = __mul__ = __mod__ = __getitem__ = __call__ = __sub__
+    def __getattr__(self, name): return self
+def {name}(*args, **kwargs): return Everything()
+"""
+
+
+def problems(data: Path, name: str) -> list[Problem]:
+    """The problems of all splits that are there."""
+    data_set = DATA_SETS[name]
+    folder = data / data_set.folder
+    splits = [split for split, file in data_set.files.items() if (folder / file).is_file()]
+    return [problem for split in splits for problem in load_questions(name, split, folder)]
+
+
+def altered(answer: str, rng: random.Random) -> str:
+    """An answer that is not the gold one any more: another number in it, or one candidate among others."""
+    numbers = list(re.finditer(r"\d+", answer))
+    if not numbers:
+        return answer + "+1"
+    number = rng.choice(numbers)
+    other = answer[: number.start()] + str(int(number[0]) + rng.randint(1, 9)) + answer[number.end() :]
+    return rng.choice([other, f"{other} or {answer}", f"{answer} or {other}", f"{other}, {answer}"])
+
+
+def mathematics(data: Path) -> tuple[dict[str, Any], list[str]]:
+    rng = random.Random(0)
+    results: dict[str, Any] = {}
+    rows = [
+        "| gold answers | problems | judge | math-verify alone | 100 altered ones that pass |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("gsm8k", "math", "math500"):
+        everyone = problems(data, name)
+        golds = [problem.answer for problem in everyone]
+        right = sum(judge(gold, gold).correct for gold in golds)
+        alone = {gold: server.ask(gold, gold).correct for gold in tqdm(dict.fromkeys(golds), desc=name)}
+        passed = [(gold, wrong) for gold in rng.sample(golds, 100) if judge(gold, wrong := altered(gold, rng)).correct]
+        results[name] = {
+            "problems": len(golds),
+            "judge": right / len(golds),
+            "math_verify": sum(alone[gold] for gold in golds) / len(golds),
+            "not_verified": sorted(gold for gold, correct in alone.items() if not correct),
+            "altered_that_pass": passed,
+        }
+        rows.append(
+            f"| {DATA_SETS[name].name} | {len(golds):,} | {results[name]['judge']:.2%} | "
+            f"{results[name]['math_verify']:.2%} | {len(passed)} |"
+        )
+        print(rows[-1], *passed, flush=True)
+    return results, rows
+
+
+class Mutate(ast.NodeTransformer):
+    """Changes one place of a program: place number `at` of those that it could change."""
+
+    SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE,
+             ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And}  # fmt: skip
+
+    def __init__(self, at: int) -> None:
+        self.at, self.seen = at, 0
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        node = self.generic_visit(node)
+        swap = self.SWAPS.get(type(node))
+        number = isinstance(node, ast.Constant) and type(node.value) is int
+        if swap is None and not number:
+            return node
+        self.seen += 1
+        if self.seen - 1 != self.at:
+            return node
+        return ast.Constant(node.value + 1) if number else swap()
+
+
+def mutant(code: str, rng: random.Random) -> str | None:
+    """The code with one operator or number changed; None where there is none."""
+    count = Mutate(-1)
+    count.visit(ast.parse(code))
+    if not count.seen:
+        return None
+    return ast.unparse(ast.fix_missing_locations(Mutate(rng.randrange(count.seen)).visit(ast.parse(code))))
+
+
+def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[str, Any], str]:
+    sandbox, rng = judge_sandbox("auto"), random.Random(0)
+
+    def passes(task: Task, program: str, official: bool = False) -> bool:
+        tests = task.metadata["hidden"]
+        if official:  # without the prompt before the test, which would define the function anew
+            tests = replace(tests, one_process=True, setup=tests.setup.removeprefix(task.metadata["prefix"]))
+        return check_program(sandbox, program, tests).passed
+
+    programs = [complete_program(task, task.answers[0].strip()) for task in tasks]
+    broken = [
+        task.id
+        for task, program in zip(tqdm(tasks, desc=f"{name}, canonical"), programs, strict=True)
+        if not passes(task, program)
+    ]
+    mutants, failed, disagree = 0, 0, []
+    chosen = sorted(rng.sample(range(len(tasks)), num_mutants))
+    for index in tqdm(chosen, desc=f"{name}, mutants"):
+        if (changed := mutant(programs[index], rng)) is not None:
+            ours, official = passes(tasks[index], changed), passes(tasks[index], changed, official=True)
+            mutants, failed = mutants + 1, failed + (not ours)
+            disagree += [tasks[index].id] if ours != official else []
+    cheated: dict[str, list[str]] = {"ours": [], "official": []}
+    for index in tqdm(chosen, desc=f"{name}, equal to all"):
+        program = programs[index] + EQUAL_TO_ALL.format(name=tasks[index].metadata["entry_point"])
+        cheated["ours"] += [tasks[index].id] if passes(tasks[index], program) else []
+        cheated["official"] += [tasks[index].id] if passes(tasks[index], program, official=True) else []
+    result = {
+        "tasks": len(tasks),
+        "canonical_that_fail": broken,
+        "one_process": [task.id for task in tasks if task.metadata["hidden"].one_process],
+        "mutants": mutants,
+        "mutants_that_fail": failed,
+        "verdicts_unlike_the_official": disagree,
+        "equal_to_all": {"tried": len(chosen), "pass": cheated["ours"], "pass_officially": len(cheated["official"])},
+    }
+    row = (
+        f"| {name} | {len(tasks) - len(broken)} / {len(tasks)} | {failed} / {mutants} | {len(disagree)} | "
+        f"{len(cheated['ours'])} / {len(chosen)} | {len(cheated['official'])} / {len(chosen)} |"
+    )
+    print(row, result, flush=True)
+    return result, row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
+    parser.add_argument("--mbpp-mutants", type=int, default=300)
+    arguments = parser.parse_args()
+
+    results, rows = mathematics(arguments.data)
+    rows += [
+        "",
+        "| programs | canonical that pass | mutants that fail | verdicts unlike the official | "
+        "`__eq__` always true passes | in the official procedure |",
+        "|---|---|---|---|---|---|",
+    ]
+    human = [humaneval_task(program) for program in load_questions("humaneval", "test", arguments.data / "humaneval")]
+    splits = DATA_SETS["mbpp"].files
+    mbpp = [
+        mbpp_task(program, 1) for split in splits for program in load_questions("mbpp", split, arguments.data / "mbpp")
+    ]
+    for name, tasks, mutants in (("HumanEval", human, len(human)), ("MBPP", mbpp, arguments.mbpp_mutants)):
+        results[name.lower()], row = programming(name, tasks, mutants)
+        rows.append(row)
+    command = "python benchmarks/math_and_code_data.py --data DATA"
+    record_results("math_and_code_data", results, "\n".join(rows), command)
+
+
+if __name__ == "__main__":
+    main()
