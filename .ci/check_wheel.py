@@ -25,7 +25,9 @@ def main() -> None:
 
     for package in ("agent_r1", "agent_r1_tools"):
         assert (files(package) / "py.typed").is_file(), f"{package}/py.typed is not in the wheel"
-    agent_r1.tiny_policy("AgentR1/MultihopWorld-v0")  # raises where the policy's files are missing
+    for world in ("AgentR1/MultihopWorld-v0", "AgentR1/ArithmeticWorld-v0"):
+        agent_r1.tiny_policy(world)  # raises where the policy's files are missing
+    gym.make("AgentR1/ArithmeticWorld-v0").reset(seed=0)  # needs no extra
     try:
         gym.make("AgentR1/MultihopWorld-v0").reset(seed=0)
     except ImportError as error:  # search is an extra, and whoever needs it is told so

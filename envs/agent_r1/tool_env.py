@@ -400,6 +400,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             return None
         return self._transcript(0)
 
+    def close(self) -> None:
+        """End what runs for the tools' sessions."""
+        for tool in self.tools.values():
+            tool.close()
+
     # ------------------------------------------------------------------ what other code reads
 
     @property

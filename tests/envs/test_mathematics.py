@@ -2,8 +2,10 @@
 
 import copy
 import pickle
+import time
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 pytest.importorskip("math_verify")
@@ -121,6 +123,18 @@ def test_a_new_episode_has_a_new_session(gsm8k, say):
     say(gsm8k, python(gsm8k, "x = 5"))
     gsm8k.reset(seed=1)
     assert not say(gsm8k, python(gsm8k, "x"))[4]["tool_calls"][0]["ok"]
+
+
+def test_closing_ends_the_session_and_a_program_in_flight():
+    envs = gym.make_vec("AgentR1/GSM8K-v0", num_envs=2)
+    envs.reset(seed=0)
+    tokenizer = envs.envs[0].tokenizer
+    codes = ["import heapq\nwhile True: pass", "import heapq\n1"]
+    envs.send([np.array(tokenizer.encode(python(envs.envs[0], code)), np.int32) for code in codes])
+    assert envs.recv(1)[0].tolist() == [1]
+    start = time.monotonic()
+    envs.close()
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("tools", [("calculator",), ("python",), ("python", "calculator")])

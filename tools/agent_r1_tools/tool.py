@@ -109,6 +109,10 @@ class Tool(ABC):
         """Go back to what `get_state` gave; nothing to do for a tool without a session."""
         return None
 
+    def close(self) -> None:
+        """End what runs for the tool's session, such as a process; nothing to do for a tool without one."""
+        return None
+
     @classmethod
     def from_function(
         cls,
