@@ -25,7 +25,8 @@ def sandbox_server():
             ran = open_sandbox(backend, limits).run(request["code"])
             status = "TimeLimitExceeded" if ran.status == "timeout" else "Finished"
             code = None if ran.status == "timeout" else int(not ran.ok)
-            result = {"status": status, "execution_time": ran.seconds, "return_code": code, "stdout": ran.output}
+            printed = ran.output.rpartition("[no result")[0] if ran.status == "timeout" else ran.output
+            result = {"status": status, "execution_time": ran.seconds, "return_code": code, "stdout": printed}
             answer = {
                 "status": "Success" if code == 0 else "Failed",
                 "message": "",

@@ -124,7 +124,7 @@ with open('/proc/self/mem', 'rb') as f:
         if 'r' in line.split()[1] and b - a < 1 << 24:
             try:
                 f.seek(a)
-                found = re.search(b'the-hidden-tests' + b'-say-[ -~]+', f.read(b - a))
+                found = re.search(b'the-hidden-tests' + b'-say-[0-9]+-', f.read(b - a))
                 if found:
                     print('ESCAPED', found)
             except (OSError, ValueError, OverflowError):
@@ -243,7 +243,10 @@ import socket
 socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))
 print('ESCAPED')
 """,
-    "ask over HTTP": "import urllib.request\nprint(urllib.request.urlopen(f'http://127.0.0.1:{PORT}', timeout=1).read())",
+    "ask over HTTP": """
+import urllib.request
+print(urllib.request.urlopen(f'http://127.0.0.1:{PORT}', timeout=1).read())
+""",
     "resolve a name": "import socket\nsocket.getaddrinfo('example.com', 80)\nprint('ESCAPED')",
     "connect to an abstract socket": """
 import socket

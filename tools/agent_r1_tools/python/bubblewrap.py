@@ -51,9 +51,7 @@ class Bubblewrap(ProcessSandbox):
     def start(self, code: str) -> GuestProcess:
         root = os.getuid() == 0
         limits = self.limits
-        settings = guest_settings(limits) | {"path": [layout.PACKAGES_AT]}
-        # In a user namespace, bwrap's own process 1 counts too.
-        settings |= {"uid": unused_uid() if root else None, "own_processes": 0 if root else 1}
+        settings = guest_settings(limits) | {"path": [layout.PACKAGES_AT], "uid": unused_uid() if root else None}
         files = [_memory_file(self._filter), _memory_file(compiled_guest())]
         try:
             command = [*self._command, "--seccomp", str(files[0]), "--ro-bind-data", str(files[1]), GUEST_AT]
@@ -87,6 +85,7 @@ def _arguments(limits: Limits) -> list[str]:
         arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         arguments += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+        arguments.append("--as-pid-1")  # else process 1 is bwrap's, with the same user, who may read and write it
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
     targets = [*layout.library(), *layout.packages().values()]

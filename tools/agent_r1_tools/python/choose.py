@@ -102,6 +102,16 @@ _probed: dict[str, str | None] = {}
 _lock = threading.Lock()
 
 
+def _forget_probes() -> None:
+    """In a fork of this process not everything works that worked before."""
+    global _lock
+    _lock = threading.Lock()
+    _probed.clear()
+
+
+os.register_at_fork(after_in_child=_forget_probes)
+
+
 def _problem(backend: str) -> str | None:
     if sys.platform != "linux" and backend != "monty":
         return "it needs Linux"

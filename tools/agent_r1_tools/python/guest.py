@@ -5,8 +5,9 @@ shares the process, so nothing that comes out of here is trusted: a program that
 
 A message is four bytes (its length, big-endian), and marshal on the way in, JSON on the way out, which is safe to read
 whoever wrote it. The outside sends {"run": code, "functions": names} or {"call": name, "arguments": encoded}; the
-answer is {"error": null or [type, message], "timeout": true} or {"value": encoded}. In between, {"invoke": name,
-"arguments": encoded} asks the outside to run one of its functions. All messages of an exchange have the same "id".
+answer is {"error": null or [type, message], "shown": traceback, "timeout": true} or {"value": encoded}. In between,
+{"invoke": name, "arguments": encoded} asks the outside to run one of its functions. All messages of an exchange have
+the same "id".
 
 The imports are few and small, because every session waits for them.
 """
@@ -192,6 +193,7 @@ class Guest:
         sys.modules["__main__"] = self.main
         sys.argv = [""]
         self.sources: dict[str, list[str]] = {}
+        self.seeded: set[str] = set()
         signal.signal(signal.SIGXCPU, _out_of_time)
 
     def run(self, code: str, functions: list[str] = []) -> dict[str, Any]:  # noqa: B006
@@ -199,9 +201,21 @@ class Guest:
         self.cells += 1
         name = f"<cell {self.cells}>"
         self.sources[name] = code.splitlines()
+        self._seed(code)
         for function in functions:
             self.main.__dict__[function] = self._proxy(function)
         return self._attempt(lambda: self._execute(code, name))
+
+    def _seed(self, code: str) -> None:
+        """Draw the same random numbers in every session, so that a session can be replayed."""
+        for name, wanted in (("random", True), ("numpy.random", "numpy" in code or "numpy" in sys.modules)):
+            if "random" in code and wanted and name not in self.seeded:
+                self.seeded.add(name)
+                try:
+                    __import__(name)
+                    sys.modules[name].seed(0)
+                except Exception:  # it isn't here, or the program has been at it
+                    pass
 
     def _execute(self, code: str, name: str) -> dict[str, Any]:
         tree: Any = compile(code, name, "exec", ONLY_AST)
@@ -259,7 +273,7 @@ class Guest:
         except BaseException as error:
             answer = {"error": _describe(error)}
             if show:
-                print(self._traceback(error))
+                answer["shown"] = self._traceback(error)
         try:
             self.out.flush()
         except (OSError, ValueError):  # the program has closed it
@@ -268,17 +282,19 @@ class Guest:
 
     def _traceback(self, error: BaseException) -> str:
         """Only the program's own lines: those of libraries say little to whoever wrote the program."""
-        lines = []
+        lines: list[str] = []
         trace = error.__traceback__
         while trace is not None:
             name, number = trace.tb_frame.f_code.co_filename, trace.tb_lineno
             source = self.sources.get(name)
-            if source is not None:
-                text = source[number - 1].strip() if number <= len(source) else ""
+            if trace.tb_frame.f_code is Guest._execute.__code__:
+                lines.clear()  # what comes before is this file, whatever it is called here
+            elif source is not None:
+                text = source[number - 1].strip()[:200] if number <= len(source) else ""
                 lines.append(f"  line {number}, in {trace.tb_frame.f_code.co_name}\n    {text}")
             trace = trace.tb_next
         if isinstance(error, SyntaxError) and error.filename in self.sources:
-            lines.append(f"  line {error.lineno}\n    {(error.text or '').strip()}")
+            lines.append(f"  line {error.lineno}\n    {(error.text or '').strip()[:200]}")
         if len(lines) > MAX_FRAMES:
             lines[1 : 1 - MAX_FRAMES] = [f"  ... {len(lines) - MAX_FRAMES} more"]
         kind, message = _describe(error)
@@ -303,11 +319,11 @@ def _out_of_time(number: int, frame: Any) -> None:
 # --- entry points -----------------------------------------------------------------------------------------------------
 
 
-def limit_resources(memory: int, processes: int, files: int, own_processes: int = 0) -> None:
-    """Set the limits that hold for the rest of this process's life. `own_processes`: of the sandbox, with this uid."""
+def limit_resources(memory: int, processes: int, files: int) -> None:
+    """Set the limits that hold for the rest of this process's life."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_NPROC, (processes + own_processes, processes + own_processes))
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (files, files))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a file that is too large is an OSError, not the end
@@ -341,7 +357,7 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    limit_resources(settings["memory"], settings["processes"], settings["files"], settings["own_processes"])
+    limit_resources(settings["memory"], settings["processes"], settings["files"])
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)] + settings["path"]
     serve(control, settings)
     os._exit(0)

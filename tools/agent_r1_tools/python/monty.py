@@ -20,6 +20,7 @@ from agent_r1_tools.python.process import START_SECONDS, check_arguments, encoda
 from agent_r1_tools.python.sandbox import (
     ENDED,
     OUT_OF_TIME,
+    UNCHANGED,
     CallError,
     Cell,
     Functions,
@@ -30,8 +31,7 @@ from agent_r1_tools.python.sandbox import (
     Session,
     State,
     Status,
-    cut,
-    with_line,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -72,11 +72,13 @@ class MontySession(Session):
     def run(self, code: str, functions: Functions | None = None) -> Run:
         begun = time.monotonic()
         note = self._restore()
-        cell, output, status, error = self._run(Cell(code, tuple(functions or ())), functions or {})
-        output = cut(note + output, self._limits.output)
-        if cell is None:
-            output = with_line(output, f"[{error}; the session is as it was before]")
-        return Run(output, status, error, "monty", time.monotonic() - begun)
+        printed, failure, kept = self._run(Cell(code, tuple(functions or ())), functions or {})
+        seconds = time.monotonic() - begun
+        if failure is None:
+            return Run(shown(note + printed, self._limits.output, ""), "ok", None, "monty", seconds)
+        ending = failure.shown if kept else UNCHANGED.format(failure.line)
+        output = shown(note + printed, self._limits.output, ending)
+        return Run(output, failure.status, failure.line, "monty", seconds)
 
     def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         check_arguments(args, kwargs)
@@ -107,15 +109,15 @@ class MontySession(Session):
             return ""
         cells, self._state = self._state.cells, State()
         for cell in cells:
-            if self._run(cell, {}, cell.answers)[0] is None:
+            if not self._run(cell, {}, cell.answers)[2]:
                 self._state = State()
                 return "[the session could not be restored; it starts anew]\n"
         return ""
 
     def _run(
         self, cell: Cell, functions: Functions, recorded: Sequence[dict[str, Any]] = ()
-    ) -> tuple[Cell | None, str, Status, str | None]:
-        """Run a cell and take a snapshot; no cell comes back where the session stays as it was."""
+    ) -> tuple[str, _Failure | None, bool]:
+        """Run a cell and take a snapshot: what it printed, what went wrong, and whether there is a snapshot."""
         answers: list[dict[str, Any]] = []
         known = iter(recorded)
         lookup = {name: _proxy(functions.get(name), answers, known) for name in cell.functions}
@@ -128,19 +130,12 @@ class MontySession(Session):
                 printed("", repr(value) + "\n")
             except (guest.NotLiteral, RecursionError):
                 failure = _Failure("NotImplementedError", "monty cannot show the value of the last expression")
-                printed("", failure.line + "\n")
             except ValueError as error:  # a number of more digits than Python writes
                 failure = _Failure("ValueError", str(error))
-                printed("", failure.line + "\n")
-        elif failure is not None and dump is not None:
-            printed("", failure.shown + "\n")
-        ran = None
         if dump is not None:
             ran = Cell(code, cell.functions, tuple(answers))
             self._state = State((*self._state.cells, ran), dump)
-        if failure is None:
-            return ran, printed.text, "ok", None
-        return ran, printed.text, failure.status, failure.line
+        return printed.text, failure, dump is not None
 
     def _feed(self, code: str, printed: _Printed, **options: Any) -> tuple[Any, _Failure | None, bytes | None]:
         """Run code in a worker that has loaded the session: its value, what went wrong, the snapshot after it."""
@@ -202,12 +197,12 @@ class _Printed:
 class _Failure:
     """What went wrong, in the forms that are asked for."""
 
-    def __init__(self, kind: str, message: str, status: Status = "exception", shown: str = "") -> None:
+    def __init__(self, kind: str, message: str, status: Status = "exception") -> None:
         self.kind = kind
         self.message = message
         self.status: Status = status
         self.line = f"{kind}: {message}" if kind and message else kind or message
-        self.shown = shown or self.line
+        self.shown = self.line
 
 
 def _failure(error: Any, limits: Limits) -> _Failure:
@@ -220,7 +215,7 @@ def _failure(error: Any, limits: Limits) -> _Failure:
     lines = []
     for frame in frames:
         where = f", in {frame.function_name or '<module>'}" if kind != "SyntaxError" else ""
-        lines.append(f"  line {frame.line}{where}\n    {(frame.source_line or '').strip()}")
+        lines.append(f"  line {frame.line}{where}\n    {(frame.source_line or '').strip()[:200]}")
     if len(lines) > guest.MAX_FRAMES:
         lines[1 : 1 - guest.MAX_FRAMES] = [f"  ... {len(lines) - guest.MAX_FRAMES} more"]
     failure = _Failure(kind, message)
@@ -252,6 +247,11 @@ _lock = threading.Lock()
 
 def _pool() -> pydantic_monty.Monty:
     """The pool of this process."""
+    if _abandoned:
+        raise SandboxError(
+            "monty doesn't work in a fork of a process that has used it; start processes with 'spawn', or use another "
+            "backend"
+        )
     with _lock:
         if not _pools:
             try:
@@ -272,7 +272,7 @@ def _close_pool() -> None:
 
 
 def _forget_pool() -> None:
-    """In a fork of this process: the workers are its parent's."""
+    """In a fork of this process: the workers are its parent's, and so are the threads that would start others."""
     global _lock
     _lock = threading.Lock()
     _abandoned.extend(_pools)

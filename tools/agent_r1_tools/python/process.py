@@ -23,6 +23,7 @@ from agent_r1_tools.python import guest
 from agent_r1_tools.python.sandbox import (
     ENDED,
     OUT_OF_TIME,
+    UNCHANGED,
     CallError,
     Cell,
     Functions,
@@ -33,8 +34,7 @@ from agent_r1_tools.python.sandbox import (
     Session,
     State,
     Status,
-    cut,
-    with_line,
+    shown,
 )
 
 START_SECONDS = 60.0
@@ -51,7 +51,7 @@ ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHAS
 )
 """What a program finds in its environment. One thread, because more count as processes."""
 PYTHON_FLAGS = ["-S", "-s", "-P", "-B"]  # not -I: it would ignore PYTHONHASHSEED, and sets would change from run to run
-_BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError, IndexError)
+BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError, IndexError)
 _T = TypeVar("_T")
 
 
@@ -226,14 +226,15 @@ class ProcessSession(Session):
         begun = time.monotonic()
         note = self._prepare(code)
         answers: list[dict[str, Any]] = []
-        status, error = self._run(code, functions or {}, answers)
+        status, error, ending = self._run(code, functions or {}, answers)
         assert self._guest is not None
-        output = cut(note + self._guest.text.decode("utf-8", "replace"), self._limits.output)
+        printed = note + self._guest.text.decode("utf-8", "replace")
         if status in ("timeout", "died"):
             self.close()
-            output = with_line(output, f"[{error}; the session is as it was before]")
+            ending = UNCHANGED.format(error)
         else:
             self._cells.append(Cell(code, tuple(functions or ()), tuple(answers)))
+        output = shown(printed, self._limits.output, ending)
         seconds = time.monotonic() - begun
         return Run(output, status, error, self._sandbox.backend, seconds)
 
@@ -274,7 +275,7 @@ class ProcessSession(Session):
         self._guest = self._sandbox.start(everything)
         deadline = time.monotonic() + REPLAY_RUNS * self._limits.wall_seconds
         for cell in self._cells:
-            status, _ = self._run(cell.code, dict.fromkeys(cell.functions), [], cell.answers, deadline)
+            status, _, _ = self._run(cell.code, dict.fromkeys(cell.functions), [], cell.answers, deadline)
             if status in ("timeout", "died"):
                 self.close()
                 self._guest = self._sandbox.start(code)
@@ -289,8 +290,9 @@ class ProcessSession(Session):
         answers: list[dict[str, Any]],
         recorded: Sequence[dict[str, Any]] = (),
         latest: float = float("inf"),
-    ) -> tuple[Status, str | None]:
-        """One cell in the guest; `answers` gets what the functions answered, unless that is `recorded` already."""
+    ) -> tuple[Status, str | None, str]:
+        """One cell in the guest: its status, its error in one line and in several. `answers` gets what the functions
+        answered, unless that is `recorded` already."""
         process, limits = self._guest, self._limits
         assert process is not None
         deadline = min(latest, time.monotonic() + limits.wall_seconds)
@@ -305,16 +307,22 @@ class ProcessSession(Session):
                 answers.append(reply)
                 process.send(reply, deadline)
                 answer = process.receive(deadline)
-            error = answer["error"]
-            if error is None:
-                return "ok", None
-            kind, message = (str(part)[:1000] for part in error)
-            return ("timeout" if answer.get("timeout") else "exception"), f"{kind}: {message}" if message else kind
+            return outcome(answer)
         except OutOfTime:
-            return "timeout", OUT_OF_TIME.format(limits.wall_seconds)
-        except (Died, *_BROKEN):
+            return "timeout", OUT_OF_TIME.format(limits.wall_seconds), ""
+        except (Died, *BROKEN):
             process.drain()
-            return "died", ENDED
+            return "died", ENDED, ""
+
+
+def outcome(answer: dict[str, Any]) -> tuple[Status, str | None, str]:
+    """Status, error and traceback in a guest's answer to a run; raises one of BROKEN where they make no sense."""
+    if answer["error"] is None:
+        return "ok", None, ""
+    kind, message = (str(part)[:1000] for part in answer["error"])
+    if answer.get("timeout"):
+        return "timeout", message, ""
+    return "exception", f"{kind}: {message}" if message else kind, str(answer.get("shown", ""))
 
 
 def call_result(answer: Any) -> Any:
@@ -327,7 +335,7 @@ def call_result(answer: Any) -> Any:
         if "value" in answer:
             return guest.decode(answer["value"])
         kind, message = (str(part)[:1000] for part in answer["error"])
-    except _BROKEN:
+    except BROKEN:
         raise CallError("Died", "the process gave no answer that makes sense") from None
     raise CallError(kind, message)
 
@@ -368,7 +376,7 @@ def encodable(text: str) -> str:
 def guest_settings(limits: Limits) -> dict[str, Any]:
     """What a guest needs to know of the limits."""
     names = ("cpu_seconds", "memory", "output", "processes", "files")
-    return {name: getattr(limits, name) for name in names} | {"uid": None, "own_processes": 0, "path": []}
+    return {name: getattr(limits, name) for name in names} | {"uid": None, "path": []}
 
 
 def unused_uid() -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_r1_tools.python.choose import open_sandbox
 from agent_r1_tools.python.process import REPLAY_RUNS, START_SECONDS
-from agent_r1_tools.python.sandbox import Limits, Sandbox, SandboxError, Session, State
+from agent_r1_tools.python.sandbox import MAX_ENDING, Limits, Sandbox, SandboxError, Session, State
 from agent_r1_tools.tool import Tool, ToolResult
 
 MAX_CODE_CHARS = 100_000
@@ -56,7 +56,7 @@ class PythonTool(Tool):
         limits = self.sandbox.limits
         # The sandbox keeps to its own time; this is for the case that it doesn't.
         self.timeout = (REPLAY_RUNS + 2) * limits.wall_seconds + 2 * START_SECONDS
-        self.max_result_chars = limits.output + 1000
+        self.max_result_chars = limits.output + MAX_ENDING + 1000
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         code = arguments["code"]

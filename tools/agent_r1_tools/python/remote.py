@@ -16,10 +16,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1_tools.python.process import GUEST, call_result, check_arguments, encodable
+from agent_r1_tools.python.process import BROKEN, GUEST, call_result, check_arguments, encodable, outcome
 from agent_r1_tools.python.sandbox import (
     ENDED,
     OUT_OF_TIME,
+    UNCHANGED,
     CallError,
     Cell,
     Functions,
@@ -29,9 +30,7 @@ from agent_r1_tools.python.sandbox import (
     SandboxError,
     Session,
     State,
-    Status,
-    cut,
-    with_line,
+    shown,
 )
 
 RETRIES = 3
@@ -118,29 +117,19 @@ class RemoteSession(Session):
         if functions:
             raise SandboxError("a remote sandbox cannot call functions of this process; use another backend for that")
         code = encodable(code)
-        status: Status = "ok"
-        output, answer = self._ask([*self._codes(), code], None)
-        error: str | None = None
-        if answer is None:
-            status, error = "died", ENDED
-        elif answer.get("timeout"):
-            status, error = "timeout", OUT_OF_TIME.format(self._limits.wall_seconds)
-        elif answer.get("error") is not None:
-            kind, message = (str(part)[:1000] for part in answer["error"])
-            status, error = "exception", f"{kind}: {message}" if message else kind
-        output = cut(output, self._limits.output)
+        printed, answer = self._ask([*self._codes(), code], None)
+        status, error, ending = outcome(answer) if answer is not None else ("died", ENDED, "")
         if status in ("timeout", "died"):
-            output = with_line(output, f"[{error}; the session is as it was before]")
+            ending = UNCHANGED.format(error)
         else:
             self._cells.append(Cell(code))
+        output = shown(printed, self._limits.output, ending)
         return Run(output, status, error, self._sandbox.backend, time.monotonic() - begun)
 
     def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         _, answer = self._ask(self._codes(), [name, check_arguments(args, kwargs)])
         if answer is None:
-            raise CallError("Died", "the process ended")
-        if answer.get("timeout"):
-            raise CallError("Timeout", OUT_OF_TIME.format(self._limits.wall_seconds))
+            raise CallError("Died", ENDED)
         return call_result(answer)
 
     def get_state(self) -> State:
@@ -168,9 +157,11 @@ class RemoteSession(Session):
         _, begun, rest = result["stdout"].partition(f"\n{mark}\n")
         output, ended, last = rest.partition(f"\n{mark}")
         if result["status"] == "TimeLimitExceeded":
-            return output, {"timeout": True}
+            return output, {"error": ["Timeout", OUT_OF_TIME.format(limits.wall_seconds)], "timeout": True}
         try:
             answer = json.loads(last.splitlines()[0]) if begun and ended else None
-        except (ValueError, IndexError, RecursionError):
+            if answer is not None and "value" not in answer:
+                outcome(answer)
+        except BROKEN:
             answer = None
-        return output, answer if isinstance(answer, dict) and ("value" in answer or "error" in answer) else None
+        return output, answer

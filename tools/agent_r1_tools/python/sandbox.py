@@ -10,6 +10,9 @@ from typing import Any, Literal
 Status = Literal["ok", "exception", "timeout", "died"]
 Functions = Mapping[str, Callable[..., Any]]
 
+MAX_ENDING = 4000
+"""Characters of the longest traceback."""
+UNCHANGED = "[{}; the session is as it was before]"
 OUT_OF_TIME = "no result within {:g} seconds"
 ENDED = "the process ended: it left by itself, crashed, or used too much memory"
 
@@ -71,8 +74,8 @@ class Run:
     """What one run did.
 
     Attributes:
-        output: what a notebook would show: prints, the value of a last expression, a short traceback; cut with a
-            marker.
+        output: what a notebook would show: prints and the value of a last expression, cut with a marker, and a short
+            traceback.
         status: "ok"; "exception"; "timeout" (wall or processor time); "died" (the process ended or was killed:
             os._exit, a crash, too much memory). After the last two the session is as it was before the run.
         error: one line that says what went wrong, or None.
@@ -186,6 +189,8 @@ def cut(text: str, limit: int) -> str:
     return text[: max(0, limit - len(marker))] + marker
 
 
-def with_line(text: str, line: str) -> str:
-    """The text with one more line."""
-    return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}"
+def shown(printed: str, limit: int, ending: str) -> str:
+    """What was printed, cut, and then how it ended (a traceback, say), which is short and never cut off."""
+    text = cut(printed, limit)
+    newline = "\n" if ending and text and not text.endswith("\n") else ""
+    return text + newline + cut(ending, MAX_ENDING)

@@ -28,7 +28,7 @@ class BareProcess(ProcessSandbox):
         folder = tempfile.mkdtemp(prefix="agent-r1-python-")
         settings = guest_settings(self.limits)
         settings |= {"path": sorted({str(Path(path).parent) for path in layout.packages()})}
-        settings |= {"own_processes": 1 << 16}  # the kernel counts all processes of this user, not only ours
+        settings["processes"] += 1 << 16  # the kernel counts all processes of this user, not only ours
         command = [layout.interpreter(), *PYTHON_FLAGS, str(GUEST)]
 
         def end(process: subprocess.Popen[bytes]) -> None:

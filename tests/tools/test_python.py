@@ -1,0 +1,593 @@
+"""The python tool: what runs look like, sessions, snapshots, limits, and the choice of a sandbox."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agent_r1_tools import run_tool
+from agent_r1_tools.python import CallError, Limits, PythonTool, SandboxError, choose, open_sandbox, probe
+from agent_r1_tools.python.guest import NotLiteral, decode, encode
+
+LIMITS = Limits(wall_seconds=5, cpu_seconds=5, output=400)
+QUICK = Limits(wall_seconds=0.5, cpu_seconds=5)
+
+
+def works(backend):
+    problem = probe(backend)
+    return pytest.param(backend, marks=pytest.mark.skipif(problem is not None, reason=f"{backend}: {problem}"))
+
+
+FULL = [works("bubblewrap"), works("fork_server")]
+LOCAL = [works("monty"), *FULL]
+
+
+@pytest.fixture(params=[*LOCAL, "remote", "subprocess"])
+def opened(request):
+    """open(limits): the backend with these limits."""
+
+    def open_(limits=LIMITS):
+        url = request.getfixturevalue("sandbox_server") if request.param == "remote" else None
+        return open_sandbox(request.param, limits, unsafe=request.param == "subprocess", url=url)
+
+    return open_
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [
+        ("", ""),
+        ("x = 1", ""),
+        ("1 + 1", "2\n"),
+        ("None", ""),
+        ("'a'", "'a'\n"),
+        ("print('a')\n'b'", "a\n'b'\n"),
+        ("for i in range(3):\n    print(i, end=' ')", "0 1 2 "),
+        ("print('ä→')", "ä→\n"),
+        ("def f():\n    return 3\n\nf()  # a comment", "3\n"),
+    ],
+)
+def test_a_run_shows_what_a_notebook_shows(opened, code, output):
+    ran = opened().run(code)
+    assert (ran.output, ran.status, ran.error, ran.ok) == (output, "ok", None, True)
+
+
+def test_an_exception_is_a_short_traceback(opened):
+    ran = opened().run("def f(x):\n    return 1 / x\n\nprint('before')\nf(0)")
+    assert ran.output == (
+        "before\nTraceback (most recent call last):\n  line 5, in <module>\n    f(0)\n"
+        "  line 2, in f\n    return 1 / x\nZeroDivisionError: division by zero"
+    )
+    assert (ran.status, ran.error, ran.ok) == ("exception", "ZeroDivisionError: division by zero", False)
+
+
+def test_code_that_does_not_parse_is_shown_with_its_line(opened):
+    ran = opened().run("x = 1\ny = = 2")
+    assert ran.status == "exception"
+    assert ran.output.startswith("Traceback (most recent call last):\n  line 2\n    y = = 2\nSyntaxError: ")
+
+
+def test_a_long_traceback_is_cut_in_the_middle(opened):
+    ran = opened().run("def f(n):\n    return f(n - 1) if n else 1 / 0\nf(50)")
+    lines = ran.output.splitlines()
+    assert lines[1:3] == ["  line 3, in <module>", "    f(50)"]
+    assert lines[3] == "  ... 44 more"
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_long_output_is_cut_with_a_marker(opened):
+    ran = opened().run("for i in range(1000):\n    print(i)")
+    assert ran.ok
+    assert ran.output.startswith("0\n1\n2\n")
+    assert ran.output.endswith("\n... [cut: longer than 400 characters]")
+    assert len(ran.output) == 400
+    ran = opened().run("print('x' * 10_000)\n1 / 0")
+    assert ran.output.endswith(
+        "characters]\nTraceback (most recent call last):\n  line 2, in <module>\n    1 / 0\n" + ran.error
+    )
+
+
+def test_too_long_is_said(opened):
+    started = time.monotonic()
+    ran = opened(QUICK).run("while True:\n    pass")
+    assert (ran.status, ran.error) == ("timeout", "no result within 0.5 seconds")
+    assert ran.output == "[no result within 0.5 seconds; the session is as it was before]"
+    assert time.monotonic() - started < 10
+
+
+def test_what_was_printed_before_the_end_is_shown(opened):
+    ran = opened(QUICK).run("print('here')\nwhile True:\n    pass")
+    assert ran.output.startswith("here\n[no result within")
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_keeps_names(opened):
+    with opened().session() as session:
+        session.run("x = [1]")
+        session.run("def add(y):\n    x.append(y)")
+        session.run("add(2)\n1 / 0")
+        assert session.run("x").output == "[1, 2]\n"
+        assert session.call("add", [3]) is None
+        assert session.run("x").ok
+    assert opened().run("x").error == "NameError: name 'x' is not defined"
+
+
+def test_a_run_that_fails_hard_leaves_the_session_as_it_was(opened):
+    with opened(QUICK).session() as session:
+        session.run("x = 1")
+        assert session.run("x = 2\nwhile True:\n    pass").status == "timeout"
+        assert session.run("x").output == "1\n"
+
+
+def test_snapshots_branch(opened):
+    with opened().session() as session, opened().session() as other:
+        session.run("x = [1]")
+        early = pickle.loads(pickle.dumps(session.get_state()))
+        session.run("x.append(2)")
+        late = session.get_state()
+        session.set_state(early)
+        session.run("x.append(3)")
+        assert session.run("x").output == "[1, 3]\n"
+        other.set_state(late)
+        assert other.run("x").output == "[1, 2]\n"
+        other.set_state(None)
+        assert not other.run("x").ok
+
+
+def test_a_snapshot_can_be_restored_by_another_backend(opened):
+    with opened().session() as session:
+        session.run("x = 41")
+        state = session.get_state()
+    for backend in ("monty", "bubblewrap"):
+        if probe(backend) is None:
+            with open_sandbox(backend).session() as other:
+                other.set_state(state)
+                assert other.run("x + 1").output == "42\n"
+
+
+def test_random_numbers_are_the_same_in_every_session(opened):
+    code = "import random\n(random.random(), random.choice(range(1000)))"
+    assert opened().run(code).output == opened().run(code).output
+
+
+@pytest.mark.parametrize("backend", [works("monty"), *FULL, "subprocess"])
+def test_functions_of_ours_can_be_called(backend):
+    sandbox = open_sandbox(backend, unsafe=backend == "subprocess")
+    calls = []
+
+    def ask(*args, **kwargs):
+        calls.append((args, kwargs))
+        if args == ("bad",):
+            raise KeyError("bad")
+        return {"n": len(calls), "same": args}
+
+    with sandbox.session() as session:
+        ran = session.run("a = ask([1], key=(2, {3}))\na", {"ask": ask})
+        assert ran.output == "{'n': 1, 'same': ([1],)}\n", ran
+        assert calls == [(([1],), {"key": (2, {3})})]
+        ran = session.run("try:\n    ask('bad')\nexcept KeyError as error:\n    print('caught', error)", {"ask": ask})
+        assert ran.output.startswith("caught "), ran
+        state = session.get_state()
+        session.set_state(None)
+        session.set_state(pickle.loads(pickle.dumps(state)))  # replayed or restored, but nobody is asked again
+        assert session.run("a['n']").output == "1\n"
+        assert len(calls) == 2
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_functions_that_call_back_too_often_run_out_of_time(backend):
+    with open_sandbox(backend, QUICK).session() as session:
+        ran = session.run("while True:\n    ask()", {"ask": lambda: time.sleep(0.01)})
+        assert ran.status == "timeout"
+        assert session.run("1").ok
+
+
+def test_calls_that_fail_say_why(opened):
+    code = "def slow():\n    while True:\n        pass\n\ndef bad():\n    raise ValueError('b')"
+    with opened(QUICK).session() as session:
+        session.run(code)
+        for name, kind in (("slow", "Timeout"), ("bad", "ValueError"), ("none", "NameError")):
+            with pytest.raises(CallError) as caught:
+                session.call(name)
+            assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_subclasses_arrive_as_what_they_are_made_of(backend):
+    code = """
+import collections, enum
+def f():
+    counter = collections.Counter("aab")
+    pair = collections.namedtuple("P", "x y")(1, 2)
+    return [counter, pair, enum.IntEnum("E", "A B").B, collections.OrderedDict(z=1), float("inf"), True]
+def g():
+    import numpy
+    return numpy.arange(3)
+"""
+    with open_sandbox(backend).session() as session:
+        session.run(code)
+        value = session.call("f")
+        assert value == [{"a": 2, "b": 1}, (1, 2), 2, {"z": 1}, float("inf"), True]
+        assert [type(item) for item in value] == [dict, tuple, int, dict, float, bool]
+        with pytest.raises(CallError, match="NotLiteral"):
+            session.call("g")
+
+
+def test_literals_survive_the_way():
+    values = [None, True, 0, -(2**70), 0.1, float("-inf"), 1 + 2j, "ä\ud800", b"\0", [], (), set(), frozenset({1}), {}]
+    values.append({(1, "a"): [{2: {3.5}}], None: (None,)})
+    for value in values:
+        back = decode(encode(value))
+        assert back == value and type(back) is type(value)
+    for value in (object(), [len], {1: {2: type}}):
+        with pytest.raises(NotLiteral):
+            encode(value)
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"wall_seconds": 0}, {"cpu_seconds": -1}, {"output": 0}, {"processes": 0}, {"files": -1}, {"memory": 1}]
+)
+def test_limits_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Limits(**wrong)
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_processes_are_counted(backend):
+    code = """
+import os, threading, time
+pids = []
+try:
+    for _ in range(10):
+        pid = os.fork()
+        if not pid:
+            time.sleep(60)
+        pids.append(pid)
+except OSError:
+    pass
+len(pids)
+"""
+    for allowed in (1, 3):
+        assert open_sandbox(backend, Limits(processes=allowed)).run(code).output == f"{allowed - 1}\n"
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_processor_time_is_counted(backend):
+    ran = open_sandbox(backend, Limits(wall_seconds=30, cpu_seconds=1)).run("while True:\n    pass")
+    assert (ran.status, ran.error) == ("timeout", "more than 1 CPU seconds")
+    assert ran.seconds < 20
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_memory_and_files_are_counted(backend):
+    sandbox = open_sandbox(backend, Limits(memory=256 << 20, files=1 << 20))
+    assert sandbox.run("x = bytearray(300 << 20)").error == "MemoryError"
+    assert sandbox.run("x = bytearray(50 << 20)").ok
+    assert sandbox.run("open('/tmp/a', 'w').write('a' * 500_000)").output == "500000\n"
+    assert sandbox.run("open('/tmp/a', 'w').write('a' * 2_000_000)").error.startswith("OSError")
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_sessions_do_not_see_each_others_files(backend):
+    with open_sandbox(backend).session() as one, open_sandbox(backend).session() as other:
+        one.run("open('/tmp/note', 'w').write('x')")
+        assert one.run("import os\nos.listdir('/tmp')").output == "['note']\n"
+        assert other.run("import os\nos.listdir('/tmp')").output == "[]\n"
+
+
+@pytest.mark.parametrize("backend", [works("bubblewrap")])
+def test_network_is_there_where_it_is_allowed(backend):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5).close()"
+        assert open_sandbox(backend, Limits(network=True)).run(code).ok
+        assert not open_sandbox(backend, Limits()).run(code).ok
+    assert open_sandbox("auto", Limits(network=True)).backend == "bubblewrap"
+    for other in ("monty", "fork_server"):
+        if probe(other) is None:
+            with pytest.raises(SandboxError, match="network"):
+                open_sandbox(other, Limits(network=True))
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_numpy_and_sympy_are_there(backend):
+    ran = open_sandbox(backend).run("import numpy, sympy\nint(numpy.arange(4).sum()), sympy.sqrt(8)")
+    assert ran.output == "(6, 2*sqrt(2))\n"
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", LOCAL)
+def test_many_sessions_at_once(backend):
+    sandbox = open_sandbox(backend, Limits(wall_seconds=60))
+
+    def work(number):
+        with sandbox.session() as session:
+            session.run(f"x = {number}")
+            return session.run("x * x").output
+
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(work, range(64))) == [f"{number**2}\n" for number in range(64)]
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_a_session_outlives_the_thread_that_started_it(backend):
+    """The kernel ends a process "with its parent", and means the thread."""
+    session = open_sandbox(backend).session()
+    started = []
+    thread = threading.Thread(target=lambda: started.append(session.run("import os\nx = os.urandom(8)\nx").output))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    assert session.run("x").output == started[0]
+    session.close()
+
+
+@pytest.mark.parametrize("backend", [*FULL, "auto"])
+def test_a_fork_of_this_process_can_have_sandboxes_too(backend):
+    """With "auto" it does without Monty, whose threads don't come along."""
+    session = open_sandbox(backend).session()
+    session.run("x = 1")
+
+    def child(results):
+        results.put(open_sandbox(backend).run("6 * 7").output)
+        try:
+            results.put(str(open_sandbox("monty").run("1")))
+        except SandboxError as error:
+            results.put(str(error))
+
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    process = context.Process(target=child, args=(results,))
+    process.start()
+    assert results.get(timeout=60) == "42\n"
+    assert "monty" in results.get(timeout=60)
+    process.join(60)
+    assert process.exitcode == 0
+    assert session.run("x").output == "1\n"
+    session.close()
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_a_forgotten_session_ends(backend):
+    session = open_sandbox(backend).session()
+    session.run("1")
+    alive = session._guest.close
+    assert alive.alive
+    del session
+    gc.collect()
+    assert not alive.alive
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_sandboxes_end_with_their_owner(backend, tmp_path):
+    """Even with one that is killed."""
+    code = f"""
+import threading, time
+from agent_r1_tools.python import Limits, open_sandbox
+session = open_sandbox({backend!r}, Limits(wall_seconds=600)).session()
+session.run("1")
+threading.Thread(target=session.run, args=("import time\\nopen('/tmp/x', 'w')\\ntime.sleep(600)",)).start()
+time.sleep(1)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"AGENT_R1_GROUP": "x"}) as owner:
+        assert owner.stdout.readline() == b"ready\n"
+        children = below(owner.pid)
+        assert children
+        owner.kill()
+        owner.wait()
+        deadline = time.monotonic() + 10
+        while any(map(running, children)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not [pid for pid in children if running(pid)]
+
+
+def below(root):
+    """The processes that come from this one."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                pass
+    found, front = set(), {root}
+    while front:
+        front = {pid for pid, parent in parents.items() if parent in front}
+        found |= front
+    return found
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+def test_auto_says_what_it_picked_and_never_leaves_the_sandboxes():
+    working = [name for name in ("monty", "bubblewrap", "fork_server") if probe(name) is None]
+    if not working:
+        with pytest.raises(SandboxError, match="no sandbox works here"):
+            open_sandbox()
+        return
+    sandbox = open_sandbox()
+    assert sandbox.run("1").backend.replace(" ", "_") in working
+    assert "subprocess" not in sandbox.backend
+
+
+needs_both = pytest.mark.skipif(
+    probe("monty") is not None or (probe("bubblewrap") is not None and probe("fork_server") is not None),
+    reason=f"needs monty and another sandbox: {probe('monty')}; {probe('bubblewrap')}; {probe('fork_server')}",
+)
+
+
+@needs_both
+def test_auto_goes_on_in_cpython_where_monty_lacks_something():
+    with open_sandbox().session() as session:
+        assert session.run("x = [3, 1, 2]\nprint('once')").backend == "monty"
+        ran = session.run("import heapq\nheapq.heapify(x)\nx[0]")
+        assert (ran.output, ran.ok) == ("1\n", True)
+        assert ran.backend != "monty"
+        assert session.run("x.append(4)\nlen(x)").output == "4\n"
+        branch = session.get_state()
+        assert session.run("del x[0]\nlen(x)").output == "3\n"
+        session.set_state(branch)
+        assert session.run("len(x)").output == "4\n"
+
+
+@needs_both
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [
+        ("def g():\n    yield 1\nlist(g())", "[1]\n"),
+        ("class A:\n    def __repr__(self):\n        return 'me'\nA()", "me\n"),
+        ("import sys\nsys.maxsize > 1", "True\n"),
+        ("open('/tmp/a', 'w').write('x')", "1\n"),
+        ("x = bytearray(100 << 20)\nlen(x)", "104857600\n"),
+        ("sorted(globals())[:1]", "['__builtins__']\n"),
+    ],
+)
+def test_auto_runs_what_monty_cannot(code, output):
+    ran = open_sandbox().run(code)
+    assert ran.ok and ran.output == output
+
+
+@needs_both
+@pytest.mark.parametrize("code", ["1 / 0", "nothing", "x = = 1", "[].nothing", "import no_such_module", "1 + 'a'"])
+def test_auto_stays_in_monty_where_cpython_fails_alike(code):
+    with open_sandbox().session() as session:
+        session.run("kept = 1")
+        assert session.run(code).status == "exception"
+        ran = session.run("kept")
+        assert (ran.output, ran.backend) == ("1\n", "monty")
+
+
+@needs_both
+def test_auto_calls_in_cpython_what_monty_cannot_call():
+    with open_sandbox().session() as session:
+        session.run("def f(x):\n    import heapq\n    return heapq.nlargest(1, x)")
+        assert session.call("f", [[1, 3, 2]]) == [3]
+
+
+def test_a_backend_that_is_not_there_says_what_would_help(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(choose, "_probed", {})
+    with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
+        open_sandbox("bubblewrap")
+
+
+def test_no_sandbox_at_all_is_an_error_that_lists_them(monkeypatch):
+    monkeypatch.setattr(choose, "_probed", dict.fromkeys(choose.LOCAL, "not here"))
+    with pytest.raises(SandboxError, match="monty: not here.*bubblewrap: not here.*fork_server: not here.*remote"):
+        open_sandbox()
+
+
+def test_auto_takes_what_is_there(monkeypatch):
+    working = [name for name in choose.LOCAL if probe(name) is None]
+    for only in working:
+        monkeypatch.setattr(choose, "_probed", {name: None if name == only else "not here" for name in choose.LOCAL})
+        assert open_sandbox().backend == only.replace("_", " ")
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="unknown backend 'docker'"):
+        open_sandbox("docker")
+    with pytest.raises(ValueError, match="unsafe=True"):
+        open_sandbox("subprocess")
+    with pytest.raises(ValueError, match="url="):
+        open_sandbox("remote")
+    with pytest.raises(ValueError, match="not an address"):
+        open_sandbox("remote", url="127.0.0.1:8080")
+    with pytest.raises(SandboxError, match="failed"):
+        open_sandbox("remote", url="http://127.0.0.1:9")
+
+
+# --- the tool ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["auto", "subprocess"])
+def tool(request):
+    if request.param == "auto" and not [name for name in choose.LOCAL if probe(name) is None]:
+        pytest.skip("no sandbox works here")
+    made = PythonTool(open_sandbox(request.param, unsafe=request.param == "subprocess"))
+    yield made
+    made.close()
+
+
+def test_the_tool_shows_what_happened(tool):
+    result = run_tool(tool, {"code": "print('a')\n1 + 1"})
+    assert (result.content, result.ok) == ("a\n2", True)
+    assert result.data["status"] == "ok" and result.data["error"] is None and result.data["seconds"] >= 0
+    assert run_tool(tool, {"code": "x = 1"}).content == "[no output]"
+    failed = run_tool(tool, {"code": "1 / 0"})
+    assert not failed.ok and failed.data["error"] == "ZeroDivisionError: division by zero"
+    assert failed.content.endswith("ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"code": 1}, {"code": None}, {"code": "1", "more": 1}, "1 + 1"])
+def test_calls_that_do_not_fit_the_schema(tool, arguments):
+    result = run_tool(tool, arguments)
+    assert not result.ok and result.data == {"error": "bad_arguments"}
+
+
+@pytest.mark.parametrize(
+    "code", ["\0", "\ud800", "x = '\ud800'\nprint(x)", "(" * 5000, "#" * 200_000, "\t1\n 2", "é = 1"]
+)
+def test_odd_code_is_an_answer_too(tool, code):
+    result = run_tool(tool, {"code": code})
+    assert isinstance(result.content, str) and result.content.encode()
+    assert run_tool(tool, {"code": "6 * 7"}).content == "42"
+
+
+def test_the_tools_session_branches(tool):
+    run_tool(tool, {"code": "x = 1"})
+    state = tool.get_state()
+    run_tool(tool, {"code": "x = 2"})
+    tool.set_state(pickle.loads(pickle.dumps(state)))
+    assert run_tool(tool, {"code": "x"}).content == "1"
+    tool.set_state(None)
+    assert not run_tool(tool, {"code": "x"}).ok
+
+
+def test_a_stateless_tool_forgets():
+    tool = PythonTool(open_sandbox("subprocess", unsafe=True), stateless=True)
+    run_tool(tool, {"code": "x = 1"})
+    assert not run_tool(tool, {"code": "x"}).ok
+    assert tool.concurrency_safe and tool.get_state() is None
+
+
+def test_a_server_that_is_gone_is_a_failed_call(sandbox_server, monkeypatch):
+    sandbox = open_sandbox("remote", url=sandbox_server)
+    tool = PythonTool(sandbox)
+    assert run_tool(tool, {"code": "x = 41"}).ok
+    monkeypatch.setattr(sandbox, "_endpoint", "http://127.0.0.1:9/run_code")
+    monkeypatch.setattr("agent_r1_tools.python.remote.RETRIES", 0)
+    result = run_tool(tool, {"code": "x"})
+    assert not result.ok and result.data["error"] == "sandbox_unavailable"
+    assert "127.0.0.1" not in result.content
+    monkeypatch.undo()
+    assert run_tool(tool, {"code": "x + 1"}).content == "42"
