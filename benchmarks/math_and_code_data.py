@@ -10,6 +10,7 @@ results/math_and_code_data.json and .md. Takes about ten minutes; it measures no
 
 import argparse
 import ast
+import contextlib
 import random
 import re
 from dataclasses import replace
@@ -19,7 +20,7 @@ from typing import Any
 from machine import record_results
 from tqdm import tqdm
 
-from agent_r1.datasets import DATA_SETS, Problem, load_questions
+from agent_r1.datasets import DATA_SETS, DataNotFoundError, Problem, load_questions
 from agent_r1.math_judge import judge, server
 from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
 from agent_r1.tool_env import Task
@@ -44,10 +45,11 @@ def {name}(*args, **kwargs): return Everything()
 
 def problems(data: Path, name: str) -> list[Problem]:
     """The problems of all splits that are there."""
-    data_set = DATA_SETS[name]
-    folder = data / data_set.folder
-    splits = [split for split, file in data_set.files.items() if (folder / file).is_file()]
-    return [problem for split in splits for problem in load_questions(name, split, folder)]
+    found: list[Problem] = []
+    for split in DATA_SETS[name].files:
+        with contextlib.suppress(DataNotFoundError):
+            found += load_questions(name, split, data / DATA_SETS[name].folder)
+    return found
 
 
 def altered(answer: str, rng: random.Random) -> str:

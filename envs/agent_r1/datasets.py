@@ -118,6 +118,7 @@ class DataSet:
         read: turns a row of the official format into a Question, Problem or Program, or None to leave it out.
         aliases: other names of splits.
         homepage: where the official files are.
+        archive: the official release has a folder for each split, and in it a JSON file for each row.
     """
 
     name: str
@@ -129,6 +130,7 @@ class DataSet:
     read: Callable[[Row], Question | Problem | Program | None]
     aliases: Mapping[str, str]
     homepage: str
+    archive: bool = False
 
     @property
     def splits(self) -> dict[str, str]:
@@ -164,7 +166,10 @@ def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[
 
 
 def find_file(data_set: DataSet, split: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
-    """The file of a split, or None where only a download is left. Raises DataNotFoundError for a wrong `data_dir`."""
+    """The file (of an archive the folder) of a split, or None where only a download is left.
+
+    Raises DataNotFoundError for a wrong `data_dir`.
+    """
     official = data_set.files[split]
     stem, suffix = os.path.splitext(official)
     names = [official, official + ".gz"]
@@ -176,6 +181,8 @@ def find_file(data_set: DataSet, split: str, data_dir: str | os.PathLike[str] | 
         for name in names:
             if (folder / name).is_file():
                 return folder / name
+        if data_set.archive and (folder / stem).is_dir():
+            return folder / stem
     if data_dir is not None:
         raise DataNotFoundError(_three_ways(data_set, split, f"{data_dir} has no {' or '.join(names[:2])}"))
     return None
@@ -269,9 +276,27 @@ def read_rows(path: Path) -> Iterator[Any]:
 @lru_cache(maxsize=8)
 def _read_file(name: str, split: str, path: Path, mtime_ns: int, size: int, aliases: Path | None) -> list[Any]:
     """The time and size of the file are part of the key, so a file that changed is read again."""
+    if path.is_dir():
+        return _read_archive(DATA_SETS[name], split, path)
     if size > _LARGE:
         logger.warning("reading %s (%d MB); once per process", path.name, size // 1_000_000)
     return _questions(DATA_SETS[name], split, read_rows(path), str(path), _read_aliases(aliases) if aliases else {})
+
+
+def _read_archive(data_set: DataSet, split: str, folder: Path) -> list[Any]:
+    """MATH's archive: a folder for each subject, a file for each problem. Its path is its id, as in MATH-500."""
+    problems: list[Any] = []
+    for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.name), path.name)):
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataFormatError(f"{path}: expected a JSON object in UTF-8, found {error}") from None
+        if isinstance(fields, dict):
+            fields["unique_id"] = path.relative_to(folder.parent).as_posix()
+        problems += _questions(data_set, split, [fields], str(path), {})
+    if not problems:
+        raise DataFormatError(f"{folder}: expected folders of subjects with a JSON file for each problem, found none")
+    return problems
 
 
 @lru_cache(maxsize=8)
@@ -541,6 +566,7 @@ DATA_SETS: dict[str, DataSet] = {
         read=_read_math,
         aliases={},
         homepage="https://github.com/hendrycks/math",
+        archive=True,
     ),
     "math500": DataSet(
         name="MATH-500",

@@ -140,6 +140,41 @@ def test_compressed_and_line_files_are_read_too(tmp_path):
         assert [question.id for question in load_questions("hotpotqa", split, tmp_path)] == ["q0", "q1"]
 
 
+def test_math_as_the_official_archive_has_it(tmp_path):
+    def problem(number):
+        return {"problem": f"{number}?", "level": "Level 1", "solution": f"So $\\boxed{{{number}}}$."}
+
+    for name in ("test/geometry/1.json", "train/prealgebra/1.json", "train/algebra/10.json", "train/algebra/2.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(problem(int(path.stem)), indent=4))
+    (tmp_path / "train" / "README.md").write_text("No problem.")
+    problems = load_questions("math", "train", tmp_path)
+    names = ["algebra/2", "algebra/10", "prealgebra/1"]
+    assert [problem.id for problem in problems] == [f"train/{name}.json" for name in names]
+    assert [problem.answer for problem in problems] == ["2", "10", "1"]
+    assert [problem.id for problem in load_questions("math", "test", tmp_path)] == ["test/geometry/1.json"]
+    write_lines(tmp_path / "train.jsonl", [problem(7)])  # a file goes before a folder
+    assert [problem.id for problem in load_questions("math", "train", tmp_path)] == ["train-0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("algebra/1.json", '{"problem": "?", "solution": "7"}', r"algebra/1\.json, row 0 .*field 'solution'"),
+        ("algebra/1.json", '[{"problem": "?"}]', r"algebra/1\.json, row 0 .*expected an object"),
+        ("algebra/1.json", "{", r"algebra/1\.json: expected a JSON object"),
+        ("1.json", "{}", "train: expected folders of subjects"),
+    ],
+)
+def test_a_broken_archive_is_named(tmp_path, name, text, message):
+    path = tmp_path / "train" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(DataFormatError, match=message):
+        load_questions("math", "train", tmp_path)
+
+
 def test_environment_variable_and_order(tmp_path, monkeypatch):
     write_json(tmp_path / "all" / "hotpotqa" / "hotpot_train_v1.1.json", [hotpot_row(_id="variable")])
     write_json(tmp_path / "mine" / "hotpot_train_v1.1.json", [hotpot_row(_id="argument")])
