@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ["agent-r1", "bm25s", "gymnasium", "jinja2", "numpy", "tokenizers", "torch", "transformers", "vllm"]
+PACKAGES = ["agent-r1", "bm25s", "gymnasium", "jinja2", "numpy", "tokenizers", "torch", "transformers", "trl", "vllm"]
 MOST_LOAD = 0.3  # the share of the cores that others may use while a benchmark starts
 
 
