@@ -251,7 +251,8 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
             )
     lines += ["", "| parameters | seconds a step, ours / TRL | bar |", "|---|---|---|"]
     lines += [f"| {size} | {result['ratio']:.2f} | {result['bar']} |" for size, result in results.items()]
-    lines += ["", f"| seconds of a step of grpo_llm.py | {' | '.join(PARTS.values())} |", "|---" * (len(PARTS) + 1) + "|"]
+    lines += ["", f"| seconds of a step of grpo_llm.py | {' | '.join(PARTS.values())} |"]
+    lines.append("|---" * (len(PARTS) + 1) + "|")
     for size, result in results.items():
         parts = [result["ours"][f"seconds/{name}"] for name in PARTS]
         lines.append(f"| {size} | {' | '.join(f'{part:.3f}' for part in parts)} |")
