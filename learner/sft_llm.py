@@ -37,6 +37,8 @@ from transformers import (
 import agent_r1  # noqa: F401  (registers the environments)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # llm_utils lies beside this file
+from llm_utils import checkpoint
+from llm_utils.models import model_source
 from llm_utils.naive_rag import naive_rag
 
 
@@ -58,7 +60,8 @@ class Args:
     """folder for the trained model and tokenizer (default: runs/{run_name}/model)"""
 
     model: str = "scratch"
-    """a Hugging Face name or a folder, or `scratch`: a small Granite with a tokenizer made for the environment"""
+    """a Hugging Face name, a folder, "tiny" (the policy shipped for the environment), or "scratch": a small Granite
+    with a tokenizer made for the environment"""
     hidden_size: int = 128
     """width of a model from scratch"""
     num_layers: int = 3
@@ -91,7 +94,7 @@ class Args:
     eval_every: int = 500
     """steps between two measurements"""
     num_workers: int = 2
-    """processes that make demonstrations"""
+    """processes that make demonstrations (0: this one)"""
     num_threads: int = 0
     """torch threads (0: as torch decides)"""
 
@@ -142,6 +145,8 @@ def make_demonstrations(
         (args, tokenizer_folder, range(i, min(i + 500, first + count)), expert_share, rag_share)
         for i in range(first, first + count, 500)
     ]
+    if not args.num_workers:
+        return list(itertools.chain.from_iterable(map(_demonstrate_many, jobs)))
     with multiprocessing.get_context("spawn").Pool(args.num_workers) as pool:
         chunks = tqdm(pool.imap(_demonstrate_many, jobs), total=len(jobs), desc="demonstrations", unit="x500")
         return list(itertools.chain.from_iterable(chunks))
@@ -303,9 +308,10 @@ if __name__ == "__main__":
         initialize(model)
         model.to(device)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        source = model_source(args.model, args.env_id)
+        tokenizer = AutoTokenizer.from_pretrained(source)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(device)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
     tokenizer.save_pretrained(out)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
 
@@ -357,4 +363,6 @@ if __name__ == "__main__":
         print(f"stopped at step {step}; the model as it is goes to {out}")
     model.save_pretrained(out)
     writer.close()
+    summary = {"train_seconds": time.time() - start, "finished": step == args.num_steps, "args": asdict(args)}
+    checkpoint.write_json(Path(f"runs/{run_name}/summary.json"), summary)
     print(f"saved {out}")

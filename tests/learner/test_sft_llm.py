@@ -105,6 +105,18 @@ def test_the_script_makes_a_policy_from_nothing_and_trains_on_recorded_rows(tmp_
     tokens, mask = sft_llm.demonstrate(env, 0, env.demonstration)
     with (tmp_path / "rows.jsonl").open("w") as file:
         file.write(json.dumps({"tokens": tokens.tolist(), "action_mask": mask.tolist()}) + "\n")
-    run("--model", "policy", "--data", "rows.jsonl", "--out", "again", "--num-steps", "1")
+    run("--model", "policy", "--data", "rows.jsonl", "--out", "again", "--num-steps", "1", "--exp-name", "again")
     again = GraniteForCausalLM.from_pretrained(tmp_path / "again")
     assert any(not torch.equal(a, b) for a, b in zip(saved.parameters(), again.parameters(), strict=True))
+    (path,) = tmp_path.glob("runs/*__again__*/summary.json")
+    summary = json.loads(path.read_text())
+    assert summary["finished"] and summary["train_seconds"] > 0 and summary["args"]["data"] == "rows.jsonl"
+
+
+def test_demonstrations_can_be_made_in_this_process():
+    args = sft_llm.Args(num_workers=0)
+    rows = sft_llm.make_demonstrations(args, None, 3, 2, 1.0)
+    env = sft_llm.make_env(args, None)
+    for index, (tokens, mask) in zip((3, 4), rows, strict=True):
+        same_tokens, same_mask = sft_llm.demonstrate(env, index, env.demonstration)
+        assert np.array_equal(tokens, same_tokens) and np.array_equal(mask, same_mask)

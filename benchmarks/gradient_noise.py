@@ -1,0 +1,117 @@
+"""How noisy is the policy gradient, with process rewards and with the outcome alone?
+
+    python benchmarks/gradient_noise.py    # 3 checkpoints of GRPO on MultihopWorld, 200 batches of 32 episodes at each
+
+At each checkpoint the same episodes are paid both ways, and GRPO computes the gradient of every batch. The ratio of
+noise to signal is trace(covariance) / squared norm of the mean: the scale of the rewards doesn't matter. Intervals are
+95 %, from a bootstrap over batches. Training runs that are finished are not repeated.
+"""
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+from machine import record_results, require_quiet_machine
+from paper_table import SUITES, environment, finish, job, prepare
+
+MULTIHOP = SUITES["multihop"]
+CHECKPOINTS = {"early": 256, "middle": 768, "late": 1536}  # episodes of training
+
+
+def outcome_only(row: Any) -> None:
+    """Take the process rewards out of a finished episode: its outcome is paid at the end, nothing before."""
+    row.rewards[:] = 0.0
+    if row.turns:
+        outcome = sum(value for name, value in row.reward_terms.items() if name.startswith("outcome/"))
+        row.rewards[row.turns[-1][1] - 1] = outcome
+
+
+def gradients(model: str, batches: int, groups: int, seed: int) -> dict[str, np.ndarray]:
+    """Gram matrices [batches, batches] of GRPO's gradients at `model`, by kind of reward."""
+    import grpo_llm
+    import gymnasium as gym
+    import torch
+
+    from llm_utils.models import load_policy
+
+    torch.set_num_threads(1)
+    args = grpo_llm.Args(env_id=MULTIHOP.env_id)
+    kwargs, device = MULTIHOP.env_kwargs[MULTIHOP.env_id], torch.device("cpu")
+    envs = gym.make_vec(args.env_id, num_envs=args.num_envs, tokenizer=model, split="train", **kwargs)
+    vocab_size = envs.single_action_space.vocab_size
+    policy = load_policy(model, device)
+    engine = grpo_llm.TransformersEngine(policy, args.num_envs, vocab_size)
+    size = groups * args.group_size
+    found: dict[str, list[np.ndarray]] = {"process + outcome": [], "outcome only": []}
+    tasks = np.random.default_rng(seed).integers(envs.envs[0].num_tasks, size=batches * groups)
+    episodes = list(enumerate(np.repeat(tasks, args.group_size).tolist()))
+    for first in range(0, len(episodes), 16 * size):  # enough at a time to keep all slots busy
+        rows = grpo_llm.rollout(envs, engine, episodes[first : first + 16 * size], seed)
+        for kind, grads in found.items():
+            if kind == "outcome only":
+                for row in rows:
+                    outcome_only(row)
+            grpo_llm.compute_advantages(rows, args)
+            for start in range(0, len(rows), size):
+                policy.zero_grad()
+                grpo_llm.backward(rows[start : start + size], args, policy, vocab_size)
+                parts = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
+                grads.append(torch.cat(parts).numpy())
+    envs.close()
+    return {kind: (matrix := np.stack(grads)) @ matrix.T for kind, grads in found.items()}
+
+
+def noise_to_signal(gram: np.ndarray, counts: np.ndarray) -> float:
+    """trace(covariance) / squared norm of the mean, from inner products of the gradients of batches.
+
+    `counts` says how often each batch was drawn. The squared norm is the mean inner product of different batches: that
+    of the mean itself would hold a part of the noise.
+    """
+    weights = np.outer(counts, counts).astype(float)
+    np.fill_diagonal(weights, 0.0)
+    signal = (weights * gram).sum() / weights.sum()
+    return float(np.average(np.diag(gram), weights=counts) / signal - 1)
+
+
+def bootstrap(grams: dict[str, np.ndarray], resamples: int = 2000) -> dict[str, tuple[float, float, float]]:
+    """Value, low, high of the ratio of each kind of reward, and of how much lower it is with process rewards."""
+    rng, n = np.random.default_rng(0), len(grams["outcome only"])
+    draws = [np.ones(n), *(np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(resamples))]
+    values = {kind: np.array([noise_to_signal(gram, counts) for counts in draws]) for kind, gram in grams.items()}
+    values["reduction"] = 1 - values["process + outcome"] / values["outcome only"]
+    return {name: (v[0], *np.percentile(v[1:], [2.5, 97.5])) for name, v in values.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=200, help="batches at each checkpoint")
+    parser.add_argument("--groups", type=int, default=4, help="groups of 8 episodes in a batch")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
+    args = parser.parse_args()
+    require_quiet_machine(args.force)
+    prepare()
+    # Everything random is a function of seed and iteration: without annealing a short run is the start of a long one.
+    flags = [*environment(MULTIHOP, MULTIHOP.env_id), "--save-model", "--no-anneal-lr"]
+    jobs = [job(f"noise {name}", "grpo_llm.py", 1, *flags, *MULTIHOP.flags, "--total-episodes", episodes)
+            for name, episodes in CHECKPOINTS.items()]  # fmt: skip
+    models = [str(folder / "model") for folder in finish(jobs, args.workers)]
+    with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
+        futures = [pool.submit(gradients, model, args.batches, args.groups, 1) for model in models]
+        results = {name: bootstrap(future.result()) for name, future in zip(CHECKPOINTS, futures, strict=True)}
+    rows = ["| checkpoint | episodes of training | process + outcome | outcome only | lower by |"]
+    rows.append("|---|---|---|---|---|")
+    for name, values in results.items():
+        dense, sparse = ("{:.1f} [{:.1f}, {:.1f}]".format(*values[k]) for k in ("process + outcome", "outcome only"))
+        less = "{:.0%} [{:.0%}, {:.0%}]".format(*values["reduction"])
+        rows.append(f"| {name} | {CHECKPOINTS[name]} | {dense} | {sparse} | {less} |")
+    table = "\n".join(rows)
+    print(table)
+    command = f"python benchmarks/gradient_noise.py --batches {args.batches} --groups {args.groups}"
+    record_results("gradient_noise", results, table, command, args.force)
+
+
+if __name__ == "__main__":
+    main()
