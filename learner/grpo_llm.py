@@ -464,7 +464,7 @@ def backward(
         batch, repeated = batches[min(i, len(batches) - 1)], i >= len(batches)
         masks = [trained[id(row)] for row in batch]
         lengths = [int(mask.sum()) for mask in masks]
-        new, everything = policy_forward(policy, batch, masks, vocab_size, args.temperature)
+        new, entropy = policy_forward(policy, batch, masks, vocab_size, args.temperature)
         names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
         old, sampler, advantages, reference, sampled = (gather(batch, name, masks, policy.device) for name in names)
         segments = None
@@ -472,13 +472,11 @@ def backward(
             segments = segment_numbers(batch, masks, args.ratio == "turn").to(policy.device)
         losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high, segments)
         losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
-        figures["policy_loss"] = losses
+        figures |= {"policy_loss": losses, "entropy": entropy}
         if args.kl_coef > 0:
             figures["ref_kl"] = kl_divergence(new - reference, "k3")
             if args.kl_in == "loss":
                 losses = losses + args.kl_coef * kl_divergence(new - reference, args.kl_estimator)
-        with torch.no_grad():
-            figures["entropy"] = -(everything.exp() * everything).sum(-1)
         weight = {  # of a token
             "token": [1 / max(1, num_tokens)] * len(batch),
             "sequence": [1 / max(1, length) / num_rows for length in lengths],

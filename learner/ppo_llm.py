@@ -515,16 +515,15 @@ def backward(
         share = 0 if repeated else distributed.world_size()  # gradients are averaged over processes
         figures: dict[str, torch.Tensor] = {}
         if train_policy:
-            new, everything = policy_forward(policy, batch, tokens, vocab_size, args.temperature)
+            entropy_counts = args.ent_coef != 0
+            new, entropy = policy_forward(policy, batch, tokens, vocab_size, args.temperature, entropy_counts)
             names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
             old, sampler, advantages, reference, sampled = (gather(batch, name, tokens, device) for name in names)
             losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high)
             losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
-            figures["policy_loss"] = losses
-            with torch.set_grad_enabled(args.ent_coef != 0):
-                figures["entropy"] = -(everything.exp() * everything).sum(-1)
-            if args.ent_coef != 0:
-                losses = losses - args.ent_coef * figures["entropy"]
+            figures |= {"policy_loss": losses, "entropy": entropy}
+            if entropy_counts:
+                losses = losses - args.ent_coef * entropy
             if args.kl_coef > 0:
                 figures["ref_kl"] = kl_divergence(new - reference, "k3")
                 if args.kl_in == "loss":

@@ -423,18 +423,16 @@ def backward(
     for i in range(distributed.most(len(batches))):  # every process takes part in every forward and backward
         batch, repeated = batches[min(i, len(batches) - 1)], i >= len(batches)
         masks = [trained[id(row)] for row in batch]
-        new, everything = policy_forward(policy, batch, masks, vocab_size, args.temperature)
+        new, entropy = policy_forward(policy, batch, masks, vocab_size, args.temperature)
         names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
         old, sampler, advantages, reference, sampled = (gather(batch, name, masks, policy.device) for name in names)
         losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high)
         losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
-        figures["policy_loss"] = losses
+        figures |= {"policy_loss": losses, "entropy": entropy}
         if args.kl_coef > 0:
             figures["ref_kl"] = kl_divergence(new - reference, "k3")
             if args.kl_in == "loss":
                 losses = losses + args.kl_coef * kl_divergence(new - reference, args.kl_estimator)
-        with torch.no_grad():
-            figures["entropy"] = -(everything.exp() * everything).sum(-1)
         loss = losses.sum() / max(1, num_tokens)
         if not torch.isfinite(loss):  # one such step would destroy the weights
             raise FloatingPointError(f"the loss is {loss.item()}", batch)

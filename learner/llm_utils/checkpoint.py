@@ -68,6 +68,20 @@ def drop_later_rows(path: Path, iteration: int) -> None:
         os.replace(temporary, path)
 
 
+def copied(content: Any, memory: Any) -> Any:
+    """A deep copy of nested dicts and lists with tensors, into the tensors of `memory` where they fit."""
+    if isinstance(content, torch.Tensor):
+        fits = isinstance(memory, torch.Tensor) and (memory.shape, memory.dtype) == (content.shape, content.dtype)
+        return memory.copy_(content) if fits else content.detach().clone()
+    if isinstance(content, dict):
+        memory = memory if isinstance(memory, dict) else {}
+        return {name: copied(value, memory.get(name)) for name, value in content.items()}
+    if isinstance(content, list):
+        memory = memory if isinstance(memory, list) and len(memory) == len(content) else [None] * len(content)
+        return [copied(value, kept) for value, kept in zip(content, memory, strict=True)]
+    return copy.deepcopy(content)
+
+
 class Checkpointer:
     """Writes the state that a run had at its last iteration boundary.
 
@@ -82,10 +96,12 @@ class Checkpointer:
         trained = [p for module in (policy, critic) if module for p in module.parameters() if p.requires_grad]
         self.small = 3 * sum(p.numel() * p.element_size() for p in trained) <= MOST_BYTES
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
+        self.spare: dict[str, Any] | None = None  # memory for the next one: Ctrl-C while it is filled spoils nothing
 
     def boundary(self, state: dict[str, Any]) -> None:
         """An iteration is complete: remember it."""
-        self.last = copy.deepcopy(state), copy.deepcopy(self._content()) if self.small else None
+        content = copied(self._content(), self.spare) if self.small else None
+        self.spare, self.last = self.last and self.last[1], (copy.deepcopy(state), content)
 
     def _content(self) -> dict[str, Any]:
         critic = distributed.collect_state(self.critic) if self.critic else {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from llm_utils import distributed
 from llm_utils.slots import logits_only_at
@@ -47,48 +47,86 @@ def gather(rows: Sequence[Any], name: str, masks: Sequence[Array], device: Any) 
     return torch.from_numpy(np.concatenate([getattr(r, name)[m] for r, m in zip(rows, masks, strict=True)])).to(device)
 
 
-def policy_forward(
-    model: PreTrainedModel, rows: Sequence[Any], masks: Sequence[Array], vocab_size: int, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [N] of the tokens where `masks` are True, row by row, and those of the vocabulary there [N, V].
+class TokenTree:
+    """Rows as the tree of their tokens: what they have in common from the start on is there once.
 
-    A prompt that several rows share is computed once; its keys and values, gradients included, serve all of them.
+    `ids` and `depths` [N] of the nodes; `sees` [N, N]: a node sees itself and those before it; `paths`: nodes of a row.
     """
-    prefixes: dict[bytes, int] = {}  # all of a prompt but its last token, which predicts the first sampled one
-    which = [prefixes.setdefault(row.tokens[: row.prompt_length - 1].tobytes(), len(prefixes)) for row in rows]
-    shared = 2 * len(prefixes) <= len(rows) and all(prefixes) and can_share(model)
-    skip = [row.prompt_length - 1 if shared else 0 for row in rows]
-    device = model.device
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        index: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        self.paths = []
+        for row in rows:
+            node, path = -1, []
+            for token in row.tokens.tolist():
+                node = index.setdefault((node, token), len(index))
+                path.append(node)
+            self.paths.append(np.array(path))
+        parents, self.ids = np.array(list(index)).T
+        self.sees, self.depths = np.eye(len(index), dtype=bool), np.zeros(len(index), np.int64)
+        for node, parent in enumerate(parents.tolist()):
+            if parent >= 0:
+                self.sees[node] |= self.sees[parent]
+                self.depths[node] = self.depths[parent] + 1
+
+
+MOST_NODES = 8192  # of a tree: its mask has the square of it
+
+
+def token_trees(model: PreTrainedModel, rows: Sequence[Any]) -> tuple[list[TokenTree], list[tuple[int, int]]]:
+    """A tree for each prompt, and the number of the tree and the place in it of every row; nothing where trees don't
+    halve the tokens to compute, or a layer doesn't attend to all of its row."""
+    groups: dict[bytes, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(row.tokens[: row.prompt_length].tobytes(), []).append(i)
+    layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    if len(groups) == len(rows) or layers != {"full_attention"}:
+        return [], []
+    trees = [TokenTree([rows[i] for i in group]) for group in groups.values()]
+    nodes, longest = max(len(tree.ids) for tree in trees), max(len(row.tokens) for row in rows)
+    if 2 * len(trees) * nodes > len(rows) * longest or nodes > MOST_NODES:
+        return [], []
+    places = {i: (u, k) for u, group in enumerate(groups.values()) for k, i in enumerate(group)}
+    return trees, [places[i] for i in range(len(rows))]
+
+
+def policy_forward(
+    model: PreTrainedModel, rows: Sequence[Any], masks: Sequence[Array], vocab_size: int, temperature: float,
+    entropy_gradient: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Log-probabilities [N] of the tokens where `masks` are True, row by row, and the entropies there [N].
+
+    What rows with the same prompt have in common from the start on is computed once, where that halves the work.
+    """
     if computes_anew(model):  # in training mode only
         model.train()
-    ids = pad([row.tokens[n:] for row, n in zip(rows, skip, strict=True)], device)
-    at, columns = pad([mask[n:] for mask, n in zip(masks, skip, strict=True)], device).nonzero(as_tuple=True)
-    inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
-    if shared:
-        heads = pad([np.frombuffer(prefix, rows[0].tokens.dtype) for prefix in prefixes], device)
-        lengths = torch.tensor(skip, device=device)[:, None]
-        cache = DynamicCache()
-        with logits_only_at(model, (at[:0], at[:0])):
-            model(input_ids=heads, past_key_values=cache, use_cache=True)
-        cache.batch_select_indices(torch.tensor(which, device=device))
-        columns_of = torch.arange(heads.shape[1] + ids.shape[1], device=device)[None, None, None]
-        place = torch.arange(ids.shape[1], device=device)
-        own = (columns_of >= heads.shape[1]) & (columns_of - heads.shape[1] <= place[None, None, :, None])
-        seen = own | (columns_of < lengths[:, :, None, None])
+    targets = np.concatenate([row.tokens[mask] for row, mask in zip(rows, masks, strict=True)]).astype(np.int64)
+    inputs: dict[str, Any] = {"use_cache": False}
+    trees, places = token_trees(model, rows)
+    if trees:
+        n = max(len(tree.ids) for tree in trees)
+        sees = np.tile(np.eye(n, dtype=bool), (len(trees), 1, 1, 1))  # padding sees itself
+        for mask, tree in zip(sees, trees, strict=True):
+            mask[0, : len(tree.ids), : len(tree.ids)] = tree.sees
+        seen = torch.from_numpy(sees).to(model.device)
         if model.config._attn_implementation == "eager":  # which adds the mask to the scores
             seen = torch.zeros_like(seen, dtype=model.dtype).masked_fill(~seen, torch.finfo(model.dtype).min)
-        inputs |= {"attention_mask": seen, "position_ids": lengths + place, "past_key_values": cache}
-    with logits_only_at(model, (at, columns - 1)):
-        logits = model(**inputs).logits[:, :vocab_size].float()
+        ids = pad([tree.ids for tree in trees], model.device)
+        inputs |= {"position_ids": pad([tree.depths for tree in trees], model.device), "attention_mask": seen}
+        paths = [u * n + trees[u].paths[k] for u, k in places]
+    else:
+        ids = pad([row.tokens for row in rows], model.device)
+        n = ids.shape[1]
+        paths = [i * n + np.arange(len(row.tokens)) for i, row in enumerate(rows)]
+    predicting = np.concatenate([path[:-1][mask[1:]] for path, mask in zip(paths, masks, strict=True)])
+    nodes, which = np.unique(predicting, return_inverse=True)
+    at, which, targets = (torch.from_numpy(x).to(model.device) for x in (nodes, which.reshape(-1), targets))
+    with logits_only_at(model, (at // n, at % n)):
+        logits = model(input_ids=ids, **inputs).logits[:, :vocab_size].float()
     everything = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
-    return everything.gather(1, ids[at, columns, None])[:, 0], everything
-
-
-def can_share(model: PreTrainedModel) -> bool:
-    """Can this model continue from computed keys and values, with gradients? Not where it computes its layers anew in
-    the backward pass (gradient checkpointing), gathers their weights there (FSDP), or sees only a window of tokens."""
-    layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    return layers == {"full_attention"} and not computes_anew(model) and not distributed.is_sharded(model)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropies = -(everything.exp() * everything).sum(-1)
+    return everything[which, targets], entropies[which]
 
 
 def computes_anew(model: PreTrainedModel) -> bool:

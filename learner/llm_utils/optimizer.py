@@ -25,7 +25,7 @@ class Float32AdamW:
         self.masters = [[p if p.dtype == torch.float32 else p.detach().float() for p in g] for g in self.weights]
         self.learning_rates = list(learning_rates)
         groups = [{"params": g, "lr": lr} for g, lr in zip(self.masters, learning_rates, strict=True)]
-        self.adam = torch.optim.AdamW(groups, betas=betas, weight_decay=0.0)
+        self.adam = torch.optim.AdamW(groups, betas=betas, weight_decay=0.0, fused=True)
 
     def scale_learning_rates(self, factor: float) -> None:
         """Set every learning rate to its first value times `factor`."""

@@ -34,16 +34,18 @@ class SlotCache(DynamicCache):
     column p is written before it is read.
     """
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, device: torch.device, capacity: int = 0) -> None:
         super().__init__()
+        self.capacity = capacity  # columns
         self.everyone = torch.arange(num_slots, device=device)
         self.slots: list[list[torch.Tensor]] = []  # per layer: keys and values, [num_slots, columns, heads, dimension]
 
     def place(self, rows: torch.Tensor | None, positions: torch.Tensor, width: int, capacity: int) -> None:
         """The next forward writes at `positions` [n, S] of `rows` [n] (None: all) and reads `width` columns."""
-        self.rows, self.positions, self.width, self.capacity = rows, positions, width, capacity + capacity // 4
-        for layer in self.slots:
-            if capacity > layer[0].shape[1]:
+        self.rows, self.positions, self.width = rows, positions, width
+        if capacity > self.capacity:
+            self.capacity = capacity + capacity // 4
+            for layer in self.slots:
                 layer[:] = [nn.functional.pad(x, (0, 0, 0, 0, 0, self.capacity - x.shape[1])) for x in layer]
 
     @torch.inference_mode()
@@ -80,11 +82,12 @@ class SlotModel:
         if layers != {"full_attention"}:
             raise ValueError(f"the transformers engine needs full attention in every layer, this model has {layers}")
         self.model, self.num_slots, self.vocab_size = model, num_slots, vocab_size
+        self.cache = SlotCache(num_slots, model.device)
         self.clear()
 
     def clear(self) -> None:
         """Forget all episodes and free the cache."""
-        self.cache = SlotCache(self.num_slots, self.model.device)
+        self.cache = SlotCache(self.num_slots, self.model.device, self.cache.capacity)  # as long as it became
         self.length = np.zeros(self.num_slots, np.int64)
 
     def decode(self, slots: Array, tokens: Array) -> torch.Tensor:

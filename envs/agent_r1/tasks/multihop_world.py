@@ -51,8 +51,9 @@ def names() -> tuple[list[str], list[str]]:
     return everyone[NUM_UNSEEN_NAMES:], everyone[:NUM_UNSEEN_NAMES]
 
 
+@lru_cache(maxsize=256)  # the episodes of a group play the same task
 def generate_task(seed: int, split: str, index: int) -> Task:
-    """Task `index` of a split of the world family `seed`.
+    """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
 
     Splits: train and test (2 or 3 hops), and the zero-shot variants more_hops (4), unseen_relations, unseen_entities,
     other_phrasings. `metadata`: supports (gold titles, in the order of the hops), relations, chain (entities from the
