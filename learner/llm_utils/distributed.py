@@ -95,11 +95,6 @@ def is_split(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Are this model's weights split over the processes?"""
-    return any(map(is_split, model.parameters()))
-
-
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """A split tensor as a whole one (all processes must call this together); others as they are."""
     return tensor.full_tensor() if is_split(tensor) else tensor
