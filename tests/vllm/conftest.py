@@ -14,6 +14,7 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
+    os.environ["OMP_NUM_THREADS"] = "1"  # on a busy machine threads that wait for each other slow everything down
     import httpx
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
