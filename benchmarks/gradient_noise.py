@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 from machine import record_results, require_quiet_machine
-from paper_table import SUITES, environment, finish, job, prepare
+from paper_table import MULTIHOP, environment, finish, job, prepare
 
-MULTIHOP = SUITES["multihop"]
 CHECKPOINTS = {"early": 256, "middle": 768, "late": 1536}  # episodes of training
 
 

@@ -1,7 +1,6 @@
 """The paper's tables in small: baselines, imitation and five algorithms; the masks; process rewards or none.
 
-    python benchmarks/paper_table.py                                         # MultihopWorld, 3 seeds, two runs at a time
-    python benchmarks/paper_table.py --suite missing                         # the same where one search in four misses
+    python benchmarks/paper_table.py                                         # MultihopWorld, 3 seeds, two at a time
     python benchmarks/paper_table.py --suite wiki --model NAME --data DATA   # HotpotQA, 2WikiMultihopQA, MuSiQue
 
 Everything runs through learner/llm_utils/benchmark.py: what is finished is not repeated, and after Ctrl-C the same
@@ -62,23 +61,18 @@ class Suite:
     env_kwargs: dict[str, dict[str, Any]]  # of each environment
     flags: list[str]  # of every learner
     evaluate: list[str]  # of every evaluation
-    imitation: dict[str, tuple[int, int, bool]] = field(default_factory=dict)  # demonstrations, steps, careful expert?
+    imitation: dict[str, tuple[int, int]] = field(default_factory=dict)  # demonstrations, steps
 
 
-def generated(env_id: str, env_kwargs: dict[str, Any], imitation: dict[str, tuple[int, int, bool]]) -> Suite:
-    """A generated world: trained on two and three hops, so four hops are out of domain."""
-    columns = {"2 hops": (env_id, "test", 2), "3 hops": (env_id, "test", 3)}
-    columns["4 hops (out of domain)"] = (env_id, "more_hops", 4)
-    flags = ["--num-threads", "1", "--total-episodes", "3840", "--eval-episodes", "0"]
-    return Suite(env_id, columns, {env_id: env_kwargs}, flags, ["--num-threads", "1", "--episodes", "500"], imitation)
-
-
-IMITATION = {f"SFT, {n:,} demonstrations": (n, steps, False) for n, steps in ((100, 60), (500, 120), (2000, 240))}
-SUITES = {
-    "multihop": generated("AgentR1/MultihopWorld-v0", {}, IMITATION),
-    "missing": generated("missing_world:MissingWorld-v0", {"max_turns": 8, "max_action_tokens": 64},
-                         IMITATION | {"SFT, 500 of a careful expert": (500, 120, True)}),
-}  # fmt: skip
+WORLD = "AgentR1/MultihopWorld-v0"
+MULTIHOP = Suite(
+    WORLD,
+    {"2 hops": (WORLD, "test", 2), "3 hops": (WORLD, "test", 3), "4 hops (out of domain)": (WORLD, "more_hops", 4)},
+    {WORLD: {}},
+    ["--num-threads", "1", "--total-episodes", "3840", "--eval-episodes", "0"],
+    ["--num-threads", "1", "--episodes", "500"],
+    {f"SFT, {n:,} demonstrations": (n, steps) for n, steps in ((100, 60), (500, 120), (2000, 240))},
+)  # fmt: skip
 
 
 def wiki(data: Path, flags: list[str]) -> Suite:
@@ -94,10 +88,8 @@ def wiki(data: Path, flags: list[str]) -> Suite:
 
 
 def prepare() -> None:
-    """Learners run in the repository's root, and import missing_world from this folder."""
+    """Learners run in the repository's root."""
     os.chdir(ROOT)
-    paths = [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def job(label: str, script: str, seed: int, *flags: str) -> Job:
@@ -118,18 +110,6 @@ def environment(suite: Suite, env_id: str, **more: Any) -> list[str]:
     return ["--env-id", env_id, "--env-kwargs", json.dumps(suite.env_kwargs[env_id] | more)]
 
 
-def warm_policy(suite: Suite, workers: int) -> str:
-    """MultihopWorld's tiny policy after a look at the clumsy worker (and the prompt of naive RAG) in MissingWorld."""
-    import agent_r1
-
-    tiny = agent_r1.tiny_policy("AgentR1/MultihopWorld-v0")
-    flags = ["--model", os.path.relpath(tiny), "--expert-share", "0", "--rag-share", "0.04", "--learning-rate", "1e-3"]
-    flags += ["--num-demonstrations", "4000", "--num-steps", "200", "--warmup-steps", "10", "--batch-size", "32"]
-    flags += ["--num-workers", "0", "--num-threads", "1", "--eval-demonstrations", "0"]
-    (folder,) = finish([job("warm", "sft_llm.py", 1, *environment(suite, suite.env_id), *flags)], workers)
-    return str(folder / "model")
-
-
 def train(suite: Suite, model: str, seeds: int, workers: int) -> dict[str, list[Path]]:
     """The run folders of every trained row of the table, a run for each seed."""
     jobs: dict[str, list[Job]] = {}
@@ -137,23 +117,22 @@ def train(suite: Suite, model: str, seeds: int, workers: int) -> dict[str, list[
         more = {"process_reward": False} if "outcome only" in label else {}
         flags = [*environment(suite, suite.env_id, **more), "--model", model, "--save-model", *suite.flags, *flags]
         jobs[label] = [job(label, script, seed, *flags) for seed in range(1, seeds + 1)]
-    for label, (count, steps, careful) in suite.imitation.items():
-        jobs[label] = [imitation(suite, model, label, count, steps, careful, seed) for seed in range(1, seeds + 1)]
+    for label, (count, steps) in suite.imitation.items():
+        jobs[label] = [imitation(suite, model, label, count, steps, seed) for seed in range(1, seeds + 1)]
     folders = iter(finish([one for group in jobs.values() for one in group], workers))
     done = {label: [next(folders) for _ in group] for label, group in jobs.items()}
     if suite.imitation:
         label, same = "SFT, 500 demonstrations, the time of PPO", "SFT, 500 demonstrations"
-        count, steps, _ = suite.imitation[same]
+        count, steps = suite.imitation[same]
         a_step = np.mean([report(folder)["train_seconds"] for folder in done[same]]) / steps
         steps = round(np.mean([report(folder)["train_seconds"] for folder in done["PPO"]]) / a_step)
-        more_jobs = [imitation(suite, model, label, count, steps, False, seed) for seed in range(1, seeds + 1)]
+        more_jobs = [imitation(suite, model, label, count, steps, seed) for seed in range(1, seeds + 1)]
         done[label] = finish(more_jobs, workers)
     return done
 
 
-def imitation(suite: Suite, model: str, label: str, count: int, steps: int, careful: bool, seed: int) -> Job:
-    more = {"careful_expert": True} if careful else {}
-    flags = [*environment(suite, suite.env_id, **more), "--model", model, "--expert-share", "1", "--num-workers", "0"]
+def imitation(suite: Suite, model: str, label: str, count: int, steps: int, seed: int) -> Job:
+    flags = [*environment(suite, suite.env_id), "--model", model, "--expert-share", "1", "--num-workers", "0"]
     flags += ["--num-demonstrations", str(count), "--num-steps", str(steps), "--batch-size", "32", "--num-threads", "1"]
     flags += ["--learning-rate", "3e-4", "--warmup-steps", "10", "--eval-demonstrations", "0"]
     return job(label, "sft_llm.py", seed, *flags)
@@ -295,7 +274,7 @@ def plot(scores: dict[str, Scores], trained: dict[str, list[Path]], path: Path) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=["multihop", "missing", "wiki"], default="multihop")
+    parser.add_argument("--suite", choices=["multihop", "wiki"], default="multihop")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each row, seeds 1, 2, ...")
     parser.add_argument("--workers", type=int, default=2, help="runs at the same time")
     parser.add_argument("--model", help="with --suite wiki: the policy to begin with, a Hugging Face name or a folder")
@@ -311,9 +290,8 @@ def main() -> None:
     if args.suite == "wiki":
         suite, model = wiki(args.data, shlex.split(args.flags)), args.model
     else:
-        suite = SUITES[args.suite]
+        suite, model = MULTIHOP, "tiny"
         suite.flags += shlex.split(args.flags)
-        model = "tiny" if args.suite == "multihop" else warm_policy(suite, args.workers)
     trained = train(suite, model, args.seeds, args.workers)
     scores = evaluate(suite, model, trained, args.workers)
     table, numbers = tables(suite, scores, trained)

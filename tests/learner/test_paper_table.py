@@ -1,13 +1,11 @@
-"""The statistics behind the benchmarks' tables, and the world in which searches miss."""
+"""The statistics behind the benchmarks' tables."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 pytest.importorskip("tyro")
 paper_table = pytest.importorskip("paper_table")
 gradient_noise = pytest.importorskip("gradient_noise")
-missing_world = pytest.importorskip("missing_world")
 
 
 def test_an_interval_covers_seeds_and_tasks():
@@ -39,19 +37,3 @@ def test_noise_to_signal_of_known_noise():
     assert values["outcome only"][0] == pytest.approx(16, rel=0.1)
     value, low, high = values["reduction"]
     assert value == pytest.approx(0.75, abs=0.05) and low < value < high
-
-
-@pytest.mark.parametrize(("careful", "clumsy", "bounds"), [(False, False, (1, 1)), (True, False, (0.95, 1)),
-                                                           (False, True, (0.1, 0.5))])
-def test_demonstrations_in_a_world_whose_search_misses(careful, clumsy, bounds):
-    env = gym.make("MissingWorld-v0", max_turns=10, careful_expert=careful).unwrapped
-    solved, missed, calls = [], 0, 0
-    for index in range(60):
-        env.reset(seed=0, options={"task_index": index})
-        for text in env.demonstration(np.random.default_rng(index) if clumsy else None):
-            *_, info = env.step(np.array(env.tokenizer.encode(text + env.dialect.end_of_turn)))
-        solved.append(info["is_success"])
-        answers = [message["content"] for message in env.messages if message["role"] == "tool"]
-        missed, calls = missed + answers.count(missing_world.MISSED.content), calls + len(answers)
-    assert bounds[0] <= np.mean(solved) <= bounds[1]
-    assert missed / calls == pytest.approx(missing_world.MISS_RATE, abs=0.1)
