@@ -92,13 +92,12 @@ def test_the_gold_answer_is_right_even_where_it_cannot_be_read():
     assert judge("\\begin{oops} 7", "\\begin{oops}7") == Verdict(True, "")
 
 
-@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_answer_is_wrong_and_the_next_one_is_judged(answer):
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_a_hostile_answer_is_wrong_and_the_next_one_is_judged(number):
     start = time.monotonic()
-    assert not judge("7", answer).correct
+    assert not judge("7", HOSTILE[number]).correct
     assert time.monotonic() - start < 30  # a second of processor time, on a machine that may be busy
-    judge.cache_clear()
-    assert judge("\\frac{1}{2}", "0.5").correct
+    assert judge(f"{2 * number + 1}/2", f"{number}.5").correct  # a new one: verdicts are kept
 
 
 def test_what_could_not_be_judged_has_a_reason():
