@@ -130,10 +130,10 @@ def made_up_rows(make_row, vocab_size):
     Log-probabilities, advantages and so on are made up too, also where tools wrote.
     """
 
-    def make(groups=3, size=4, seed=0, turns=3):
+    def make(groups=3, size=4, seed=0, turns=3, prompts=(4, 20)):
         rng, rows = np.random.default_rng(seed), []
         for task in range(groups):
-            prompt = rng.integers(vocab_size, size=int(rng.integers(4, 20)), dtype=np.int32)
+            prompt = rng.integers(vocab_size, size=int(rng.integers(*prompts)), dtype=np.int32)
             for _ in range(size):
                 spans, at = [], len(prompt)
                 for _ in range(int(rng.integers(1, turns + 1))):

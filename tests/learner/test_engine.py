@@ -23,7 +23,7 @@ def test_the_trainer_finds_the_samplers_log_probabilities(
 ):
     if kind != "qwen2":
         policy = small_model(kind)
-    rows = play(policy, make_envs(4), vocab_size, temperature=temperature)
+    rows = play(policy, make_envs(4), vocab_size, EPISODES[:6], temperature=temperature)
     assert any(len(row.turns) > 1 for row in rows)
     masks = [row.action_mask for row in rows]
     with torch.no_grad():

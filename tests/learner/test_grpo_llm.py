@@ -16,7 +16,7 @@ grpo_llm = pytest.importorskip("grpo_llm")
 safetensors = pytest.importorskip("safetensors.torch")
 
 LEARNER = Path(__file__).parents[2] / "learner"
-SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 16}), "--num-threads", 1, "--num-envs", 8]
+SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-threads", 1, "--num-envs", 16]
 SMALL += ["--episodes-per-iteration", 16, "--num-minibatches", 2, "--eval-episodes", 0]
 SMALL += ["--temperature", 2.0]  # so that the episodes of a group differ
 GROUPS = [*SMALL, "--group-size", 4]

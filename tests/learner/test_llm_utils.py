@@ -1,12 +1,16 @@
 """What the learners share: the optimizer, checkpoints, where models come from."""
 
 import json
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("llm_utils.checkpoint")
+distributed = pytest.importorskip("llm_utils.distributed")
+forward = pytest.importorskip("llm_utils.forward")
 models = pytest.importorskip("llm_utils.models")
 optimizer = pytest.importorskip("llm_utils.optimizer")
 
@@ -106,6 +110,89 @@ def test_a_save_that_was_cut_short_leaves_the_old_checkpoint(saver, tmp_path):
     assert json.loads((folder / "state.json").read_text())["iteration"] == 2
 
 
+def test_wherever_a_save_is_cut_short_there_is_a_whole_checkpoint(saver, tmp_path, monkeypatch):
+    """Stop at every call that touches the disk in turn; what `find` finds is always the old or the new one."""
+    calls, stop_at = [], [None]
+
+    def watch(owner, name):
+        inner = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            calls.append(name)
+            if len(calls) == stop_at[0]:
+                if name in ("rmtree", "save"):  # half done
+                    inner(*args, **kwargs) if name == "rmtree" else Path(args[1]).write_bytes(b"half")
+                raise OSError("no space left")
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in (
+        (checkpoint.shutil, "rmtree"),
+        (Path, "mkdir"),
+        (Path, "rename"),
+        (torch, "save"),
+        (checkpoint, "save_file"),
+        (checkpoint, "save_policy"),
+        (checkpoint, "write_json"),
+    ):
+        watch(owner, name)
+    weight = saver.policy.get_input_embeddings().weight
+    found = []
+    for number in range(1, 30):
+        with torch.no_grad():
+            weight.fill_(number)
+        saver.boundary({"algorithm": "x", "iteration": number})
+        stop_at[0] = None
+        saver.save()
+        with torch.no_grad():
+            weight.fill_(number + 1)
+        saver.boundary({"algorithm": "x", "iteration": number + 1})
+        calls.clear()
+        stop_at[0] = number
+        try:
+            whole = saver.save()
+        except OSError:
+            whole = False
+        stop_at[0] = None
+        folder = checkpoint.find(tmp_path / "run")
+        iteration = json.loads((folder / "state.json").read_text())["iteration"]
+        loaded = type(saver.policy).from_pretrained(folder / "policy")
+        assert (loaded.get_input_embeddings().weight == iteration).all()
+        torch.load(folder / "optimizer.pt", weights_only=True)
+        found.append(iteration - number)
+        if whole:
+            break
+    assert whole and len(found) > 8 and found[0] == 0 and found[-1] == 1
+
+
+def test_ctrl_c_while_a_boundary_is_copied_leaves_the_last_one(saver, tmp_path, monkeypatch):
+    class Interrupting:
+        def __deepcopy__(self, memo):
+            raise KeyboardInterrupt
+
+    weight = saver.policy.get_input_embeddings().weight
+    for number in (1, 2, 3):
+        with torch.no_grad():
+            weight.fill_(number)
+        if number == 3:
+            monkeypatch.setattr(saver.optimizer, "state_dict", lambda: {"adam": Interrupting()})
+            with pytest.raises(KeyboardInterrupt):
+                saver.boundary({"algorithm": "x", "iteration": number})
+        else:
+            saver.boundary({"algorithm": "x", "iteration": number})
+    assert saver.save()
+    loaded = type(saver.policy).from_pretrained(tmp_path / "run" / "checkpoint" / "policy")
+    assert (loaded.get_input_embeddings().weight == 2).all()
+
+
+def test_a_row_that_was_cut_short_is_dropped_too(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iteration": 3, "tok')
+    checkpoint.drop_later_rows(path, 2)
+    assert path.read_text() == '{"iteration": 1}\n{"iteration": 2}\n'
+
+
 def test_rows_after_a_checkpoint_are_dropped(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"iteration": i}) + "\n" for i in (1, 2, 2, 3)))
@@ -151,3 +238,130 @@ def test_vocabulary_check():
     models.check_vocabulary(model, 10)
     with pytest.raises(SystemExit, match="11 tokens, the model's embedding only 10 rows"):
         models.check_vocabulary(model, 11)
+
+
+# ---------------------------------------------------------------------------------- adapters, gradient checkpointing
+
+CPU = torch.device("cpu")
+
+
+def load(folder, lora_rank=0, gradient_checkpointing=False, **kwargs):
+    args = SimpleNamespace(lora_rank=lora_rank, gradient_checkpointing=gradient_checkpointing)
+    return models.load_policy(folder, CPU, args, **kwargs)
+
+
+def gradients(model, rows, vocab_size):
+    """The log-probabilities of the rows, and the gradient of their sum by name."""
+    logprobs, _ = forward.policy_forward(model, rows, [row.action_mask for row in rows], vocab_size, 1.0)
+    logprobs.sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return logprobs.detach(), found
+
+
+@pytest.fixture
+def adapted(policy_folder):
+    """A policy with adapters that are no longer zero."""
+    pytest.importorskip("peft")
+    model = load(policy_folder, lora_rank=2)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if ".lora_B." in name:
+                torch.nn.init.normal_(p, std=0.3)
+    return model
+
+
+def test_only_adapters_are_trained(adapted, made_up_rows, vocab_size):
+    _, found = gradients(adapted, made_up_rows(), vocab_size)
+    assert found and all(".lora_" in name for name in found)
+    adam = optimizer.Float32AdamW([adapted], [1e-3], betas=(0.9, 0.95))
+    assert sum(map(len, adam.weights)) == len(found)
+
+
+def test_merged_weights_are_those_of_the_policy_which_stays_as_it_is(adapted, policy_folder, made_up_rows, vocab_size):
+    rows = made_up_rows()
+    before = {name: x.clone() for name, x in adapted.state_dict().items()}
+    plain = load(policy_folder)
+    own = dict(plain.named_parameters())
+    with torch.no_grad():
+        for name, weight in distributed.weights(adapted):
+            own.pop(name).copy_(weight)
+    assert not own
+    torch.testing.assert_close(
+        gradients(plain, rows, vocab_size)[0], gradients(adapted, rows, vocab_size)[0], atol=1e-4, rtol=1e-4
+    )
+    assert all((before[name] == x).all() for name, x in adapted.state_dict().items())  # to the bit
+    plain_too = load(policy_folder)
+    assert {name for name, _ in distributed.weights(plain_too)} == {name for name, _ in plain_too.named_parameters()}
+
+
+def test_a_policy_is_resumed_from_weights_or_adapters(adapted, policy_folder, tmp_path):
+    checkpoint.save_policy(adapted, tmp_path / "adapters", distributed.collect_state(adapted))
+    again = load(policy_folder, lora_rank=2, resumed=tmp_path / "adapters")
+    for name, x in adapted.state_dict().items():
+        assert (again.state_dict()[name] == x).all()
+    assert {n for n, p in again.named_parameters() if p.requires_grad} == {
+        n for n, p in adapted.named_parameters() if p.requires_grad
+    }
+    plain = load(policy_folder)
+    with torch.no_grad():
+        plain.get_input_embeddings().weight.add_(1)
+    checkpoint.save_policy(plain, tmp_path / "weights", distributed.collect_state(plain))
+    again = load(policy_folder, resumed=tmp_path / "weights")
+    assert (again.get_input_embeddings().weight == plain.get_input_embeddings().weight).all()
+
+
+def test_a_checkpoint_of_another_shape_is_refused(adapted, small_model, policy_folder, tmp_path):
+    small_model("llama").save_pretrained(tmp_path / "llama")
+    other = small_model("qwen2")
+    other.resize_token_embeddings(50)
+    other.save_pretrained(tmp_path / "short")
+    adapted.save_pretrained(tmp_path / "adapters")
+    with pytest.raises(SystemExit, match="doesn't fit this model"):
+        load(policy_folder, resumed=tmp_path / "short")
+    with pytest.raises(SystemExit, match="doesn't fit this model"):
+        load(tmp_path / "llama", lora_rank=2, resumed=tmp_path / "adapters")
+
+
+def test_without_peft_the_extra_is_named(policy_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(SystemExit, match=r"pip install 'agent-r1\[lora\]'"):
+        load(policy_folder, lora_rank=2)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_gradient_checkpointing_changes_no_gradient(policy_folder, made_up_rows, vocab_size, lora_rank):
+    if lora_rank:
+        pytest.importorskip("peft")
+    rows, results, calls = made_up_rows(), [], []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = load(policy_folder, lora_rank, checkpointing)
+        layer = model.get_submodule("base_model.model.model.layers.1" if lora_rank else "model.layers.1")
+        layer.self_attn.register_forward_hook(lambda *_, now=checkpointing: calls.append(now))
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if ".lora_B." in name:
+                    torch.nn.init.normal_(p, std=0.3)
+        results.append(gradients(model, rows, vocab_size))
+    (plain, expected), (checkpointed, found) = results
+    assert calls.count(False) == 1 and calls.count(True) == 2  # forward, and again in the backward pass
+    torch.testing.assert_close(plain, checkpointed, atol=1e-5, rtol=1e-5)
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        assert (gradient - found[name]).norm() <= 1e-5 * gradient.norm(), name
+
+
+def test_there_is_no_dropout_under_gradient_checkpointing(tmp_path, made_up_rows, vocab_size):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.5, attn_pdrop=0.5)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    rows = made_up_rows()
+    with torch.no_grad():
+        plain, checkpointed = (
+            forward.policy_forward(load(tmp_path, 0, on), rows, [r.action_mask for r in rows], vocab_size, 1.0)[0]
+            for on in (False, True)
+        )
+    torch.testing.assert_close(plain, checkpointed, atol=1e-5, rtol=1e-5)

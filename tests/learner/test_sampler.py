@@ -185,9 +185,9 @@ def test_in_order_what_the_engine_sees_does_not_depend_on_the_tools(make_sampler
 
 def test_with_staleness_versions_are_kept_per_token_and_bounded(policy, make_envs, vocab_size):
     """The loop of the learners with --max-staleness 2: iterations are queued two ahead of the one that is awaited."""
-    engine = ppo_llm.TransformersEngine(policy, 6, vocab_size)
-    sampler = ppo_llm.Sampler(make_envs(6), engine, seed=1)
-    staleness, bound, size, iterations, queued, mixed = [], 2, 8, 6, 0, 0
+    engine = ppo_llm.TransformersEngine(policy, 4, vocab_size)
+    sampler = ppo_llm.Sampler(make_envs(4, max_turns=2, max_action_tokens=8), engine, seed=1)
+    staleness, bound, size, iterations, queued, mixed = [], 2, 6, 5, 0, 0
     for iteration in range(1, iterations + 1):
         while queued < min(iterations, iteration + bound):
             sampler.queue.extend((queued * size + i, i) for i in range(size))
