@@ -1,6 +1,8 @@
-"""A real chat model on the real data sets: the paper's two baselines, and a few iterations of PPO on HotpotQA.
+"""A real chat model on the real data sets: the paper's two baselines, problems of mathematics and programming, and a
+few iterations of PPO on HotpotQA.
 
-    python benchmarks/real_data.py --model FOLDER --data DATA   # holds hotpotqa/, 2wikimultihopqa/, musique/
+    python benchmarks/real_data.py --model FOLDER --data DATA   # holds hotpotqa/, musique/, gsm8k/ and so on
+    python benchmarks/real_data.py --model FOLDER --data DATA --parts problems
     python benchmarks/real_data.py --model FOLDER --data DATA --parts train
 
 On a CPU this is proof that the pipeline is real, not that a small model is good. Evaluations that are finished are not
@@ -18,8 +20,12 @@ from machine import record_results
 
 ROOT = Path(__file__).resolve().parent.parent
 SETS = {"HotpotQA": "hotpotqa", "2WikiMultihopQA": "2wikimultihopqa", "MuSiQue": "musique"}
+PROBLEMS = {"GSM8K": ("gsm8k", "test"), "MATH": ("math", "math500"), "HumanEval": ("humaneval", "test"),
+            "MBPP": ("mbpp", "test")}  # folder and split
+PARTS = ["evaluate", "problems", "train"]
 MODES = {"naive RAG": "naive_rag", "base tool call": "base_tool_call"}
 BOUNDS = {"max_turns": 2, "max_action_tokens": 64, "top_k": 2}  # what a small model on a CPU can afford
+PROBLEM_BOUNDS = {"max_turns": 2, "max_action_tokens": 96}
 
 
 def execute(script: str, *arguments: str) -> Path:
@@ -31,13 +37,14 @@ def execute(script: str, *arguments: str) -> Path:
     return max((ROOT / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
 
 
-def finished(arguments: dict) -> dict | None:
-    """The report of an evaluation with these arguments, if there is one: what was measured is not measured again."""
+def evaluation(arguments: dict) -> dict:
+    """The report of an evaluation with these arguments: what was measured is not measured again."""
     for path in (ROOT / "runs").glob("*/evaluation.json"):
         report = json.loads(path.read_text())
         if all(report["args"][name] == value for name, value in arguments.items()):
             return report
-    return None
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()]
+    return json.loads((execute("evaluate_llm.py", *options) / "evaluation.json").read_text())
 
 
 def interval(metric: dict[str, float], scale: float = 100) -> str:
@@ -55,16 +62,34 @@ def evaluate(model: str, data: Path, episodes: int, only: list[str]) -> tuple[di
             arguments = {"model": model, "env_id": f"AgentR1/{name}-v0", "split": "dev", "mode": mode,
                          "data_dir": str(data / folder), "episodes": episodes, "num_envs": 34,
                          "env_kwargs": json.dumps(BOUNDS)}
-            report = finished(arguments)
-            if report is None:
-                options = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()]
-                report = json.loads((execute("evaluate_llm.py", *options) / "evaluation.json").read_text())
+            report = evaluation(arguments)
             metrics = report["metrics"]
             results[f"{name}, {label}"] = {"metrics": metrics, "seconds": report["seconds"]}
             rows.append(f"| {name} | {label} | {report['episodes']} | {interval(metrics['exact_match'])} | "
                         f"{interval(metrics['f1'])} | {interval(metrics['format'])} | {metrics['turns']['mean']:.2f} | "
                         f"{metrics['tool_errors']['mean']:.2f} | {report['seconds']:.0f} |")
             print(rows[-1], flush=True)
+    return results, "\n".join(rows)
+
+
+def problems(model: str, data: Path, only: list[str]) -> tuple[dict, str]:
+    """50 problems of each set, with tools, on one thread."""
+    rows = ["| data set | split | problems | right % | right format % | turns | tool calls | tool errors | seconds |",
+            "|---|---|---|---|---|---|---|---|---|"]
+    results = {}
+    for name, (folder, split) in PROBLEMS.items():
+        if name not in only:
+            continue
+        report = evaluation({"model": model, "env_id": f"AgentR1/{name}-v0", "split": split, "num_threads": 1,
+                             "data_dir": str(data / folder), "episodes": 50, "num_envs": 25,
+                             "env_kwargs": json.dumps(PROBLEM_BOUNDS)})
+        metrics = report["metrics"]
+        results[name] = {"split": split, "metrics": metrics, "seconds": report["seconds"]}
+        rows.append(f"| {name} | {split} | {report['episodes']} | {interval(metrics['success'])} | "
+                    f"{interval(metrics['format'])} | {metrics['turns']['mean']:.2f} | "
+                    f"{metrics['tool_calls']['mean']:.2f} | {metrics['tool_errors']['mean']:.2f} | "
+                    f"{report['seconds']:.0f} |")
+        print(rows[-1], flush=True)
     return results, "\n".join(rows)
 
 
@@ -95,8 +120,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder or name of a chat model, e.g. SmolLM2-135M-Instruct")
     parser.add_argument("--data", required=True, type=Path, help="folder that holds the data sets' folders")
-    parser.add_argument("--parts", nargs="+", choices=["evaluate", "train"], default=["evaluate", "train"])
-    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), help="data sets to evaluate on")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    sets = [*SETS, *PROBLEMS]
+    parser.add_argument("--sets", nargs="+", choices=sets, default=sets, help="data sets to evaluate on")
     parser.add_argument("--episodes", type=int, default=100, help="questions per data set and baseline")
     parser.add_argument("--iterations", type=int, default=3, help="iterations of PPO")
     parser.add_argument("--train-episodes", type=int, default=8, help="episodes per iteration of PPO")
@@ -106,6 +132,10 @@ def main() -> None:
         results, table = evaluate(args.model, args.data.resolve(), args.episodes, args.sets)
         print(table)
         record_results("real_data_baselines", results, table, f"{command} --parts evaluate --episodes {args.episodes}")
+    if "problems" in args.parts:
+        results, table = problems(args.model, args.data.resolve(), args.sets)
+        print(table)
+        record_results("real_data_problems", results, table, f"{command} --parts problems")
     if "train" in args.parts:
         results, table = train(args.model, args.data.resolve(), args.iterations, args.train_episodes)
         print(table)
