@@ -211,7 +211,7 @@ class VLLMServerEngine(TokenEngine):
 
         Over NCCL where the servers were started for it, else as a file in a folder that the servers can read.
         """
-        # Copies, because merged adapters are taken out again when the iterator ends.
+        # Whole weights would crowd the trainer's GPU. Copies, because a file can't hold a tied tensor under two names.
         self.weights.pairs = [(name, t.detach().to("cpu", copy=True)) for name, t in self._complete(weights)]
         if not self.over_nccl:
             new = Path(self.folder.name) / "new"
