@@ -128,6 +128,8 @@ def main() -> None:
     parser.add_argument("--train-episodes", type=int, default=8, help="episodes per iteration of PPO")
     args = parser.parse_args()
     command = "python benchmarks/real_data.py --model FOLDER --data DATA"
+    if args.sets != sets:
+        command += f" --sets {' '.join(args.sets)}"
     if "evaluate" in args.parts:
         results, table = evaluate(args.model, args.data.resolve(), args.episodes, args.sets)
         print(table)
