@@ -25,7 +25,6 @@ from agent_r1.tasks.multihop_world import MultihopWorldEnv
 
 ROOT = Path(__file__).resolve().parent.parent
 MEDIAN, SIGMA = 0.2, (2 * np.log(2)) ** 0.5  # seconds; with this sigma the mean is twice the median
-EPISODES = 512  # an iteration; all of them run at the same time
 TOOL_SECONDS: list[float] = []  # per episode in the order of their beginning: the sum of its calls' latencies
 
 CONDITIONS: dict[str, tuple[bool, int]] = {  # slow tools?, --max-staleness
@@ -71,7 +70,7 @@ class SlowMultihopWorldEnv(MultihopWorldEnv):
 gym.register("SlowMultihopWorld-v0", SlowMultihopWorldEnv, vector_entry_point="agent_r1.vector:SlowMultihopWorld-v0")
 
 
-def measure(slow: bool, staleness: int, iterations: int, threads: int) -> dict[str, Any]:
+def measure(slow: bool, staleness: int, episodes: int, iterations: int, threads: int) -> dict[str, Any]:
     """Run GRPO in this process. Seconds of its iterations but the first, from the end of one to the end of the next."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -81,8 +80,8 @@ def measure(slow: bool, staleness: int, iterations: int, threads: int) -> dict[s
     script = str(ROOT / "learner" / "grpo_llm.py")
     sys.argv = [script, "--env-id", "SlowMultihopWorld-v0", "--env-kwargs", f'{{"slow": {str(slow).lower()}}}',
                 "--model", tiny_policy("AgentR1/MultihopWorld-v0"), "--max-staleness", str(staleness),
-                "--num-envs", str(EPISODES), "--episodes-per-iteration", str(EPISODES),
-                "--total-episodes", str(EPISODES * iterations), "--learning-rate", "0", "--eval-episodes", "0",
+                "--num-envs", str(episodes), "--episodes-per-iteration", str(episodes),
+                "--total-episodes", str(episodes * iterations), "--learning-rate", "0", "--eval-episodes", "0",
                 "--checkpoint-every", "0", "--num-threads", str(threads)]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         runpy.run_path(script, run_name="__main__")
@@ -92,18 +91,22 @@ def measure(slow: bool, staleness: int, iterations: int, threads: int) -> dict[s
         parts = {part: [event.value for event in events.Scalars(f"time/{part}")][1:]
                  for part in ("rollout", "score", "train", "sync")}  # fmt: skip
         stale = [event.value for event in events.Scalars("charts/staleness")]
-    slowest = [max(TOOL_SECONDS[i * EPISODES : (i + 1) * EPISODES], default=0.0) for i in range(1, iterations)]
+    slowest = [max(TOOL_SECONDS[i * episodes : (i + 1) * episodes], default=0.0) for i in range(1, iterations)]
     return {"seconds": np.diff(ends).tolist(), "slowest_episode": slowest, "parts": parts, "staleness": stale}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=512, help="of an iteration; all run at the same time")
     parser.add_argument("--iterations", type=int, default=6, help="iterations of a run; the first is not counted")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)
-    results = {name: measure(*condition, args.iterations, args.threads) for name, condition in CONDITIONS.items()}
+    results = {
+        name: measure(*condition, args.episodes, args.iterations, args.threads)
+        for name, condition in CONDITIONS.items()
+    }
     instant, on_policy, stale = (np.array(result["seconds"]) for result in results.values())
     slowest = np.array(results["slow tools, on-policy"]["slowest_episode"])
     bound = np.maximum(instant, slowest)
@@ -122,8 +125,10 @@ def main() -> None:
     ]
     table = "\n".join(rows)
     print(table)
-    command = f"python benchmarks/tool_latency.py --iterations {args.iterations} --threads {args.threads}"
-    record_results("tool_latency", {"conditions": results, "ratios": ratios}, table, command, args.force)
+    command = f"python benchmarks/tool_latency.py --episodes {args.episodes} --threads {args.threads}"
+    record_results(
+        f"tool_latency_{args.episodes}", {"conditions": results, "ratios": ratios}, table, command, args.force
+    )
 
 
 if __name__ == "__main__":
