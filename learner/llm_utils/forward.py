@@ -50,7 +50,7 @@ def gather(rows: Sequence[Any], name: str, masks: Sequence[Array], device: Any) 
 class TokenTree:
     """Rows as the tree of their tokens: what they have in common from the start on is there once.
 
-    `ids` and `depths` [N] of the nodes; `sees` [N, N]: a node sees itself and those before it; `paths`: nodes of a row.
+    `ids`, `parents` (-1: none) and `depths` [N] of the nodes; `paths`: the nodes of each row.
     """
 
     def __init__(self, rows: Sequence[Any]) -> None:
@@ -62,12 +62,18 @@ class TokenTree:
                 node = index.setdefault((node, token), len(index))
                 path.append(node)
             self.paths.append(np.array(path))
-        parents, self.ids = np.array(list(index)).T
-        self.sees, self.depths = np.eye(len(index), dtype=bool), np.zeros(len(index), np.int64)
-        for node, parent in enumerate(parents.tolist()):
+        self.parents, self.ids = np.array(list(index)).T
+        self.depths = np.zeros(len(index), np.int64)
+        for path in self.paths:
+            self.depths[path] = np.arange(len(path))
+
+    def mask(self) -> Array:
+        """[N, N]: a node sees itself and those before it in its rows."""
+        sees = np.eye(len(self.ids), dtype=bool)
+        for node, parent in enumerate(self.parents.tolist()):
             if parent >= 0:
-                self.sees[node] |= self.sees[parent]
-                self.depths[node] = self.depths[parent] + 1
+                sees[node] |= sees[parent]
+        return sees
 
 
 MOST_NODES = 8192  # of a tree: its mask has the square of it
@@ -107,7 +113,7 @@ def policy_forward(
         n = max(len(tree.ids) for tree in trees)
         sees = np.tile(np.eye(n, dtype=bool), (len(trees), 1, 1, 1))  # padding sees itself
         for mask, tree in zip(sees, trees, strict=True):
-            mask[0, : len(tree.ids), : len(tree.ids)] = tree.sees
+            mask[0, : len(tree.ids), : len(tree.ids)] = tree.mask()
         seen = torch.from_numpy(sees).to(model.device)
         if model.config._attn_implementation == "eager":  # which adds the mask to the scores
             seen = torch.zeros_like(seen, dtype=model.dtype).masked_fill(~seen, torch.finfo(model.dtype).min)
