@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import checkpoint
+from llm_utils.compare import bootstrap
 from llm_utils.models import arguments_of_run, check_vocabulary, load_policy, model_source, tokenizer_source
 from llm_utils.naive_rag import naive_rag
 from llm_utils.slots import SlotModel
@@ -279,14 +280,6 @@ def wilson(values: Sequence[float]) -> tuple[float, float]:
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def bootstrap(values: Sequence[float], seed: int, resamples: int = 2000) -> tuple[float, float]:
-    """The 95 % percentile interval of a mean, from resampled means."""
-    rng, array = np.random.default_rng(seed), np.asarray(values, float)
-    means = [array[rng.integers(len(array), size=len(array))].mean() for _ in range(resamples)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def summarize(rows: Sequence[Trajectory], seed: int) -> dict[str, dict[str, float]]:
     """Mean and 95 % interval of every statistic of the episodes."""
     for row in rows:  # a well-formed end: one answer, and no malformed call before it
@@ -298,7 +291,7 @@ def summarize(rows: Sequence[Trajectory], seed: int) -> dict[str, dict[str, floa
         if any(name in row.stats for row in rows):
             values = [float(row.stats[name]) for row in rows]
             proportion = name in ("em", "success", "format", "truncated")
-            low, high = wilson(values) if proportion else bootstrap(values, seed)
+            low, high = wilson(values) if proportion else bootstrap(values, seed, resamples=2000)
             table[shown] = {"mean": float(np.mean(values)), "low": low, "high": high}
     return table
 

@@ -49,10 +49,11 @@ def area(curve: Curve, until: float = np.inf) -> float:
     return float(np.trapezoid(values, x) / (x[-1] - x[0])) if x[-1] > x[0] else float(values[-1])
 
 
-def bootstrap(values: Sequence[float], resamples: int = 10_000) -> tuple[float, float]:
+def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 10_000) -> tuple[float, float]:
     """The 95 % percentile interval of a mean. Over a handful of seeds it is a rough guide, and mostly too narrow."""
-    rng, array = np.random.default_rng(0), np.asarray(values, float)
-    low, high = np.percentile(array[rng.integers(len(array), size=(resamples, len(array)))].mean(1), [2.5, 97.5])
+    rng, array = np.random.default_rng(seed), np.asarray(values, float)
+    means = [array[rng.integers(len(array), size=len(array))].mean() for _ in range(resamples)]
+    low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 
 
