@@ -17,6 +17,7 @@ import pytest
 from agent_r1_tools import run_tool
 from agent_r1_tools.python import CallError, Limits, PythonTool, SandboxError, choose, open_sandbox, probe
 from agent_r1_tools.python.guest import NotLiteral, decode, encode
+from agent_r1_tools.python.sandbox import Cell, State
 
 LIMITS = Limits(wall_seconds=5, cpu_seconds=5, output=400)
 QUICK = Limits(wall_seconds=0.5, cpu_seconds=5)
@@ -131,6 +132,17 @@ def test_a_run_that_fails_hard_leaves_the_session_as_it_was(opened):
         session.run("x = 1")
         assert session.run("x = 2\nwhile True:\n    pass").status == "timeout"
         assert session.run("x").output == "1\n"
+
+
+def test_a_session_that_cannot_be_replayed_starts_anew(opened):
+    sandbox = opened(Limits(wall_seconds=2))
+    last = "while True: pass" if sandbox.backend == "monty" else "import os\nos._exit(1)"
+    session = sandbox.session()
+    session.set_state(State((Cell("x = 1"), Cell(last))))
+    ran = session.run("y = 6 * 7\ny")
+    assert ran.ok and ran.output == "[the session could not be restored; it starts anew]\n42\n"
+    assert not session.run("x").ok
+    assert session.run("y").output == "42\n"
 
 
 def test_snapshots_branch(opened):

@@ -19,6 +19,7 @@ from agent_r1_tools.python import guest
 from agent_r1_tools.python.process import START_SECONDS, check_arguments, encodable, invoke
 from agent_r1_tools.python.sandbox import (
     ENDED,
+    LOST,
     OUT_OF_TIME,
     UNCHANGED,
     CallError,
@@ -111,7 +112,7 @@ class MontySession(Session):
         for cell in cells:
             if not self._run(cell, {}, cell.answers)[2]:
                 self._state = State()
-                return "[the session could not be restored; it starts anew]\n"
+                return LOST
         return ""
 
     def _run(

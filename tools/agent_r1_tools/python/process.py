@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from agent_r1_tools.python import guest
 from agent_r1_tools.python.sandbox import (
     ENDED,
+    LOST,
     OUT_OF_TIME,
     UNCHANGED,
     CallError,
@@ -280,7 +281,7 @@ class ProcessSession(Session):
                 self.close()
                 self._guest = self._sandbox.start(code)
                 self._cells.clear()
-                return "[the session could not be restored; it starts anew]\n"
+                return LOST
         return ""
 
     def _run(

@@ -19,6 +19,7 @@ from typing import Any
 from agent_r1_tools.python.process import BROKEN, GUEST, call_result, check_arguments, encodable, outcome
 from agent_r1_tools.python.sandbox import (
     ENDED,
+    LOST,
     OUT_OF_TIME,
     UNCHANGED,
     CallError,
@@ -91,7 +92,11 @@ class Remote(Sandbox):
                     answer = response.json()
                     if answer["status"] != "SandboxError":
                         result: dict[str, Any] = answer["run_result"]
-                        return {"status": str(result["status"]), "stdout": str(result.get("stdout") or "")}
+                        return {
+                            "status": str(result["status"]),
+                            "return_code": result.get("return_code"),
+                            "stdout": str(result.get("stdout") or ""),
+                        }
                     problem = f"the server reports an error: {str(answer.get('message'))[:200]}"
                 else:
                     problem = f"status {response.status_code}: {response.text[:200]}"
@@ -117,7 +122,11 @@ class RemoteSession(Session):
         if functions:
             raise SandboxError("a remote sandbox cannot call functions of this process; use another backend for that")
         code = encodable(code)
-        printed, answer = self._ask([*self._codes(), code], None)
+        printed, answer, restored = self._ask([*self._codes(), code], None)
+        if self._cells and not restored:
+            self._cells.clear()
+            printed, answer, _ = self._ask([code], None)
+            printed = LOST + printed
         status, error, ending = outcome(answer) if answer is not None else ("died", ENDED, "")
         if status in ("timeout", "died"):
             ending = UNCHANGED.format(error)
@@ -127,7 +136,7 @@ class RemoteSession(Session):
         return Run(output, status, error, self._sandbox.backend, time.monotonic() - begun)
 
     def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        _, answer = self._ask(self._codes(), [name, check_arguments(args, kwargs)])
+        _, answer, _ = self._ask(self._codes(), [name, check_arguments(args, kwargs)])
         if answer is None:
             raise CallError("Died", ENDED)
         return call_result(answer)
@@ -146,8 +155,9 @@ class RemoteSession(Session):
             raise SandboxError("this session called functions of this process, which a remote sandbox cannot replay")
         return [cell.code for cell in self._cells]
 
-    def _ask(self, cells: list[str], call: list[Any] | None) -> tuple[str, dict[str, Any] | None]:
-        """What the last cell (or the call) printed, and the guest's answer; None where that makes no sense."""
+    def _ask(self, cells: list[str], call: list[Any] | None) -> tuple[str, dict[str, Any] | None, bool]:
+        """What the last cell (or the call) printed; the guest's answer, None where that makes no sense; whether the
+        cells before it came to their end."""
         mark = secrets.token_hex(16)
         limits = self._limits
         arguments = (cells, call, limits.output, limits.cpu_seconds, mark)
@@ -157,11 +167,14 @@ class RemoteSession(Session):
         _, begun, rest = result["stdout"].partition(f"\n{mark}\n")
         output, ended, last = rest.partition(f"\n{mark}")
         if result["status"] == "TimeLimitExceeded":
-            return output, {"error": ["Timeout", OUT_OF_TIME.format(limits.wall_seconds)], "timeout": True}
+            late = {"error": ["Timeout", OUT_OF_TIME.format(limits.wall_seconds)], "timeout": True}
+            return output, late, bool(begun) or not result["stdout"]  # some servers send nothing then
+        if result["return_code"] != 0:  # even where it has answered: killed in that moment, it may not replay
+            return output, None, bool(begun)
         try:
             answer = json.loads(last.splitlines()[0]) if begun and ended else None
             if answer is not None and "value" not in answer:
                 outcome(answer)
         except BROKEN:
             answer = None
-        return output, answer
+        return output, answer, bool(begun)

@@ -12,6 +12,7 @@ Functions = Mapping[str, Callable[..., Any]]
 
 MAX_ENDING = 4000
 """Characters of the longest traceback."""
+LOST = "[the session could not be restored; it starts anew]\n"
 UNCHANGED = "[{}; the session is as it was before]"
 OUT_OF_TIME = "no result within {:g} seconds"
 ENDED = "the process ended: it left by itself, crashed, or used too much memory"
