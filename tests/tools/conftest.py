@@ -9,6 +9,22 @@ import pytest
 from agent_r1_tools.python import Limits, open_sandbox, probe
 
 
+PROGRAM = """
+import os
+child = os.fork()
+if child == 0:
+    os.closerange(3, 64)  # no way out but its output: what counts is how it ends, not what it says of itself
+    failed = True
+    try:
+        exec({code!r}, {{"__name__": "__main__"}})
+        failed = False
+    finally:
+        os._exit(failed)
+if os.waitpid(child, 0)[1]:
+    raise SystemExit
+"""
+
+
 @pytest.fixture(scope="session")
 def sandbox_server():
     """Its address. Programs run in the fork server, or in bubblewrap where that doesn't work."""
@@ -21,8 +37,9 @@ def sandbox_server():
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert request["language"] == "python"
             memory = request["memory_limit_MB"] << 20
-            limits = Limits(request["run_timeout"], request["run_timeout"], memory, output=1 << 20, files=4 << 20)
-            ran = open_sandbox(backend, limits).run(request["code"])
+            seconds = request["run_timeout"]
+            limits = Limits(seconds, seconds, memory, output=1 << 20, processes=2, files=4 << 20)
+            ran = open_sandbox(backend, limits).run(PROGRAM.format(code=request["code"]))
             status = "TimeLimitExceeded" if ran.status == "timeout" else "Finished"
             code = None if ran.status == "timeout" else int(not ran.ok)
             printed = ran.output.rpartition("[no result")[0] if ran.status == "timeout" else ran.output
