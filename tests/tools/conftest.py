@@ -8,7 +8,6 @@ import pytest
 
 from agent_r1_tools.python import Limits, open_sandbox, probe
 
-
 PROGRAM = """
 import os
 child = os.fork()
