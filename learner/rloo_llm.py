@@ -168,7 +168,7 @@ class TransformersEngine:
         self.release()
 
     def release(self) -> None:
-        """Forget all episodes and free the cache."""
+        """Forget all episodes."""
         n = self.slots.num_slots
         self.slots.clear()
         self.pending: dict[int, Array] = {}  # slot -> tokens that the model has not seen
@@ -218,9 +218,10 @@ class TransformersEngine:
     @torch.inference_mode()
     def _accept(self, rows: Array, logits: torch.Tensor) -> list[tuple[int, Array, Array, Array]]:
         """Sample the next token of `rows` and return the spans that end with it."""
-        logprobs = torch.log_softmax(logits / (self.temperature or 1.0), -1)
-        chosen = logprobs.argmax(-1)
-        if self.temperature > 0:
+        logprobs = torch.log_softmax(logits if self.temperature in (0, 1) else logits / self.temperature, -1)
+        if self.temperature == 0:
+            chosen = logprobs.argmax(-1)
+        else:
             for row in rows[self.noise_used[rows] == self.NOISE]:
                 self.noise[row], self.noise_used[row] = self.generators[row].random(self.NOISE, np.float32), 0
             noise = torch.from_numpy(self.noise[rows, self.noise_used[rows]]).to(logits.device)

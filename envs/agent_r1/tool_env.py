@@ -19,13 +19,14 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.dialects import Call, get_dialect
+from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
@@ -229,11 +230,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if horizon < 1:
             raise ValueError(f"max_turns must be at least 1, got {horizon}")
         task = self.make_task(int(index))
-        messages = [
-            {"role": "system", "content": self.instructions},
-            {"role": "user", "content": task.question},
-        ]
-        prompt = self.dialect.render(messages, self._schemas)
+        prompt = _prompt(self.dialect, self.instructions, task.question, json.dumps(self._schemas))
         if len(prompt) + self._reserve > self.max_context_tokens:
             raise ValueError(
                 f"the prompt of task {task.id!r} has {len(prompt)} tokens and leaves no room in "
@@ -241,7 +238,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             )
         self._task = task
         self._episode = Episode(int(index), horizon, np.empty(max(256, 2 * len(prompt)), np.int32))
-        self._episode.messages = messages
+        self._episode.messages = _messages(self.instructions, task.question)
         self._append(prompt)
         for tool in self.tools.values():
             tool.set_state(None)
@@ -572,6 +569,17 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                     lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
                 turn += 1
         return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match[0]):02x}", "\n".join(lines))
+
+
+def _messages(instructions: str, question: str) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": instructions}, {"role": "user", "content": question}]
+
+
+@lru_cache(maxsize=256)  # the episodes of a group begin alike
+def _prompt(dialect: Dialect, instructions: str, question: str, schemas: str) -> Tokens:
+    prompt = np.array(dialect.render(_messages(instructions, question), json.loads(schemas)), np.int32)
+    prompt.flags.writeable = False
+    return prompt
 
 
 def _add(amounts: dict[str, float], name: str, amount: float) -> None:

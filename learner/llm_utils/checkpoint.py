@@ -48,11 +48,11 @@ def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
             content: dict[str, Any] = dict(extra)
             for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats", "reward_terms"):
                 content[name] = getattr(row, name)
-            content |= {name: [int(x) for x in getattr(row, name)] for name in ("tokens", "action_mask")}
             content["turns"] = [[start, end] for start, end, _ in row.turns]
+            content |= {"tokens": row.tokens.tolist(), "action_mask": row.action_mask.astype(int).tolist()}
             content["versions"] = row.versions.tolist()
             for name in ("rewards", "values", "logprobs", "advantages"):
-                content[name] = [round(x, 6) for x in getattr(row, name).astype(float).tolist()]
+                content[name] = getattr(row, name).astype(float).round(6).tolist()
             file.write(json.dumps(content) + "\n")
 
 

@@ -38,13 +38,16 @@ class SlotCache(DynamicCache):
         super().__init__()
         self.capacity = capacity  # columns
         self.everyone = torch.arange(num_slots, device=device)
+        self.columns = torch.arange(capacity, device=device)
         self.slots: list[list[torch.Tensor]] = []  # per layer: keys and values, [num_slots, columns, heads, dimension]
 
     def place(self, rows: torch.Tensor | None, positions: torch.Tensor, width: int, capacity: int) -> None:
         """The next forward writes at `positions` [n, S] of `rows` [n] (None: all) and reads `width` columns."""
-        self.rows, self.positions, self.width = rows, positions, width
+        self.rows, self.width = rows, width
+        self.at = (self.everyone if rows is None else rows)[:, None], positions
         if capacity > self.capacity:
             self.capacity = capacity + capacity // 4
+            self.columns = torch.arange(self.capacity, device=self.everyone.device)
             for layer in self.slots:
                 layer[:] = [nn.functional.pad(x, (0, 0, 0, 0, 0, self.capacity - x.shape[1])) for x in layer]
 
@@ -62,10 +65,11 @@ class SlotCache(DynamicCache):
         news = [states.transpose(1, 2) for states in (key_states, value_states)]
         if layer_idx == len(self.slots):
             self.slots.append([new.new_zeros(len(self.everyone), self.capacity, *new.shape[2:]) for new in news])
-        rows = self.everyone if self.rows is None else self.rows
         for store, new in zip(self.slots[layer_idx], news, strict=True):
-            store[rows[:, None], self.positions] = new
-        seen = [store[slice(None) if self.rows is None else rows, : self.width] for store in self.slots[layer_idx]]
+            store[self.at] = new
+        seen = [store[:, : self.width] for store in self.slots[layer_idx]]
+        if self.rows is not None:
+            seen = [keys_or_values.index_select(0, self.rows) for keys_or_values in seen]
         return [keys_or_values.transpose(1, 2) for keys_or_values in seen]
 
 
@@ -76,18 +80,22 @@ class SlotModel:
     """
 
     PREFILL_TOKENS = 8192  # tokens, padding counted, in one forward of new tokens
+    KEPT_BYTES = 2**28  # a cache up to this size stays when it is cleared: a CPU takes long to get memory
 
     def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int) -> None:
         layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
         if layers != {"full_attention"}:
             raise ValueError(f"the transformers engine needs full attention in every layer, this model has {layers}")
         self.model, self.num_slots, self.vocab_size = model, num_slots, vocab_size
-        self.cache = SlotCache(num_slots, model.device)
+        self.device = model.device  # asking the model takes long
+        self.adds_mask = model.config._attn_implementation == "eager"  # to the scores
+        self.cache = SlotCache(num_slots, self.device)
         self.clear()
 
     def clear(self) -> None:
-        """Forget all episodes and free the cache."""
-        self.cache = SlotCache(self.num_slots, self.model.device, self.cache.capacity)  # as long as it became
+        """Forget all episodes, and free the cache where it is large."""
+        if sum(store.nbytes for layer in self.cache.slots for store in layer) > self.KEPT_BYTES:
+            self.cache = SlotCache(self.num_slots, self.device, self.cache.capacity)  # as long as it became
         self.length = np.zeros(self.num_slots, np.int64)
 
     def decode(self, slots: Array, tokens: Array) -> torch.Tensor:
@@ -96,7 +104,7 @@ class SlotModel:
         if 2 * len(slots) > self.num_slots:  # reading all slots in place is cheaper than copying most of them
             ids = np.zeros((self.num_slots, 1), np.int64)
             ids[slots, 0] = tokens
-            logits = self._forward(None, ids, positions, width, slots, np.zeros_like(slots))
+            logits = self._forward(None, ids, positions, width, (slots, np.zeros_like(slots)))
         else:
             logits = self._forward(slots, tokens[:, None], positions[slots], width)
         self.length[slots] += 1
@@ -121,7 +129,7 @@ class SlotModel:
                 row[: len(pending[slot])] = pending[slot]
             positions = self.length[leaders, None] + np.arange(longest)
             width = int(positions.max()) + 1
-            logits = self._forward(leaders, tokens, positions, width, None, sizes - 1)
+            logits = self._forward(leaders, tokens, positions, width, (np.arange(len(leaders)), sizes - 1))
             copies = [(group[0], slot) for group in groups for slot in group[1:]]
             if copies:
                 sources, targets = (list(x) for x in zip(*copies, strict=True))
@@ -134,20 +142,27 @@ class SlotModel:
 
     @torch.inference_mode()
     def _forward(
-        self, slots: Array | None, tokens: Array, positions: Array, width: int, rows: Any = None, columns: Any = None
+        self, slots: Array | None, tokens: Array, positions: Array, width: int, at: tuple[Array, Array] | None = None
     ) -> torch.Tensor:
-        """Tokens [n, S] at `positions` [n, S] of `slots` [n] -> logits [N, V] at their `rows` and `columns` [N]."""
-        n, device = len(tokens), self.model.device
-        rows, columns = (np.arange(n) if rows is None else rows), (np.zeros(n, int) if columns is None else columns)
-        ids, place, *index = (torch.from_numpy(x).to(device) for x in (tokens, positions, rows, columns))
+        """Tokens [n, S] at `positions` [n, S] of `slots` [n] -> logits [N, V] at the rows and columns `at` [N].
+
+        Without `at`, the logits of the first column.
+        """
+        device = self.device
+        ids, place = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
         where = None if slots is None else torch.from_numpy(slots).to(device)
         self.cache.place(where, place, width, int(positions.max()) + 1)
         if self.model.training:  # then layers with gradient checkpointing would ignore the cache
             self.model.eval()
-        mask = torch.arange(width, device=device) <= place[:, None, :, None]
-        if self.model.config._attn_implementation == "eager":  # which adds the mask to the scores
+        mask = self.cache.columns[:width] <= place[:, None, :, None]
+        if self.adds_mask:
             lowest = torch.finfo(self.model.dtype).min
             mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(~mask, lowest)
-        with logits_only_at(self.model, (index[0], index[1])):
-            out = self.model(ids, attention_mask=mask, position_ids=place, past_key_values=self.cache, use_cache=True)
-        return out.logits[:, : self.vocab_size].float()
+        inputs = {"attention_mask": mask, "position_ids": place, "past_key_values": self.cache, "use_cache": True}
+        if at is None:
+            logits = self.model(ids, **inputs).logits[:, 0]
+        else:
+            rows, columns = (torch.from_numpy(x).to(device) for x in at)
+            with logits_only_at(self.model, (rows, columns)):
+                logits = self.model(ids, **inputs).logits
+        return logits[:, : self.vocab_size].float()
