@@ -591,4 +591,3 @@ def _integer(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be an integer, got {value!r}") from None
-
