@@ -141,7 +141,8 @@ def leaving_nothing_lost(saver: Checkpointer, run: dict[str, Any]) -> Iterator[N
     """What ends a run early leaves its last complete iteration behind, and says how to go on.
 
     Ctrl-C and an engine that died write the checkpoint. A loss that isn't finite (FloatingPointError, with the rows as
-    its second argument) leaves its rows in not_finite.jsonl; the checkpoint on disk stands.
+    its second argument) leaves its rows in not_finite.jsonl; the checkpoint on disk stands. Logits that aren't finite
+    have no rows yet: the weights are at fault, and the update before them.
     """
     run_dir = saver.folder.parent
     try:
@@ -154,8 +155,11 @@ def leaving_nothing_lost(saver: Checkpointer, run: dict[str, Any]) -> Iterator[N
         print(f"\n{str(error) or 'interrupted'}; {how if saved else 'there is no checkpoint yet'}", file=sys.stderr)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     except FloatingPointError as error:
-        append_rows(run_dir / "not_finite.jsonl", error.args[1], iteration=run["iteration"] + 1)
-        sys.exit(f"stopped: {error.args[0]}. The rows of its microbatch are in {run_dir / 'not_finite.jsonl'}")
+        reason, rows = error.args
+        if rows:
+            append_rows(run_dir / "not_finite.jsonl", rows, iteration=run["iteration"] + 1)
+            reason += f". The rows of its microbatch are in {run_dir / 'not_finite.jsonl'}"
+        sys.exit(f"stopped: {reason}")
     except RuntimeError as error:
         if not distributed.lost_connection(error):
             raise

@@ -34,6 +34,7 @@ def setup(cuda: bool) -> tuple[int, int, torch.device]:
     cuda = cuda and torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
     if cuda:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it --deterministic raises on a GPU
         torch.cuda.set_device(device)
     if launched() > 1:
         # rank 0 may sample for long while the others wait

@@ -8,6 +8,7 @@ heart, and a small model that cannot calculate has to let a tool do it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,8 +41,9 @@ OTHER_PHRASINGS = (
 NUM_TASKS = {"train": 1_000_000, "test": 10_000}
 
 
+@lru_cache(maxsize=256)  # the episodes of a group play the same task
 def generate_task(seed: int, split: str, index: int) -> Task:
-    """Task `index` of a split of the world family `seed`.
+    """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
 
     Splits: train and test (2 or 3 steps, numbers of two digits), and the zero-shot variants more_steps (4),
     larger_numbers (three digits), unseen_words, other_phrasings. `metadata`: steps ([day, expression] pairs) and values
