@@ -41,7 +41,7 @@ def test_failures_are_listed_an_interrupted_run_goes_on_and_a_finished_one_is_sk
             break
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
-    _, errors = first.communicate(timeout=60)
+    _, errors = first.communicate(timeout=120)
     assert first.returncode == 130 and "go on with the same command" in errors, errors
     stopped = list(Path("runs").glob("*ppo_llm__1__*/checkpoint/state.json"))
     assert len(stopped) == 1

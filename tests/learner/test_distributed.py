@@ -158,7 +158,7 @@ def torchrun(tmp_path, monkeypatch):
     for process in started:
         if process.poll() is None:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)
 
 
 def finished(process, returncode=0):

@@ -101,14 +101,14 @@ def test_ctrl_c_and_resume_end_where_an_uninterrupted_run_ends(learn, policy_fol
     process = subprocess.Popen(
         command, env=environment_of_scripts, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         files = list(Path("runs").glob("*stopped*/trajectories.jsonl"))
         if files and '"iteration": 2' in files[0].read_text():
             break
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     (stopped,) = Path("runs").glob("*stopped*")
     assert f"--resume {stopped}" in output

@@ -368,8 +368,8 @@ def test_a_fork_of_this_process_can_have_sandboxes_too(backend):
     results = context.Queue()
     process = context.Process(target=child, args=(results,))
     process.start()
-    assert results.get(timeout=60) == "42\n"
-    assert "monty" in results.get(timeout=60)
+    assert results.get(timeout=120) == "42\n"
+    assert "monty" in results.get(timeout=120)
     process.join(60)
     assert process.exitcode == 0
     assert session.run("x").output == "1\n"

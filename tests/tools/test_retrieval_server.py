@@ -133,7 +133,7 @@ def test_a_body_that_cannot_be_read_gets_422(address: str, content: bytes) -> No
 
 def test_the_command_line_says_what_it_needs() -> None:
     command = [sys.executable, "-m", "agent_r1_tools.search.server"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "either --corpus or --index" in done.stderr
 
