@@ -253,6 +253,14 @@ def test_literals_survive_the_way():
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
+def test_values_with_equal_hashes_do_not_take_minutes():
+    equal = [k * (2**61 - 1) for k in range(1, 50_000)]  # all have the hash 0
+    for data in ({"set": equal}, {"frozenset": equal}, {"dict": [[key, 0] for key in equal]}):
+        with pytest.raises(ValueError, match="hash"):
+            decode(data)
+    assert decode({"set": list(range(50_000))}) == set(range(50_000))
+
+
 @pytest.mark.parametrize(
     "wrong", [{"wall_seconds": 0}, {"cpu_seconds": -1}, {"output": 0}, {"processes": 0}, {"files": -1}, {"memory": 1}]
 )
@@ -370,6 +378,25 @@ def test_a_fork_of_this_process_can_have_sandboxes_too(backend):
     process.start()
     assert results.get(timeout=120) == "42\n"
     assert "monty" in results.get(timeout=120)
+    process.join(60)
+    assert process.exitcode == 0
+    assert session.run("x").output == "1\n"
+    session.close()
+
+
+@pytest.mark.parametrize("backend", FULL)
+def test_a_fork_of_this_process_goes_on_with_a_session_of_its_own(backend):
+    session = open_sandbox(backend).session()
+    session.run("x = 1")
+
+    def child(results):
+        results.put(session.run("x += 1\nx").output)
+
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    process = context.Process(target=child, args=(results,))
+    process.start()
+    assert results.get(timeout=120) == "2\n"
     process.join(60)
     assert process.exitcode == 0
     assert session.run("x").output == "1\n"

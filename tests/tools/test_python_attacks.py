@@ -224,6 +224,26 @@ while True:
     except BaseException:
         pass
 """,
+    "go on after the run": """
+import signal, sys
+def handler(*a):
+    frame = sys._getframe(1)
+    while frame:
+        if frame.f_code.co_name == '_attempt':
+            return
+        frame = frame.f_back
+    while True:
+        pass
+signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+""",
+    "attributes of a file": """
+import os
+open('/tmp/x', 'w').close()
+os.setxattr('/tmp/x', 'user.x', b'x' * 1000)
+print('ESCAPED')
+""",
     "sleep": "import time\ntime.sleep(600)",
     "wait for input": "import sys\nprint(sys.stdin.read(), input())",
     "flood the output": "while True:\n    print('flood' * 1000)",

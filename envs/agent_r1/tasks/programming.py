@@ -33,6 +33,15 @@ PROGRAM_SECONDS = 5.0  # of processor time, for the program to load and for each
 _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)  # more programs at a time would take time from each other
 
 
+def _renew_lanes() -> None:
+    """In a fork of this process: whoever holds a lane is in the parent."""
+    global _lanes
+    _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+
+os.register_at_fork(after_in_child=_renew_lanes)
+
+
 @dataclass(frozen=True)
 class Suite:
     """Tests and what they need.
@@ -118,7 +127,7 @@ class RunTests(Tool):
         "required": ["code"],
         "additionalProperties": False,
     }
-    timeout = 120.0
+    timeout = 3600.0  # the sandbox bounds every run; what takes long is waiting for other programs
     concurrency_safe = False  # each episode has tests of its own
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -154,8 +163,8 @@ class ProgrammingEnv(ToolEnv):
 
     Args:
         tools: "python", "run_tests", or both.
-        sandbox: where code runs, see `agent_r1_tools.python.open_sandbox`. Programs are judged in bubblewrap (all of
-            CPython) where it is there and `sandbox` is "auto".
+        sandbox: where code runs, see `agent_r1_tools.python.open_sandbox`. With "auto" programs are judged where all of
+            CPython is: in bubblewrap or the fork server, if one of them is there.
         corpus, top_k: taken because every environment takes them; there is nothing to search here.
         kwargs: the arguments of `ToolEnv`.
 
@@ -254,9 +263,9 @@ def judge_sandbox(backend: str) -> Sandbox:
     from agent_r1_tools.python import Limits, SandboxError, open_sandbox
 
     limits = Limits(wall_seconds=2 * PROGRAM_SECONDS, cpu_seconds=PROGRAM_SECONDS)
-    if backend == "auto":
+    for full in ("bubblewrap", "fork_server") if backend == "auto" else ():
         try:
-            return open_sandbox("bubblewrap", limits)
+            return open_sandbox(full, limits)
         except SandboxError:
             pass
     return open_sandbox(backend, limits)

@@ -104,6 +104,7 @@ class _Server:
                 socket.send_fds(self._socket, [json.dumps(settings).encode()], [control, output])
                 answer, fds, _, _ = socket.recv_fds(self._socket, 1 << 10, 1)
         except OSError as error:
+            self.close()  # its answer may still come, and would be taken for the next one's
             raise SandboxError(f"the fork server does not answer: {error}") from error
         if not fds:
             self.close()

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 4 << 20
 """Bytes of the longest message, either way."""
+MAX_COLLISIONS = 100
+"""Members of a set, or keys of a dict, that may have the hash of another."""
+MAX_RUNS = 100
+"""A session has the processor time of so many runs; only a program that goes on after its runs needs more."""
 MAX_FRAMES = 8
 """Lines of a traceback that are shown: the first, and the last ones."""
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
@@ -97,8 +101,17 @@ def decode(data: Any) -> Any:
     if kind == "complex":
         return complex(*(decode(part) for part in content))
     if kind == "dict":
-        return {decode(key): decode(item) for key, item in content}
-    return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](decode(item) for item in content)
+        keys = _hashable([decode(key) for key, _ in content])
+        return dict(zip(keys, [decode(item) for _, item in content], strict=True))
+    items = [decode(item) for item in content]
+    return tuple(items) if kind == "tuple" else {"set": set, "frozenset": frozenset}[kind](_hashable(items))
+
+
+def _hashable(items: list[Any]) -> list[Any]:
+    """The items; a set of many with the same hash would take minutes to make."""
+    if len(items) - len({hash(item) for item in items}) > MAX_COLLISIONS:
+        raise ValueError(f"more than {MAX_COLLISIONS} values of a set or keys of a dict have the hash of another")
+    return items
 
 
 def exception(kind: str, message: str) -> Exception:
@@ -194,7 +207,6 @@ class Guest:
         sys.argv = [""]
         self.sources: dict[str, list[str]] = {}
         self.seeded: set[str] = set()
-        signal.signal(signal.SIGXCPU, _out_of_time)
 
     def run(self, code: str, functions: list[str] = []) -> dict[str, Any]:  # noqa: B006
         """Run a cell as a notebook would: the value of a last expression is shown, an exception as a traceback."""
@@ -260,6 +272,7 @@ class Guest:
 
     def _attempt(self, action: Any, show: bool = True) -> dict[str, Any]:
         """What the action returns; or the error that it raised, shown as a notebook would."""
+        signal.signal(signal.SIGXCPU, _out_of_time)  # the program may have set another
         used = resource.getrusage(resource.RUSAGE_SELF)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         soft = int(used.ru_utime + used.ru_stime + self.cpu_seconds) + 1
@@ -278,6 +291,8 @@ class Guest:
             self.out.flush()
         except (OSError, ValueError):  # the program has closed it
             pass
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)  # nothing of the program runs between its runs
         return answer
 
     def _traceback(self, error: BaseException) -> str:
@@ -332,6 +347,8 @@ def limit_resources(memory: int, processes: int, files: int) -> None:
 def serve(control: int, settings: dict[str, Any]) -> None:
     """Answer until the outside hangs up."""
     guest = Guest(settings["output"], settings["cpu_seconds"], control)
+    most = int(MAX_RUNS * settings["cpu_seconds"]) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
     send(control, {"id": 0})
     while (message := receive(control)) is not None:
         guest.exchange = message["id"]

@@ -24,7 +24,8 @@ DENIED = {
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
     # memory and messages that no limit counts, or that outlive the process
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
-    "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "setxattrat": (463, 463),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     # parts of the kernel with a history
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),

@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import subprocess
+import threading
 import time
 import weakref
 from abc import abstractmethod
@@ -222,6 +223,7 @@ class ProcessSession(Session):
         self._limits = sandbox.limits
         self._cells: list[Cell] = []
         self._guest: GuestProcess | None = None
+        self._owner = os.getpid()
 
     def run(self, code: str, functions: Functions | None = None) -> Run:
         begun = time.monotonic()
@@ -270,6 +272,9 @@ class ProcessSession(Session):
 
     def _prepare(self, code: str) -> str:
         """Have a guest with the names of this session; a note where they could not be made again."""
+        if self._owner != os.getpid():  # in a fork of the process that began the session, the guest is the parent's
+            self.close()
+            self._owner = os.getpid()
         if self._guest is not None:
             return ""
         everything = "\n".join([*(cell.code for cell in self._cells), code])
@@ -431,6 +436,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 _starter: ThreadPoolExecutor | None = None
+_starter_lock = threading.Lock()
 
 
 def from_lasting_thread(function: Callable[[], _T]) -> _T:
@@ -439,14 +445,15 @@ def from_lasting_thread(function: Callable[[], _T]) -> _T:
     The kernel ends a child "with its parent" when the thread that started it ends; tools are called in short ones.
     """
     global _starter
-    if _starter is None:
-        _starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox-starter")
+    with _starter_lock:
+        if _starter is None:
+            _starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox-starter")
     return _starter.submit(function).result()
 
 
 def _forget_starter() -> None:
-    global _starter
-    _starter = None
+    global _starter, _starter_lock
+    _starter, _starter_lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_starter)
