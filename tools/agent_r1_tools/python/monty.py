@@ -3,20 +3,26 @@
 By far the fastest backend: a session is a few kilobytes that are loaded into whichever worker is free. It knows the
 core of the language and a few modules: no numpy, no `yield`, no `del`. Programs that need more get the status
 "exception" with a NotImplementedError, ModuleNotFoundError or the like; `backend="auto"` then goes on elsewhere.
+
+No value of a program crosses as it is: one that contains itself many times over is small in the worker and without end
+in this process. What crosses is text, which the worker makes within its limits.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
-import math
+import json
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_r1_tools.python import guest
-from agent_r1_tools.python.process import START_SECONDS, check_arguments, encodable, invoke
+from agent_r1_tools.python.process import BROKEN, START_SECONDS, check_arguments, encodable, invoke
 from agent_r1_tools.python.sandbox import (
     ENDED,
     LOST,
@@ -42,6 +48,68 @@ MAX_WORKERS = 256
 """The most runs at the same time; workers start when they are needed."""
 MAX_MEMORY = 64 << 20
 """The most bytes a session can use, whatever the limits say: what it holds is kept in this process between runs."""
+MAX_PARSED = 200_000
+"""Characters of the longest cell whose last expression is shown: this process looks for it."""
+
+# What every session begins with. The built-in functions are taken before the program can hide them.
+PRELUDE = """
+def _begin_():
+    import json
+    dumps, kind_of, has_kind, show, text_of, hexadecimal = json.dumps, type, isinstance, print, repr, hex
+    Bool, Int, Float, Complex, Str, Bytes = bool, int, float, complex, str, bytes
+    Dict, Wrong, Deep = dict, TypeError, RecursionError
+    groups = {list: None, tuple: 'tuple', set: 'set', frozenset: 'frozenset'}
+    bases = [list, tuple, dict, set, frozenset]
+
+    def encode(value):
+        kind = kind_of(value)
+        if value is None or kind is Bool or kind is Str:
+            return value
+        if kind is Int:
+            return value if -(2**53) < value < 2**53 else {'int': hexadecimal(value)}
+        if kind is Float:
+            return value if value - value == 0 else {'float': text_of(value)}
+        if kind in groups:
+            items = [encode(item) for item in value]
+            return {groups[kind]: items} if groups[kind] else items
+        if kind is Dict:
+            return {'dict': [[encode(key), encode(item)] for key, item in value.items()]}
+        if kind is Bytes:
+            return {'bytes': value.hex()}
+        if kind is Complex:
+            return {'complex': [encode(value.real), encode(value.imag)]}
+        for base in bases:
+            if has_kind(value, base):
+                return encode(base(value))
+        raise Wrong(f'a value of type {kind.__name__} is not a built-in literal')
+
+    def answer(value):
+        try:
+            return dumps({'value': encode(value)})
+        except (Wrong, Deep) as error:
+            return dumps({'error': f'{error}'})
+
+    def proxy(name):
+        def function(*args, **kwargs):
+            message = dumps(encode([name, args, kwargs]))
+            _tell_()
+            show(message, end='')
+            return _ask_()
+        return function
+
+    return answer, proxy
+
+_answer_, _proxy_ = _begin_()
+"""
+_PRELUDE_FILE = "<python-input-0>"
+
+# How the value of a last expression is shown: by a cell of ours, which ends with None or a text whatever the value is.
+_MARK = "_shown_ = "
+_SHOW = """
+if _shown_ is not None:
+    _ = _shown_
+None if _shown_ is None else (f"{{_shown_!r}}"[:{}], _shown_ := None)[0]
+"""
 
 
 class Monty(Sandbox):
@@ -86,14 +154,19 @@ class MontySession(Session):
         self._restore()
         if not name.isidentifier():
             raise CallError("NameError", f"name {name[:100]!r} is not defined")
-        code = f"{name}(*_args, **_kwargs)"
-        value, failure, _ = self._feed(code, _Printed(0), inputs={"_args": tuple(args), "_kwargs": dict(kwargs or {})})
+        code = f'f"{{_answer_({name}(*_args, **_kwargs))}}"'
+        inputs = {"_args": tuple(args), "_kwargs": dict(kwargs or {})}
+        text, failure, _ = self._feed([], code, _Printed(0), inputs=inputs)
         if failure is not None:
             raise CallError({"timeout": "Timeout", "died": "Died"}.get(failure.status, failure.kind), failure.message)
         try:
-            return guest.decode(guest.encode(value))
-        except (guest.NotLiteral, RecursionError) as error:
-            raise CallError("NotLiteral", str(error)) from None
+            reply = _parsed(text)
+            if "error" not in reply:
+                return guest.decode(reply["value"])
+            message = str(reply["error"])
+        except BROKEN as error:
+            message = str(error)
+        raise CallError("NotLiteral", message[:200])
 
     def get_state(self) -> State:
         return self._state
@@ -121,52 +194,81 @@ class MontySession(Session):
         """Run a cell and take a snapshot: what it printed, what went wrong, and whether there is a snapshot."""
         answers: list[dict[str, Any]] = []
         known = iter(recorded)
-        lookup = {name: _proxy(functions.get(name), answers, known) for name in cell.functions}
+
+        def ask(message: str) -> Any:
+            """Have one of our functions answer a program. Only literals cross, and what it says is written down."""
+            try:
+                name, args, kwargs = guest.decode(_parsed(message))
+                if name not in cell.functions:
+                    raise NameError(f"name {name!r} is not defined")
+            except BROKEN as error:
+                raise ValueError(str(error)[:200]) from None
+            reply = next(known, None) or invoke(functions.get(name), args, kwargs)
+            answers.append(reply)
+            if "value" in reply:
+                return guest.decode(reply["value"])
+            raise guest.exception(*reply["raise"])
+
         printed = _Printed(self._limits.output + 1)
         code = encodable(cell.code)
-        value, failure, dump = self._feed(code, printed, external_lookup=lookup)
-        if failure is None and value is not None:
-            try:
-                guest.encode(value)  # else it is a stand-in, and what it looks like inside isn't known here
-                printed("", repr(value) + "\n")
-            except (guest.NotLiteral, RecursionError):
-                failure = _Failure("NotImplementedError", "monty cannot show the value of the last expression")
-            except ValueError as error:  # a number of more digits than Python writes
-                failure = _Failure("ValueError", str(error))
+        names = "".join(f"{name} = _proxy_({name!r})\n" for name in cell.functions)
+        marked = _marked(code)
+        ending = _SHOW.format(self._limits.output + 1) if marked else ""
+        value, failure, dump = self._feed([names, marked or code], ending, printed, ask)
+        if value is not None:
+            printed("", f"{value}\n")
         if dump is not None:
             ran = Cell(code, cell.functions, tuple(answers))
             self._state = State((*self._state.cells, ran), dump)
         return printed.text, failure, dump is not None
 
-    def _feed(self, code: str, printed: _Printed, **options: Any) -> tuple[Any, _Failure | None, bytes | None]:
-        """Run code in a worker that has loaded the session: its value, what went wrong, the snapshot after it."""
+    def _feed(
+        self,
+        cells: Sequence[str],
+        ending: str,
+        printed: _Printed,
+        ask: Callable[[str], Any] | None = None,
+        inputs: dict[str, Any] | None = None,
+    ) -> tuple[str | None, _Failure | None, bytes | None]:
+        """Run cells in a worker that has loaded the session, and then code of ours that ends with a text or None.
+
+        Returns:
+            That text, what went wrong, the snapshot after it.
+        """
         import pydantic_monty
 
         limits = self._limits
         bounds: pydantic_monty.ResourceLimits = {
             "max_feed_duration_secs": min(limits.wall_seconds, limits.cpu_seconds),
-            "max_total_sleep_secs": limits.wall_seconds,
             "max_memory": min(limits.memory, MAX_MEMORY),
             "max_suspensions": 1 << 30,
         }
         # The same numbers in every session: an episode can be repeated.
-        policy: pydantic_monty.OSPolicy = {"random_start": {"seed": 0}, "sleep_system_max": math.inf}
-        value, failure = None, None
+        policy: pydantic_monty.OSPolicy = {"random_start": {"seed": 0}}
+        text, failure = None, None
+        pool = _pool()
         try:
-            with _pool().checkout(limits=bounds, os_policy=policy) as session:
+            with pool.checkout(limits=bounds, os_policy=policy) as session:
                 if self._state.dump is not None:
                     session.load_session(self._state.dump)
+                else:
+                    session.feed_run(PRELUDE)
                 try:
-                    value = session.feed_run(code, print_callback=printed, **options)
+                    for cell in cells:
+                        self._drive(session, cell, printed, ask)
+                    if ending:
+                        text = self._drive(session, ending, printed, ask, inputs).output
                 except (pydantic_monty.MontyRuntimeError, pydantic_monty.MontySyntaxError) as error:
                     failure = _failure(error, limits)
                     if failure.status == "timeout":
                         return None, failure, None
                 except pydantic_monty.MontyCrashedError:
                     raise
-                except Exception as error:  # the value, or an argument, doesn't fit into this Python
+                except _Slept:
+                    return None, _Failure("", OUT_OF_TIME.format(limits.wall_seconds), "timeout"), None
+                except Exception as error:  # an argument doesn't fit into Monty
                     failure = _Failure(type(error).__name__, str(error)[:1000])
-                return value, failure, session.dump()
+                return text, failure, session.dump()
         except (pydantic_monty.MontyError, RuntimeError) as error:  # the worker is gone, or its session
             if getattr(error, "timed_out", False):
                 return None, _Failure("", OUT_OF_TIME.format(limits.wall_seconds), "timeout"), None
@@ -174,25 +276,87 @@ class MontySession(Session):
         except TimeoutError as error:
             raise SandboxError(f"no worker of monty was free within {START_SECONDS:g} seconds") from error
 
+    def _drive(
+        self,
+        session: pydantic_monty.MontySession,
+        code: str,
+        printed: _Printed,
+        ask: Callable[[str], Any] | None = None,
+        inputs: dict[str, Any] | None = None,
+    ) -> pydantic_monty.MontyComplete:
+        """Run code to its end. Its value, and the arguments of what it calls, become objects here only when read.
+
+        Raises:
+            _Slept: it slept too long.
+        """
+        import pydantic_monty as monty
+
+        left = self._limits.wall_seconds
+        step = session.feed_start(code, print_callback=printed, inputs=inputs)
+        while not isinstance(step, monty.MontyComplete):
+            if isinstance(step, monty.NameLookupSnapshot):
+                step = step.resume()
+            elif isinstance(step, monty.FutureSnapshot):
+                raise RuntimeError("monty waits for what never comes")
+            elif step.is_os_function and step.function_name in ("system.sleep", "system.async_sleep"):
+                seconds = float(step.args[0])  # Monty has made sure that it is a number
+                time.sleep(max(0.0, min(seconds, left)))
+                left -= seconds
+                if left <= 0:
+                    raise _Slept
+                step = step.resume({"return_value": None})
+            elif step.is_os_function:
+                step = step.resume_not_handled()
+            elif step.function_name == "_tell_" and ask is not None:
+                printed.listen()
+                step = step.resume({"return_value": None})
+            elif step.function_name == "_ask_" and ask is not None:
+                try:
+                    reply: Any = {"return_value": ask(printed.heard())}
+                except Exception as error:
+                    reply = {"exception": error}
+                step = step.resume(reply)
+            else:
+                step = step.resume({"exception": NameError(f"name {step.function_name!r} is not defined")})
+        printed.heard()
+        return step
+
 
 _TIMEOUTS = ("feed time limit exceeded", "turn time limit exceeded", "sleep limit exceeded")
 
 
 class _Printed:
-    """Collects what is printed, up to a length."""
+    """Collects what is printed, up to a length; what is printed while it listens is a message to us."""
 
     def __init__(self, limit: int) -> None:
         self._parts: list[str] = []
         self._left = limit
+        self._message: list[str] | None = None
+        self._room = 0
+
+    def listen(self) -> None:
+        self._message, self._room = [], guest.MAX_MESSAGE + 1
+
+    def heard(self) -> str:
+        message, self._message = "".join(self._message or ()), None
+        return message
 
     def __call__(self, stream: str, text: str) -> None:
-        if self._left > 0:
+        if self._message is not None:
+            if self._room > 0:
+                self._message.append(text[: self._room])
+                self._room -= len(text)
+        elif self._left > 0:
             self._parts.append(text[: self._left])
             self._left -= len(text)
 
     @property
     def text(self) -> str:
         return "".join(self._parts)
+
+
+class _Slept(Exception):
+    """A program has slept for longer than it may run."""
 
 
 class _Failure:
@@ -215,8 +379,11 @@ def _failure(error: Any, limits: Limits) -> _Failure:
     frames = error.traceback()
     lines = []
     for frame in frames:
+        source = (frame.source_line or "").replace(_MARK, "")
+        if frame.filename == _PRELUDE_FILE or "_shown_" in source:  # not the program's own
+            continue
         where = f", in {frame.function_name or '<module>'}" if kind != "SyntaxError" else ""
-        lines.append(f"  line {frame.line}{where}\n    {(frame.source_line or '').strip()[:200]}")
+        lines.append(f"  line {frame.line}{where}\n    {source.strip()[:200]}")
     if len(lines) > guest.MAX_FRAMES:
         lines[1 : 1 - guest.MAX_FRAMES] = [f"  ... {len(lines) - guest.MAX_FRAMES} more"]
     failure = _Failure(kind, message)
@@ -225,19 +392,36 @@ def _failure(error: Any, limits: Limits) -> _Failure:
     return failure
 
 
-def _proxy(
-    function: Callable[..., Any] | None, answers: list[dict[str, Any]], known: Iterator[dict[str, Any]]
-) -> Callable[..., Any]:
-    """A function of ours as Monty may call it: only literals cross, and what it answers is written down."""
+def _parsed(text: str | None) -> Any:
+    """What a program has sent.
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        reply = next(known, None) or invoke(function, args, kwargs)
-        answers.append(reply)
-        if "value" in reply:
-            return guest.decode(reply["value"])
-        raise guest.exception(*reply["raise"])
+    Raises:
+        ValueError or RecursionError: it is too long, or no JSON.
+    """
+    if text is None or len(text) > guest.MAX_MESSAGE:
+        raise ValueError(f"the value is larger than {guest.MAX_MESSAGE} bytes")
+    return json.loads(text)
 
-    return call
+
+def _marked(code: str) -> str | None:
+    """The cell, so that it keeps the value of its last expression; None where it has none, or doesn't parse here."""
+    if len(code) > MAX_PARSED:
+        return None
+    try:
+        body = ast.parse(code, _PARSED_FILE).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if not body or not isinstance(body[-1], ast.Expr):
+        return None
+    lines = re.split("(?<=\n)|(?<=\r)(?!\n)", code)
+    line, column = body[-1].lineno - 1, body[-1].col_offset
+    encoded = lines[line].encode()
+    lines[line] = encoded[:column].decode() + _MARK + encoded[column:].decode()
+    return "".join(lines)
+
+
+_PARSED_FILE = "agent_r1_cell"
+warnings.filterwarnings("ignore", module=_PARSED_FILE)  # what Python thinks of a program's escapes is not for our user
 
 
 # --- the pool of workers ----------------------------------------------------------------------------------------------
