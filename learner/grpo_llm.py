@@ -426,13 +426,14 @@ def policy_loss(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     """The clipped objective per token [N], to be minimised, and figures per token for the log.
 
-    `segments` [N] numbers the stretches over which the ratio is the geometric mean (GSPO, arXiv 2507.18071, eq. 7).
+    `segments` [N] numbers the stretches over which the ratio is the geometric mean (GSPO, arXiv 2507.18071, eq. 7);
+    every token keeps its own advantage and gradient (GSPO-token, eq. 14).
     """
     logratio = (new - old).clamp(-20, 20)
     if segments is not None:
         zeros = logratio.new_zeros(int(segments[-1]) + 1)
         sums, counts = zeros.index_add(0, segments, logratio), zeros.index_add(0, segments, torch.ones_like(logratio))
-        logratio = (sums / counts)[segments]
+        logratio = (sums / counts)[segments].detach() + logratio - logratio.detach()
     ratio = logratio.exp()
     loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
     clipped = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).float()
@@ -616,7 +617,7 @@ if __name__ == "__main__":
             for part in [part for order in orders for part in np.array_split(order, args.num_minibatches)]:
                 mine = distributed.scatter([rows[i] for i in part] if rank == 0 else [])
                 logs.append(backward(mine, args, policy, vocab_size, poll))
-                logs[-1]["grad_norm"] = optimizer.step(args.max_grad_norm)[0]
+                logs[-1]["grad_norm"] = optimizer.step(args.max_grad_norm, mine)[0]
             trained = time.time()
             run["iteration"] = iteration
             push_weights()

@@ -396,6 +396,7 @@ def gae_bilevel(
     for t in ends[::-1]:  # upper level: the value of a turn is taken at its last token
         last = r[t] + gamma_turn * next_value - v[t] + gamma_turn * lam * last
         target[t], next_value = last + v[t], v[t]
+    next_value, last = (0.0 if done else v_last), 0.0
     for t in np.flatnonzero(m)[::-1]:  # lower level: begins anew at every turn end
         if turn_end[t]:
             next_value, last = 0.0, 0.0
@@ -664,7 +665,7 @@ if __name__ == "__main__":
                 mine = distributed.scatter([rows[i] for i in part] if rank == 0 else [])
                 train_policy = iteration > args.critic_warmup
                 logs.append(backward(mine, args, policy, critic, vocab_size, train_policy, poll))
-                norms = optimizer.step(args.max_grad_norm)
+                norms = optimizer.step(args.max_grad_norm, mine)
                 logs[-1] |= {"grad_norm": norms[0], "critic_grad_norm": norms[1]}
                 if args.target_kl is not None and logs[-1].get("approx_kl", 0.0) > args.target_kl:
                     break

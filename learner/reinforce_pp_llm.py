@@ -567,7 +567,7 @@ if __name__ == "__main__":
             for part in [part for order in orders for part in np.array_split(order, args.num_minibatches)]:
                 mine = distributed.scatter([rows[i] for i in part] if rank == 0 else [])
                 logs.append(backward(mine, args, policy, vocab_size, poll))
-                logs[-1]["grad_norm"] = optimizer.step(args.max_grad_norm)[0]
+                logs[-1]["grad_norm"] = optimizer.step(args.max_grad_norm, mine)[0]
             trained = time.time()
             run["iteration"] = iteration
             push_weights()

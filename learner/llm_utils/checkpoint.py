@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import gymnasium as gym
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -158,7 +159,7 @@ def leaving_nothing_lost(saver: Checkpointer, run: dict[str, Any]) -> Iterator[N
         reason, rows = error.args
         if rows:
             append_rows(run_dir / "not_finite.jsonl", rows, iteration=run["iteration"] + 1)
-            reason += f". The rows of its microbatch are in {run_dir / 'not_finite.jsonl'}"
+            reason += f". The rows that it comes from are in {run_dir / 'not_finite.jsonl'}"
         sys.exit(f"stopped: {reason}")
     except RuntimeError as error:
         if not distributed.lost_connection(error):
@@ -189,8 +190,23 @@ def find(run_dir: str | Path) -> Path:
 
 
 def check(args: Any) -> None:
-    """Refuse arguments that contradict each other in any learner."""
+    """Refuse arguments that are out of range, or contradict each other, in any learner."""
+    counts = ("num_envs", "total_episodes", "episodes_per_iteration", "num_minibatches", "microbatch_tokens")
+    for name in (*counts, "constant_length"):
+        if getattr(args, name, 1) < 1:
+            raise SystemExit(f"--{name.replace('_', '-')} is at least 1")
+    try:
+        readable = isinstance(json.loads(args.env_kwargs), dict)
+    except ValueError:
+        readable = False
+    if ":" not in args.env_id and args.env_id not in gym.registry:  # module:id imports the module first
+        known = ", ".join(name for name in gym.registry if name.startswith("AgentR1/"))
+        raise SystemExit(f"--env-id {args.env_id}: there is no such environment; there are {known}")
     contradictions = [
+        (not readable, f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}"),
+        (args.temperature <= 0, "--temperature is above 0: the loss needs the distribution that was sampled from"),
+        (not 0 < args.top_p <= 1, "--top-p is above 0 and at most 1"),
+        (min(args.learning_rate, getattr(args, "critic_learning_rate", 0)) < 0, "a learning rate is at least 0"),
         (args.num_minibatches > args.episodes_per_iteration, "--num-minibatches exceeds --episodes-per-iteration"),
         (args.max_staleness < 0 or args.lora_rank < 0, "--max-staleness and --lora-rank are at least 0"),
         (
@@ -221,6 +237,13 @@ def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     if saved["algorithm"] != algorithm:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is of {saved['algorithm']}.py, this is {algorithm}.py")
     known = {name: value for name, value in saved["args"].items() if hasattr(args, name)}
+    for name, default in vars(type(args)()).items():
+        given = getattr(args, name)
+        if name != "resume" and given not in (default, known.get(name, default)):
+            raise SystemExit(
+                f"--resume goes on with the run's own arguments: --{name.replace('_', '-')} {given} contradicts its "
+                f"{known.get(name, default)}. Leave it out, or begin a new run"
+            )
     return type(args)(**{**known, "resume": str(run_dir)})
 
 

@@ -24,8 +24,13 @@ def model_source(name: str, env_id: str) -> str:
     folder = agent_r1.tiny_policy(env_id) if name == "tiny" else name
     if os.path.isdir(folder):
         for candidate in (folder, os.path.join(folder, "model"), os.path.join(folder, "checkpoint", "policy")):
-            if any(os.path.isfile(os.path.join(candidate, f)) for f in ("config.json", "adapter_config.json")):
+            if os.path.isfile(os.path.join(candidate, "config.json")):
                 return candidate
+            if os.path.isfile(os.path.join(candidate, "adapter_config.json")):
+                raise SystemExit(
+                    f"--model {name}: {candidate} holds only adapters. Go on with that run with --resume, give its "
+                    "model/ (--save-model), or merge the adapters with peft's merge_and_unload()"
+                )
         raise SystemExit(f"--model {name}: the folder holds no config.json; give one that save_pretrained() made")
     if os.path.isabs(folder) or folder.startswith(".") or folder.count("/") > 1:
         raise SystemExit(f"--model {name}: there is no such folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +34,15 @@ class Float32AdamW:
             group["lr"] = rate * factor
 
     @torch.no_grad()
-    def step(self, max_grad_norm: float) -> list[float]:
-        """Clip the gradient of every module by its own norm, take a step, clear the gradients. Returns the norms."""
+    def step(self, max_grad_norm: float, rows: Sequence[Any] = ()) -> list[float]:
+        """Clip the gradient of every module by its own norm, take a step, clear the gradients. Returns the norms.
+
+        Raises FloatingPointError with the `rows` that the gradient is of, before any weight has moved, where it isn't
+        finite.
+        """
         norms = [float(full(nn.utils.clip_grad_norm_(group, max_grad_norm))) for group in self.weights]
+        if not all(map(math.isfinite, norms)):
+            raise FloatingPointError(f"the norm of the gradient is {max(norms)}", rows)
         pairs = [pair for groups in zip(self.weights, self.masters, strict=True) for pair in zip(*groups, strict=True)]
         for weight, master in pairs:
             if master is not weight:

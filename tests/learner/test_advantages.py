@@ -51,6 +51,14 @@ def test_golden_vectors_of_bilevel_gae():
     np.testing.assert_allclose(advantages, [0.65, 0.75, 0.85, 0, 0, 0, 0, 0.4, 0.3])
 
 
+def test_bilevel_gae_of_tokens_after_the_last_turn_begins_at_the_end():
+    """They are in it with --no-advantage-mask only."""
+    r, v, end = np.array([0.0, 1.0, 0.0]), np.array([0.5, 0.6, 0.3]), np.array([False, True, False])
+    for done, v_last, expected in ((True, 0.0, -0.3), (False, 0.7, 0.4)):
+        advantages, _ = ppo_llm.gae_bilevel(r, v, np.ones(3, bool), end, done=done, v_last=v_last)
+        np.testing.assert_allclose(advantages[2], expected)
+
+
 numbers = st.floats(-2, 2)
 rates = st.floats(0, 1)
 tokens = st.lists(st.tuples(numbers, numbers, st.booleans()), max_size=25)

@@ -139,9 +139,10 @@ def slow_loss(model, rows, args, vocab_size):
             segments.setdefault({"token": t, "turn": turn, "sequence": 0}[args.ratio], []).append(t)
         losses = []
         for segment in segments.values():
-            ratio = torch.exp(sum(new[t - 1] - float(row.old_logprobs[t]) for t in segment) / len(segment))
-            clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef_high)
+            mean = sum(new[t - 1].item() - float(row.old_logprobs[t]) for t in segment) / len(segment)
             for t in segment:
+                ratio = math.exp(mean) * torch.exp(new[t - 1] - new[t - 1].detach())
+                clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef_high)
                 advantage = float(row.advantages[t])
                 loss = -torch.minimum(ratio * advantage, clipped * advantage)
                 if row.action_mask[t]:
@@ -212,8 +213,18 @@ def test_segments_are_numbered_over_all_rows(make_row):
     assert grpo_llm.segment_numbers(rows, masks, by_turn=True).tolist() == [0, 0, 1, 2, 3, 3]
 
 
+def test_tokens_of_a_segment_keep_their_own_advantages():
+    """Credit by turn survives a ratio over the whole episode (GSPO-token, equation 14)."""
+    new = torch.zeros(4, requires_grad=True)
+    loss, _ = grpo_llm.policy_loss(
+        new, torch.zeros(4), torch.tensor([1.0, 1.0, -1.0, -1.0]), 0.2, 0.2, torch.zeros(4, dtype=torch.int64)
+    )
+    loss.sum().backward()
+    assert new.grad.tolist() == [-1, -1, 1, 1]
+
+
 def test_a_ratio_over_a_segment_is_a_geometric_mean():
-    """With its gradient shared by the segment's tokens (GSPO, equation 7)."""
+    """With the gradient of GSPO (equation 7), where the segment has one advantage."""
     new = torch.tensor([0.1, 0.3, -0.4, 0.2], requires_grad=True)
     segments = torch.tensor([0, 0, 1, 1])
     advantages = torch.tensor([1.0, 1.0, -2.0, -2.0])
@@ -405,6 +416,14 @@ def test_contradicting_flags_are_named_before_any_work(learn):
         (["--max-staleness", -1], "--max-staleness and --lora-rank are at least 0"),
         (["--model", "./nowhere"], "no such folder"),
         (["--resume", "."], "no checkpoint"),
+        (["--temperature", 0], "--temperature is above 0"),
+        (["--top-p", 0], "--top-p is above 0"),
+        (["--learning-rate", -1], "a learning rate is at least 0"),
+        (["--num-minibatches", 0], "--num-minibatches is at least 1"),
+        (["--constant-length", 0], "--constant-length is at least 1"),
+        (["--num-envs", 0], "--num-envs is at least 1"),
+        (["--env-kwargs", "{bad"], "--env-kwargs takes a JSON object"),
+        (["--env-id", "AgentR1/Nope-v0"], "there is no such environment; there are AgentR1/"),
     ):
         with pytest.raises(SystemExit, match=message):
             learn("grpo_llm", *GROUPS, *arguments)

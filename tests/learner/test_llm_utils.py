@@ -240,6 +240,23 @@ def test_vocabulary_check():
         models.check_vocabulary(model, 11)
 
 
+def test_a_gradient_that_is_not_finite_moves_nothing():
+    module = torch.nn.Linear(2, 1)
+    before = [p.detach().clone() for p in module.parameters()]
+    adam = optimizer.Float32AdamW([module], [1e-2], betas=(0.9, 0.95))
+    module(torch.tensor([float("inf"), 1.0])).sum().backward()
+    with pytest.raises(FloatingPointError, match="gradient") as raised:
+        adam.step(1.0, ["the rows"])
+    assert raised.value.args[1] == ["the rows"]
+    assert all(torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True))
+
+
+def test_a_folder_with_adapters_alone_is_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(SystemExit, match="only adapters.*--save-model"):
+        models.model_source(str(tmp_path), "AgentR1/MultihopWorld-v0")
+
+
 # ---------------------------------------------------------------------------------- adapters, gradient checkpointing
 
 CPU = torch.device("cpu")

@@ -104,6 +104,8 @@ def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_fol
     run_dir = learn("grpo_llm", *SMALL, *OF_SCRIPT["grpo_llm"], "--total-episodes", 8)
     with pytest.raises(SystemExit, match="checkpoint is of grpo_llm.py, this is ppo_llm.py"):
         learn("ppo_llm", "--resume", run_dir)
+    with pytest.raises(SystemExit, match="--model elsewhere contradicts its tiny"):
+        learn("grpo_llm", "--resume", run_dir, "--model", "elsewhere")
     state = run_dir / "checkpoint" / "state.json"
     content = json.loads(state.read_text())
     content["args"] |= {"model": str(policy_folder), "tokenizer": "byte"}
