@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1_tools.python.bubblewrap import Bubblewrap
 from agent_r1_tools.python.fork_server import ForkServer
-from agent_r1_tools.python.monty import Monty
+from agent_r1_tools.python.monty import MAX_MEMORY, Monty
 from agent_r1_tools.python.remote import Remote
 from agent_r1_tools.python.sandbox import CallError, Functions, Limits, Run, Sandbox, SandboxError, Session, State
 from agent_r1_tools.python.unsafe import BareProcess
@@ -158,7 +158,12 @@ def _pick(limits: Limits) -> Sandbox:
         return Auto(Monty(limits), LOCAL[full](limits)) if full else Monty(limits)
     if full:
         return LOCAL[full](limits)
-    problems = "; ".join(f"{name}: {probe(name) or 'cannot allow network'} ({REMEDIES[name]})" for name in LOCAL)
+    problems = "; ".join(
+        f"{name}: cannot allow network"
+        if limits.network and name != "bubblewrap"
+        else f"{name}: {probe(name)} ({REMEDIES[name]})"
+        for name in LOCAL
+    )
     raise SandboxError(f"no sandbox works here. {problems}. A SandboxFusion server would do (backend='remote')")
 
 
@@ -171,9 +176,10 @@ def _fits(name: str, limits: Limits) -> bool:
 # What Monty raises where it lacks something. Programs raise these too, so what CPython says is heard before it counts.
 _LACKS = re.compile(
     "ModuleNotFoundError|ImportError|NotImplementedError|SyntaxError|AttributeError|TypeError|MemoryError"
-    "|PermissionError|FileNotFoundError|OSError|RuntimeError: .*(?:monty|not supported)"
+    "|PermissionError|FileNotFoundError|OSError|RuntimeError: .*(?:monty|not supported)|ValueError: pow\\(\\)"
 )
 _UNKNOWN_NAME = re.compile("NameError: name '(\\w+)' is not defined")
+_SUBSTITUTES = re.compile(r"\bsubn?\b")
 
 
 class Auto(Sandbox):
@@ -202,8 +208,10 @@ class AutoSession(Session):
 
     def run(self, code: str, functions: Functions | None = None) -> Run:
         before = self._session.get_state()
+        if self._in_first and _misread(before, code):
+            self._go_on(before)
         ran = self._session.run(code, functions)
-        if not self._in_first or not _lacks(ran.error):
+        if not self._in_first or not (_lacks(ran.error) or (ran.status == "died" and self._has_more())):
             return ran
         full = self._sandbox.full.session()
         full.set_state(State(before.cells))
@@ -215,15 +223,26 @@ class AutoSession(Session):
         return again
 
     def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        try:
-            return self._session.call(name, args, kwargs)
-        except CallError as error:
-            if not self._in_first or not (_lacks(str(error)) or error.kind == "NotLiteral"):
-                raise
-        state = State(self._session.get_state().cells)
-        self._session, self._in_first = self._sandbox.full.session(), False
-        self._session.set_state(state)
+        state = self._session.get_state()
+        if not self._in_first or not _misread(state, repr((args, kwargs))):
+            try:
+                return self._session.call(name, args, kwargs)
+            except CallError as error:
+                lacks = _lacks(str(error)) or error.kind == "NotLiteral" or (error.kind == "Died" and self._has_more())
+                if not self._in_first or not lacks:
+                    raise
+        self._go_on(state)
         return self._session.call(name, args, kwargs)
+
+    def _go_on(self, state: State) -> None:
+        """Go on in CPython."""
+        self._session.close()
+        self._session, self._in_first = self._sandbox.full.session(), False
+        self._session.set_state(State(state.cells))
+
+    def _has_more(self) -> bool:
+        """Whether CPython may use more memory than Monty."""
+        return self._sandbox.limits.memory > MAX_MEMORY
 
     def get_state(self) -> State:
         return self._session.get_state()
@@ -247,3 +266,9 @@ def _lacks(error: str | None) -> bool:
         return False
     name = _UNKNOWN_NAME.match(error)
     return hasattr(builtins, name[1]) if name else _LACKS.match(error) is not None
+
+
+def _misread(state: State, code: str) -> bool:
+    """Whether this may be a replacement by `re.sub` with a backslash, which Monty takes for something else."""
+    codes = [*(cell.code for cell in state.cells), code]
+    return any(map(_SUBSTITUTES.search, codes)) and any("\\" in code for code in codes)

@@ -48,7 +48,7 @@ MAX_WORKERS = 256
 """The most runs at the same time; workers start when they are needed."""
 MAX_MEMORY = 64 << 20
 """The most bytes a session can use, whatever the limits say: what it holds is kept in this process between runs."""
-MAX_PARSED = 200_000
+MAX_PARSED = 100_000
 """Characters of the longest cell whose last expression is shown: this process looks for it."""
 
 # What every session begins with. The built-in functions are taken before the program can hide them.
@@ -206,8 +206,10 @@ class MontySession(Session):
             reply = next(known, None) or invoke(functions.get(name), args, kwargs)
             answers.append(reply)
             if "value" in reply:
+                json.dumps(reply["value"], ensure_ascii=False).encode()  # Monty has no lone surrogates
                 return guest.decode(reply["value"])
-            raise guest.exception(*reply["raise"])
+            kind, message = reply["raise"]
+            raise guest.exception(kind, encodable(message))
 
         printed = _Printed(self._limits.output + 1)
         code = encodable(cell.code)
@@ -266,8 +268,8 @@ class MontySession(Session):
                     raise
                 except _Slept:
                     return None, _Failure("", OUT_OF_TIME.format(limits.wall_seconds), "timeout"), None
-                except Exception as error:  # an argument doesn't fit into Monty
-                    failure = _Failure(type(error).__name__, str(error)[:1000])
+                except Exception as error:  # an argument, or what a function of ours said, doesn't fit into Monty
+                    return None, _Failure(type(error).__name__, str(error)[:1000]), None
                 return text, failure, session.dump()
         except (pydantic_monty.MontyError, RuntimeError) as error:  # the worker is gone, or its session
             if getattr(error, "timed_out", False):

@@ -1,0 +1,243 @@
+"""The Monty backend: what crosses from it is bounded; and what "auto" does where Monty differs from CPython."""
+
+import json
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+
+from agent_r1_tools.python import CallError, Limits, SandboxError, choose, open_sandbox, probe
+
+needs_monty = pytest.mark.skipif(probe("monty") is not None, reason=f"monty: {probe('monty')}")
+needs_both = pytest.mark.skipif(
+    probe("monty") is not None or (probe("bubblewrap") is not None and probe("fork_server") is not None),
+    reason="needs monty and another sandbox",
+)
+QUICK = Limits(wall_seconds=1, cpu_seconds=1)
+SHARED = "a = [0] * 10\nfor _ in range(9):\n    a = [a] * 10\n"
+COLLIDING = "a = {k * (2**61 - 1) for k in range(1, 30000)}\nb = dict.fromkeys(a)\n"
+
+
+@pytest.fixture
+def session():
+    with open_sandbox("monty", QUICK).session() as opened:
+        yield opened
+
+
+# --- what crosses -----------------------------------------------------------------------------------------------------
+
+
+@needs_monty
+def test_values_of_monty_that_share_their_parts_stay_in_monty():
+    """As trees they would have 10**10 items. In a process with little memory, which would not survive one."""
+    code = f"""
+import json, resource
+from agent_r1_tools.python import CallError, Limits, open_sandbox
+sandbox = open_sandbox("monty", Limits(wall_seconds=1, cpu_seconds=1))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = []
+for last in ("a", "ask(a)", "ask(x=a)", "_ask_(a)", "_tell_(a)\\nprint(a)", "nobody(a)", "[a, a]", "f'{{a}}'"):
+    with sandbox.session() as session:
+        session.run({SHARED!r} + last, {{"ask": lambda *args, **kwargs: found.append("asked")}})
+        assert session.run("6 * 7").output == "42\\n"
+with sandbox.session() as session:
+    session.run({SHARED!r} + "def f():\\n    return a")
+    try:
+        session.call("f")
+    except CallError as error:
+        found.append(error.kind)
+print(json.dumps([found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before]))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    found, grown = json.loads(ran.stdout)
+    assert found in (["Timeout"], ["MemoryError"], ["Died"])
+    assert grown < 300_000  # KiB
+
+
+@needs_monty
+def test_sets_of_monty_whose_hashes_collide_are_not_made_here(session):
+    ask = {"ask": lambda value: None}
+    assert session.run(COLLIDING + "a").output.startswith("{2305843009213693951, ")
+    for name in "ab":
+        assert "have the hash of another" in session.run(f"ask({name})", ask).error
+        session.run(f"def f():\n    return {name}")
+        with pytest.raises(CallError, match="have the hash of another"):
+            session.call("f")
+
+
+VALUES = [None, True, 0, -(2**70), 2**53, 10**4000, 0.1, -0.0, 5e-324, float("-inf"), 1 + 2j, "ä\n\0\u2028", b"\0\xff"]
+VALUES += [[], (), set(), frozenset({1}), {}, {(1, "a"): [{2: {3.5}}], None: (None,)}, list(range(50_000)), "x" * 10**6]
+
+
+@needs_monty
+def test_literals_cross_from_monty_whatever_the_program_calls_its_own(session):
+    names = "type str int list dict json repr print hex isinstance bool float tuple set frozenset bytes complex"
+    session.run(f"{' = '.join(names.split())} = 1\ndef same(value):\n    return value")
+    for value in [*VALUES, VALUES]:
+        assert repr(session.call("same", [value])) == repr(value)
+    assert repr(session.call("same", [float("nan")])) == "nan"
+
+
+@needs_monty
+def test_literals_cross_from_monty_to_functions_of_ours(session):
+    heard = []
+    for value in [*VALUES, VALUES]:
+        code = f"value = {value!r}".replace("-inf", "-1e999")
+        session.run(f"{code}\nask(value, key=value)", {"ask": lambda *args, **kwargs: heard.append((args, kwargs))})
+        assert repr(heard.pop()) == repr(((value,), {"key": value}))
+
+
+@needs_monty
+def test_what_is_not_literal_does_not_cross_from_monty(session):
+    session.run("class A:\n    def __repr__(self):\n        return '4'\nx = []\nx.append(x)")
+    session.run("def f(what):\n    return eval(what)")
+    for what in ("A()", "[A()]", "{'a': A()}", "len", "range(3)", "x", "'x' * (5 << 20)"):
+        with pytest.raises(CallError, match="NotLiteral"):
+            session.call("f", [what])
+    ran = session.run("ask('x' * (5 << 20))", {"ask": lambda value: 1})
+    assert ran.error == "ValueError: the value is larger than 4194304 bytes"
+    assert "not a built-in literal" in session.run("ask(A())", {"ask": lambda value: 1}).error
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+@needs_monty
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [
+        ("x = 1; x ;  # a comment", "1\n"),
+        ("(\n 1,\n 2)\n# the end", "(1, 2)\n"),
+        ("'''a\nb'''  ", "'a\\nb'\n"),
+        ("5\nNone", ""),
+        ("*[1], 2", "(1, 2)\n"),
+        ("é = 'ä'; é", "'ä'\n"),
+        ("a = 1\ra", "1\n"),
+        ("x: int = 3", ""),
+        ("if True: 5", ""),
+        ("print('a') or 3", "a\n3\n"),
+        ("class A:\n    def __repr__(self):\n        return 'me'\n[A()]", "[me]\n"),
+        ("repr = print = None\n[1]", "[1]\n"),
+        ("import asyncio\nawait asyncio.sleep(0.01, 3)", "3\n"),
+    ],
+)
+def test_monty_shows_the_last_expression(session, code, output):
+    ran = session.run(code)
+    assert (ran.output, ran.status) == (output, "ok")
+
+
+@needs_monty
+def test_monty_keeps_the_last_value(session):
+    assert session.run("3").output == "3\n"
+    assert session.run("_ + 1").output == "4\n"
+    session.run("None")
+    assert session.run("_").output == "4\n"
+
+
+@needs_monty
+def test_a_traceback_of_monty_has_only_the_programs_lines(session):
+    head = "Traceback (most recent call last):\n"
+    assert session.run("\n(1 / 0)").output.startswith(f"{head}  line 2, in <module>\n    (1 / 0)\n")
+    assert session.run("2**20000").output.startswith("ValueError: Exceeds the limit")
+    ran = session.run("def f():\n    return ask()\nf()", {"ask": lambda: 1 / 0})
+    assert ran.output == (
+        f"{head}  line 3, in <module>\n    f()\n  line 2, in f\n    return ask()\nZeroDivisionError: division by zero"
+    )
+    session.run("(g := lambda: 1 / 0)")
+    assert session.run("g()").output.startswith(
+        f"{head}  line 1, in <module>\n    g()\n  line 1, in <lambda>\n    (g := "
+    )
+
+
+@needs_monty
+def test_sleep_in_monty_is_counted(session):
+    assert session.run("import time\ntime.sleep(0.1)\n1").output == "1\n"
+    ran = session.run("for _ in range(100):\n    time.sleep(0.1)")
+    assert ran.status == "timeout" and ran.seconds < 5
+
+
+# --- functions of ours ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["monty", "bubblewrap", "fork_server"])
+def test_functions_of_ours_override_those_of_the_session(backend):
+    if probe(backend) is not None:
+        pytest.skip(f"{backend}: {probe(backend)}")
+    with open_sandbox(backend).session() as opened:
+        opened.run("def f(x):\n    pass")
+        assert opened.run("f(1)", functions={"f": lambda x: x + 1}).output == "2\n"
+        assert opened.run("[f(x) for x in [1, 2]]", functions={"f": lambda x: x * 2}).output == "[2, 4]\n"
+
+
+@needs_monty
+def test_an_answer_that_monty_cannot_take_leaves_the_session(session):
+    session.run("x = 1")
+    assert session.run("ask()", {"ask": lambda: ["\ud800"]}).error.startswith("UnicodeEncodeError")
+    assert session.run("x").output == "1\n"
+
+
+@needs_monty
+def test_a_monty_session_in_a_fork_says_why_it_does_not_work(session):
+    session.run("x = 1")
+
+    def child(results):
+        try:
+            results.put(str(session.run("x")))
+        except SandboxError as error:
+            results.put(str(error))
+
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    process = context.Process(target=child, args=(results,))
+    process.start()
+    assert "fork of a process that has used it" in results.get(timeout=60)
+    process.join(60)
+
+
+# --- auto -------------------------------------------------------------------------------------------------------------
+
+
+@needs_both
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [
+        (r"import re; re.sub('(a)(b)', r'\2_\1', 'ab')", "'b_a'\n"),
+        (r"from re import subn as s; s('(a)', r'\1x', 'ab')", "('axb', 1)\n"),
+        (r"import re; re.compile('a').sub(r'\n', 'a')", "'\\n'\n"),
+        ("pow(3, -1, 7)", "5\n"),
+        ("x = [[i] for i in range(10**6)]\nlen(x)", "1000000\n"),
+    ],
+)
+def test_auto_leaves_monty_where_it_would_be_wrong(code, output):
+    with open_sandbox("auto").session() as opened:
+        ran = opened.run(code)
+        assert (ran.output, ran.status) == (output, "ok")
+        assert ran.backend != "monty"
+
+
+@needs_both
+def test_auto_finds_replacements_across_cells_and_calls():
+    code = "import re\ndef clean(pattern, new, text):\n    return re.sub(pattern, new, text)"
+    with open_sandbox("auto").session() as opened:
+        assert opened.run(code).backend == "monty"
+        state = opened.get_state()
+        assert opened.run(r"clean('(a)', r'\1x', 'ab')").output == "'axb'\n"
+        opened.set_state(state)
+        assert opened.call("clean", ["a", "x", "ab"]) == "xb"
+        assert opened.call("clean", ["(a)", r"\1x", "ab"]) == "axb"
+
+
+@needs_both
+def test_auto_stays_in_monty_where_memory_is_as_little_elsewhere():
+    with open_sandbox("auto", Limits(memory=64 << 20)).session() as opened:
+        assert opened.run("x = [[i] for i in range(10**6)]").status != "ok"
+        assert opened.run("1").backend == "monty"
+
+
+def test_auto_gives_no_remedy_where_the_network_is_the_reason(monkeypatch):
+    known = {name: None for name in choose.LOCAL} | {"bubblewrap": "not here"}
+    monkeypatch.setattr(choose, "_probed", known)
+    with pytest.raises(SandboxError, match="monty: cannot allow network; bubblewrap: not here.*apt-get") as caught:
+        open_sandbox("auto", Limits(network=True))
+    assert "pip install" not in str(caught.value) and "Landlock" not in str(caught.value)
