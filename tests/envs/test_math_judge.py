@@ -33,6 +33,28 @@ RIGHT = [
     ("\\text{(C)}", "C"),
     ("90^\\circ", "90"),
     ("10\\%", "10"),
+    ("7", "7\\text{ cm}"),
+    ("7", "7\\text{ m/s^2}"),
+    ("7", "7\\mbox{ cm}^2"),
+    ("7", "7\\,\\mathrm{cm}"),
+    ("7", "7\\text{ m}/\\text{s}^2"),
+    ("7", "\\text{7 cm}"),
+    ("7", "\\mathbf{7}"),
+    ("7", "x == 7"),
+    ("7", "x \\approx 7"),
+    ("7", "f(6) = 7"),
+    ("7", "\\sqrt{49} = 7"),
+    ("\\frac{1}{2}", "\\sin 30^\\circ = \\frac12"),
+    ("\\frac{14}{3}", "\\frac{14}{3} \\approx 4.67"),
+    ("5\\text{ million}", "5.0\\text{ million}"),
+    ("-2,1", "1 \\text{ and } -2"),
+    ("-2,1", "x=-2, x=1"),
+    ("-2,1", "x=-2 or x=1"),
+    ("(1,2)", "(x,y) = (1,2)"),
+    ("1110_2", "1110_{2}"),
+    ("1110_2", "1110"),
+    ("7", "7_{10}"),
+    ("x \\equiv 7", "x\\equiv 7.0"),
 ]
 WRONG = [
     ("7", "8"),
@@ -50,6 +72,65 @@ WRONG = [
     ("7", "7}{8"),
     ("7", "8}\\boxed{7"),
     ("7", "\\boxed{6} \\boxed{7}"),
+    ("7", "7\\text{, 8, 9}"),
+    ("7", "7\\text{ is wrong, 6}"),
+    ("7", "7\\text{ or six}"),
+    ("7", "7\\text{ cm or so}"),
+    ("7", "7\\text{ million}"),
+    ("7", "7\\text{, eight}"),
+    ("7", "7\\text{ cm} or 6\\text{ cm}"),
+    ("7", "7\\text{ cm}, 6\\text{ cm}"),
+    ("7", "7\\text{ cm} \\text{ or } 6\\text{ cm}^2"),
+    ("7", "7\\text{ cm} + 6\\text{ cm}"),
+    ("15\\mbox{ cm}^2", "15\\mbox{ cm}^2 or 22\\mbox{ cm}^2"),
+    ("7", "7\\text{o}\\text{r}\\text{ s}\\text{ix}"),
+    ("7", "7\\text{ $6$}"),
+    ("7", "7\\text{ \\text{or} 6}"),
+    ("7", "7\\text{{o}r six}"),
+    ("7", "7\\mathrm{ or 6}"),
+    ("7", "7\\mathbf{6}"),
+    ("7", "7\\mathit{ or 6}"),
+    ("7", "7\\textbf{ 6}"),
+    ("7", "7\\textnormal{ or 6}"),
+    ("7", "7\\mbox{, but maybe also 12}"),
+    ("7", "7\\quad\\text{(not 6)}"),
+    ("7", "\\text{7 or 6}"),
+    ("7", "6 \\equiv 7"),
+    ("7", "6 ≡ 7"),
+    ("7", "6\\equiv 8 \\equiv 7"),
+    ("x \\equiv 7", "6 \\equiv x \\equiv 7"),
+    ("7", "7_2"),
+    ("7", "7 _ {6}"),
+    ("7", "7_6 + 0"),
+    ("7", "\\frac{7}{1}_6"),
+    ("7", "7_a"),
+    ("1110_2", "1110_3"),
+    ("1110_2", "1110_{10}"),
+    ("2516_8", "2516_9"),
+    ("7", "6 == 7"),
+    ("7", "\\sqrt{36} = 7"),
+    ("7", "\\frac{12}{2} = 7"),
+    ("7", "6\\text{ cm} = 7"),
+    ("7", "\\{6\\} = 7"),
+    ("7", "7 \\approx 6"),
+    ("7", "x = 7 \\approx 6"),
+    ("7", "7 ≈ 6"),
+    ("7", "6 \\approx 7"),
+    ("7", "5 < 7"),
+    ("7", "7 \\ne 6"),
+    ("7", "7 \\lor 6"),
+    ("7", "\\{7\\} \\cup \\{6\\}"),
+    ("7", "7 \\pm 1"),
+    ("7", "7^{\\text{or 6}}"),
+    ("7", "7\\\\8"),
+    ("7", "\\begin{cases} 7 \\\\ 6 \\end{cases}"),
+    ("7", "7\\phantom{6}"),
+    ("7", "7\\hspace{6cm}"),
+    ("7", "7 % 6"),
+    ("-2,1", "5 = -2, 6 = 1"),
+    ("-2,1", "x = 5 = -2, x = 1"),
+    ("-2,1", "-2, 1 \\text{ or } 5"),
+    ("-2,1", "-2, 1\\text{ or five}"),
     ("7", "7!"),
     ("7", "7x"),
     ("\\frac{1}{3}", "0.333"),
@@ -136,6 +217,24 @@ def test_a_forked_process_has_a_server_of_its_own():
         os._exit(0 if judge("53", "53.0").correct and not judge("53", "54.0").correct else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert judge("59", "59.0").correct and not judge("59", "61.0").correct
+
+
+def test_a_fork_in_the_middle_of_a_question():
+    assert judge("67", "67.0").correct
+    process = math_judge.server.process
+    asking = threading.Thread(target=judge, args=("67", "9^{9^{9^8}}"))
+    asking.start()
+    deadline = time.monotonic() + 30
+    while not math_judge.server.lock.locked() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if judge("71", "71.0").correct and not judge("71", "72.0").correct else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    asking.join()
+    assert math_judge.server.process is process and process.poll() is None
+    assert judge("73", "73.0").correct and not judge("73", "74.0").correct
 
 
 def test_a_missing_math_verify_names_the_extra(monkeypatch):
