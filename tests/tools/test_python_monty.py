@@ -139,6 +139,7 @@ def test_monty_keeps_the_last_value(session):
 def test_a_traceback_of_monty_has_only_the_programs_lines(session):
     head = "Traceback (most recent call last):\n"
     assert session.run("\n(1 / 0)").output.startswith(f"{head}  line 2, in <module>\n    (1 / 0)\n")
+    assert session.run("1 / 0  # _shown_").output.startswith(f"{head}  line 1, in <module>\n    1 / 0  # _shown_\n")
     assert session.run("2**20000").output.startswith("ValueError: Exceeds the limit")
     ran = session.run("def f():\n    return ask()\nf()", {"ask": lambda: 1 / 0})
     assert ran.output == (

@@ -51,57 +51,62 @@ MAX_MEMORY = 64 << 20
 MAX_PARSED = 100_000
 """Characters of the longest cell whose last expression is shown: this process looks for it."""
 
-# What every session begins with. The built-in functions are taken before the program can hide them.
-PRELUDE = """
-def _begin_():
+_NAMES = (
+    "type, isinstance, print, repr, hex, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, "
+    "TypeError, RecursionError"
+)
+# What every session begins with: the program may use these names for something else.
+_FIRST = f"_builtins_ = ({_NAMES})"
+# What a session needs to talk to us; only then, because it makes snapshots larger. See `guest.encode`.
+PRELUDE = (
+    f"def _begin_({_NAMES}):"
+    + """
     import json
-    dumps, kind_of, has_kind, show, text_of, hexadecimal = json.dumps, type, isinstance, print, repr, hex
-    Bool, Int, Float, Complex, Str, Bytes = bool, int, float, complex, str, bytes
-    Dict, Wrong, Deep = dict, TypeError, RecursionError
     groups = {list: None, tuple: 'tuple', set: 'set', frozenset: 'frozenset'}
     bases = [list, tuple, dict, set, frozenset]
 
-    def encode(value):
-        kind = kind_of(value)
-        if value is None or kind is Bool or kind is Str:
+    def _encode_(value):
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
             return value
-        if kind is Int:
-            return value if -(2**53) < value < 2**53 else {'int': hexadecimal(value)}
-        if kind is Float:
-            return value if value - value == 0 else {'float': text_of(value)}
+        if kind is int:
+            return value if -(2**53) < value < 2**53 else {'int': hex(value)}
+        if kind is float:
+            return value if value - value == 0 else {'float': repr(value)}
         if kind in groups:
-            items = [encode(item) for item in value]
+            items = [_encode_(item) for item in value]
             return {groups[kind]: items} if groups[kind] else items
-        if kind is Dict:
-            return {'dict': [[encode(key), encode(item)] for key, item in value.items()]}
-        if kind is Bytes:
+        if kind is dict:
+            return {'dict': [[_encode_(key), _encode_(item)] for key, item in value.items()]}
+        if kind is bytes:
             return {'bytes': value.hex()}
-        if kind is Complex:
-            return {'complex': [encode(value.real), encode(value.imag)]}
+        if kind is complex:
+            return {'complex': [_encode_(value.real), _encode_(value.imag)]}
         for base in bases:
-            if has_kind(value, base):
-                return encode(base(value))
-        raise Wrong(f'a value of type {kind.__name__} is not a built-in literal')
+            if isinstance(value, base):
+                return _encode_(base(value))
+        raise TypeError(f'a value of type {kind.__name__} is not a built-in literal')
 
     def answer(value):
         try:
-            return dumps({'value': encode(value)})
-        except (Wrong, Deep) as error:
-            return dumps({'error': f'{error}'})
+            return json.dumps({'value': _encode_(value)})
+        except (TypeError, RecursionError) as error:
+            return json.dumps({'error': f'{error}'})
 
     def proxy(name):
-        def function(*args, **kwargs):
-            message = dumps(encode([name, args, kwargs]))
+        def _proxied_(*args, **kwargs):
+            message = json.dumps(_encode_([name, args, kwargs]))
             _tell_()
-            show(message, end='')
+            print(message, end='')
             return _ask_()
-        return function
+        return _proxied_
 
     return answer, proxy
 
-_answer_, _proxy_ = _begin_()
+_answer_, _proxy_ = _begin_(*_builtins_)
 """
-_PRELUDE_FILE = "<python-input-0>"
+)
+_OURS = ("_encode_", "_proxied_")
 
 # How the value of a last expression is shown: by a cell of ours, which ends with None or a text whatever the value is.
 _MARK = "_shown_ = "
@@ -156,7 +161,7 @@ class MontySession(Session):
             raise CallError("NameError", f"name {name[:100]!r} is not defined")
         code = f'f"{{_answer_({name}(*_args, **_kwargs))}}"'
         inputs = {"_args": tuple(args), "_kwargs": dict(kwargs or {})}
-        text, failure, _ = self._feed([], code, _Printed(0), inputs=inputs)
+        text, failure, _ = self._feed([PRELUDE], code, _Printed(0), inputs=inputs)
         if failure is not None:
             raise CallError({"timeout": "Timeout", "died": "Died"}.get(failure.status, failure.kind), failure.message)
         try:
@@ -213,10 +218,11 @@ class MontySession(Session):
 
         printed = _Printed(self._limits.output + 1)
         code = encodable(cell.code)
+        first = [PRELUDE] if cell.functions and not any(before.functions for before in self._state.cells) else []
         names = "".join(f"{name} = _proxy_({name!r})\n" for name in cell.functions)
         marked = _marked(code)
         ending = _SHOW.format(self._limits.output + 1) if marked else ""
-        value, failure, dump = self._feed([names, marked or code], ending, printed, ask)
+        value, failure, dump = self._feed([*first, names, marked or code], ending, printed, ask)
         if value is not None:
             printed("", f"{value}\n")
         if dump is not None:
@@ -254,9 +260,9 @@ class MontySession(Session):
                 if self._state.dump is not None:
                     session.load_session(self._state.dump)
                 else:
-                    session.feed_run(PRELUDE)
+                    session.feed_run(_FIRST)
                 try:
-                    for cell in cells:
+                    for cell in filter(None, cells):
                         self._drive(session, cell, printed, ask)
                     if ending:
                         text = self._drive(session, ending, printed, ask, inputs).output
@@ -382,7 +388,7 @@ def _failure(error: Any, limits: Limits) -> _Failure:
     lines = []
     for frame in frames:
         source = (frame.source_line or "").replace(_MARK, "")
-        if frame.filename == _PRELUDE_FILE or "_shown_" in source:  # not the program's own
+        if frame.function_name in _OURS or source.startswith("None if _shown_"):  # not the program's own
             continue
         where = f", in {frame.function_name or '<module>'}" if kind != "SyntaxError" else ""
         lines.append(f"  line {frame.line}{where}\n    {source.strip()[:200]}")
