@@ -108,7 +108,7 @@ _answer_, _proxy_ = _begin_(*_builtins_)
 )
 _OURS = ("_encode_", "_proxied_")
 
-# How the value of a last expression is shown: by a cell of ours, which ends with None or a text whatever the value is.
+# How the value of a last expression is shown: by lines of ours, which end with None or a text whatever the value is.
 _MARK = "_shown_ = "
 _SHOW = """
 if _shown_ is not None:
@@ -221,8 +221,9 @@ class MontySession(Session):
         first = [PRELUDE] if cell.functions and not any(before.functions for before in self._state.cells) else []
         names = "".join(f"{name} = _proxy_({name!r})\n" for name in cell.functions)
         marked = _marked(code)
-        ending = _SHOW.format(self._limits.output + 1) if marked else ""
-        value, failure, dump = self._feed([*first, names, marked or code], ending, printed, ask)
+        cells = [*first, names] if marked else [*first, names, code]
+        ending = f"{marked}\n{_SHOW.format(self._limits.output + 1)}" if marked else ""
+        value, failure, dump = self._feed(cells, ending, printed, ask)
         if value is not None:
             printed("", f"{value}\n")
         if dump is not None:
