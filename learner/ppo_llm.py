@@ -26,7 +26,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 import agent_r1  # noqa: F401  (registers the environments)
-from llm_utils import checkpoint, distributed
+from llm_utils import arguments, checkpoint, distributed
 from llm_utils.forward import gather, microbatches, pad, policy_forward, score
 from llm_utils.logger import Logger
 from llm_utils.models import check_vocabulary, load_policy, model_source, tokenizer_source, vllm_engine
@@ -553,7 +553,7 @@ def backward(
 
 if __name__ == "__main__":
     args = checkpoint.load_args(tyro.cli(Args), Path(__file__).stem)
-    checkpoint.check(args)
+    arguments.check(args)
     rank, world_size, device = distributed.setup(args.cuda)
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
     run_dir = Path(args.resume) if args.resume else distributed.from_first(Path("runs") / run_name)

@@ -25,7 +25,7 @@ import tyro
 from transformers import PreTrainedModel
 
 import agent_r1  # noqa: F401  (registers the environments)
-from llm_utils import checkpoint, distributed
+from llm_utils import arguments, checkpoint, distributed
 from llm_utils.forward import gather, microbatches, policy_forward, score
 from llm_utils.logger import Logger
 from llm_utils.models import check_vocabulary, load_policy, model_source, tokenizer_source, vllm_engine
@@ -141,7 +141,7 @@ class Args:
 
 def check(args: Args) -> None:
     """Refuse arguments that contradict each other, before any work."""
-    checkpoint.check(args)
+    arguments.check(args)
     if args.baseline and (args.group_size < 2 or args.episodes_per_iteration % args.group_size):
         raise SystemExit("--episodes-per-iteration must be a multiple of --group-size, which is at least 2")
 
