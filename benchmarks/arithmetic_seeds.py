@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from machine import record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
-from llm_utils.benchmark import Job, make_job, run_all  # noqa: E402
+from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
 from llm_utils.compare import plot, read_curve  # noqa: E402
 
 ENV_ID = "AgentR1/ArithmeticWorld-v0"
@@ -29,14 +28,6 @@ SPLITS = ["test", "more_steps", "larger_numbers", "unseen_words", "other_phrasin
 def job(script: str, name: str, seed: int, *flags: str) -> Job:
     words = ["python", f"learner/{script}", "--env-id", ENV_ID, "--exp-name", f"arithmetic_{name}", "--seed", str(seed)]
     return make_job([*words, "--num-threads", "1", *flags])
-
-
-def finish(jobs: Sequence[Job], workers: int) -> list[Path]:
-    """Run what isn't finished; the folders of all jobs."""
-    folders = run_all(jobs, workers)
-    if None in folders:
-        sys.exit("a run failed, see runs/logs; the same command goes on where it stopped")
-    return [folder for folder in folders if folder is not None]
 
 
 def success(models: dict[str, list[str]], workers: int) -> dict[str, dict[str, list[float]]]:

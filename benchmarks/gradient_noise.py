@@ -8,13 +8,14 @@ noise to signal is trace(covariance) / squared norm of the mean: the scale of th
 """
 
 import argparse
+import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 from machine import record_results, require_quiet_machine
-from paper_table import MULTIHOP, environment, finish, job, prepare
+from paper_table import MULTIHOP, ROOT, environment, finish, job
 
 CHECKPOINTS = {"early": 256, "middle": 768, "late": 1536}  # episodes of training
 
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)
-    prepare()
+    os.chdir(ROOT)  # learners run there
     # Everything random is a function of seed and iteration: without annealing a short run is the start of a long one.
     flags = [*environment(MULTIHOP, MULTIHOP.env_id), "--save-model", "--no-anneal-lr"]
     jobs = [job(f"noise {name}", "grpo_llm.py", 1, *flags, *MULTIHOP.flags, "--total-episodes", episodes)

@@ -23,7 +23,7 @@ from machine import record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
-from llm_utils.benchmark import Job, make_job, run_all  # noqa: E402
+from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 
 ALGORITHMS = {
@@ -87,23 +87,9 @@ def wiki(data: Path, flags: list[str]) -> Suite:
 # --------------------------------------------------------------------------------------------------------------- runs
 
 
-def prepare() -> None:
-    """Learners run in the repository's root."""
-    os.chdir(ROOT)
-
-
 def job(label: str, script: str, seed: int, *flags: str) -> Job:
     name = "paper_" + re.sub(r"\W+", "_", label.lower())
     return make_job(["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), *map(str, flags)])
-
-
-def finish(jobs: Sequence[Job], workers: int) -> list[Path]:
-    """Run what isn't finished; the folders of all jobs, or SystemExit where one failed."""
-    folders = run_all(jobs, workers)
-    failed = [job.name for job, folder in zip(jobs, folders, strict=True) if folder is None]
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}; see runs/logs. The same command goes on where it stopped")
-    return [folder for folder in folders if folder is not None]
 
 
 def environment(suite: Suite, env_id: str, **more: Any) -> list[str]:
@@ -285,7 +271,7 @@ def main() -> None:
     if args.suite == "wiki" and not (args.model and args.data):
         parser.error("--suite wiki needs --model and --data")
     require_quiet_machine(args.force)
-    prepare()
+    os.chdir(ROOT)  # learners run there
     name = "paper_table" if args.suite == "multihop" else f"paper_table_{args.suite}"
     if args.suite == "wiki":
         suite, model = wiki(args.data, shlex.split(args.flags)), args.model

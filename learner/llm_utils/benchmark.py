@@ -122,6 +122,15 @@ def run_all(jobs: Sequence[Job], workers: int) -> list[Path | None]:
     return [folder if finished else None for folder, finished in found]
 
 
+def finish(jobs: Sequence[Job], workers: int) -> list[Path]:
+    """Run what isn't finished. Returns the folders of all jobs; SystemExit where one failed."""
+    folders = run_all(jobs, workers)
+    failed = [job.name for job, folder in zip(jobs, folders, strict=True) if folder is None]
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; see runs/logs. The same command goes on where it stopped")
+    return [folder for folder in folders if folder is not None]
+
+
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # learner/, and not the modules of llm_utils
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

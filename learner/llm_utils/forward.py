@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from llm_utils import distributed
-from llm_utils.slots import logits_only_at
+from llm_utils.slots import attention_mask, logits_only_at
 
 Array = np.ndarray
 
@@ -114,9 +114,7 @@ def policy_forward(
         sees = np.tile(np.eye(n, dtype=bool), (len(trees), 1, 1, 1))  # padding sees itself
         for mask, tree in zip(sees, trees, strict=True):
             mask[0, : len(tree.ids), : len(tree.ids)] = tree.mask()
-        seen = torch.from_numpy(sees).to(model.device)
-        if model.config._attn_implementation == "eager":  # which adds the mask to the scores
-            seen = torch.zeros_like(seen, dtype=model.dtype).masked_fill(~seen, torch.finfo(model.dtype).min)
+        seen = attention_mask(model, torch.from_numpy(sees).to(model.device))
         ids = pad([tree.ids for tree in trees], model.device)
         inputs |= {"position_ids": pad([tree.depths for tree in trees], model.device), "attention_mask": seen}
         paths = [u * n + trees[u].paths[k] for u, k in places]

@@ -27,6 +27,13 @@ def logits_only_at(model: PreTrainedModel, index: tuple[torch.Tensor, ...]) -> I
         hook.remove()
 
 
+def attention_mask(model: PreTrainedModel, sees: torch.Tensor) -> torch.Tensor:
+    """What each query sees (bool), as the model's attention takes it: eager attention adds it to the scores."""
+    if model.config._attn_implementation != "eager":
+        return sees
+    return torch.zeros_like(sees, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
+
+
 class SlotCache(DynamicCache):
     """A key-value cache whose rows grow independently: token t of a slot lies in column t, so there are no holes.
 
@@ -88,7 +95,6 @@ class SlotModel:
             raise ValueError(f"the transformers engine needs full attention in every layer, this model has {layers}")
         self.model, self.num_slots, self.vocab_size = model, num_slots, vocab_size
         self.device = model.device  # asking the model takes long
-        self.adds_mask = model.config._attn_implementation == "eager"  # to the scores
         self.cache = SlotCache(num_slots, self.device)
         self.clear()
 
@@ -154,10 +160,7 @@ class SlotModel:
         self.cache.place(where, place, width, int(positions.max()) + 1)
         if self.model.training:  # then layers with gradient checkpointing would ignore the cache
             self.model.eval()
-        mask = self.cache.columns[:width] <= place[:, None, :, None]
-        if self.adds_mask:
-            lowest = torch.finfo(self.model.dtype).min
-            mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(~mask, lowest)
+        mask = attention_mask(self.model, self.cache.columns[:width] <= place[:, None, :, None])
         inputs = {"attention_mask": mask, "position_ids": place, "past_key_values": self.cache, "use_cache": True}
         if at is None:
             logits = self.model(ids, **inputs).logits[:, 0]

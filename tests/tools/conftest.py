@@ -2,11 +2,30 @@
 
 import http.server
 import json
+import multiprocessing
 import threading
 
 import pytest
 
 from agent_r1_tools.python import Limits, open_sandbox, probe
+
+
+@pytest.fixture
+def in_fork():
+    """in_fork(child, count): what child(results) puts into the queue `results` in a fork of this process."""
+
+    def run(child, count):
+        context = multiprocessing.get_context("fork")
+        results = context.Queue()
+        process = context.Process(target=child, args=(results,))
+        process.start()
+        found = [results.get(timeout=120) for _ in range(count)]
+        process.join(60)
+        assert process.exitcode == 0
+        return found
+
+    return run
+
 
 PROGRAM = """
 import os

@@ -1,7 +1,6 @@
 """The python tool: what runs look like, sessions, snapshots, limits, and the choice of a sandbox."""
 
 import gc
-import multiprocessing
 import os
 import pickle
 import socket
@@ -360,7 +359,7 @@ def test_a_session_outlives_the_thread_that_started_it(backend):
 
 
 @pytest.mark.parametrize("backend", [*FULL, "auto"])
-def test_a_fork_of_this_process_can_have_sandboxes_too(backend):
+def test_a_fork_of_this_process_can_have_sandboxes_too(backend, in_fork):
     """With "auto" it does without Monty, whose threads don't come along."""
     session = open_sandbox(backend).session()
     session.run("x = 1")
@@ -372,33 +371,22 @@ def test_a_fork_of_this_process_can_have_sandboxes_too(backend):
         except SandboxError as error:
             results.put(str(error))
 
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    process = context.Process(target=child, args=(results,))
-    process.start()
-    assert results.get(timeout=120) == "42\n"
-    assert "monty" in results.get(timeout=120)
-    process.join(60)
-    assert process.exitcode == 0
+    output, error = in_fork(child, 2)
+    assert output == "42\n"
+    assert "monty" in error
     assert session.run("x").output == "1\n"
     session.close()
 
 
 @pytest.mark.parametrize("backend", FULL)
-def test_a_fork_of_this_process_goes_on_with_a_session_of_its_own(backend):
+def test_a_fork_of_this_process_goes_on_with_a_session_of_its_own(backend, in_fork):
     session = open_sandbox(backend).session()
     session.run("x = 1")
 
     def child(results):
         results.put(session.run("x += 1\nx").output)
 
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    process = context.Process(target=child, args=(results,))
-    process.start()
-    assert results.get(timeout=120) == "2\n"
-    process.join(60)
-    assert process.exitcode == 0
+    assert in_fork(child, 1) == ["2\n"]
     assert session.run("x").output == "1\n"
     session.close()
 

@@ -1,7 +1,6 @@
 """The Monty backend: what crosses from it is bounded; and what "auto" does where Monty differs from CPython."""
 
 import json
-import multiprocessing
 import subprocess
 import sys
 
@@ -180,7 +179,7 @@ def test_an_answer_that_monty_cannot_take_leaves_the_session(session):
 
 
 @needs_monty
-def test_a_monty_session_in_a_fork_says_why_it_does_not_work(session):
+def test_a_monty_session_in_a_fork_says_why_it_does_not_work(session, in_fork):
     session.run("x = 1")
 
     def child(results):
@@ -189,12 +188,7 @@ def test_a_monty_session_in_a_fork_says_why_it_does_not_work(session):
         except SandboxError as error:
             results.put(str(error))
 
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    process = context.Process(target=child, args=(results,))
-    process.start()
-    assert "fork of a process that has used it" in results.get(timeout=60)
-    process.join(60)
+    assert "fork of a process that has used it" in in_fork(child, 1)[0]
 
 
 # --- auto -------------------------------------------------------------------------------------------------------------
