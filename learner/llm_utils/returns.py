@@ -1,0 +1,65 @@
+"""Returns of turns, and statistics of other episodes to compare them with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def returns_to_go(rewards: Sequence[Array], gamma: float = 1.0) -> Array:
+    """Rewards of the turns of each episode -> [episodes, turns]: discounted sums from each turn on, 0 after the end."""
+    table = np.zeros((len(rewards), max(map(len, rewards), default=0)))
+    for row, values in zip(table, rewards, strict=True):
+        for k in reversed(range(len(values))):
+            row[k] = values[k] + gamma * (row[k + 1] if k + 1 < len(values) else 0.0)
+    return table
+
+
+def others_mean(table: Array) -> Array:
+    """For each episode (row) the mean of the others, column by column; 0 where there is no other."""
+    return (table.sum(0) - table) / max(1, len(table) - 1)
+
+
+def others_deviation(values: Array) -> Array:
+    """For each episode the standard deviation (Bessel's correction) of the others' values, at least 1 / sqrt(episodes).
+
+    The least is about what a single other outcome among them would make, for rewards of order 1. Without it one episode
+    among equal ones would have an advantage without bound.
+    """
+    n = len(values)
+    least = n**-0.5
+    if n < 3:
+        return np.full(n, least)
+    rest = np.array([np.delete(values, i).std(ddof=1) for i in range(n)])
+    return np.maximum(rest, least)
+
+
+def whiten(values: Sequence[Array], weights: Sequence[Array], by_others: bool = True) -> list[Array]:
+    """Values of the tokens of each episode, less a mean and divided by a deviation; 0 where the weight is 0.
+
+    Mean and deviation are those of the *other* episodes under `weights`: neither depends on what the episode did, so the
+    expected gradient keeps its direction. The deviation is at least 1 / sqrt(episodes), as in `others_deviation`. With
+    by_others=False they are those of the whole batch (as published; biased, because an episode with many tokens moves
+    its own mean and scale).
+    """
+    if not values:
+        return []
+    weight = np.array([w.sum() for w in weights], float)
+    if not weight.any():
+        return [np.zeros_like(v) for v in values]
+    center = sum(float(v @ w) for v, w in zip(values, weights, strict=True)) / weight.sum()
+    centered = [np.asarray(v, float) - center for v in values]
+    first = np.array([v @ w for v, w in zip(centered, weights, strict=True)])
+    second = np.array([v**2 @ w for v, w in zip(centered, weights, strict=True)])
+    if by_others:
+        rest = np.maximum(weight.sum() - weight, 1e-12)
+        mean = (first.sum() - first) / rest
+        deviation = np.sqrt(np.maximum((second.sum() - second) / rest - mean**2, 1 / len(values)))
+    else:
+        mean = np.zeros(len(values))
+        deviation = np.full(len(values), np.sqrt(second.sum() / weight.sum() + 1e-8))
+    white = zip(centered, weights, mean, deviation, strict=True)
+    return [np.where(np.asarray(w) > 0, (v - m) / s, 0.0) for v, w, m, s in white]
