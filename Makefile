@@ -3,9 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
-COPIES := learner/llm_utils/fix_copies.py
 
-.PHONY: help train test test-vllm fix-copies wheel clean
+.PHONY: help train test test-vllm wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -13,17 +12,13 @@ help:  ## this list
 train: $(VENV)/train.stamp  ## train the default job on this machine; a CPU is enough
 	$(BIN)/python learner/ppo_llm.py
 
-test: $(VENV)/dev.stamp  ## lint, type check, tests, and the check of copied functions
+test: $(VENV)/dev.stamp  ## lint, type check, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
-	if [ -f $(COPIES) ]; then $(BIN)/python $(COPIES) --check; fi
 
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm
-
-fix-copies: $(VENV)/dev.stamp  ## bring functions marked "Copied from" up to date
-	$(BIN)/python $(COPIES)
 
 wheel: $(VENV)/dev.stamp  ## build dist/*.whl
 	rm -rf build dist

@@ -1,8 +1,9 @@
 # docs and results: docs/learners/grpo_llm.md
 """GRPO for language models that call tools, in one file; by flags also Dr. GRPO, DAPO and GSPO.
 
-The episodes of a group play the same task; what a turn earned above the group's mean is its advantage, so there is no
-critic. An episode is one growing row of tokens, never decoded and encoded again; only sampled tokens are trained on.
+The episodes of a group play the same task; a turn's advantage is what was earned from it on above what the others
+earned, so there is no critic. An episode is one growing row of tokens, never decoded and encoded again; only sampled
+tokens are trained on.
 
     python learner/grpo_llm.py                                            # tiny policy, generated world, laptop CPU
     python learner/grpo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct --engine vllm   # one GPU
@@ -10,28 +11,25 @@ critic. An episode is one growing row of tokens, never decoded and encoded again
 """
 
 import json
-import os
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from transformers import PreTrainedModel
 
 import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import arguments, checkpoint, distributed
-from llm_utils.forward import gather, microbatches, policy_forward, score
-from llm_utils.logger import Logger
-from llm_utils.models import check_vocabulary, load_policy, model_source, tokenizer_source, vllm_engine
-from llm_utils.optimizer import Float32AdamW
-from llm_utils.slots import SlotModel
-from llm_utils.trajectory import Trajectory, train_positions
+from llm_utils.forward import check_finite, gather, policy_forward
+from llm_utils.kl import kl_divergence
+from llm_utils.metrics import TokenMeans
+from llm_utils.returns import others_deviation, others_mean, returns_to_go
+from llm_utils.rollout import draw_episodes
+from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
+from llm_utils.trajectory import Trajectory, groups_with_signal, in_groups, segment_numbers
 
 Array = np.ndarray
 
@@ -75,6 +73,14 @@ class Args:
     """train LoRA adapters of this rank instead of the weights (0: the weights)"""
     gradient_checkpointing: bool = False
     """compute activations again in the backward pass: less memory, more time"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """what the models compute in (auto: float32 on a CPU, bfloat16 on a GPU); log-probabilities are float32"""
+    float32_head: bool = False
+    """compute the logits of a bfloat16 model in float32, when sampling with transformers and when training"""
+    preflight: bool = True
+    """add up the memory that the run needs, and refuse before it starts what can't fit"""
+    memory_gb: float | None = None
+    """the memory that the preflight compares with (None: what the GPU, or this machine, has)"""
 
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
     """what samples: transformers or vLLM in this process, or running `vllm serve` processes"""
@@ -86,6 +92,8 @@ class Args:
     """sampling temperature; the trainer's log-probabilities are taken at the same temperature"""
     top_p: float = 1.0
     """nucleus sampling (1: off). Below 1 the sampler leaves the distribution that the loss assumes"""
+    max_invalid: float = 0.5
+    """share of an iteration's episodes that faults of the environment may end (they are dropped) before the run ends"""
 
     total_episodes: int = 5_120
     """episodes of training"""
@@ -100,10 +108,13 @@ class Args:
     gamma: float = 1.0
     """discount per turn"""
     scale_rewards: bool = True
-    """divide advantages by the standard deviation of the group's returns (Dr. GRPO: no)"""
+    """divide advantages by a standard deviation of returns (Dr. GRPO: no)"""
+    scale_by: Literal["auto", "others", "group"] = "auto"
+    """whose: that of the group's other episodes, which keeps the direction of the gradient, or that of the whole group
+    (as published; biased). auto: others with --credit turn, group with --credit episode"""
 
-    learning_rate: float = 3e-4
-    """learning rate"""
+    learning_rate: float | None = None
+    """learning rate (None: 3e-4 for the tiny policy, 1e-6 for other models, 1e-5 for LoRA adapters)"""
     anneal_lr: bool = True
     """anneal the learning rate linearly to 0"""
     update_epochs: int = 1
@@ -130,10 +141,14 @@ class Args:
     """estimator in the loss; k1 has no gradient on average, k2 the right one (in the reward it is always k1)"""
     max_grad_norm: float = 1.0
     """clipping of the gradient norm"""
-    old_logprobs: Literal["sampler", "trainer"] = "sampler"
-    """log-probabilities in the ratio's denominator: as sampled, or computed again by the trainer before the update"""
+    old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
+    """log-probabilities in the ratio's denominator: as sampled, or computed again by the trainer before the update.
+    auto: the trainer's, unless the sampler is the same program in float32"""
     importance_cap: float = 2.0
     """with --old-logprobs trainer: bound of the weight trainer / sampler of a token (truncated importance sampling)"""
+    reject_ratio: float = 0.0
+    """with --old-logprobs trainer: train nothing on episodes whose geometric mean of trainer / sampler is beyond this
+    factor (0: train on all)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
@@ -154,270 +169,55 @@ def check(args: Args) -> None:
         raise SystemExit("--episodes-per-iteration must be a multiple of --group-size, which is at least 2")
     if args.max_staleness and args.dynamic_sampling:
         raise SystemExit("--max-staleness and --dynamic-sampling contradict: a batch sampled ahead can't be filled up")
-
-
-# ----------------------------------------------------------------------------------------------- generation engine
-
-
-# Copied from learner/ppo_llm.py
-class TransformersEngine:
-    """Samples spans for many episodes at once from a `transformers` model, whose keys and values it keeps.
-
-    `feed` gives a slot new tokens of its episode; `step` runs one forward, either of waiting new tokens (batched) or of
-    one token of every row that is writing, and returns the spans that were completed by it. No row waits for another.
-    Every episode has its own random numbers, so but for rounding it does not depend on its neighbours.
-    """
-
-    NOISE = 256  # random numbers drawn at a time for a slot
-    overlaps = False  # a step is work for this process, so there is no use in one while the trainer works
-
-    def __init__(
-        self, model: PreTrainedModel, num_slots: int, vocab_size: int, temperature: float = 1.0, top_p: float = 1.0
-    ) -> None:
-        self.slots, self.temperature, self.top_p = SlotModel(model, num_slots, vocab_size), temperature, top_p
-        self.version = 0  # iterations that the weights have been trained for
-        self.release()
-
-    def release(self) -> None:
-        """Forget all episodes."""
-        n = self.slots.num_slots
-        self.slots.clear()
-        self.pending: dict[int, Array] = {}  # slot -> tokens that the model has not seen
-        self.last = np.zeros(n, np.int64)  # the newest sampled token, not yet in the cache
-        self.writing = np.zeros(n, bool)
-        self.count, self.room = np.zeros(n, np.int64), np.zeros(n, np.int64)  # tokens of the span, and their bound
-        self.written = [np.zeros((n, 64), kind) for kind in (np.int32, np.float32, np.int32)]  # span, logprob, version
-        self.stops = np.zeros(self.slots.vocab_size, bool)
-        self.generators: list[np.random.Generator | None] = [None] * n
-        self.noise, self.noise_used = np.zeros((n, self.NOISE), np.float32), np.full(n, self.NOISE)
-
-    def twin(self, temperature: float) -> "TransformersEngine":
-        """Another engine on the same weights, with episodes of its own."""
-        return TransformersEngine(self.slots.model, self.slots.num_slots, self.slots.vocab_size, temperature)
-
-    @torch.no_grad()
-    def update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """New weights. Episodes go on under them; keys and values that older weights computed stay until they end."""
-        own = dict(self.slots.model.named_parameters())
-        for name, weight in weights:
-            own[name].copy_(weight)
-        self.version = version
-
-    def feed(self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: list[int], seed: Any = None) -> None:
-        """Append `tokens` to the slot's episode and have the next span sampled. `seed` begins a new episode."""
-        if seed is not None:
-            self.slots.length[slot] = 0
-            self.generators[slot], self.noise_used[slot] = np.random.default_rng(seed), self.NOISE
-        else:  # the last sampled token ended the span: the model has not seen it yet
-            tokens = np.concatenate([self.last[slot : slot + 1], tokens])
-        self.pending[slot] = tokens
-        self.count[slot], self.room[slot] = 0, max_new_tokens
-        self.stops[:] = False
-        self.stops[stop_token_ids] = True
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.pending) or bool(self.writing.any())
-
-    def step(self) -> list[tuple[int, Array, Array, Array]]:
-        """One forward. Returns (slot, span, log-probabilities, weight versions) of the turns that it completed."""
-        if self.pending and (8 * len(self.pending) >= len(self.last) or not self.writing.any()):
-            return [span for slots, logits in self.slots.prefill(self.pending) for span in self._accept(slots, logits)]
-        rows = np.flatnonzero(self.writing)
-        return self._accept(rows, self.slots.decode(rows, self.last[rows]))
-
-    @torch.inference_mode()
-    def _accept(self, rows: Array, logits: torch.Tensor) -> list[tuple[int, Array, Array, Array]]:
-        """Sample the next token of `rows` and return the spans that end with it."""
-        logprobs = torch.log_softmax(logits if self.temperature in (0, 1) else logits / self.temperature, -1)
-        if self.temperature == 0:
-            chosen = logprobs.argmax(-1)
-        else:
-            for row in rows[self.noise_used[rows] == self.NOISE]:
-                self.noise[row], self.noise_used[row] = self.generators[row].random(self.NOISE, np.float32), 0
-            noise = torch.from_numpy(self.noise[rows, self.noise_used[rows]]).to(logits.device)
-            self.noise_used[rows] += 1
-            chosen = sample(logprobs, noise, self.top_p)
-        chosen_logprobs = logprobs.gather(1, chosen[:, None])[:, 0].cpu().numpy()
-        if not np.isfinite(chosen_logprobs).all():
-            raise FloatingPointError("the policy's logits are not finite", [])
-        tokens = chosen.cpu().numpy()
-        if self.count[rows].max() == self.written[0].shape[1]:
-            self.written = [np.pad(x, ((0, 0), (0, x.shape[1]))) for x in self.written]
-        for store, value in zip(self.written, (tokens, chosen_logprobs, self.version), strict=True):
-            store[rows, self.count[rows]] = value
-        self.last[rows] = tokens
-        self.count[rows] += 1
-        ended = self.stops[tokens] | (self.count[rows] >= self.room[rows])
-        self.writing[rows] = ~ended
-        return [(int(row), *(x[row, : self.count[row]].copy() for x in self.written)) for row in rows[ended]]
-
-
-# Copied from learner/ppo_llm.py
-def sample(logprobs: torch.Tensor, noise: torch.Tensor, top_p: float = 1.0) -> torch.Tensor:
-    """One token per row of log-probabilities [n, vocabulary] from one uniform number per row [n], by inversion."""
-    probs = logprobs.exp()
-    if top_p < 1:  # keep the most likely tokens until their mass reaches top_p
-        ordered, order = probs.sort(-1, descending=True)
-        probs = torch.zeros_like(probs).scatter(-1, order, ordered * (ordered.cumsum(-1) - ordered < top_p))
-    mass = probs.cumsum(-1)
-    chosen = torch.searchsorted(mass, mass[:, -1:] * noise[:, None].clamp(max=1 - 1e-6), right=True)[:, 0]
-    return chosen.clamp(max=probs.shape[1] - 1)  # beyond it only where the probabilities are NaN
-
-
-# ---------------------------------------------------------------------------------------------------------- rollout
-
-
-# Copied from learner/ppo_llm.py
-class Sampler:
-    """Plays episodes. There is no barrier: a span is sent the moment it ends, and a slot whose episode is over begins
-    the next one that waits. What is in flight stays so between iterations (`--max-staleness`)."""
-
-    def __init__(self, envs: Any, engine: Any, seed: int, in_order: bool = False) -> None:
-        self.envs, self.engine, self.seed, self.in_order = envs, engine, seed, in_order
-        self.on_done: Callable[[], Any] = lambda: None  # called when an episode is over
-        self.queue: deque[tuple[int, int]] = deque()  # episode number, task index
-        self.free = list(range(envs.num_envs))
-        self.live: dict[int, Trajectory] = {}  # slot -> its episode
-        self.acting: list[int] = []  # slots whose span is with the environment, in the order of sending
-        self.done: dict[int, Trajectory] = {}  # episode number -> row
-
-    def collect(self, numbers: Sequence[int]) -> list[Trajectory]:
-        """Play on until these episodes are over, and return their rows in this order."""
-        missing = set(numbers) - self.done.keys()
-        while missing:
-            self.advance()
-            missing -= self.done.keys()
-        if not self.live:  # as at the start of the run, so that a resumed one is the same to the bit
-            self.free.sort()
-            self.engine.release()
-        return [self.done.pop(number) for number in numbers]
-
-    def advance(self, write: bool = True) -> None:
-        """One round: begin episodes, write (one engine step), act. With write=False nothing is waited for."""
-        if write and self.queue and self.free:
-            self._begin()
-        ended = self.engine.step() if self.engine.busy and (write or self.engine.overlaps) else []
-        if ended:
-            for slot, span, logprobs, versions in ended:
-                row, start = self.live[slot], len(self.live[slot].tokens)
-                row.turns.append((start, start + len(span), 0.0))
-                row.span_logprobs.append(logprobs)
-                row.span_versions.append(versions)
-                row.tokens = np.concatenate([row.tokens, span])
-            self.envs.send([span for _, span, *_ in ended], [slot for slot, *_ in ended])
-            self.acting += [slot for slot, *_ in ended]
-        if not self.acting:
-            return
-        if self.in_order:  # all of them, or what the engine computes next would depend on the tools' speed
-            results = self.envs.recv(len(self.acting))
-        else:
-            wait = write and not self.engine.busy
-            results = self.envs.recv(int(wait), timeout=None if wait else 0.0)
-        for result in sorted(zip(*results, strict=True), key=lambda result: self.acting.index(result[0])):
-            self._act(*result)
-
-    def _begin(self) -> None:
-        mask, tasks, begun = np.zeros(self.envs.num_envs, bool), [0] * self.envs.num_envs, {}
-        while self.queue and self.free:
-            slot, (episode, task) = self.free.pop(), self.queue.popleft()
-            mask[slot], tasks[slot], begun[slot] = True, task, episode
-        states, infos = self.envs.reset(seed=tasks, options={"reset_mask": mask, "task_index": tasks})
-        for slot, episode in begun.items():
-            self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
-            info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
-            self.engine.feed(slot, states[slot], **info, seed=[self.seed, episode])
-
-    def _act(self, slot: int, state: Array, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
-        self.acting.remove(slot)
-        row, (start, end, _) = self.live[slot], self.live[slot].turns[-1]
-        if not np.array_equal(state[:end], row.tokens):
-            raise RuntimeError(
-                f"task {info.get('task_id')}: the new state doesn't begin with the old state and the sampled span. "
-                "An environment or wrapper that edits its context can't be trained as one row"
-            )
-        row.tokens, row.turns[-1] = state, (start, end, float(reward))
-        calls = info.get("tool_calls", [])
-        errors = sum(not call["ok"] for call in calls)
-        row.stats.update({"return": reward, "turns": 1, "tool_calls": len(calls), "tool_errors": errors})
-        row.reward_terms.update(info.get("reward_terms", {}))
-        if not (terminated or truncated):
-            self.engine.feed(slot, state[end:], info["max_new_tokens"], info["stop_token_ids"])
-            return
-        row.terminated, row.truncated = bool(terminated), bool(truncated)
-        row.lay_out()
-        row.stats.update(success=float(info.get("is_success", False)), truncated=float(truncated))
-        row.stats.update(sampled_tokens=int(row.action_mask.sum()), tokens=len(state), **info.get("metrics", {}))
-        self.done[row.episode] = self.live.pop(slot)
-        self.free.append(slot)
-        self.on_done()
-
-
-# Copied from learner/ppo_llm.py
-def rollout(envs: Any, engine: Any, episodes: Sequence[tuple[int, int]], seed: int) -> list[Trajectory]:
-    """Play `episodes`, pairs of (episode number, task index), and return their rows in this order."""
-    sampler = Sampler(envs, engine, seed)
-    sampler.queue.extend(episodes)
-    return sampler.collect([episode for episode, _ in episodes])
+    if args.loss_mask and not args.advantage_mask:
+        raise SystemExit("--no-advantage-mask changes nothing without --no-loss-mask: only the loss reads advantages")
 
 
 # ------------------------------------------------------------------------------------------------------- advantages
 
 
-def returns_to_go(rewards: Sequence[Array], gamma: float = 1.0) -> Array:
-    """Rewards of the turns of each episode -> [episodes, turns]: discounted sums from each turn on, 0 after the end."""
-    table = np.zeros((len(rewards), max(map(len, rewards), default=0)))
-    for row, values in zip(table, rewards, strict=True):
-        for k in reversed(range(len(values))):
-            row[k] = values[k] + gamma * (row[k + 1] if k + 1 < len(values) else 0.0)
-    return table
-
-
 def group_advantages(
-    rewards: Sequence[Array], credit: str = "episode", scale: bool = True, gamma: float = 1.0, eps: float = 1e-6
-) -> list[Array]:
+    rewards: Sequence[Array], credit: str = "episode", scale: bool = True, gamma: float = 1.0, eps: float = 1e-6,
+    scale_by: str = "auto",
+) -> list[Array]:  # fmt: skip
     """Advantages of the turns of the episodes of one group, from the rewards of their turns.
 
     credit "episode" is GRPO: (R - mean R) / (std R + eps), std with Bessel's correction (DeepSeekMath, section 4.1.2).
-    credit "turn" compares what was earned from turn k on with the group's mean of that, where an episode that has ended
-    counts as 0; the scale is the root of the mean variance of the turns. But for the factor (G - 1) / G the baseline is
-    one from the other episodes alone, so it stays unbiased when the policy decides when to stop.
+    credit "turn" compares what was earned from turn k on with what the others earned from there, 0 after their end.
+    Where the deviation is the others', baseline and scale depend on nothing that the episode did: the expected gradient
+    has the direction of the true one, also when the policy decides when to stop. The group's own deviation is biased.
     """
     table = returns_to_go(rewards, gamma)
-    if not table.size:
-        return [np.zeros(0) for _ in rewards]
+    totals = table[:, :1].sum(1)
     if credit == "episode":
-        table = np.broadcast_to(table[:, :1], table.shape)
-    table = (table - table.mean(0)) / (np.sqrt(table.var(0, ddof=1).mean()) + eps if scale else 1.0)
+        table = np.repeat(table[:, :1], table.shape[1], axis=1)
+    if scale_by == "auto":
+        scale_by = "others" if credit == "turn" else "group"
+    if not scale:
+        table = table - table.mean(0)  # but for the factor (G - 1) / G the same as less the mean of the others
+    elif scale_by == "others":
+        table = (table - others_mean(table)) / others_deviation(totals)[:, None]
+    else:
+        table = (table - table.mean(0)) / (totals.std(ddof=1) + eps)
     return [row[: len(values)] for row, values in zip(table, rewards, strict=True)]
 
 
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
-    """Fill `advantages` of all rows; the episodes of a group stand side by side."""
-    for first in range(0, len(rows), args.group_size):
-        group = rows[first : first + args.group_size]
+    """Fill `advantages` of all rows. An episode that is alone in its group, as the others were dropped, gets 0."""
+    for group in in_groups(rows, args.group_size):
+        if len(group) < 2:
+            continue
         rewards = [row.turn_rewards() for row in group]
-        advantages = group_advantages(rewards, args.credit, args.scale_rewards, args.gamma)
+        advantages = group_advantages(rewards, args.credit, args.scale_rewards, args.gamma, scale_by=args.scale_by)
+        if args.kl_in == "reward":  # not scaled: in a solved group that would blow its noise up
+            costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group]
+            kl = group_advantages(costs, args.credit, False, args.gamma)
+            advantages = [a + b for a, b in zip(advantages, kl, strict=True)]
         for row, values in zip(group, advantages, strict=True):
             row.set_turn_advantages(values, args.advantage_mask)
 
 
-def uneven_groups(rows: Sequence[Trajectory], args: Args) -> list[Trajectory]:
-    """The rows of the groups in which not all episodes earned the same: the others have no gradient."""
-    groups = [rows[i : i + args.group_size] for i in range(0, len(rows), args.group_size)]
-    turns = 1 if args.credit == "episode" else None
-    earned = [returns_to_go([row.turn_rewards() for row in group])[:, :turns].round(6) for group in groups]
-    return [row for group, table in zip(groups, earned, strict=True) if np.ptp(table, 0).any() for row in group]
-
-
 # ------------------------------------------------------------------------------------------------------------- loss
-
-
-# Copied from learner/ppo_llm.py
-def kl_divergence(x: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Estimators of KL(policy || reference) from x = log policy - log reference on the policy's own samples."""
-    x = x.clamp(-20, 20)
-    return {"k1": x, "k2": x.square() / 2, "k3": ((-x).exp() - 1 + x).clamp(max=10)}[estimator]
 
 
 def policy_loss(
@@ -440,211 +240,97 @@ def policy_loss(
     return loss, {"old_approx_kl": -logratio, "approx_kl": ratio - 1 - logratio, "clipfrac": clipped}
 
 
-def segment_numbers(rows: Sequence[Trajectory], masks: Sequence[Array], by_turn: bool) -> torch.Tensor:
-    """For each token where `masks` are True, the number of its turn, or of its episode, among those of the rows [N]."""
-    numbers: list[Array] = []
-    for row, mask in zip(rows, masks, strict=True):
-        starts = [start for start, _, _ in row.turns[1:]] if by_turn else []
-        if mask.any():
-            first = numbers[-1][-1] + 1 if numbers else 0
-            numbers.append(first + np.searchsorted(starts, np.flatnonzero(mask), side="right"))
-    return torch.from_numpy(np.concatenate(numbers))
-
-
-def backward(
-    rows: Sequence[Trajectory], args: Args, policy: Any, vocab_size: int, between: Callable[[], Any] = lambda: None
-) -> dict[str, float]:
+def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, float]:
     """Add the gradient of one optimizer step on `rows`, and return what is logged about it.
 
     Every mean is over the whole step, so the gradient does not depend on how the step is cut into microbatches and
-    processes. `between` is called after each microbatch.
+    processes.
     """
-    trained = {id(row): train_positions(row, args.loss_mask) for row in rows}
-    num_tokens, num_rows = distributed.total(sum(int(mask.sum()) for mask in trained.values()), len(rows))
-    batches, logs = list(microbatches(rows, args.microbatch_tokens)), Counter[str]()
-    for i in range(distributed.most(len(batches))):  # every process takes part in every forward and backward
-        batch, repeated = batches[min(i, len(batches) - 1)], i >= len(batches)
-        masks = [trained[id(row)] for row in batch]
-        lengths = [int(mask.sum()) for mask in masks]
-        new, entropy = policy_forward(policy, batch, masks, vocab_size, args.temperature)
+    lengths = [int(row.train_mask.sum()) for row in rows]
+    num_tokens, num_rows = map(int, distributed.all_reduce_sum(sum(lengths), sum(map(bool, lengths))))
+    means, device = TokenMeans(), run.policy.device
+    for batch, scale in run.microbatches(rows):
+        new, entropy = policy_forward(run.policy, batch, run.vocab_size, args.temperature)
         names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
-        old, sampler, advantages, reference, sampled = (gather(batch, name, masks, policy.device) for name in names)
+        old, sampler, advantages, reference, sampled = (gather(batch, name, device) for name in names)
         segments = None
         if args.ratio != "token" and len(new):
-            segments = segment_numbers(batch, masks, args.ratio == "turn").to(policy.device)
+            segments = segment_numbers(batch, args.ratio == "turn").to(device)
         losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high, segments)
         losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
-        figures |= {"policy_loss": losses, "entropy": entropy}
+        figures["entropy"], policy_losses = entropy, losses
         if args.kl_coef > 0:
             figures["ref_kl"] = kl_divergence(new - reference, "k3")
             if args.kl_in == "loss":
                 losses = losses + args.kl_coef * kl_divergence(new - reference, args.kl_estimator)
+        counts = [int(row.train_mask.sum()) for row in batch]
         weight = {  # of a token
             "token": [1 / max(1, num_tokens)] * len(batch),
-            "sequence": [1 / max(1, length) / num_rows for length in lengths],
-            "constant": [1 / args.constant_length / num_rows] * len(batch),
+            "sequence": [1 / max(1, int(row.trajectory.train_mask.sum())) / max(1, num_rows) for row in batch],
+            "constant": [1 / args.constant_length / max(1, num_rows)] * len(batch),
         }[args.loss_aggregation]
-        weights = torch.tensor(np.repeat(weight, lengths), dtype=torch.float32, device=policy.device)
-        loss = (losses * weights).sum()
-        if not torch.isfinite(loss):  # one such step would destroy the weights
-            raise FloatingPointError(f"the loss is {loss.item()}", batch)
-        (loss * (0 if repeated else distributed.world_size())).backward()  # gradients are averaged over processes
-        if not repeated:
-            logs.update({name: float((value.detach() * weights).sum()) for name, value in figures.items()})
-        between()
-    return dict(zip(logs, distributed.total(*logs.values()), strict=True))
+        weights = torch.tensor(np.repeat(weight, counts), dtype=torch.float32, device=device)
+        loss = check_finite((losses * weights).sum(), batch)
+        (loss * scale).backward()
+        if scale:
+            means.add(figures)
+            means.add_loss("policy_loss", (policy_losses * weights).sum())
+            means.add_gap((new - sampler)[sampled])
+    return means.result()
 
 
 # ------------------------------------------------------------------------------------------------------------- main
 
 
 if __name__ == "__main__":
-    args = checkpoint.load_args(tyro.cli(Args), Path(__file__).stem)
-    check(args)
-    rank, world_size, device = distributed.setup(args.cuda)
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
-    run_dir = Path(args.resume) if args.resume else distributed.from_first(Path("runs") / run_name)
-    num_iterations = max(1, args.total_episodes // args.episodes_per_iteration)
-    torch.set_num_threads(args.num_threads or max(1, (os.cpu_count() or 1) // distributed.local_world_size()))
-    torch.use_deterministic_algorithms(args.deterministic)
-    torch.manual_seed(args.seed)
-
-    # environments, models, engine
-    source = model_source(args.model, args.env_id)
-    tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
-    if rank == 0:
-        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer, **json.loads(args.env_kwargs)}
+    args = prepare(tyro.cli(Args), check)
+    envs = eval_envs = None
+    if distributed.rank() == 0:  # one process plays
+        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **json.loads(args.env_kwargs)}
         envs = gym.make_vec(args.env_id, split=args.split, **kwargs)
-        eval_envs = gym.make_vec(args.env_id, split=args.eval_split, **kwargs) if args.eval_episodes else envs
-        num_tasks = envs.envs[0].num_tasks
-    vocab_size = distributed.from_first(envs.single_action_space.vocab_size if rank == 0 else 0)
-    policy = load_policy(source, device, args, checkpoint.find(run_dir) / "policy" if args.resume else None)
-    check_vocabulary(policy, vocab_size)
-    reference = load_policy(source, device) if args.kl_coef > 0 else None
-    optimizer = Float32AdamW([policy], [args.learning_rate], betas=(0.9, 0.95))
-    in_place = args.engine == "transformers" and world_size == 1  # the engine samples from the trained weights
-    if rank == 0:
-        if args.engine == "transformers":
-            model = policy if in_place else load_policy(source, device, whole=True)
-            engine: Any = TransformersEngine(model, args.num_envs, vocab_size, args.temperature, args.top_p)
-        else:
-            engine = vllm_engine(args, source, vocab_size)
-        eval_engine = engine.twin(temperature=0.0)  # evaluations are greedy
-        sampler = Sampler(envs, engine, args.seed, args.deterministic)
-
-    # files and logs
-    run: dict[str, Any] = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
-    if args.resume:
-        run = checkpoint.load(run_dir, None, optimizer)["run"]
-    saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer, rank)
-    if rank == 0:
-        log = Logger(run_dir, args, num_iterations * args.episodes_per_iteration, run)
-        sampler.on_done = log.bar.update
-
-    def push_weights() -> None:
-        """Give the sampling engine the weights that the trainer has now."""
-        weights = iter(()) if in_place else distributed.weights(policy)
-        if rank == 0:
-            engine.update(weights, run["iteration"])
-        deque(weights, maxlen=0)  # every process takes part in collecting them
-
-    def poll() -> None:
-        """Called between microbatches: neither tools nor servers wait for the trainer."""
-        if rank == 0 and args.max_staleness:
-            sampler.advance(write=False)
-
-    def evaluate() -> None:
-        """Play the first tasks of the evaluation split."""
-        if rank == 0 and args.eval_episodes:
-            tasks = [(i, i) for i in range(min(args.eval_episodes, eval_envs.envs[0].num_tasks))]
-            log.evaluation(rollout(eval_envs, eval_engine, tasks, args.seed), run)
+        eval_envs = gym.make_vec(args.env_id, split=args.eval_split, **kwargs) if args.eval_episodes else None
+    run = make_run(args, envs, eval_envs)
+    count = args.episodes_per_iteration
 
     def episodes(iteration: int, attempt: int = 0) -> list[tuple[int, int]]:
-        """Numbers and tasks of an iteration's episodes, a group side by side: a function of the seed."""
-        num_groups = args.episodes_per_iteration // args.group_size
-        tasks = np.random.default_rng([args.seed, iteration, attempt]).integers(num_tasks, size=num_groups)
-        start = (attempt * num_iterations + iteration - 1) * args.episodes_per_iteration
-        return list(enumerate(np.repeat(tasks, args.group_size).tolist(), start))
+        """Numbers and tasks of an iteration's episodes, a group side by side; `attempt` counts its further batches."""
+        first = (iteration - 1 + attempt * run.num_iterations) * count
+        return draw_episodes(args.seed, iteration, count, run.num_tasks, args.group_size, first, attempt)
 
-    queued = run["iteration"]
-    with checkpoint.leaving_nothing_lost(saver, run):
-        push_weights()
-        saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
-        if run["iteration"] == 0:
-            evaluate()
-        for iteration in range(run["iteration"] + 1, num_iterations + 1):
-            started = time.time()
-            optimizer.scale_learning_rates(1 - (iteration - 1) / num_iterations if args.anneal_lr else 1.0)
+    with checkpoint.saving_at_exit(run.saver, run.state):
+        run.start()
+        for iteration in range(run.state["iteration"] + 1, run.num_iterations + 1):
+            run.begin_iteration(iteration)
 
             # rollout
-            rows: list[Trajectory] = []
-            if rank == 0:
-                while queued < min(num_iterations, iteration + args.max_staleness):
-                    queued += 1
-                    sampler.queue.extend(episodes(queued))
-                rows = sampler.collect([number for number, _ in episodes(iteration)])
-                uneven = uneven_groups(rows, args)
-                for attempt in range(1, args.dynamic_sampling + 1):
-                    if len(uneven) >= args.episodes_per_iteration:
-                        break
-                    sampler.queue.extend(episodes(iteration, attempt))
-                    more = sampler.collect([number for number, _ in episodes(iteration, attempt)])
-                    uneven += uneven_groups(more, args)
-                if args.dynamic_sampling and uneven:
-                    rows = uneven[: args.episodes_per_iteration]
-            rolled_out = time.time()
+            rows = run.collect(iteration, episodes)
+            useful = groups_with_signal(rows, args.group_size, args.credit)
+            signal = len(useful) / max(1, len(rows))
+            for attempt in range(1, args.dynamic_sampling + 1):
+                if len(useful) < count:
+                    more = run.collect_more(episodes(iteration, attempt))
+                    useful += groups_with_signal(more, args.group_size, args.credit)
+            if args.dynamic_sampling:
+                rows = useful[:count] or rows
+            run.mark("rollout")
 
             # log-probabilities and advantages
-            scorers = {"ref_logprobs": reference} if args.kl_coef > 0 else {}
+            for row in rows:
+                row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
+            if args.kl_coef > 0:
+                rows = run.score(rows, "ref_logprobs", run.reference)
             if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
-                scorers["old_logprobs"] = policy
-            for name, model in scorers.items():
-                mine = distributed.scatter(rows)
-                masks = [train_positions(row, args.loss_mask) for row in mine]
-                score(mine, masks, name, model, args.microbatch_tokens, vocab_size, args.temperature, poll)
-                rows = distributed.gather(mine)
-            if args.kl_in == "reward":
-                for row in rows:
-                    row.rewards -= args.kl_coef * (row.old_logprobs - row.ref_logprobs) * row.action_mask
+                rows = run.score(rows, "old_logprobs", run.policy)
             compute_advantages(rows, args)
-            scored = time.time()
+            rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
+            run.mark("score")
 
             # update
-            saver.dirty()
-            logs: list[dict[str, float]] = []
-            rng, num_rows = np.random.default_rng([args.seed, iteration]), distributed.from_first(len(rows))
-            orders = [rng.permutation(num_rows) for _ in range(args.update_epochs)]
-            for part in [part for order in orders for part in np.array_split(order, args.num_minibatches)]:
-                mine = distributed.scatter([rows[i] for i in part] if rank == 0 else [])
-                logs.append(backward(mine, args, policy, vocab_size, poll))
-                logs[-1]["grad_norm"] = optimizer.step(args.max_grad_norm, mine)[0]
-            trained = time.time()
-            run["iteration"] = iteration
-            push_weights()
-
-            # logging
-            if rank == 0:
-                num_turns = sum(row.stats["turns"] for row in rows)
-                run["global_step"] += int(num_turns)
-                run["train_seconds"] += time.time() - started
-                scalars = {
-                    "time/rollout": rolled_out - started,
-                    "time/score": scored - rolled_out,
-                    "time/train": trained - scored,
-                    "time/sync": time.time() - trained,
-                    "charts/uneven_groups": len(uneven_groups(rows, args)) / len(rows),
-                    "charts/learning_rate": optimizer.adam.param_groups[0]["lr"],
-                    "charts/SPS": num_turns / (trained - started),
-                }
-                log.iteration(rows, logs, run, scalars)
-            if iteration == num_iterations or (args.eval_every and iteration % args.eval_every == 0):
-                evaluate()
-            saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
-            if args.checkpoint_every and (iteration % args.checkpoint_every == 0 or iteration == num_iterations):
-                saver.save()
-    if args.save_model:
-        checkpoint.save_model(policy, run_dir / "model", tokenizer)
-    if rank == 0:
-        envs.close()
-        log.close()
-    distributed.leave()
+            run.saver.begin_update()
+            for part in run.minibatches(rows, iteration):
+                metrics = backward(part, args, run)
+                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, part)[0]
+                run.metrics.append(metrics)
+            run.mark("train")
+            run.end_iteration(iteration, rows, {"charts/groups_with_signal": signal, "charts/rejected": rejected})
+    run.close()

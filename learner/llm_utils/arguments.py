@@ -9,6 +9,8 @@ import gymnasium as gym
 
 from llm_utils import distributed
 
+RATES = ("learning_rate", "critic_learning_rate")
+
 
 def check(args: Any) -> None:
     """Refuse arguments that are out of range, or contradict each other, in any learner."""
@@ -27,7 +29,15 @@ def check(args: Any) -> None:
         (not readable, f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}"),
         (args.temperature <= 0, "--temperature is above 0: the loss needs the distribution that was sampled from"),
         (not 0 < args.top_p <= 1, "--top-p is above 0 and at most 1"),
-        (min(args.learning_rate, getattr(args, "critic_learning_rate", 0)) < 0, "a learning rate is at least 0"),
+        (any((getattr(args, name, 0) or 0) < 0 for name in RATES), "a learning rate is at least 0"),
+        (args.max_grad_norm <= 0, "--max-grad-norm is above 0; a large one clips nothing"),
+        (not 0 <= args.max_invalid <= 1, "--max-invalid is a share, from 0 to 1"),
+        (args.importance_cap <= 0, "--importance-cap is above 0"),
+        (args.reject_ratio != 0 and args.reject_ratio <= 1, "--reject-ratio is a factor above 1, or 0 for none"),
+        (
+            args.reject_ratio > 0 and args.old_logprobs == "sampler",
+            "--reject-ratio compares with the trainer's log-probabilities: give --old-logprobs trainer",
+        ),
         (args.num_minibatches > args.episodes_per_iteration, "--num-minibatches exceeds --episodes-per-iteration"),
         (args.max_staleness < 0 or args.lora_rank < 0, "--max-staleness and --lora-rank are at least 0"),
         (

@@ -6,12 +6,14 @@ the sampling engine and the log. Started without torchrun everything here is the
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,19 +31,24 @@ def launcher() -> str:
     return "python" if launched() == 1 else f"torchrun --nproc-per-node {local_world_size()}"
 
 
-def setup(cuda: bool) -> tuple[int, int, torch.device]:
-    """Join the processes that torchrun started, if it did. Returns rank, number of processes, and the device."""
-    cuda = cuda and torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
-    if cuda:
+def device(cuda: bool) -> torch.device:
+    """What this process computes on."""
+    if cuda and torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")
+
+
+def setup(cuda: bool) -> None:
+    """Join the processes that torchrun started, if it did, and choose this process's GPU."""
+    on_gpu = device(cuda).type == "cuda"
+    if on_gpu:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it --deterministic raises on a GPU
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device(cuda))
     if launched() > 1:
         # rank 0 may sample for long while the others wait
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(hours=4))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(hours=4))
         if rank() > 0:  # Ctrl-C is for rank 0, which must get out of a collective first; when it ends, all end
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return rank(), launched(), device
 
 
 def leave() -> None:
@@ -125,7 +132,7 @@ def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
 
 
-def total(*values: float) -> list[float]:
+def all_reduce_sum(*values: float) -> list[float]:
     """The sums of the values over the processes."""
     if world_size() == 1:
         return list(values)
@@ -134,22 +141,32 @@ def total(*values: float) -> list[float]:
     return sums.tolist()
 
 
-def most(value: int) -> int:
+def all_reduce_max(value: float) -> float:
     """The largest of the processes' values."""
     if world_size() == 1:
         return value
-    largest = torch.tensor(value)
+    largest = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return int(largest)
+    return largest.item()
 
 
-def from_first(value: T) -> T:
+def broadcast(value: T) -> T:
     """Rank 0's value, in all processes."""
     if world_size() == 1:
         return value
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def even_passes(batches: Sequence[T]) -> Iterator[tuple[T, int]]:
+    """The microbatches of this process, and what the loss of each is multiplied by.
+
+    Every process must take part in every forward and backward, so one with fewer batches repeats its last with factor
+    0. The others' factor is the number of processes, over which gradients are averaged.
+    """
+    for i in range(int(all_reduce_max(len(batches)))):
+        yield batches[min(i, len(batches) - 1)], 0 if i >= len(batches) else world_size()
 
 
 def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
@@ -164,29 +181,38 @@ def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def scatter(rows: Sequence[Any]) -> list[Any]:
-    """Rank 0's rows, split over the processes so that each has about the same number of tokens.
+    """Rank 0's trajectories, split over the processes so that each has about the same number of tokens.
 
-    Ends all processes where there are fewer rows than processes.
+    Where there are fewer trajectories than processes some get a stand-in that trains nothing (and is not gathered).
     """
     if world_size() == 1:
         return list(rows)
-    num_rows = from_first(len(rows))
-    if num_rows < world_size():
-        why = f"{num_rows} rows can't be shared by {world_size()} processes; use fewer processes or --num-minibatches"
-        raise SystemExit(why if rank() == 0 else 1)
-    parts = [[rows[i] for i in part] for part in balanced([len(row.tokens) for row in rows], world_size())]
+    parts: list[list[Any]] = []
+    if rank() == 0:
+        parts = [[rows[i] for i in part] for part in balanced([len(row.tokens) for row in rows], world_size())]
+        spare = min(rows, key=lambda row: len(row.tokens)) if rows else None
+        parts = [part or ([stand_in(spare)] if spare is not None else []) for part in parts]
     mine: list[Any] = [None]
     dist.scatter_object_list(mine, parts if rank() == 0 else None, src=0)
     return mine[0]
 
 
+def stand_in(row: Any) -> Any:
+    """A copy of a trajectory of which nothing is trained, for a process that would have none: episode -1."""
+    other = copy.copy(row)
+    other.episode, other.turns = -1, []
+    other.train_mask = other.action_mask = np.zeros_like(row.action_mask)
+    return other
+
+
 def gather(rows: Sequence[Any]) -> list[Any]:
-    """The rows of all processes on rank 0, in the order of their episodes; nothing elsewhere."""
+    """The trajectories of all processes on rank 0, in the order of their episodes; nothing elsewhere."""
     if world_size() == 1:
         return list(rows)
     parts: list[Any] | None = [None] * world_size() if rank() == 0 else None
     dist.gather_object(list(rows), parts, dst=0)
-    return sorted((row for part in parts or [] for row in part), key=lambda row: row.episode)
+    everything = (row for part in parts or [] for row in part if row.episode >= 0)
+    return sorted(everything, key=lambda row: row.episode)
 
 
 def weights(policy: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,8 +1,8 @@
 """What samples: the contract that hides transformers, vLLM in this process, and vLLM servers.
 
 An engine has `num_slots` slots. A slot holds one growing row of tokens; `feed` appends to it and has the next span (an
-assistant turn) sampled, `step` works for a moment and returns the spans that are complete. Tokens go in and out: nothing
-is ever tokenised again, and the row of a slot begins with all that it was fed and sampled before.
+assistant turn) sampled, `step` works for a moment and returns the spans that are complete. Tokens go in and out:
+nothing is ever tokenised again, and the row of a slot begins with all that it was fed and sampled before.
 """
 
 from __future__ import annotations
@@ -75,3 +75,22 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop what the engine runs."""
+
+
+def make_engine(args: Any, source: str, vocab_size: int, model: Any, tokenizer: str | None) -> Engine:
+    """The engine that `--engine` names, with `--num-envs` slots. `model` is what the transformers engine samples from.
+
+    vLLM is imported here and nowhere else.
+    """
+    sampling = {"temperature": args.temperature, "top_p": args.top_p}
+    if args.engine == "transformers":
+        from llm_utils.transformers_engine import TransformersEngine
+
+        return TransformersEngine(model, args.num_envs, vocab_size, **sampling)
+    if args.engine == "vllm":
+        from llm_utils.vllm_engine import VLLMEngine
+
+        return VLLMEngine(source, args.num_envs, vocab_size, **sampling)
+    from llm_utils.vllm_client import VLLMClient
+
+    return VLLMClient(args.vllm_url, source, args.num_envs, vocab_size, tokenizer=tokenizer, **sampling)

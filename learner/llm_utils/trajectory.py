@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
 import numpy as np
+import torch
+
+from llm_utils.returns import returns_to_go
 
 Array = np.ndarray
 
 
 @dataclass
+class Turn:
+    """One sampled span: the tokens from `start` to before `end` of the trajectory, and what it earned."""
+
+    start: int
+    end: int
+    reward: float
+    logprobs: Array  # float32 [end - start], the sampler's
+    versions: Array  # int32 [end - start], of the weights that sampled each token
+
+
+@dataclass(eq=False)
 class Trajectory:
-    """One episode as one row of tokens. In the arrays, which `lay_out` fills, entry t belongs to token t."""
+    """One episode. In the arrays, which `finalize` makes, entry t belongs to token t.
+
+    The tokens are those of one row that only grows, or of several such segments end to end: where a wrapper rewrites
+    the context, a new segment begins, at the next entry of `segment_starts`.
+    """
 
     episode: int
     task_index: int
     prompt_length: int
     tokens: Array  # int32: the prompt, then sampled spans and what the environment wrote, in turn
+    segment_starts: list[int] = field(default_factory=lambda: [0])
+    turns: list[Turn] = field(default_factory=list)
     terminated: bool = False
     truncated: bool = False
-    turns: list[tuple[int, int, float]] = field(default_factory=list)  # first token, one past the last, reward
-    span_logprobs: list[Array] = field(default_factory=list)  # the sampler's, of every turn
-    span_versions: list[Array] = field(default_factory=list)  # of the weights that sampled each token
+    fault: str | None = None  # what of the environment's own machinery broke; such an episode trains nothing
     stats: Counter[str] = field(default_factory=Counter)  # return, turns, success, exact match ...
     reward_terms: Counter[str] = field(default_factory=Counter)  # the named terms, summed over the episode
 
     action_mask: Array = field(init=False)  # bool: was the token sampled?
+    train_mask: Array = field(init=False)  # bool: is the policy trained on it?
+    value_mask: Array = field(init=False)  # bool: is the critic trained on the state before it?
     versions: Array = field(init=False)  # int32: optimizer iterations before the token was sampled
     logprobs: Array = field(init=False)  # the sampling policy's, 0 for tokens that were not sampled
     old_logprobs: Array = field(init=False)  # the ratio's denominator: the sampler's or the trainer's before the update
@@ -37,37 +60,111 @@ class Trajectory:
     advantages: Array = field(init=False)
     returns: Array = field(init=False)  # what the critic regresses to
 
-    def lay_out(self) -> None:
-        """Lay the turns of a finished episode out over its tokens.
+    def finalize(self) -> None:
+        """The episode is over: make the arrays, and give the reward of empty spans to their neighbours.
 
-        An empty span has no token to carry its reward. The reward moves to the last token sampled before it, or, where
-        there is none, to the end of the next span; an episode in which nothing was sampled trains nothing.
+        An empty span has no token to carry its reward. It goes to the turn before, or, where there is none, to the
+        next; an episode in which nothing was sampled trains nothing.
         """
+        turns: list[Turn] = []
+        carried = 0.0
+        for turn in self.turns:
+            if turn.end > turn.start:
+                turn.reward += carried
+                turns.append(turn)
+                carried = 0.0
+            elif turns:
+                turns[-1].reward += turn.reward
+            else:
+                carried += turn.reward
+        self.turns = turns
         for name in ("logprobs", "ref_logprobs", "rewards", "values", "advantages", "returns"):
             setattr(self, name, np.zeros(len(self.tokens), np.float32))
         self.action_mask, self.versions = np.zeros(len(self.tokens), bool), np.zeros(len(self.tokens), np.int32)
-        carried, last = 0.0, -1
-        spans = zip(self.turns, self.span_logprobs, self.span_versions, strict=True)
-        for (start, end, reward), logprobs, versions in spans:
-            self.action_mask[start:end], self.logprobs[start:end], self.versions[start:end] = True, logprobs, versions
-            carried, last = carried + reward, end - 1 if end > start else last
-            if last >= 0:
-                self.rewards[last] += carried
-                carried = 0.0
-        self.turns = [turn for turn in self.turns if turn[1] > turn[0]]
+        for turn in turns:
+            at = slice(turn.start, turn.end)
+            self.action_mask[at], self.logprobs[at], self.versions[at] = True, turn.logprobs, turn.versions
+            self.rewards[turn.end - 1] = turn.reward
         self.old_logprobs = self.logprobs.copy()
+        self.train_mask = self.value_mask = self.action_mask
+
+    def after_prompt(self) -> Array:
+        """All tokens after the prompt, bool: what rows 2 and 3 of Agent-R1's table 4 train on."""
+        return np.arange(len(self.tokens)) >= self.prompt_length
 
     def turn_rewards(self) -> Array:
-        """The reward of each turn in which something was sampled."""
-        return np.array([self.rewards[start:stop].sum() for start, stop, _ in self.turns])
+        """The reward of each turn, float64 [turns]."""
+        return np.array([turn.reward for turn in self.turns], float)
 
-    def set_turn_advantages(self, values: Array, sampled_only: bool) -> None:
+    def turn_sums(self, values: Array) -> Array:
+        """The sum of `values`, one for each token, over each turn's sampled tokens."""
+        return np.array([values[turn.start : turn.end].sum() for turn in self.turns], float)
+
+    def set_turn_advantages(self, values: Array, sampled_only: bool = True) -> None:
         """Give every sampled token of a turn the turn's advantage; or every token up to the next turn."""
-        ends = [start for start, _, _ in self.turns[1:]] + [len(self.tokens)]
-        for (start, stop, _), end, value in zip(self.turns, ends, values, strict=True):
-            self.advantages[start : stop if sampled_only else end] = value
+        ends = [turn.start for turn in self.turns[1:]] + [len(self.tokens)]
+        for turn, end, value in zip(self.turns, ends, values, strict=True):
+            self.advantages[turn.start : turn.end if sampled_only else end] = value
+
+    def segments(self) -> list[Segment]:
+        """The rows that a model sees, one unless the context was rewritten."""
+        ends = [*self.segment_starts[1:], len(self.tokens)]
+        return [Segment(self, start, end) for start, end in zip(self.segment_starts, ends, strict=True)]
 
 
-def train_positions(row: Trajectory, sampled_only: bool) -> Array:
-    """The tokens that were sampled; or, as in rows 2 and 3 of Agent-R1's table 4, all tokens after the prompt."""
-    return row.action_mask if sampled_only else np.arange(len(row.tokens)) >= row.prompt_length
+@dataclass
+class Segment:
+    """The tokens from `start` to before `end` of a trajectory; `segment.NAME` is a view of that part of its array."""
+
+    trajectory: Trajectory
+    start: int
+    end: int
+
+    @property
+    def task_index(self) -> int:
+        return self.trajectory.task_index
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first that was sampled here."""
+        if self.start == 0:
+            return self.trajectory.prompt_length
+        return min((t.start for t in self.trajectory.turns if t.start >= self.start), default=self.end) - self.start
+
+    @property
+    def turn_starts(self) -> list[int]:
+        """Where in this segment its turns begin."""
+        return [t.start - self.start for t in self.trajectory.turns if self.start <= t.start < self.end]
+
+    def __getattr__(self, name: str) -> Array:
+        if name.startswith("_") or name == "trajectory":
+            raise AttributeError(name)
+        return getattr(self.trajectory, name)[self.start : self.end]
+
+
+def in_groups(rows: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    """The rows of each group: episodes of the same task have neighbouring numbers; dropped ones leave fewer."""
+    for _, group in groupby(sorted(rows, key=lambda row: row.episode), key=lambda row: row.episode // size):
+        yield list(group)
+
+
+def groups_with_signal(rows: Sequence[Trajectory], size: int, credit: str) -> list[Trajectory]:
+    """The rows of the groups in which not all episodes earned the same (from every turn on with credit "turn"): the
+    others have no gradient."""
+    kept: list[Trajectory] = []
+    for group in in_groups(rows, size):
+        table = returns_to_go([row.turn_rewards() for row in group]).round(6)
+        if np.ptp(table[:, :1] if credit == "episode" else table, axis=0).any():
+            kept += group
+    return kept
+
+
+def segment_numbers(rows: Sequence[Segment], by_turn: bool) -> torch.Tensor:
+    """For each trained token the number of its turn, or of its row, among those of the rows: int64 [N]."""
+    numbers: list[Array] = []
+    for row in rows:
+        if row.train_mask.any():
+            first = numbers[-1][-1] + 1 if numbers else 0
+            starts = row.turn_starts[1:] if by_turn else []
+            numbers.append(first + np.searchsorted(starts, np.flatnonzero(row.train_mask), side="right"))
+    return torch.from_numpy(np.concatenate(numbers))

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import agent_r1  # noqa: E402, F401  (registers the environments)
-from llm_utils.trajectory import Trajectory  # noqa: E402
+from llm_utils.run import Run  # noqa: E402
+from llm_utils.trajectory import Trajectory, Turn  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 ENV_ID = "AgentR1/MultihopWorld-v0"
@@ -111,13 +112,13 @@ def make_row():
         prompt_length = turns[0][0] if prompt_length is None else prompt_length
         tokens = np.zeros(length, np.int32) if tokens is None else tokens
         row = Trajectory(episode, task, prompt_length, tokens)
-        row.turns = [(int(start), int(end), float(reward)) for start, end, reward in turns]
-        at = [slice(start, end) for start, end, _ in row.turns]
-        row.span_logprobs = [np.zeros(length, np.float32)[s] if logprobs is None else logprobs[s] for s in at]
-        row.span_versions = [np.zeros(end - start, np.int32) for start, end, _ in row.turns]
+        logprobs = np.zeros(length, np.float32) if logprobs is None else logprobs
+        for start, end, reward in turns:
+            versions = np.zeros(end - start, np.int32)
+            row.turns.append(Turn(int(start), int(end), float(reward), logprobs[start:end], versions))
         for name, value in kwargs.items():
             setattr(row, name, value)
-        row.lay_out()
+        row.finalize()
         return row
 
     return make
@@ -151,6 +152,20 @@ def made_up_rows(make_row, vocab_size):
                 row.stats["return"] = sum(reward for _, _, reward in spans)
                 rows.append(row)
         return rows
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def as_run(vocab_size):
+    """as_run(args, policy, critic): what `backward` needs of a run, in one process."""
+
+    def make(args, policy, critic=None):
+        names = {name: None for name in Run.__dataclass_fields__}
+        names |= {"args": args, "policy": policy, "critic": critic, "vocab_size": len(policy.get_input_embeddings().weight)}
+        names |= {"device": policy.device, "played": [], "metrics": [], "seconds": {}}
+        names["vocab_size"] = min(names["vocab_size"], vocab_size)
+        return Run(**names)
 
     return make
 

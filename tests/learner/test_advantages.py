@@ -21,9 +21,10 @@ def trajectory(make_row):
     def make(mask=MASK, rewards=REWARDS, values=VALUES, prompt=0, **kwargs):
         mask = np.concatenate([np.zeros(prompt, bool), mask])
         edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
-        turns = [(a, b, 0.0) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        earned = np.concatenate([np.zeros(prompt), rewards])
+        turns = [(a, b, earned[a:b].sum()) for a, b in zip(edges[::2], edges[1::2], strict=True)]
         row = make_row(turns, len(mask), prompt, **kwargs)
-        row.rewards[prompt:], row.values[prompt:] = rewards, values
+        row.values[prompt:] = values
         return row
 
     return make
@@ -106,14 +107,14 @@ def test_without_discounts_all_estimators_agree_on_the_return(lengths, seed):
 
 
 @pytest.mark.parametrize("advantage", ["tokens", "turns", "bilevel"])
-@pytest.mark.parametrize("adv_norm", ["token", "turn", "none"])
+@pytest.mark.parametrize("adv_norm", ["others", "token", "turn", "none"])
 def test_advantages_stand_on_sampled_tokens_only_and_are_whitened_over_the_batch(trajectory, advantage, adv_norm):
     rows = [trajectory(prompt=3), trajectory(rewards=-REWARDS, prompt=5), trajectory(rewards=0 * REWARDS)]
     ppo_llm.compute_advantages(rows, ppo_llm.Args(advantage=advantage, adv_norm=adv_norm))
     for row in rows:
         assert not row.advantages[~row.action_mask].any()
         assert not row.returns[~row.action_mask].any()
-    if adv_norm == "none":
+    if adv_norm in ("others", "none"):
         return
     everything = np.concatenate([row.advantages[row.action_mask] for row in rows])
     share = np.tile([1, 1, 1, 1, 1] if adv_norm == "token" else [1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2], 3)
@@ -138,6 +139,7 @@ def test_only_a_truncated_row_bootstraps_and_only_if_asked(trajectory, advantage
 
     paid = first("outcome", truncated=True)
     assert first("bootstrap", terminated=True) == paid
+    assert first("bootstrap", terminated=True, truncated=True) == paid  # it answered at the last turn allowed
     assert first("bootstrap", truncated=True) > paid + 1
 
 
@@ -162,7 +164,7 @@ def test_a_turns_reward_sits_on_its_last_sampled_token_and_none_is_lost(make_row
     row = make_row(turns, 8, 2, logprobs=np.full(8, -1.0))
     np.testing.assert_array_equal(row.rewards, rewards)
     assert not row.rewards[~row.action_mask].any()
-    assert row.turns == [turn for turn in turns if turn[1] > turn[0]]
+    assert [(turn.start, turn.end) for turn in row.turns] == [turn[:2] for turn in turns if turn[1] > turn[0]]
     np.testing.assert_array_equal(row.logprobs, -1.0 * row.action_mask)
     row.truncated = True
     for advantage in ("tokens", "turns", "bilevel"):

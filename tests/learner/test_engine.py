@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-ppo_llm = pytest.importorskip("ppo_llm")
+rollout = pytest.importorskip("llm_utils.rollout")
 
 from llm_utils.forward import policy_forward, score  # noqa: E402
+from llm_utils.transformers_engine import TransformersEngine, sample  # noqa: E402
 
 EPISODES = [(i, 7 * i) for i in range(10)]
 
 
 def play(policy, envs, vocab_size, episodes=EPISODES, seed=1, **kwargs):
-    engine = ppo_llm.TransformersEngine(policy, envs.num_envs, vocab_size, **kwargs)
-    return ppo_llm.rollout(envs, engine, episodes, seed)
+    engine = TransformersEngine(policy, envs.num_envs, vocab_size, **kwargs)
+    return rollout.rollout(envs, engine, episodes, seed)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -25,12 +26,12 @@ def test_the_trainer_finds_the_samplers_log_probabilities(
         policy = small_model(kind)
     rows = play(policy, make_envs(4), vocab_size, EPISODES[:6], temperature=temperature)
     assert any(len(row.turns) > 1 for row in rows)
-    masks = [row.action_mask for row in rows]
     with torch.no_grad():
-        for one in range(len(rows)):  # alone, and then all at once
-            logprobs, _ = policy_forward(policy, rows[one : one + 1], masks[one : one + 1], vocab_size, temperature)
-            np.testing.assert_allclose(rows[one].logprobs[masks[one]], logprobs.numpy(), atol=1e-4)
-    score(rows, masks, "ref_logprobs", policy, 10_000, vocab_size, temperature)
+        for row in rows:  # alone, and then all at once
+            logprobs, _ = policy_forward(policy, row.segments(), vocab_size, temperature)
+            np.testing.assert_allclose(row.logprobs[row.action_mask], logprobs.numpy(), atol=1e-4)
+    batch = [segment for row in rows for segment in row.segments()]
+    score([(batch, 1)], "ref_logprobs", policy, vocab_size, temperature)
     for row in rows:
         np.testing.assert_allclose(row.logprobs, row.ref_logprobs, atol=1e-4)
         np.testing.assert_array_equal(row.old_logprobs, row.logprobs)
@@ -45,15 +46,15 @@ def test_rows_are_laid_out_as_they_were_played(policy, make_envs, vocab_size):
         state, _ = env.reset(seed=row.task_index, options={"task_index": row.task_index})
         assert len(state) == row.prompt_length
         total = 0.0
-        for start, end, reward in row.turns:
-            assert len(state) == start and row.action_mask[start:end].all()
-            state, again, terminated, truncated, _ = env.step(row.tokens[start:end])
-            assert reward == again == pytest.approx(row.rewards[end - 1])
-            total += reward
+        for turn in row.turns:
+            assert len(state) == turn.start and row.action_mask[turn.start : turn.end].all()
+            state, again, terminated, truncated, _ = env.step(row.tokens[turn.start : turn.end])
+            assert turn.reward == again == pytest.approx(row.rewards[turn.end - 1])
+            total += turn.reward
         np.testing.assert_array_equal(state, row.tokens)
         assert (row.terminated, row.truncated) == (terminated, truncated)
         assert row.stats["return"] == pytest.approx(total) and row.stats["turns"] == len(row.turns)
-        assert row.action_mask.sum() == sum(end - start for start, end, _ in row.turns)
+        assert row.action_mask.sum() == sum(turn.end - turn.start for turn in row.turns)
 
 
 def same(one, two):
@@ -75,10 +76,10 @@ def test_an_episode_does_not_depend_on_its_neighbours(policy, make_envs, vocab_s
 
 def test_greedy_spans_are_those_of_generate(policy, make_envs, vocab_size):
     for row in play(policy, make_envs(4), vocab_size, EPISODES[:4], temperature=0.0):
-        for start, end, _ in row.turns:
-            ids = torch.from_numpy(row.tokens[None, :start]).long()
+        for turn in row.turns:
+            ids = torch.from_numpy(row.tokens[None, : turn.start]).long()
             with torch.no_grad():
-                for token in row.tokens[start:end]:
+                for token in row.tokens[turn.start : turn.end]:
                     best = policy(input_ids=ids).logits[0, -1, :vocab_size].argmax()
                     assert best == token
                     ids = torch.cat([ids, best.view(1, 1)], 1)
@@ -98,8 +99,8 @@ def test_spans_end_at_the_bound_or_at_a_stop_token(policy, make_envs, vocab_size
         policy.get_output_embeddings().weight[stops[0]] += 0.5
     lengths = set()
     for row in play(policy, envs, vocab_size):
-        for start, end, _ in row.turns:
-            span = row.tokens[start:end]
+        for turn in row.turns:
+            span = row.tokens[turn.start : turn.end]
             assert not np.isin(span[:-1], stops).any()
             assert len(span) == 12 or span[-1] in stops
             lengths.add(len(span))
@@ -115,10 +116,10 @@ def test_a_long_span_grows_the_buffers(policy, make_envs, vocab_size):
 def test_sampling_follows_the_distribution():
     logprobs = torch.log(torch.tensor([0.5, 0.0, 0.3, 0.2]))
     noise = torch.linspace(0, 1, 10_001)
-    drawn = ppo_llm.sample(logprobs.expand(len(noise), 4), noise)
+    drawn = sample(logprobs.expand(len(noise), 4), noise)
     shares = torch.bincount(drawn, minlength=4) / len(noise)
     torch.testing.assert_close(shares, logprobs.exp(), atol=1e-3, rtol=0)
-    kept = ppo_llm.sample(logprobs.expand(len(noise), 4), noise, top_p=0.7)
+    kept = sample(logprobs.expand(len(noise), 4), noise, top_p=0.7)
     assert set(kept.tolist()) == {0, 2}
     assert (kept == 0).float().mean() == pytest.approx(0.5 / 0.8, abs=1e-3)
 
@@ -142,7 +143,7 @@ def test_an_environment_that_edits_its_context_is_refused(policy, make_envs, voc
 def test_layers_that_are_no_full_attention_are_refused(policy, vocab_size):
     policy.config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(ValueError, match="full attention in every layer"):
-        ppo_llm.TransformersEngine(policy, 2, vocab_size)
+        TransformersEngine(policy, 2, vocab_size)
 
 
 def test_logits_that_are_not_finite_are_reported(policy, make_envs, vocab_size):

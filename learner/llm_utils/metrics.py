@@ -1,0 +1,51 @@
+"""What is logged of an optimizer step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+
+from llm_utils import distributed
+
+
+class TokenMeans:
+    """Means over the trained tokens of an optimizer step, however the loss weighs them, and the loss itself.
+
+    The step may be cut into microbatches and processes in any way. All processes add the same names.
+    """
+
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()
+        self.largest: dict[str, float] = {}
+        self.tokens = 0
+
+    def add(self, figures: Mapping[str, torch.Tensor]) -> None:
+        """Add a microbatch: each figure has an entry per trained token [N]."""
+        self.tokens += max(map(len, figures.values()), default=0)
+        for name, values in figures.items():
+            self.sums[name] += float(values.detach().sum())
+
+    def add_loss(self, name: str, loss: torch.Tensor) -> None:
+        """Add a microbatch's part of a loss, weighted as it is trained."""
+        self.losses[name] += loss.item()
+
+    def add_gap(self, gaps: torch.Tensor) -> None:
+        """Add the distances [N] between the sampler's and the trainer's log-probabilities of sampled tokens."""
+        gaps = gaps.detach().abs()
+        beyond = (gaps > math.log(1.05)).float()
+        self.sums.update(gap_mean=float(gaps.sum()), gap_beyond=float(beyond.sum()), gap_tokens=len(gaps))
+        self.largest["gap_max"] = max(self.largest.get("gap_max", 0.0), float(gaps.max()) if len(gaps) else 0.0)
+
+    def result(self) -> dict[str, float]:
+        """The means of all processes together; `gap_beyond` is the share of ratios beyond 1.05 (or 1/1.05)."""
+        both = [(kind, name) for kind in (self.sums, self.losses) for name in sorted(kind)]
+        tokens, *totals = distributed.all_reduce_sum(self.tokens, *(kind[name] for kind, name in both))
+        sums = dict(zip(sorted(self.sums), totals, strict=False))
+        losses = dict(zip(sorted(self.losses), totals[len(sums) :], strict=True))
+        gap_tokens = sums.pop("gap_tokens", 0.0)
+        means = {k: v / max(1.0, gap_tokens if k.startswith("gap_") else tokens) for k, v in sums.items()}
+        return means | losses | {name: distributed.all_reduce_max(value) for name, value in sorted(self.largest.items())}

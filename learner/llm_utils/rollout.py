@@ -1,0 +1,129 @@
+"""Plays episodes with an engine and a vector environment, without a barrier."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from llm_utils.engine import Engine, Span
+from llm_utils.trajectory import Trajectory, Turn
+
+Array = np.ndarray
+
+
+class Sampler:
+    """Plays episodes. There is no barrier: a span is sent the moment it ends, and a slot whose episode is over begins
+    the next one that waits. What is in flight stays so between iterations (`--max-staleness`)."""
+
+    def __init__(self, envs: Any, engine: Engine, seed: int, in_order: bool = False) -> None:
+        """`envs` is a `ToolVectorEnv` with as many episodes as the engine has slots.
+
+        With `in_order` the results of tools are taken in the order of the calls, so that a run is the same to the bit.
+        """
+        self.envs, self.engine, self.seed, self.in_order = envs, engine, seed, in_order
+        self.on_done: Callable[[], Any] = lambda: None  # called when an episode is over
+        self.queue: deque[tuple[int, int]] = deque()  # episode number, task index
+        self.free = list(range(envs.num_envs))
+        self.live: dict[int, Trajectory] = {}  # slot -> its episode
+        self.acting: list[int] = []  # slots whose span is with the environment, in the order of sending
+        self.done: dict[int, Trajectory] = {}  # episode number -> its trajectory
+
+    def collect(self, numbers: Sequence[int]) -> list[Trajectory]:
+        """Play on until these episodes, which have been put into `queue`, are over. Returns them in this order."""
+        missing = set(numbers) - self.done.keys()
+        while missing:
+            self.advance()
+            missing -= self.done.keys()
+        if not self.live:  # as at the start of the run, so that a resumed one is the same to the bit
+            self.free.sort()
+            self.engine.release()
+        return [self.done.pop(number) for number in numbers]
+
+    def advance(self, write: bool = True) -> None:
+        """One round: begin episodes, write (one engine step), act. With write=False nothing is waited for."""
+        if write and self.queue and self.free:
+            self._begin()
+        spans = self.engine.step() if self.engine.busy and (write or self.engine.overlaps) else []
+        if spans:
+            for span in spans:
+                self._append(self.live[span.slot], span)
+            self.envs.send([span.tokens for span in spans], [span.slot for span in spans])
+            self.acting += [span.slot for span in spans]
+        if not self.acting:
+            return
+        if self.in_order:  # all of them, or what the engine computes next would depend on the tools' speed
+            results = self.envs.recv(len(self.acting))
+        else:
+            wait = write and not self.engine.busy
+            results = self.envs.recv(int(wait), timeout=None if wait else 0.0)
+        for result in sorted(zip(*results, strict=True), key=lambda result: self.acting.index(result[0])):
+            self._act(*result)
+
+    def _begin(self) -> None:
+        mask, tasks, begun = np.zeros(self.envs.num_envs, bool), [0] * self.envs.num_envs, {}
+        while self.queue and self.free:
+            slot, (episode, task) = self.free.pop(), self.queue.popleft()
+            mask[slot], tasks[slot], begun[slot] = True, task, episode
+        states, infos = self.envs.reset(seed=tasks, options={"reset_mask": mask, "task_index": tasks})
+        for slot, episode in begun.items():
+            self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
+            info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
+            self.engine.feed(slot, states[slot], **info, seed=[self.seed, episode])
+
+    def _append(self, row: Trajectory, span: Span) -> None:
+        start = len(row.tokens)
+        row.turns.append(Turn(start, start + len(span.tokens), 0.0, span.logprobs, span.versions))
+        row.tokens = np.concatenate([row.tokens, span.tokens])
+
+    def _act(self, slot: int, state: Array, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
+        self.acting.remove(slot)
+        row = self.live[slot]
+        before = row.tokens[row.segment_starts[-1] :]  # the state before and the sampled span
+        grown = np.array_equal(state[: len(before)], before)
+        if grown:
+            row.tokens = np.concatenate([row.tokens, state[len(before) :]])
+        elif not info.get("context_rewritten"):
+            raise RuntimeError(
+                f"task {info.get('task_id')}: the new state doesn't begin with the old state and the sampled span. A "
+                "wrapper that rewrites the context on purpose says so in info['context_rewritten']"
+            )
+        row.turns[-1].reward = float(reward)
+        calls = info.get("tool_calls", [])
+        errors = sum(not call["ok"] for call in calls)
+        row.stats.update({"return": reward, "turns": 1, "tool_calls": len(calls), "tool_errors": errors})
+        row.reward_terms.update(info.get("reward_terms", {}))
+        if terminated or truncated:
+            row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
+            row.finalize()
+            row.stats.update(success=float(info.get("is_success", False)), truncated=float(truncated))
+            row.stats.update(sampled_tokens=int(row.action_mask.sum()), tokens=len(row.tokens))
+            row.stats.update(info.get("metrics", {}))
+            self.done[row.episode] = self.live.pop(slot)
+            self.free.append(slot)
+            self.on_done()
+            return
+        room = info["max_new_tokens"], info["stop_token_ids"]
+        if grown:
+            self.engine.feed(slot, state[len(before) :], *room)
+        else:  # the model has to read the new context from its beginning
+            row.segment_starts.append(len(row.tokens))
+            row.tokens = np.concatenate([row.tokens, state])
+            self.engine.feed(slot, state, *room, seed=[self.seed, row.episode, len(row.segment_starts)])
+
+
+def rollout(envs: Any, engine: Engine, episodes: Sequence[tuple[int, int]], seed: int) -> list[Trajectory]:
+    """Play `episodes`, pairs of (episode number, task index), and return them in this order."""
+    sampler = Sampler(envs, engine, seed)
+    sampler.queue.extend(episodes)
+    return sampler.collect([episode for episode, _ in episodes])
+
+
+def draw_episodes(
+    seed: int, iteration: int, count: int, num_tasks: int, group_size: int = 1, first: int = 0, attempt: int = 0
+) -> list[tuple[int, int]]:
+    """Numbers (from `first` on) and tasks of an iteration's episodes, a group side by side: a function of the seed."""
+    tasks = np.random.default_rng([seed, iteration, attempt]).integers(num_tasks, size=count // group_size)
+    return list(enumerate(np.repeat(tasks, group_size).tolist(), first))

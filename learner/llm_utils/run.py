@@ -1,0 +1,310 @@
+"""What every learner starts with and does around its algorithm: from its arguments to models, engine, files and logs.
+
+    args = prepare(tyro.cli(Args), check)       flags of a resumed run, refusals, processes, seeds, the model's defaults
+    envs = gym.make_vec(...)                    the learner's own
+    run = make_run(args, envs, eval_envs)       policy, reference, critic, optimizer, engine, checkpoints, log
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from llm_utils import arguments, checkpoint, distributed
+from llm_utils.engine import Engine, make_engine
+from llm_utils.forward import microbatches, score
+from llm_utils.loading import choose_dtype, default_learning_rates, load_policy
+from llm_utils.logger import Logger
+from llm_utils.optimizer import Float32AdamW
+from llm_utils.preflight import preflight
+from llm_utils.rollout import Sampler, rollout
+from llm_utils.sources import check_context, check_vocabulary, model_source, tokenizer_source
+from llm_utils.trajectory import Segment, Trajectory
+
+Episodes = list[tuple[int, int]]  # numbers and task indexes
+
+
+def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
+    """The arguments that the run has: those of the run that --resume names, and defaults that suit the model.
+
+    Joins the processes of torchrun; sets threads and seeds. SystemExit for arguments that `check` refuses.
+    """
+    args = checkpoint.load_args(args, algorithm())
+    check(args)
+    distributed.setup(args.cuda)
+    torch.set_num_threads(args.num_threads or max(1, (os.cpu_count() or 1) // distributed.local_world_size()))
+    torch.use_deterministic_algorithms(args.deterministic)
+    torch.manual_seed(args.seed)
+    chosen = {}
+    rates = default_learning_rates(args.model, args.lora_rank)
+    for name, rate in zip(("learning_rate", "critic_learning_rate"), rates, strict=True):
+        if getattr(args, name, 0.0) is None:
+            chosen[name] = rate
+    dtype = choose_dtype(args.dtype, distributed.device(args.cuda))
+    if args.dtype == "auto":
+        chosen["dtype"] = str(dtype).removeprefix("torch.")
+    if args.old_logprobs == "auto":
+        exact = args.engine == "transformers" and dtype == torch.float32
+        chosen["old_logprobs"] = "sampler" if exact and not args.reject_ratio else "trainer"
+    for name, value in chosen.items():
+        setattr(args, name, value)
+    if chosen and distributed.rank() == 0:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+        print(f"defaults for --model {args.model}: {flags}", file=sys.stderr)
+    return args
+
+
+def algorithm() -> str:
+    """The name of the learner's file, without its ending."""
+    return Path(sys.argv[0]).stem
+
+
+def tokenizer_of(args: Any) -> str | None:
+    """What the environment is given as its tokenizer."""
+    return tokenizer_source(args.tokenizer, model_source(args.model, args.env_id), args.env_id)
+
+
+@dataclass
+class Run:
+    """All that a learner's loop works with. Environments, engine, sampler and log are there on rank 0 only."""
+
+    args: Any
+    folder: Path
+    device: torch.device
+    num_iterations: int
+    num_tasks: int
+    vocab_size: int
+    policy: Any
+    critic: Any  # None where the algorithm has none
+    reference: Any  # None where no KL divergence is paid
+    optimizer: Float32AdamW
+    saver: checkpoint.Checkpointer
+    in_place: bool  # the engine samples from the trained weights themselves
+    state: dict[str, Any]  # counters: iteration, global_step, train_seconds, and what evaluations gave
+    envs: Any = None
+    eval_envs: Any = None
+    engine: Engine | None = None
+    eval_engine: Engine | None = None
+    sampler: Sampler | None = None
+    log: Logger | None = None
+    queued: int = 0  # the last iteration whose episodes were given to the sampler
+    played: list[Trajectory] = field(default_factory=list)  # all of this iteration, also those that don't count
+    metrics: list[dict[str, float]] = field(default_factory=list)  # of this iteration's optimizer steps
+    seconds: dict[str, float] = field(default_factory=dict)  # of the parts of this iteration
+    last_mark: float = 0.0
+
+    def start(self) -> None:
+        """Push the first weights, remember where the run stands, and evaluate a new one."""
+        self.push_weights()
+        self.boundary()
+        if self.state["iteration"] == 0:
+            self.evaluate()
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Start the clock and set the learning rate."""
+        self.played, self.metrics, self.seconds, self.last_mark = [], [], {}, time.time()
+        left = 1 - (iteration - 1) / self.num_iterations
+        self.optimizer.scale_learning_rates(left if self.args.anneal_lr else 1.0)
+
+    def mark(self, part: str) -> None:
+        """A part of the iteration ends here."""
+        now = time.time()
+        self.seconds[part], self.last_mark = now - self.last_mark, now
+
+    # ------------------------------------------------------------------ rollout
+
+    def collect(self, iteration: int, episodes: Callable[[int], Episodes]) -> list[Trajectory]:
+        """Play `episodes(iteration)`; those of the next --max-staleness iterations begin meanwhile. Returns those that
+        count, on rank 0."""
+        if self.sampler is None:
+            return []
+        self.queued = max(self.queued, iteration - 1)
+        while self.queued < min(self.num_iterations, iteration + self.args.max_staleness):
+            self.queued += 1
+            self.sampler.queue.extend(episodes(self.queued))
+        return self._valid(self.sampler.collect([number for number, _ in episodes(iteration)]))
+
+    def collect_more(self, episodes: Episodes) -> list[Trajectory]:
+        """Play further episodes in this iteration. Returns those that count."""
+        if self.sampler is None:
+            return []
+        self.sampler.queue.extend(episodes)
+        return self._valid(self.sampler.collect([number for number, _ in episodes]))
+
+    def _valid(self, rows: list[Trajectory]) -> list[Trajectory]:
+        """Without the episodes that a fault of the environment's machinery ended: they say nothing of the policy."""
+        self.played += rows
+        faults = [row.fault for row in self.played if row.fault]
+        share = len(faults) / len(self.played)
+        if share > self.args.max_invalid:
+            raise RuntimeError(
+                f"{share:.0%} of the iteration's {len(self.played)} episodes were ended by faults of the environment's "
+                f"machinery, more than --max-invalid {self.args.max_invalid} allows. The last one: {faults[-1]}"
+            )
+        return [row for row in rows if not row.fault]
+
+    # ------------------------------------------------------------------ scoring and updates
+
+    def score(self, rows: list[Trajectory], name: str, model: Any) -> list[Trajectory]:
+        """Fill the trajectories' array `name` with the model's log-probabilities of what is trained on."""
+        mine = distributed.scatter(rows)
+        score(self.microbatches(mine), name, model, self.vocab_size, self.args.temperature)
+        return distributed.gather(mine)
+
+    def microbatches(self, rows: Sequence[Trajectory]) -> Iterator[tuple[list[Segment], int]]:
+        """The rows in microbatches, each with the factor of its loss; the sampler is looked after in between."""
+        segments = [segment for row in rows for segment in row.segments()]
+        for batch in distributed.even_passes(list(microbatches(segments, self.args.microbatch_tokens))):
+            yield batch
+            if self.sampler is not None and self.args.max_staleness:  # neither tools nor servers wait for the trainer
+                self.sampler.advance(write=False)
+
+    def minibatches(self, rows: Sequence[Trajectory], iteration: int) -> Iterator[list[Trajectory]]:
+        """For every optimizer step of an iteration the trajectories that this process trains on."""
+        num_rows, rng = distributed.broadcast(len(rows)), np.random.default_rng([self.args.seed, iteration])
+        for _ in range(self.args.update_epochs):
+            for part in np.array_split(rng.permutation(num_rows), self.args.num_minibatches):
+                if len(part):
+                    yield distributed.scatter([rows[i] for i in part] if distributed.rank() == 0 else [])
+
+    def push_weights(self) -> None:
+        """Give the sampling engine the weights that the trainer has now."""
+        weights = iter(()) if self.in_place else distributed.weights(self.policy)
+        if self.engine is not None:
+            self.engine.update(weights, self.state["iteration"])
+        deque(weights, maxlen=0)  # every process takes part in collecting them
+
+    # ------------------------------------------------------------------ the end of an iteration
+
+    def end_iteration(self, iteration: int, rows: Sequence[Trajectory], scalars: dict[str, float]) -> None:
+        """Push the weights, log what was played and trained on (`rows`), evaluate and save where it is due."""
+        args, last = self.args, iteration == self.num_iterations
+        self.state["iteration"] = iteration
+        self.push_weights()
+        self.mark("sync")
+        if self.log is not None:
+            turns = sum(row.stats["turns"] for row in self.played)
+            self.state["global_step"] += int(turns)
+            self.state["episodes"] += len(self.played)
+            self.state["train_seconds"] += sum(self.seconds.values())
+            scalars |= {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+            scalars["charts/episodes"] = self.state["episodes"]
+            scalars["charts/learning_rate"] = self.optimizer.adam.param_groups[0]["lr"]
+            scalars["charts/SPS"] = turns / sum(self.seconds.values())
+            self.log.iteration(rows, self.metrics, self.state, scalars, self.played)
+        if last or (args.eval_every and iteration % args.eval_every == 0):
+            self.evaluate()
+        self.boundary()
+        if args.checkpoint_every and (last or iteration % args.checkpoint_every == 0):
+            self.saver.save()
+
+    def evaluate(self) -> None:
+        """Play the first tasks of the evaluation split, greedily."""
+        if self.log is None or self.eval_envs is None:
+            return
+        tasks = [(i, i) for i in range(min(self.args.eval_episodes, self.eval_envs.envs[0].num_tasks))]
+        rows = rollout(self.eval_envs, self.eval_engine, tasks, self.args.seed)
+        valid = [row for row in rows if not row.fault]
+        if not valid:
+            raise RuntimeError(f"every episode of the evaluation was ended by a fault; the last one: {rows[-1].fault}")
+        self.log.evaluation(valid, self.state)
+
+    def boundary(self) -> None:
+        """The iteration is complete: this is what a run goes on from that ends before the next one is."""
+        self.saver.boundary({"algorithm": algorithm(), "args": asdict(self.args), "run": self.state})
+
+    def close(self) -> None:
+        """The run came to its end."""
+        if self.args.save_model:
+            checkpoint.save_model(self.policy, self.folder / "model", tokenizer_of(self.args))
+        if self.log is not None:
+            self.engine.close()
+            self.envs.close()
+            self.log.close()
+        distributed.leave()
+
+
+def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., Any] | None = None) -> Run:
+    """Models, engine, optimizer, checkpoints and log of a run. `envs` and `eval_envs` are None but on rank 0.
+
+    `make_critic(source, args, dtype)` makes the value model of algorithms that have one. All processes call this.
+    """
+    rank, world_size, device = distributed.rank(), distributed.world_size(), distributed.device(args.cuda)
+    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
+    folder = Path(args.resume) if args.resume else distributed.broadcast(Path("runs") / name)
+    source, dtype = model_source(args.model, args.env_id), choose_dtype(args.dtype, device)
+    vocab_size, longest, num_tasks = distributed.broadcast(
+        (envs.single_action_space.vocab_size, envs.single_observation_space.max_len, envs.envs[0].num_tasks)
+        if rank == 0
+        else None
+    )
+    check_context(source, longest)
+    with_reference = args.kl_coef > 0
+    if args.preflight and rank == 0:
+        preflight(
+            args, source, device, critic=make_critic is not None, reference=with_reference, longest_row=longest,
+            world_size=world_size,
+        )  # fmt: skip
+
+    resumed = checkpoint.find(folder) / "policy" if args.resume else None
+    policy = load_policy(source, device, args, resumed, dtype=dtype)
+    check_vocabulary(policy, vocab_size)
+    critic = distributed.shard(make_critic(source, args, dtype).eval(), device) if make_critic is not None else None
+    modules, rates = [policy], [args.learning_rate]
+    if critic is not None:
+        modules, rates = [policy, critic], [args.learning_rate, args.critic_learning_rate]
+    optimizer = Float32AdamW(modules, rates, betas=(0.9, 0.95))
+    state: dict[str, Any] = {"iteration": 0, "global_step": 0, "episodes": 0, "train_seconds": 0.0, "summary": {}}
+    if args.resume:
+        state = checkpoint.load(folder, critic, optimizer)["run"]
+    run = Run(
+        args=args,
+        folder=folder,
+        device=device,
+        num_iterations=max(1, args.total_episodes // args.episodes_per_iteration),
+        num_tasks=num_tasks,
+        vocab_size=vocab_size,
+        policy=policy,
+        critic=critic,
+        reference=load_policy(source, device, dtype=dtype) if with_reference else None,
+        optimizer=optimizer,
+        saver=checkpoint.Checkpointer(folder, policy, critic, optimizer, rank),
+        in_place=args.engine == "transformers" and world_size == 1,
+        state=state,
+        queued=state["iteration"],
+    )
+    if rank == 0:
+        model = policy if run.in_place else None
+        if args.engine == "transformers" and model is None:
+            model = load_policy(source, device, whole=True, dtype=dtype)
+        run.envs, run.eval_envs = envs, eval_envs
+        run.engine = make_engine(args, source, vocab_size, model, tokenizer_of(args))
+        run.eval_engine = run.engine.twin(temperature=0.0)  # evaluations are greedy
+        run.sampler = Sampler(envs, run.engine, args.seed, args.deterministic)
+        run.log = Logger(folder, args, run.num_iterations * args.episodes_per_iteration, state)
+        run.sampler.on_done = run.log.bar.update
+    return run
+
+
+def reject_far_rows(rows: Sequence[Trajectory], factor: float) -> float:
+    """Train nothing on episodes for which the geometric mean of trainer / sampler is beyond `factor` or its inverse.
+
+    `old_logprobs` must be the trainer's. Returns the share of the episodes that is rejected.
+    """
+    rejected = 0
+    for row in rows:
+        gaps = (row.old_logprobs - row.logprobs)[row.action_mask]
+        if len(gaps) and abs(float(gaps.mean())) > math.log(factor):
+            row.train_mask = np.zeros_like(row.train_mask)
+            rejected += 1
+    return rejected / max(1, len(rows))
