@@ -28,7 +28,7 @@ from llm_utils.metrics import TokenMeans
 from llm_utils.returns import others_mean, returns_to_go, whiten
 from llm_utils.rollout import draw_episodes
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
-from llm_utils.trajectory import Trajectory, in_groups
+from llm_utils.trajectory import Trajectory
 
 Array = np.ndarray
 
@@ -170,31 +170,30 @@ def check(args: Args) -> None:
 
 
 def batch_advantages(
-    rewards: Sequence[Array], lengths: Sequence[Array], groups: Sequence[Sequence[int]] | None = None,
-    credit: str = "turn", gamma: float = 1.0, by_others: bool = True, whitened: bool = True,
+    rewards: Sequence[Array], lengths: Sequence[Array], groups: Sequence[int] | None = None, credit: str = "turn",
+    gamma: float = 1.0, by_others: bool = True, whitened: bool = True,
 ) -> list[Array]:  # fmt: skip
     """Advantages of the turns of all episodes of a batch, from the rewards and the `lengths` in tokens of their turns.
 
-    Returns from each turn on (or of the whole episode), with `groups` (numbers of episodes of the same task) minus what
+    Returns from each turn on (or of the whole episode); with `groups`, the number of each episode's group, minus what
     the others of the group earned from there, 0 after their end; then whitened over the batch, in which every token
     counts the same (arXiv 2501.03262, equations 8 and 9).
     """
     table = returns_to_go(rewards, gamma)
     if credit == "episode":
         table = np.repeat(table[:, :1], table.shape[1], axis=1)
-    for group in groups or []:
-        table[list(group)] -= others_mean(table[list(group)])
+    for group in set(groups or []):
+        of_group = np.equal(groups, group)
+        table[of_group] -= others_mean(table[of_group])
     values = [row[: len(own)] for row, own in zip(table, rewards, strict=True)]
-    return whiten(values, [np.asarray(n, float) for n in lengths], by_others) if whitened else values
+    return whiten(values, [np.asarray(n, float) for n in lengths], by_others, groups) if whitened else values
 
 
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
     """Fill `advantages` of all rows."""
     rewards = [row.turn_rewards() for row in rows]
     lengths = [np.array([turn.end - turn.start for turn in row.turns]) for row in rows]
-    groups, number = None, {row.episode: i for i, row in enumerate(rows)}
-    if args.baseline:
-        groups = [[number[row.episode] for row in group] for group in in_groups(rows, args.group_size)]
+    groups = [row.episode // args.group_size for row in rows] if args.baseline else None
     by_others = args.adv_norm == "others"
     advantages = batch_advantages(rewards, lengths, groups, args.credit, args.gamma, by_others)
     if args.kl_in == "reward":  # not scaled: in a solved batch that would blow its noise up

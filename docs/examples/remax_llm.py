@@ -1,0 +1,55 @@
+"""ReMax (arXiv 2310.10505): a turn's baseline is what the greedy policy earns on the same task from that turn on.
+
+PYTHONPATH=learner python docs/examples/remax_llm.py --total-episodes 2560
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import gymnasium as gym
+import tyro
+from rloo_llm import Args, backward
+
+import agent_r1  # noqa: F401  (registers the environments)
+from llm_utils import arguments, checkpoint, distributed
+from llm_utils.returns import returns_to_go
+from llm_utils.rollout import draw_episodes, rollout
+from llm_utils.run import make_run, prepare, tokenizer_of
+from llm_utils.trajectory import Trajectory
+
+
+def compute_advantages(rows: Sequence[Trajectory], greedy: Sequence[Trajectory], gamma: float) -> None:
+    """Fill `advantages`. The greedy episode has nothing to do with the sampled one, so the baseline is unbiased."""
+    for row, baseline in zip(rows, greedy, strict=True):
+        own, other = returns_to_go([row.turn_rewards(), baseline.turn_rewards()], gamma)
+        row.set_turn_advantages((own - other)[: len(row.turns)])
+
+
+if __name__ == "__main__":
+    args = prepare(tyro.cli(Args, default=replace(Args(), exp_name="remax_llm")), arguments.check)
+    kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **json.loads(args.env_kwargs)}
+    envs = gym.make_vec(args.env_id, split=args.split, **kwargs) if distributed.rank() == 0 else None
+    eval_envs = gym.make_vec(args.env_id, split=args.eval_split, **kwargs) if distributed.rank() == 0 else None
+    run = make_run(args, envs, eval_envs)
+    count = args.episodes_per_iteration
+
+    def episodes(iteration: int) -> list[tuple[int, int]]:
+        return draw_episodes(args.seed, iteration, count, run.num_tasks, first=(iteration - 1) * count)
+
+    with checkpoint.saving_at_exit(run.saver, run.state):
+        run.start()
+        for iteration in range(run.state["iteration"] + 1, run.num_iterations + 1):
+            run.begin_iteration(iteration)
+            rows = run.collect(iteration, episodes)
+            tasks = [(row.episode, row.task_index) for row in rows]
+            compute_advantages(rows, rollout(run.envs, run.eval_engine, tasks, args.seed) if rows else [], args.gamma)
+            run.mark("rollout")
+            run.saver.begin_update()
+            for part in run.minibatches(rows, iteration):
+                metrics = backward(part, args, run)
+                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, part)[0]
+                run.metrics.append(metrics)
+            run.mark("train")
+            run.end_iteration(iteration, rows, {})
+    run.close()
