@@ -638,7 +638,7 @@ def test_a_sandbox_that_does_not_start_is_a_fault(monkeypatch):
     def full(*arguments, **keywords):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("os.pipe", full)
+    monkeypatch.setattr("socket.socketpair", full)
     result = run_tool(tool, {"code": "1"})
     assert not result.ok and "Too many open files" in result.fault
     monkeypatch.undo()

@@ -295,7 +295,7 @@ def test_a_refusal_is_not_repeated() -> None:
         retriever = client(address)
         with pytest.raises(RetrievalError, match="status 422: too long"):
             retriever.search(["q"], 1)
-        assert len(requests) == 1
+        assert len(requests) == 2  # the second asks whether it is the query
         retriever.close()
 
 
