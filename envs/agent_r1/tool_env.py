@@ -177,6 +177,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         Raises ValueError for other options or values, and for a prompt that leaves no room in the context.
         """
         super().reset(seed=seed)
+        shared, self.reset_patience = self.reset_patience, None
         options = dict(options or {})
         index = options.pop("task_index", None)
         max_turns = options.pop("max_turns", None)
@@ -188,7 +189,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         horizon = self.max_turns if max_turns is None else _integer("max_turns", max_turns)
         if horizon < 1:
             raise ValueError(f"max_turns must be at least 1, got {horizon}")
-        shared, self.reset_patience = self.reset_patience, None
         patience = shared or Patience(self.fault_deadline)
         while True:
             try:
