@@ -17,7 +17,7 @@ from agent_r1_tools.running import MAX_FAULT_CHARS, describe
 from agent_r1_tools.text import clean_text
 
 if TYPE_CHECKING:
-    from agent_r1.tool_env import PendingCall
+    from agent_r1.episode import PendingCall
 
 FAULTS = (ToolFault, OSError)  # ConnectionError and TimeoutError are OSErrors
 FIRST_PAUSE = 0.1  # seconds

@@ -33,6 +33,8 @@ from agent_r1.tokenizers import load_tokenizer
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
 
+__all__ = ["End", "Episode", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv"]
+
 MAX_CALLS = 8  # tool calls that are run in one turn
 CUT = "... [cut to fit the context]"
 NO_ACTION_HINT = "Neither a tool call nor an answer was found. Call a tool, or answer as <answer>your answer</answer>."
@@ -366,7 +368,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """The machinery is broken: nothing is judged and nothing paid."""
         self.episode.over = True
         self.episode.rewards.append({})
-        outcome = {
+        outcome: dict[str, Any] = {
             "fault": turn.fault,
             "truncation_reason": "fault",
             "is_success": False,

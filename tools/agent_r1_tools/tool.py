@@ -56,6 +56,10 @@ class ToolResult:
     done: bool = False
     fault: str | None = None
 
+    def __repr__(self) -> str:
+        rest = ", done=True" * self.done + (f", fault={self.fault!r}" if self.fault is not None else "")
+        return f"ToolResult(content={self.content!r}, ok={self.ok!r}, data={self.data!r}{rest})"
+
 
 class Tool(ABC):
     """Something that an agent can call by `name` with arguments that fit `parameters`.
