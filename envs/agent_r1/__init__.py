@@ -10,11 +10,11 @@ from importlib.resources import files
 import gymnasium as gym
 
 from agent_r1.spaces import TokenSpan
-from agent_r1.tool_env import Task, ToolEnv
-from agent_r1_tools import Tool, ToolResult
+from agent_r1.tool_env import End, Task, ToolEnv
+from agent_r1_tools import Tool, ToolFault, ToolResult
 
 __version__ = "0.1.0"
-__all__ = ["ENVIRONMENTS", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolResult", "tiny_policy"]
+__all__ = ["ENVIRONMENTS", "End", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault", "ToolResult", "tiny_policy"]
 
 # id -> where its class stands. A version is bumped when a change could move learning results.
 ENVIRONMENTS = {

@@ -32,6 +32,7 @@ MEMORY_BYTES = 2**30
 
 UNREADABLE = "the answer cannot be read as one expression"
 TOO_COSTLY = "judging the answer took too much time or memory"
+TOO_BUSY = "judging was killed from outside, or had no processor for so long"
 
 # `\text{}` and its like, which math-verify takes for a unit and drops.
 _TEXT_COMMAND = r"\\(?:text[a-z]*|mbox|hbox|math(?:rm|bf|it|sf|tt)|operatorname)(?![a-zA-Z])"
@@ -63,7 +64,11 @@ def require_math_verify() -> None:
 
 @lru_cache(maxsize=8192)
 def judge(gold: str, answer: str) -> Verdict:
-    """Compare an answer, whatever it is, with the gold answer (LaTeX or plain). Never raises for what is written."""
+    """Compare an answer, whatever it is, with the gold answer (LaTeX or plain). Never raises for what is written.
+
+    Raises ConnectionError where the process that judges doesn't run or is killed: a fault that says nothing about the
+    answer, and that is not kept as its verdict.
+    """
     answer = unwrap(answer)
     if not answer:
         return Verdict(False, "the answer is empty")
@@ -171,9 +176,12 @@ class _Server:
                 except OSError:
                     line = b""
                 if line:
-                    return Verdict(*json.loads(line))
+                    verdict = Verdict(*json.loads(line))
+                    if verdict.reason == TOO_BUSY:
+                        raise ConnectionError(TOO_BUSY)
+                    return verdict
                 self.close()
-        return Verdict(False, "the process that judges answers does not run")
+        raise ConnectionError("the process that judges answers does not run")
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None:
@@ -218,8 +226,10 @@ def _serve() -> None:
             _limit()
             os.write(answers, (json.dumps(_compare(*json.loads(line))) + "\n").encode())
             os._exit(0)
-        if os.waitpid(child, 0)[1] != 0:  # killed by one of its limits, or out of memory
-            os.write(answers, (json.dumps([False, TOO_COSTLY]) + "\n").encode())
+        status = os.waitpid(child, 0)[1]
+        if status != 0:  # its processor time is over or it is out of memory; or the machine ended it
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGKILL, signal.SIGTERM)
+            os.write(answers, (json.dumps([False, TOO_BUSY if killed else TOO_COSTLY]) + "\n").encode())
 
 
 def _limit() -> None:

@@ -18,80 +18,28 @@ import json
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.dialects import Call, Dialect, get_dialect
+from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens
+from agent_r1.faults import FAULTS, Calls, Patience, fault_line
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
-from agent_r1_tools import Tool, ToolResult, run_tool
+from agent_r1_tools import Tool, ToolFault, ToolResult
+from agent_r1_tools.running import describe
 
-Tokens = NDArray[np.int32]
+__all__ = ["End", "Episode", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv"]
 
 MAX_CALLS = 8  # tool calls that are run in one turn
 CUT = "... [cut to fit the context]"
 NO_ACTION_HINT = "Neither a tool call nor an answer was found. Call a tool, or answer as <answer>your answer</answer>."
 # What a terminal would obey or cannot write: control characters but tab and newline, lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task: what is asked, which answers are right, and what the judges need to know beyond that."""
-
-    id: str
-    question: str
-    answers: list[str]
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class PendingCall:
-    """A call that the policy wrote. `tool` is None where nothing can be run; `error` then says why."""
-
-    call: Call
-    tool: Tool | None
-    error: str | None = None
-
-    @property
-    def arguments(self) -> Any:
-        """A copy of the arguments, for the tool: it may change them, and what the policy wrote stays."""
-        return copy.deepcopy(self.call.arguments)
-
-
-@dataclass
-class OpenTurn:
-    """A turn between `begin_turn` and `end_turn`: its calls are waiting for their results."""
-
-    closed: bool = True
-    overflow: bool = False
-    calls: list[PendingCall] = field(default_factory=list)
-    skipped_calls: int = 0
-    answers: list[str] = field(default_factory=list)
-    judged: tuple[float, dict[str, float]] | None = None  # what `judge_answer` said, where it was asked early
-
-
-@dataclass
-class Episode:
-    """Everything that changes while an episode runs; a snapshot is a copy of it."""
-
-    task_index: int
-    max_turns: int
-    buffer: Tokens
-    length: int = 0
-    turn: int = 0
-    malformed: bool = False
-    over: bool = False
-    seen_calls: set[str] = field(default_factory=set)
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    rewards: list[dict[str, float]] = field(default_factory=list)
-    memory: dict[str, Any] = field(default_factory=dict)  # a task's own notes, e.g. the supports found so far
 
 
 class ToolEnv(gym.Env[Tokens, Tokens]):
@@ -107,10 +55,12 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         max_action_tokens: bound on one span, in tokens (default 2,048).
         process_reward: True for the class's `PROCESS_WEIGHTS`, a dict to change some of them, False for none.
         unfinished_reward: what an episode without an answer pays; None: what a wrong format pays (equation 6).
+        fault_deadline: seconds for which what the machinery does wrong is tried again; 0 for never. A fault that lasts
+            ends the episode: reward 0, truncated, `info["truncation_reason"] == "fault"`, and `info["fault"]` names it.
         render_mode: None, "ansi" (render() returns the conversation) or "human" (it is printed as it goes).
 
     Raises (from `step`): RuntimeError after the end; ValueError for something that is no 1-D array of token ids.
-    What a policy writes never raises.
+    What a policy writes never raises. From `reset`: ToolFault where the episode cannot begin within `fault_deadline`.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}
@@ -138,6 +88,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         max_action_tokens: int | None = None,
         process_reward: bool | Mapping[str, float] = True,
         unfinished_reward: float | None = None,
+        fault_deadline: float = 60.0,
         render_mode: str | None = None,
     ) -> None:
         if split not in self.splits:
@@ -151,6 +102,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         ):
             if bound is not None and bound < 1:
                 raise ValueError(f"{name} must be at least 1, got {bound}")
+        if not fault_deadline >= 0:
+            raise ValueError(f"fault_deadline must be a number of seconds, 0 or more, got {fault_deadline}")
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -166,6 +119,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.max_action_tokens = max_action_tokens or min(2_048, self.max_context_tokens)
         self.process_weights = process_weights(process_reward, self.PROCESS_WEIGHTS)
         self.unfinished_reward = unfinished_reward
+        self.fault_deadline = fault_deadline
         self.render_mode = render_mode
         vocab_size = len(self.tokenizer)
         self.action_space = TokenSpan(vocab_size, self.max_action_tokens)
@@ -176,6 +130,9 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._reserve = max(1, min(self.max_action_tokens, 256, self.max_context_tokens // 8))
         self._episode: Episode | None = None
         self._task: Task | None = None
+        # Set by a vector environment, which shares it among the episodes that it begins together: one that cannot
+        # begin is then handed out as an episode that ends with a fault at its first turn, and `reset` doesn't raise.
+        self.reset_patience: Patience | None = None
 
     # ------------------------------------------------------------------ what a task says
 
@@ -191,14 +148,18 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def start_episode(self, task: Task) -> None:
         """Hand the tools what they need for this task (a corpus, say). Also called before a snapshot continues."""
 
-    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """What a tool's result means: amounts of process terms, before their weights. Notes go into `memory`."""
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """What a tool's result means: amounts of process terms, before their weights. Notes go into `memory`.
+
+        An `End` ends the episode here, as an answer would; calls after it in the same turn don't count.
+        """
         return {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """What an answer is worth: a score from 0 to 1 (1 is success), and metrics for `info["metrics"]`.
 
-        Where it cannot be judged, `memory["judge_error"]` says why, and `info["judge_error"]` shows it.
+        A judge that is itself broken raises `ToolFault` or an OSError, or says why in `memory["judge_error"]`: a fault,
+        which is tried again and never paid. That holds for all judges; what they noted in `memory` is taken back.
         """
         raise NotImplementedError
 
@@ -218,6 +179,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         Raises ValueError for other options or values, and for a prompt that leaves no room in the context.
         """
         super().reset(seed=seed)
+        shared, self.reset_patience = self.reset_patience, None
         options = dict(options or {})
         index = options.pop("task_index", None)
         max_turns = options.pop("max_turns", None)
@@ -229,20 +191,18 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         horizon = self.max_turns if max_turns is None else _integer("max_turns", max_turns)
         if horizon < 1:
             raise ValueError(f"max_turns must be at least 1, got {horizon}")
-        task = self.make_task(int(index))
-        prompt = _prompt(self.dialect, self.instructions, task.question, json.dumps(self._schemas))
-        if len(prompt) + self._reserve > self.max_context_tokens:
-            raise ValueError(
-                f"the prompt of task {task.id!r} has {len(prompt)} tokens and leaves no room in "
-                f"max_context_tokens={self.max_context_tokens}; make that larger"
-            )
-        self._task = task
-        self._episode = Episode(int(index), horizon, np.empty(max(256, 2 * len(prompt)), np.int32))
-        self._episode.messages = _messages(self.instructions, task.question)
-        self._append(prompt)
-        for tool in self.tools.values():
-            tool.set_state(None)
-        self.start_episode(task)
+        patience = shared or Patience(self.fault_deadline)
+        while True:
+            try:
+                self._begin(int(index), horizon)
+                break
+            except FAULTS as error:
+                if patience.wait():
+                    continue
+                if shared is None:
+                    raise ToolFault(f"task {index} of {self.split!r} could not begin: {describe(error)}") from error
+                self._begin_broken(int(index), horizon, fault_line("reset", error))
+                break
         if self.render_mode == "human":
             print(self._transcript(0))
         return self._observation(), self._info({}, [])
@@ -250,7 +210,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def step(self, action: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         """One assistant turn: a span of sampled tokens in; the new state, its reward, flags and info out."""
         turn = self.begin_turn(action)
-        results = [run_tool(c.tool, c.arguments) for c in turn.calls if c.tool is not None]
+        results = Calls(turn.waiting, self.fault_deadline).run()
+        assert results is not None
         return self.end_turn(turn, results)
 
     def begin_turn(self, action: Any) -> OpenTurn:
@@ -262,12 +223,12 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         room = min(self.max_action_tokens, self.max_context_tokens - episode.length)
         self._append(span[:room])
         episode.turn += 1
-        if span.size > room:
+        if span.size > room or episode.fault is not None:
             text = self.tokenizer.decode(span[:room].tolist())
             episode.messages.append({"role": "assistant", "content": text})
-            return OpenTurn(overflow=True)
+            return OpenTurn(overflow=span.size > room, fault=episode.fault)
         ids = span.tolist()
-        parsed = self.dialect.parse(ids, self._schemas)
+        parsed = self.dialect.parse(ids, self.schemas)
         turn = OpenTurn(closed=bool(ids) and ids[-1] in self._stop)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.raw}
         if parsed.calls:
@@ -286,38 +247,85 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return turn
 
     def judge_early(self, turn: OpenTurn) -> None:
-        """Judge the answer of an open turn, so that `end_turn` need not. May be called in another thread."""
-        if turn.answers and (answer := turn.answers[-1].strip()):
-            turn.judged = self.judge_answer(answer)
+        """Judge the answer of an open turn, so that `end_turn` need not. May be called in another thread.
+
+        A judge that faults is asked again here; what lasts is noted in the turn.
+        """
+        answer = turn.answers[-1].strip() if turn.answers else ""
+        patience = Patience(self.fault_deadline)
+        while answer and turn.judged is None and turn.fault is None:
+            mark = self._mark(turn)
+            try:
+                turn.judged = self.judge_answer(answer)
+                self._check_judge()
+            except FAULTS as error:
+                self._return_to(mark, turn)
+                if not patience.wait():
+                    turn.fault = fault_line("judge", error)
 
     def end_turn(
         self, turn: OpenTurn, results: Sequence[ToolResult]
     ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         """Decide what the results mean. `results` has one entry for each call that has a tool, in order.
 
+        A result that is a fault has had its chances: it ends the episode. A judge that faults is asked again.
+
         Raises ValueError for another number of results, or if a judge names a term without a weight.
         """
+        patience = Patience(self.fault_deadline)
+        while True:
+            try:
+                return self.try_turn(turn, results)
+            except ToolFault as fault:
+                if not patience.wait():
+                    turn.fault = str(fault)
+
+    def try_turn(
+        self, turn: OpenTurn, results: Sequence[ToolResult]
+    ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
+        """`end_turn` without patience: raises `ToolFault` where a judge faults, and leaves all as it was before."""
+        if len(results) != len(turn.waiting):
+            raise ValueError(
+                f"{len(turn.waiting)} calls wait for their results, got {len(results)} results; give one for each"
+            )
+        first_message = len(self.episode.messages) - 1
+        mark = self._mark(turn)
+        try:
+            outcome = self._settle(turn, results)
+        except FAULTS as error:
+            self._return_to(mark, turn)
+            raise ToolFault(fault_line("judge", error)) from error
+        if self.render_mode == "human":
+            print(self._transcript(first_message))
+        return outcome
+
+    def _settle(
+        self, turn: OpenTurn, results: Sequence[ToolResult]
+    ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         episode = self.episode
-        called = sum(pending.tool is not None for pending in turn.calls)
-        if len(results) != called:
-            raise ValueError(f"{called} calls wait for their results, got {len(results)} results; give one for each")
-        first_message = len(episode.messages) - 1
         amounts: dict[str, float] = {}
         records: list[dict[str, Any]] = []
         responses: list[tuple[str, str]] = []
+        end: End | None = None
         waiting = iter(results)
+        broken = turn.fault is not None or any(result.fault is not None for result in results)
         for pending in turn.calls:
             call = pending.call
-            if pending.tool is None:
-                result = ToolResult(pending.error or "", ok=False)
-            else:
-                result = next(waiting)
-            self._judge_call(call, result, amounts)
+            result = ToolResult(pending.error or "", ok=False) if pending.tool is None else next(waiting)
+            if not broken:
+                end = self._judge_call(call, result, amounts)
             error = call.error or (None if result.ok else result.content)
             record = {"name": call.name, "arguments": pending.arguments, "ok": result.ok}
             records.append(record | ({"error": error} if error else {}))
             responses.append((call.name, result.content))
-        if turn.skipped_calls:
+            if result.fault is not None:
+                turn.fault = turn.fault or fault_line(f"tool {call.name}", result.fault)
+                break
+            if end is not None:
+                break
+        if turn.fault is not None:
+            return self._end_by_fault(turn, records)
+        if turn.skipped_calls and end is None:
             responses.append(("", f"{turn.skipped_calls} more calls were not run: at most {MAX_CALLS} in one turn."))
             _add(amounts, "failed_call", 1)
         answered = bool(turn.answers)
@@ -325,15 +333,15 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             _add(amounts, "no_action", 1)
 
         # The end comes before the text: a terminated episode gets no results appended, a truncated one does.
-        terminated = answered
+        terminated = answered or end is not None
         reason = "context" if turn.overflow else None
-        if not answered and reason is None:
+        if not terminated and reason is None:
             if not self._append_responses(turn, responses):
                 reason = "context"
             if episode.turn >= episode.max_turns:
                 reason = "turns"
                 terminated = episode.max_turns == 1  # a one-turn task ends by itself: nothing was cut short
-        elif answered and not turn.closed:
+        elif terminated and not turn.closed:
             self._append_if_room(self.dialect.close())
         truncated = reason is not None and not terminated
         if terminated or truncated:
@@ -345,15 +353,29 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         }
         outcome: dict[str, Any] = {}
         if terminated or truncated:
-            episode.over = True
-            outcome = self._outcome(turn, terms)
+            outcome = self._outcome(turn, end, terms)
             if truncated:
                 outcome["truncation_reason"] = reason
+        self._check_judge()
+        episode.over = terminated or truncated
         episode.rewards.append(terms)
-        if self.render_mode == "human":
-            print(self._transcript(first_message))
         info = self._info(terms, records) | outcome
         return self._observation(), float(sum(terms.values())), terminated, truncated, info
+
+    def _end_by_fault(
+        self, turn: OpenTurn, records: list[dict[str, Any]]
+    ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
+        """The machinery is broken: nothing is judged and nothing paid."""
+        self.episode.over = True
+        self.episode.rewards.append({})
+        outcome: dict[str, Any] = {
+            "fault": turn.fault,
+            "truncation_reason": "fault",
+            "is_success": False,
+            "answer": turn.answers[-1].strip() if turn.answers else None,
+            "metrics": {},
+        }
+        return self._observation(), 0.0, False, True, self._info({}, records) | outcome
 
     def get_state(self) -> dict[str, Any]:
         """A snapshot from which the episode can be continued, here or in another environment of the same kind.
@@ -377,6 +399,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise ValueError(
                 f"the snapshot has {episode.length} tokens, more than max_context_tokens={self.max_context_tokens}"
             )
+        self.np_random.bit_generator.state = copy.deepcopy(state["random_state"])
+        if episode.fault is not None:  # it never began: there is nothing to hand to the tools
+            self._episode, self._task = episode, Task(state["task_id"], "", [])
+            return
         task = self.make_task(episode.task_index) if episode.task_index < self.num_tasks else None
         if task is None or task.id != state["task_id"]:
             raise ValueError(
@@ -384,7 +410,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 f"{task.id if task else None!r} here; make both environments with the same arguments"
             )
         self._episode, self._task = episode, task
-        self.np_random.bit_generator.state = copy.deepcopy(state["random_state"])
         self.start_episode(task)
         for name, tool in self.tools.items():
             tool.set_state(copy.deepcopy(state["tools"].get(name)))
@@ -424,11 +449,58 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return self._task
 
     @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools as the prompt shows them and as calls are read. Override it to show others, or none."""
+        return self._schemas
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation in chat form (a copy): what chat-style trainers and chat APIs take."""
         return copy.deepcopy(self.episode.messages)
 
     # ------------------------------------------------------------------ inside
+
+    def _begin(self, index: int, max_turns: int) -> None:
+        """Task `index` from its beginning. May raise what the machinery raises, and can then be called again."""
+        self._task = None
+        self._task = task = self.make_task(index)
+        self._open(task, index, max_turns)
+        for tool in self.tools.values():
+            tool.set_state(None)
+        self.start_episode(task)
+
+    def _begin_broken(self, index: int, max_turns: int, fault: str) -> None:
+        """An episode for a task that cannot begin: it has a prompt, and its first turn ends it."""
+        self._task = self._task or Task(f"task {index}", "", [])
+        self._open(self._task, index, max_turns)
+        self.episode.fault = fault
+
+    def _open(self, task: Task, index: int, max_turns: int) -> None:
+        prompt = _prompt(self.dialect, self.instructions, task.question, json.dumps(self.schemas))
+        if len(prompt) + self._reserve > self.max_context_tokens:
+            raise ValueError(
+                f"the prompt of task {task.id!r} has {len(prompt)} tokens and leaves no room in "
+                f"max_context_tokens={self.max_context_tokens}; make that larger"
+            )
+        self._episode = Episode(index, max_turns, np.empty(max(256, 2 * len(prompt)), np.int32))
+        self._episode.messages = _messages(self.instructions, task.question)
+        self._append(prompt)
+
+    def _mark(self, turn: OpenTurn) -> tuple[Any, ...]:
+        """What a judge may change, to return to if it faults."""
+        episode = self.episode
+        memory = copy.deepcopy(episode.memory) if episode.memory else {}
+        return episode.length, len(episode.messages), set(episode.seen_calls), memory, turn.judged
+
+    def _return_to(self, mark: tuple[Any, ...], turn: OpenTurn) -> None:
+        episode = self.episode
+        episode.length, messages, episode.seen_calls, episode.memory, turn.judged = mark
+        del episode.messages[messages:]
+
+    def _check_judge(self) -> None:
+        """Raise where a judge has noted that it could not judge."""
+        if "judge_error" in self.memory:
+            raise ToolFault(str(self.memory["judge_error"]))
 
     def _check(self, action: Any) -> Tokens:
         try:
@@ -501,17 +573,19 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             return PendingCall(call, None, f"Error: there is no tool named {call.name[:64]!r}. Tools: {names}.")
         return PendingCall(call, self.tools[call.name])
 
-    def _judge_call(self, call: Call, result: ToolResult, amounts: dict[str, float]) -> None:
+    def _judge_call(self, call: Call, result: ToolResult, amounts: dict[str, float]) -> End | None:
         if call.error is not None:
             _add(amounts, "malformed_call", 1)
-            return
+            return None
         key = json.dumps([call.name, call.arguments], sort_keys=True)
         if key in self.episode.seen_calls:
             _add(amounts, "repeated_call", 1)
         self.episode.seen_calls.add(key)
         if not result.ok:
             _add(amounts, "failed_call", 1)
-        self._add_judged(self.judge_result(call, result), amounts)
+        judged = self.judge_result(call, result)
+        self._add_judged(judged.amounts if isinstance(judged, End) else judged, amounts)
+        return judged if isinstance(judged, End) else None
 
     def _add_judged(self, judged: Mapping[str, float], amounts: dict[str, float]) -> None:
         for name, amount in judged.items():
@@ -522,28 +596,30 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 )
             _add(amounts, name, amount)
 
-    def _outcome(self, turn: OpenTurn, terms: dict[str, float]) -> dict[str, Any]:
+    def _outcome(self, turn: OpenTurn, end: End | None, terms: dict[str, float]) -> dict[str, Any]:
         """Equation 6 of the paper: the score where the format is right, format score - 1 otherwise."""
         answers = turn.answers
-        right = sum(bool(answer.strip()) for answer in answers) == len(answers) == 1
+        if end is not None:
+            turn.judged = float(end.score), dict(end.metrics)
+        right = end is not None or sum(bool(answer.strip()) for answer in answers) == len(answers) == 1
         answer = answers[-1].strip() if answers else None
         if turn.judged is None:
             turn.judged = self.judge_answer(answer) if answer else (0.0, self.final_metrics())
         score, metrics = turn.judged
         value = paper_outcome(score, answer_ok=right, calls_ok=not self.episode.malformed)
-        if answers:
+        if answers or end is not None:
             well_formed = right and not self.episode.malformed
             terms[self.outcome_term if well_formed else "outcome/format"] = value
         else:
             terms["outcome/unfinished"] = value if self.unfinished_reward is None else float(self.unfinished_reward)
-        error = {"judge_error": self.memory["judge_error"]} if "judge_error" in self.memory else {}
-        return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics} | error
+        return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics}
 
     def _observation(self) -> Tokens:
         return self.episode.buffer[: self.episode.length].copy()
 
     def _info(self, terms: dict[str, float], calls: list[dict[str, Any]]) -> dict[str, Any]:
         episode = self.episode
+        fault = {"fault": episode.fault} if episode.fault is not None else {}
         return {
             "turn": episode.turn,
             "task_id": self.task.id,
@@ -551,7 +627,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             "tool_calls": calls,
             "stop_token_ids": list(self.dialect.stop_token_ids),
             "max_new_tokens": min(self.max_action_tokens, self.max_context_tokens - episode.length),
-        }
+        } | fault
 
     def _transcript(self, first: int) -> str:
         episode = self.episode

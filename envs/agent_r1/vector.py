@@ -4,7 +4,7 @@
     recv ◄── judge each turn (ToolEnv.end_turn) as soon as its own calls are answered
 
 Episodes are only touched by the thread that calls the vector environment; the other threads run tools and nothing
-else. `step` is `send` to all, then `recv` from all.
+else (slow judges, and retries of what faulted, run there too). `step` is `send` to all, then `recv` from all.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from agent_r1.tool_env import OpenTurn, ToolEnv
+from agent_r1.episode import OpenTurn, PendingCall
+from agent_r1.faults import Calls, Patience
+from agent_r1.tool_env import ToolEnv
 from agent_r1.wrappers import Tokens, UnicodeText, decode_state, encode_turn
-from agent_r1_tools import Tool, ToolResult, run_batch, run_tool
+from agent_r1_tools import Tool, ToolFault, ToolResult, run_batch
 
 MAX_THREADS = 512  # they are started when they are needed, and mostly wait
 
@@ -62,17 +64,20 @@ class _Slot:
     turn: OpenTurn = field(default_factory=OpenTurn)
     results: list[ToolResult | None] = field(default_factory=list)
     missing: int = 0
+    patience: Patience = field(default_factory=lambda: Patience(0))  # with a judge that faults
 
 
 @dataclass(eq=False)
 class _Job:
     """Tool calls that one thread makes. Answer i goes to all `places[i]`: (slot, number of the call in its turn)."""
 
-    run: Callable[[], Sequence[ToolResult | None]]
-    places: list[list[tuple[_Slot, int]]]
+    run: Callable[[], Sequence[ToolResult]]
+    places: list[list[tuple[_Slot, int]]] = field(default_factory=list)
+    calls: Sequence[PendingCall] = ()  # to be made again, each by itself, where they fault
     key: Any = None  # equal calls that come while this one is under way wait for its answer
     alone: frozenset[int] = frozenset()  # ids of the tools that nobody else may use meanwhile
-    results: Sequence[ToolResult | None] = ()
+    judge: _Slot | None = None  # whose turn is judged after this
+    results: Sequence[ToolResult] = ()
 
 
 class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray[Any]]):
@@ -92,6 +97,10 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     Observations are a tuple (`recv`: a list) of arrays or strings, rewards float64, flags bool. `step` and `reset` give
     infos as Gymnasium does, a dict of arrays with masks; `recv` gives a list of dicts, one for each episode.
+
+    What faults (see `ToolEnv`) is tried again in threads, where it delays its own episode only. An episode that cannot
+    begin is tried again while `reset` waits, for `fault_deadline` seconds in all; it then ends with its first turn, and
+    `info["fault"]` says so at once.
 
     Calls of a tool with `timeout=inf` run at once, in the caller's thread; other calls run in threads, where a slow
     or failing one delays its own episode only. Calls of equal tools go to `batch_execute` together where the tool has
@@ -173,8 +182,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         if busy:
             raise RuntimeError(f"episodes {busy} are in flight; recv() them before the reset")
         infos: dict[str, Any] = {}
+        patience = Patience(self.envs[0].fault_deadline)  # one for all: they mostly need the same machinery
         for i in chosen:
-            info = self._reset(self._slots[i], seeds[i], per_env[i])
+            info = self._reset(self._slots[i], seeds[i], per_env[i], patience)
             infos = self._add_info(infos, info, i)
         return tuple(slot.observation for slot in self._slots), infos
 
@@ -226,20 +236,21 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         slots = [self._slots[i] for i in ids]
         spans = [self._span(slot, action) for slot, action in zip(slots, actions, strict=True)]
 
-        free: dict[Any, list[tuple[Tool, Any, _Slot, int]]] = {}  # calls by tool, of all episodes
+        free: dict[Any, list[tuple[PendingCall, _Slot, int]]] = {}  # calls by tool, of all episodes
         for slot, span in zip(slots, spans, strict=True):
             slot.turn = slot.env.begin_turn(span)
             slot.phase = Phase.IN_FLIGHT
             slot.known = slot.env.episode.length
-            calls = [(p.tool, p.arguments) for p in slot.turn.calls if p.tool is not None]
+            slot.patience = Patience(slot.env.fault_deadline)
+            calls = slot.turn.waiting
             slot.results, slot.missing = [None] * len(calls), len(calls)
             if slot.turn.answers and slot.env.slow_judge:
                 self._start_judging(slot)
             elif not calls:
                 self._answered.append(slot)
-            elif all(tool.concurrency_safe for tool, _ in calls):
-                for number, (tool, arguments) in enumerate(calls):
-                    free.setdefault(_tool_key(tool), []).append((tool, arguments, slot, number))
+            elif all(_tool(call).concurrency_safe for call in calls):
+                for number, call in enumerate(calls):
+                    free.setdefault(_tool_key(_tool(call)), []).append((call, slot, number))
             else:
                 self._start_in_order(slot, calls)
         for group in free.values():
@@ -290,8 +301,11 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     # ------------------------------------------------------------------ episodes
 
-    def _reset(self, slot: _Slot, seed: int | None, options: dict[str, Any]) -> dict[str, Any]:
+    def _reset(
+        self, slot: _Slot, seed: int | None, options: dict[str, Any], patience: Patience
+    ) -> dict[str, Any]:
         slot.phase = Phase.OVER  # should the reset fail
+        slot.env.reset_patience = patience
         state, info = slot.env.reset(seed=seed, options=options)
         slot.phase, slot.steps, slot.known = Phase.READY, 0, 0
         slot.room = info["max_new_tokens"]
@@ -311,66 +325,89 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         """End a turn whose calls are all answered, and note its outcome for `recv`."""
         slot.phase = Phase.OVER  # should the environment's judgement fail
         results = [result for result in slot.results if result is not None]
-        state, reward, terminated, truncated, info = slot.env.end_turn(slot.turn, results)
+        try:
+            state, reward, terminated, truncated, info = slot.env.try_turn(slot.turn, results)
+        except ToolFault as fault:
+            slot.phase = Phase.IN_FLIGHT
+            pause = slot.patience.next()
+            if pause is None:
+                slot.turn.fault = str(fault)
+                self._answered.append(slot)
+            else:
+                self._threads.start(_Job(partial(_sleep, pause), judge=slot))
+            return
         slot.steps += 1
         truncated = truncated or slot.steps == self.max_episode_steps
         slot.room = info["max_new_tokens"]
         slot.observation = self._view(slot, state)
         if (terminated or truncated) and self.autoreset_mode is AutoresetMode.SAME_STEP:
             end = {"final_obs": slot.observation, "final_info": info}
-            info = end | self._reset(slot, None, {})
+            info = end | self._reset(slot, None, {}, Patience(slot.env.fault_deadline))
         slot.phase = Phase.IN_FLIGHT  # until it is received
         self._outcomes[slot.number] = slot.observation, reward, terminated, truncated, info
 
     # ------------------------------------------------------------------ tool calls
 
-    def _start_in_order(self, slot: _Slot, calls: list[tuple[Tool, Any]]) -> None:
+    def _start_in_order(self, slot: _Slot, calls: Sequence[PendingCall]) -> None:
         """The calls of one turn, one after the other, because a tool among them has a session."""
-
-        def run() -> list[ToolResult]:
-            return [run_tool(tool, arguments) for tool, arguments in calls]
-
-        alone = frozenset(id(tool) for tool, _ in calls if not tool.concurrency_safe)
-        job = _Job(run, [[(slot, number)] for number in range(len(calls))], alone=alone)
+        in_order = Calls(calls, slot.env.fault_deadline)
+        alone = frozenset(id(call.tool) for call in calls if not _tool(call).concurrency_safe)
+        places = [[(slot, number)] for number in range(len(calls))]
+        job = _Job(lambda: in_order.run() or [], places, alone=alone)
         if alone & self._occupied or any(alone & other.alone for other in self._waiting):
             self._waiting.append(job)
-        elif all(tool.timeout == math.inf for tool, _ in calls):
-            job.results = run()
-            self._deliver(job)
-        else:
-            self._occupied |= alone
-            self._threads.start(job)
+            return
+        if all(_tool(call).timeout == math.inf for call in calls):
+            results = in_order.run(wait=False)
+            if results is not None:
+                job.results = results
+                self._deliver(job)
+                return
+        self._occupied |= alone
+        self._threads.start(job)
 
     def _start_judging(self, slot: _Slot) -> None:
-        """Judge an answer in a thread: it delays its own episode only. A fault shows when the turn ends."""
+        """Judge an answer in a thread: it delays its own episode only. What it raises shows when the turn ends."""
 
-        def run() -> list[ToolResult | None]:
+        def run() -> list[ToolResult]:
             with suppress(Exception):
                 slot.env.judge_early(slot.turn)
-            return [None]
+            return []
 
-        slot.results, slot.missing = [None], 1
-        self._threads.start(_Job(run, [[(slot, 0)]]))
+        self._threads.start(_Job(run, judge=slot))
 
-    def _start_together(self, calls: list[tuple[Tool, Any, _Slot, int]]) -> None:
+    def _start_together(self, calls: list[tuple[PendingCall, _Slot, int]]) -> None:
         """Calls of equal tools from all episodes; they don't influence each other."""
-        tool = calls[0][0]
+        tool = _tool(calls[0][0])
         if tool.timeout == math.inf or type(tool).batch_execute is not Tool.batch_execute:
-            batch = [arguments for _, arguments, _, _ in calls]
-            job = _Job(partial(run_batch, tool, batch), [[(slot, number)] for _, _, slot, number in calls])
+            batch = [call.arguments for call, _, _ in calls]
+            job = _Job(
+                partial(run_batch, tool, batch),
+                [[(slot, number)] for _, slot, number in calls],
+                [call for call, _, _ in calls],
+            )
             if tool.timeout == math.inf:
                 job.results = job.run()
                 self._deliver(job)
             else:
                 self._threads.start(job)
             return
-        for one, arguments, slot, number in calls:
-            key = (_tool_key(one), _arguments_key(arguments))
+        for call, slot, number in calls:
+            key = (_tool_key(_tool(call)), _arguments_key(call.call.arguments))
             if key in self._equal:
                 self._equal[key].places[0].append((slot, number))
             else:
-                job = self._equal[key] = _Job(partial(run_batch, one, [arguments]), [[(slot, number)]], key)
+                run = partial(run_batch, _tool(call), [call.arguments])
+                job = self._equal[key] = _Job(run, [[(slot, number)]], [call], key)
                 self._threads.start(job)
+
+    def _start_again(self, call: PendingCall, result: ToolResult, places: list[tuple[_Slot, int]]) -> bool:
+        """Make a call that faulted again, by itself; False where it has had its chances."""
+        again = Calls([call], places[0][0].env.fault_deadline)
+        if not again.faulted(_tool(call), result):
+            return False
+        self._threads.start(_Job(lambda: again.run() or [], [places]))
+        return True
 
     def _finish(self, job: _Job) -> None:
         """A job came back from its thread: hand out the answers, and let the next one have its tools."""
@@ -388,7 +425,11 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             self._waiting = still_waiting
 
     def _deliver(self, job: _Job) -> None:
-        for result, places in zip(job.results, job.places, strict=True):
+        if job.judge is not None:
+            self._answered.append(job.judge)
+        for index, (result, places) in enumerate(zip(job.results, job.places, strict=True)):
+            if result.fault is not None and job.calls and self._start_again(job.calls[index], result, places):
+                continue
             for slot, number in places:
                 slot.results[number] = result
                 slot.missing -= 1
@@ -470,11 +511,23 @@ def _work(
         try:
             job.results = job.run()
         except BaseException as error:  # run_tool and run_batch answer always; a lost job would hang its episode
-            failure = ToolResult(f"Error: {type(error).__name__}: {error}", ok=False, data={"error": "exception"})
+            fault = f"{type(error).__name__}: {error}"
+            failure = ToolResult(f"Error: {fault}", ok=False, data={"error": "exception"}, fault=fault)
             job.results = [failure] * len(job.places)
         done.put(job)
         del job
         idle.release()
+
+
+def _sleep(seconds: float) -> list[ToolResult]:
+    time.sleep(seconds)
+    return []
+
+
+def _tool(call: PendingCall) -> Tool:
+    """The tool of a call that has one."""
+    assert call.tool is not None
+    return call.tool
 
 
 def _tool_key(tool: Tool) -> Any:

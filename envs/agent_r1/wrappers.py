@@ -140,7 +140,7 @@ class RecordTrajectories(gym.Wrapper[Any, Tokens, Any, Tokens], gym.utils.Record
     A row has `env_id`, `task_id`, `task_index`, `seed` (of the reset, or null), `tokens` (the state at the end),
     `spans` (`{"role", "start", "end"}`; the roles are "prompt", "policy" and "environment", and together the spans
     cover the tokens), one entry a turn in `rewards`, `reward_terms` and `tool_calls`, then `terminated`, `truncated`,
-    `truncation_reason`, `is_success`, `answer` and `metrics`.
+    `truncation_reason`, `is_success`, `answer` and `metrics`; and `fault` where one ended the episode.
 
     A row is written at once, when its episode ends, so the file is whole whenever the program stops; several
     environments may write to the same file. Put it around the token environment, inside of `TextInterface`.
@@ -193,6 +193,7 @@ class RecordTrajectories(gym.Wrapper[Any, Tokens, Any, Tokens], gym.utils.Record
             outcome = ("truncation_reason", "is_success", "answer", "metrics")
             row["tokens"] = episode.buffer[: episode.length].tolist()
             row |= {"terminated": terminated, "truncated": truncated, **{key: info.get(key) for key in outcome}}
+            row |= {"fault": info["fault"]} if "fault" in info else {}
             self._write(row)
         return observation, float(reward), terminated, truncated, info
 

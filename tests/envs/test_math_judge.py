@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -254,3 +256,38 @@ def test_what_people_put_around_an_answer():
         assert unwrap(text) == "7"
     for text in ("$7", "\\boxed{6} \\boxed{7}", "7}{8", "$5", ""):
         assert unwrap(text) == text
+
+
+def test_a_judge_that_does_not_run_is_a_fault_and_not_a_verdict(monkeypatch):
+    math_judge.server.close()
+    monkeypatch.setattr(math_judge.sys, "executable", "/bin/false")
+    with pytest.raises(ConnectionError, match="does not run"):
+        judge("7331", "7331 + 0")
+    monkeypatch.undo()
+    assert judge("7331", "7331 + 0").correct
+
+
+def test_a_judge_that_is_killed_from_outside_is_a_fault():
+    judge("2", "1 + 1")
+    before = set(_children(math_judge.server.process.pid))
+    raised = []
+
+    def ask():
+        try:
+            judge("7", "99^{99}! / 5")
+        except ConnectionError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while thread.is_alive() and time.monotonic() < deadline:
+        for pid in set(_children(math_judge.server.process.pid)) - before:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    thread.join()
+    assert raised == [math_judge.TOO_BUSY]
+
+
+def _children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -121,7 +121,7 @@ CHEATS = {
 def test_cheating_pays_nothing(env, name, cheat, say):
     function = SOLUTIONS[name].split("(")[0].removeprefix("def ")
     _, reward, _, _, info = say(env, f"<answer>{CHEATS[cheat].replace('{f}', function)}</answer>")
-    assert reward == 0 and not info["is_success"] and "judge_error" not in info
+    assert reward == 0 and not info["is_success"] and "fault" not in info
 
 
 def test_a_program_that_hangs_delays_its_own_episode_only():
@@ -137,13 +137,31 @@ def test_a_program_that_hangs_delays_its_own_episode_only():
     envs.close()
 
 
-def test_a_sandbox_that_breaks_is_named_and_raises_nothing(env, say, monkeypatch):
+def test_a_sandbox_that_breaks_is_a_fault_and_raises_nothing(env, say, monkeypatch):
     def broken(self):
         raise SandboxError("no more processes")
 
     monkeypatch.setattr(type(env._judge_sandbox), "session", broken)
-    info = say(env, f"<answer>{env.task.answers[0]}</answer>")[4]
-    assert info["judge_error"] == "no more processes" and not info["is_success"]
+    env.fault_deadline = 0
+    _, reward, terminated, truncated, info = say(env, f"<answer>{env.task.answers[0]}</answer>")
+    assert (reward, terminated, truncated, info["reward_terms"]) == (0.0, False, True, {})
+    assert info["fault"] == "judge: SandboxError: no more processes" and not info["is_success"]
+
+
+def test_a_judge_that_is_killed_from_outside_is_asked_again(env, say, monkeypatch):
+    """The first process that runs a program dies, as if the machine had run out of memory."""
+    start, victims = type(env._judge_sandbox).start, [1]
+
+    def killed(self, code):
+        guest = start(self, code)
+        if victims:
+            victims.pop()
+            guest.close.peek()[2][2]()  # what ends its processes
+        return guest
+
+    monkeypatch.setattr(type(env._judge_sandbox), "start", killed)
+    _, reward, *_ = say(env, f"<answer>{env.task.answers[0]}</answer>")
+    assert reward == 1.0 and not victims
 
 
 # ---------------------------------------------------------------------- turns

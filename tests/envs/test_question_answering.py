@@ -414,13 +414,13 @@ def test_environments_share_their_indexes(make):
 class Server:
     """The retrieval server of agent_r1_tools, in a thread."""
 
-    def __init__(self, passages):
+    def __init__(self, passages, port=None):
         uvicorn = pytest.importorskip("uvicorn")
         from agent_r1_tools.search.server import create_app
 
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+            self.port = port or free.getsockname()[1]
         app = create_app(BM25Retriever(passages))
         self.server = uvicorn.Server(uvicorn.Config(app, port=self.port, log_level="error"))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
@@ -449,8 +449,36 @@ def test_retrieval_server(make, path):
         make(corpus=address)
     if path:  # asking a dead server takes its retries; once is enough
         return
+    env.fault_deadline = 0
     _, reward, terminated, truncated, info = search(env, "city")
-    assert info["reward_terms"] == {"process/failed_call": -0.05} and not terminated and not truncated
-    assert not info["tool_calls"][0]["ok"] and "not available" in last_message(env)
-    _, reward, _, _, info = say(env, "<answer>River Lorn</answer>")
-    assert reward == 1.0 and info["metrics"]["tool_faults"] == 1.0
+    assert (reward, terminated, truncated, info["reward_terms"]) == (0.0, False, True, {})
+    assert info["truncation_reason"] == "fault" and info["fault"].startswith("tool search: RetrievalError: ")
+
+
+def test_a_server_that_is_down_for_a_while_changes_no_reward(make, monkeypatch):
+    """It goes down before the search and comes back while the environment tries again."""
+    passages = [Passage("Ada Quill", "The playwright."), Passage("Rome", "A city.")]
+    server = Server(passages)
+    address = f"http://127.0.0.1:{server.port}"
+    try:
+        clean, env = make(corpus=address), make(corpus=address)
+        monkeypatch.setattr(env.unwrapped.tools["search"].retriever, "_pauses", [])
+        expected = search(clean, "playwright")
+        server.stop()
+        down, port = threading.Event(), server.port
+
+        def restart():
+            nonlocal server
+            time.sleep(0.5)
+            down.set()
+            server = Server(passages, port)
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        outcome = search(env, "playwright")
+        thread.join()
+        assert down.is_set() and outcome[1:] == expected[1:] and outcome[1] == pytest.approx(0.15)
+        assert outcome[0].tolist() == expected[0].tolist()
+        assert env.unwrapped.tools["search"].retriever.faults > 0
+    finally:
+        server.stop()

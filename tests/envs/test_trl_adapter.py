@@ -175,6 +175,31 @@ def test_other_environments_are_left_alone():
     assert environment_reward([[1, 2]], [object()]) == [None]
 
 
+def test_a_fault_is_tried_again_and_what_lasts_is_no_reward(monkeypatch):
+    env = make("GaugeForTRL-v0")
+    text = env.dialect.tool_call("read-gauge", {"place": "hall", "count": 1})
+    total, completion, _ = play(env, 0, [text, "<answer>7 bar</answer>"])
+    execute, broken = Gauge.execute, [1]
+
+    def flaky(self, arguments):
+        if broken:
+            broken.pop()
+            raise ConnectionError("no line")
+        return execute(self, arguments)
+
+    monkeypatch.setattr(Gauge, "execute", flaky)
+    environment = environment_factory("GaugeForTRL-v0", None)()
+    environment.reset(task_index=0)
+    assert call_as_trl_does(environment, env, text) == ["7 bar"]
+    assert environment_reward([completion], [environment]) == [total]
+    environment = environment_factory("GaugeForTRL-v0", None, fault_deadline=0)()
+    environment.reset(task_index=0)
+    broken.append(1)
+    call_as_trl_does(environment, env, text)
+    metrics = {}
+    assert environment_reward([completion], [environment], metrics.__setitem__) == [None] and metrics == {}
+
+
 def test_a_call_is_made_once_and_judged_as_it_went():
     env = make("GaugeForTRL-v0")
     call = env.dialect.tool_call("read-gauge", {"place": "hall", "count": 1})

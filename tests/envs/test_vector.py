@@ -52,7 +52,7 @@ class Slow(Tool):
         with self.recorder:
             time.sleep(abs(arguments["x"]))
         if arguments["x"] < 0:
-            raise OSError("the server is gone")
+            raise RuntimeError("the server is gone")
         return ToolResult(f"slept {arguments['x']}")
 
     def __eq__(self, other):

@@ -57,3 +57,15 @@ def test_an_index_is_saved_and_loaded(encoder: object, tmp_path: Path) -> None:
     (tmp_path / "index" / "passages.jsonl").write_text('{"title": "One", "text": "only"}\n')
     with pytest.raises(ValueError, match="make the index again"):
         DenseRetriever.load(tmp_path / "index", encoder)
+
+
+def test_an_encoder_that_fails_is_a_fault(encoder: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    retriever = DenseRetriever(PASSAGES, encoder)
+
+    def out_of_memory(*arguments: object, **keywords: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(encoder, "encode", out_of_memory)
+    assert run_tool(SearchTool(retriever), {"query": "dog"}).fault == (
+        "RetrievalError: the encoder failed: CUDA out of memory"
+    )

@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -606,14 +607,40 @@ def test_a_stateless_tool_forgets():
     assert tool.concurrency_safe and tool.get_state() is None
 
 
-def test_a_server_that_is_gone_is_a_failed_call(sandbox_server, monkeypatch):
+def test_a_server_that_is_gone_is_a_fault(sandbox_server, monkeypatch):
     sandbox = open_sandbox("remote", url=sandbox_server)
     tool = PythonTool(sandbox)
     assert run_tool(tool, {"code": "x = 41"}).ok
     monkeypatch.setattr(sandbox, "_endpoint", "http://127.0.0.1:9/run_code")
     monkeypatch.setattr("agent_r1_tools.python.remote.RETRIES", 0)
     result = run_tool(tool, {"code": "x"})
-    assert not result.ok and result.data["error"] == "sandbox_unavailable"
+    assert not result.ok and result.data["error"] == "sandbox_unavailable" and "SandboxError" in result.fault
     assert "127.0.0.1" not in result.content
     monkeypatch.undo()
     assert run_tool(tool, {"code": "x + 1"}).content == "42"
+
+
+def test_a_sandbox_that_is_killed_from_outside_costs_nothing():
+    tool = PythonTool(open_sandbox("subprocess", unsafe=True))
+    pid = run_tool(tool, {"code": "import os\nx = 41\nos.getpid()"}).content
+    os.kill(int(pid), signal.SIGKILL)
+    result = run_tool(tool, {"code": "x + 1"})
+    assert (result.ok, result.content, result.fault) == (True, "42", None)
+    died = run_tool(tool, {"code": "os._exit(0)"})  # the code's own doing, the second time too
+    assert (died.ok, died.fault, died.data["status"]) == (False, None, "died")
+    assert run_tool(tool, {"code": "x"}).content == "41"
+    tool.close()
+
+
+def test_a_sandbox_that_does_not_start_is_a_fault(monkeypatch):
+    tool = PythonTool(open_sandbox("subprocess", unsafe=True))
+
+    def full(*arguments, **keywords):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("socket.socketpair", full)
+    result = run_tool(tool, {"code": "1"})
+    assert not result.ok and "Too many open files" in result.fault
+    monkeypatch.undo()
+    assert run_tool(tool, {"code": "1"}).content == "1"
+    tool.close()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from agent_r1_tools import run_tool
+from agent_r1_tools import run_batch, run_tool
 from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, RetrievalError, SearchTool
 from agent_r1_tools.search.passages import Hit
 from agent_r1_tools.search.server import MAX_BODY_BYTES, Batcher
@@ -188,7 +188,7 @@ def test_requests_that_come_together_are_searched_together() -> None:
     assert again[0][0][0].title == "fine"
 
 
-def test_a_server_that_dies_is_a_failed_call_and_nothing_worse(corpus: Path) -> None:
+def test_a_server_that_dies_is_a_fault_and_nothing_worse(corpus: Path) -> None:
     port = free_port()
     process = start_server(corpus, port)
     try:
@@ -200,7 +200,7 @@ def test_a_server_that_dies_is_a_failed_call_and_nothing_worse(corpus: Path) -> 
         process.kill()
         process.wait()
     result = run_tool(tool, {"query": "physicist"})
-    assert not result.ok
+    assert not result.ok and result.fault is not None and "RetrievalError" in result.fault
     assert result.content == "The search is not available at the moment."
     assert result.data["error"] == "retrieval_unavailable"
     assert retriever.faults == 1
@@ -295,7 +295,7 @@ def test_a_refusal_is_not_repeated() -> None:
         retriever = client(address)
         with pytest.raises(RetrievalError, match="status 422: too long"):
             retriever.search(["q"], 1)
-        assert len(requests) == 1
+        assert len(requests) == 2  # the second asks whether it is the query
         retriever.close()
 
 
@@ -348,3 +348,29 @@ def test_proxy_settings_are_left_alone(address: str) -> None:
     before = dict(os.environ)
     HTTPRetriever(address).close()
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_query_that_the_server_refuses_is_the_policys(status: int) -> None:
+    """But only if the server takes other queries."""
+    good = json.dumps(GOOD).encode()
+    with answering(lambda n: (200, good) if b"bad" not in requests[n - 1] else (status, b"no")) as (address, requests):
+        retriever = client(address)
+        bad, fine = run_batch(SearchTool(retriever, 1), [{"query": "bad"}, {"query": "fine"}])
+        assert (bad.ok, bad.fault, bad.data) == (False, None, {"error": "query_refused"})
+        assert fine.ok and retriever.faults == 0
+        retriever.close()
+    with answering(lambda n: (status, b"no")) as (address, _):
+        retriever = client(address)
+        assert "RetrievalError" in str(run_tool(SearchTool(retriever, 1), {"query": "bad"}).fault)
+        retriever.close()
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"[" * 100_000, b"{}", b'{"result": [[{"contents": 5}]]}', b'{"result": []}']
+)
+def test_a_server_that_talks_nonsense_is_at_fault(body: bytes) -> None:
+    with answering(lambda n: (200, body)) as (address, _):
+        retriever = client(address)
+        assert "RetrievalError" in str(run_tool(SearchTool(retriever, 1), {"query": "q"}).fault)
+        retriever.close()

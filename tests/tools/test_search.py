@@ -3,6 +3,7 @@
 import gzip
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_tools_over_the_same_retriever_are_equal() -> None:
     assert SearchTool(retriever, 3) != SearchTool(BM25Retriever(PASSAGES), 3)
 
 
-def test_a_retriever_that_fails_is_a_failed_call() -> None:
+def test_a_retriever_that_fails_is_a_fault() -> None:
     class Broken:
         timeout = 20.0
 
@@ -171,6 +172,18 @@ def test_a_retriever_that_fails_is_a_failed_call() -> None:
         assert not result.ok
         assert result.content == "The search is not available at the moment."
         assert result.data == {"error": "retrieval_unavailable", "message": "the server at 10.0.0.7 is down"}
+        assert result.fault == "RetrievalError: the server at 10.0.0.7 is down"
+
+
+def test_a_retriever_that_hangs_is_a_fault() -> None:
+    class Hangs:
+        timeout = 0.05
+
+        def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+            time.sleep(5)
+            return []
+
+    assert all(result.fault for result in run_batch(SearchTool(Hangs()), [{"query": "a"}, {"query": "b"}]))
 
 
 def test_top_k_must_be_positive() -> None:

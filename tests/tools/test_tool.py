@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from agent_r1_tools import Tool, ToolResult, run_batch, run_tool
-from agent_r1_tools.tool import _Checker, clean_text
+from agent_r1_tools import Tool, ToolFault, ToolResult, run_batch, run_tool
+from agent_r1_tools.schemas import Checker
+from agent_r1_tools.text import clean_text
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -326,14 +327,14 @@ ARGUMENTS = st.dictionaries(st.sampled_from("abcd"), JSON | st.sampled_from(["a"
 @settings(max_examples=400, deadline=None)
 @given(schema=SCHEMA, arguments=ARGUMENTS)
 def test_the_check_by_hand_agrees_with_jsonschema(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
-    checker = _Checker(schema)
+    checker = Checker(schema)
     valid = Draft202012Validator(schema).is_valid(arguments)
     assert valid or not checker.surely_valid(arguments)
     assert valid == (not checker.problems(arguments))
 
 
 def test_the_check_by_hand_decides_the_common_case() -> None:
-    assert _Checker(Echo.parameters).surely_valid({"text": "a", "times": 3})
+    assert Checker(Echo.parameters).surely_valid({"text": "a", "times": 3})
 
 
 def test_a_parameter_of_several_types() -> None:
@@ -474,3 +475,66 @@ def test_importing_the_tools_is_cheap() -> None:
     script = f"import sys, agent_r1_tools, agent_r1_tools.search; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "[]\n"
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def breaks(error: Any) -> Tool:
+    """A tool that raises this, or returns it."""
+
+    def break_() -> Any:
+        if isinstance(error, BaseException):
+            raise error
+        return error
+
+    return Tool.from_function(break_, name="break", timeout=math.inf)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ToolFault("the world is lost"), "ToolFault: the world is lost"),
+        (ConnectionRefusedError("port 9"), "ConnectionRefusedError: port 9"),
+        (TimeoutError(), "TimeoutError"),
+        (OSError(24, "Too many open files"), "OSError: [Errno 24] Too many open files"),
+        (ToolResult("?", fault="the index is gone"), "the index is gone"),
+        (ToolResult("?", fault="x" * 10_000), "x" * 250),
+    ],
+)
+def test_what_the_machinery_does_wrong_is_a_fault(error: Any, says: str) -> None:
+    result = run_tool(breaks(error), {})
+    assert not result.ok and result.fault is not None
+    assert result.fault.startswith(says) and len(result.fault) <= 300
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), ValueError("no"), KeyError("x"), 5, None])
+def test_any_other_exception_is_a_failed_call(error: Any) -> None:
+    result = run_tool(breaks(error), {})
+    assert result.fault is None and result.ok == (not isinstance(error, Exception))
+
+
+def test_a_timeout_is_a_fault_only_of_a_tool_that_says_so() -> None:
+    for is_fault in (False, True):
+        tool = Tool.from_function(lambda: time.sleep(5), name="f", timeout=0.02, timeout_is_fault=is_fault)
+        result = run_tool(tool, {})
+        assert result.data == {"error": "timeout"} and (result.fault is not None) == is_fault
+
+
+def test_what_is_cut_or_cleaned_keeps_the_rest_of_the_result() -> None:
+    tool = breaks(ToolResult("a\0b", data=3, done=True))
+    assert run_tool(tool, {}) == ToolResult("a\ufffdb", data=3, done=True)
+
+
+def test_a_batch_that_faults_is_made_one_by_one() -> None:
+    class Batch(BatchEcho):
+        def batch_execute(self, batch: list[dict[str, Any]]) -> Any:
+            raise ConnectionError("reset by peer")
+
+        def execute(self, arguments: dict[str, Any]) -> Any:
+            if arguments["text"] == "raise":
+                raise ConnectionError("refused")
+            return super().execute(arguments)
+
+    results = run_batch(Batch(), batch_of("a", "raise", "b"))
+    assert [result.fault for result in results] == [None, "ConnectionError: refused", None]

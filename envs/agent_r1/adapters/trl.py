@@ -15,7 +15,6 @@ with the results of the calls that were made. Nothing here imports TRL. Made for
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -25,9 +24,11 @@ from typing import Any, ClassVar, Literal, cast
 
 import gymnasium as gym
 
+from agent_r1.dialects import Call
+from agent_r1.faults import Calls
 from agent_r1.tokenizers import control_tokens
 from agent_r1.tool_env import PendingCall, ToolEnv
-from agent_r1_tools import Tool, ToolResult, run_tool
+from agent_r1_tools import Tool, ToolResult
 
 
 class TRLEnvironment:
@@ -54,7 +55,7 @@ class TRLEnvironment:
         self._made = []
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        result = run_tool(self._env.tools[name], copy.deepcopy(arguments))
+        result = self._run(PendingCall(Call(name, arguments), self._env.tools[name]))
         self._made.append((name, arguments, result))
         # TRL encodes results as part of the template's text. A space keeps them from becoming control tokens.
         return self._names.sub(lambda token: f"{token[0][0]} {token[0][1:]}", result.content)
@@ -76,7 +77,13 @@ class TRLEnvironment:
             if (name, arguments) == (pending.call.name, pending.call.arguments):
                 del self._made[i]
                 return result
-        return run_tool(self._env.tools[pending.call.name], pending.arguments)
+        return self._run(pending)
+
+    def _run(self, pending: PendingCall) -> ToolResult:
+        """Make a call; what faults is made again until the environment's deadline."""
+        results = Calls([pending], self._env.fault_deadline).run()
+        assert results is not None
+        return results[0]
 
     def _judge(self, completion: list[int]) -> tuple[float, dict[str, Any]]:
         """Play the turns of a completion through the environment: the return of the episode, and the last info."""
@@ -85,7 +92,7 @@ class TRLEnvironment:
         total = 0.0
         for span in spans:
             turn = env.begin_turn(span)
-            results = [self._result(pending) for pending in turn.calls if pending.tool is not None]
+            results = [self._result(pending) for pending in turn.waiting]
             _, reward, terminated, truncated, info = env.end_turn(turn, results)
             total += reward
             if terminated or truncated:
@@ -121,7 +128,8 @@ def environment_reward(
 ) -> list[float | None]:
     """What `GRPOTrainer(reward_funcs=...)` takes: the return of every episode, as the `ToolEnv` pays it.
 
-    Logs `env/success` and the environment's metrics. None for environments that `environment_factory` did not make.
+    Logs `env/success` and the environment's metrics. None for environments that `environment_factory` did not make, and
+    for episodes that a fault ended, which TRL then leaves out of its baselines.
     """
     returns: list[float | None] = []
     for completion, environment in zip(completion_ids, environments, strict=True):
@@ -129,8 +137,8 @@ def environment_reward(
             returns.append(None)
             continue
         total, info = environment._judge(list(completion))
-        returns.append(total)
-        if log_metric is not None:
+        returns.append(None if "fault" in info else total)
+        if log_metric is not None and "fault" not in info:
             for name, value in {"success": float(info["is_success"]), **info["metrics"]}.items():
                 log_metric(f"env/{name}", value)
     return returns

@@ -88,12 +88,15 @@ class MathematicsEnv(ToolEnv):
         return {"unused_result": unused} if unused else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """1 if math-verify finds the answer equal to the gold one; the metric is em (the same)."""
+        """1 if math-verify finds the answer equal to the gold one; the metric is em (the same).
+
+        Why an answer could not be compared is in `memory["unreadable"]`; that is the policy's doing and scores 0.
+        """
         if not answer:
             return 0.0, {"em": 0.0}
         correct, reason = judge(self.task.answers[0], answer)
         if reason:
-            self.memory["judge_error"] = reason
+            self.memory["unreadable"] = reason
         return float(correct), {"em": float(correct)}
 
 
@@ -132,8 +135,8 @@ class GSM8KEnv(MathematicsEnv):
 
     ## Episode end
     Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
-    `info["metrics"]` then has em, `info["is_success"]` is em = 1, and `info["judge_error"]` says why an answer could
-    not be judged.
+    `info["metrics"]` then has em, and `info["is_success"]` is em = 1. An answer that cannot be read as one expression
+    scores 0; a judge that is broken is a fault (`info["fault"]`).
 
     ## Arguments
     `data_dir`, `split` ("train" or "test"), `tools` (("python", "calculator")), `sandbox` ("auto"), and those of

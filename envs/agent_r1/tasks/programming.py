@@ -62,10 +62,14 @@ class Suite:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What tests say about a program: `load_error` if it does not even run, else an error (None: passed) for each."""
+    """What tests say about a program: `load_error` if it does not even run, else an error (None: passed) for each.
+
+    `died` says that a process ended on the way: by the program's doing, or because something outside killed it.
+    """
 
     load_error: str | None
     errors: tuple[str | None, ...]
+    died: bool = False
 
     @property
     def passed(self) -> bool:
@@ -75,13 +79,21 @@ class Outcome:
 def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = False) -> Outcome:
     """Run tests against a program, up to the first that fails; those after it count as failed with it.
 
-    With `explain` all are run, until one runs out of time, and a failed `assert f(x) == y` says what f(x) was.
+    With `explain` all are run, until one runs out of time, and a failed `assert f(x) == y` says what f(x) was. Where a
+    process died all is done once more: what dies twice dies of the program.
+
+    Raises SandboxError where the sandbox is at fault.
     """
+    outcome = _check_once(sandbox, program, tests, explain)
+    return _check_once(sandbox, program, tests, explain) if outcome.died else outcome
+
+
+def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> Outcome:
     with _lanes, ExitStack() as stack:
         candidate = stack.enter_context(sandbox.session())
         loaded = candidate.run(program)
         if not loaded.ok:
-            return Outcome(loaded.output.strip() or loaded.error or loaded.status, ())
+            return Outcome(loaded.output.strip() or loaded.error or loaded.status, (), loaded.status == "died")
         tester: Session = candidate
         functions: dict[str, Callable[..., Any]] = {}
         if not tests.one_process:
@@ -89,16 +101,18 @@ def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = 
             functions = {name: _proxy(candidate, name) for name in tests.names}
         tester.run(tests.setup, functions)
         errors: list[str | None] = []
+        died = False
         for test in tests.tests:
             run = tester.run(test, functions)
             error = None if run.ok else run.error or run.status
+            died = died or run.status == "died" or "Died: " in (error or "")
             if error and explain and error.startswith("AssertionError") and (left := _left_side(test)):
                 error = f"{left} is {tester.run(left, functions).output.strip()}"
             errors.append(error)
             if error and (not explain or run.status in ("timeout", "died") or "Timeout" in error):
                 break
         not_run = len(tests.tests) - len(errors)
-        return Outcome(None, (*errors, *errors[-1:] * not_run))
+        return Outcome(None, (*errors, *errors[-1:] * not_run), died)
 
 
 def _proxy(candidate: Session, name: str) -> Callable[..., Any]:
@@ -128,6 +142,7 @@ class RunTests(Tool):
         "additionalProperties": False,
     }
     timeout = 3600.0  # the sandbox bounds every run; what takes long is waiting for other programs
+    timeout_is_fault = True
     concurrency_safe = False  # each episode has tests of its own
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -229,17 +244,10 @@ class ProgrammingEnv(ToolEnv):
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """1 if the program passes all official tests; the metrics are em (the same) and shown_tests_passed."""
-        from agent_r1_tools.python import SandboxError
-
         correct = 0.0
         if answer:
-            try:
-                outcome = check_program(
-                    self._judge_sandbox, complete_program(self.task, answer), self.task.metadata["hidden"]
-                )
-                correct = float(outcome.passed)
-            except SandboxError as error:
-                self.memory["judge_error"] = str(error)
+            program = complete_program(self.task, answer)
+            correct = float(check_program(self._judge_sandbox, program, self.task.metadata["hidden"]).passed)
         shown = len(self.task.metadata["shown"].tests)
         return correct, {"em": correct, "shown_tests_passed": len(self.memory.get("tests_passed", ())) / max(1, shown)}
 

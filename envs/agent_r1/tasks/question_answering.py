@@ -36,8 +36,8 @@ _own_index = lru_cache(maxsize=256)(BM25Retriever)
 _LARGE = 100_000  # passages; indexing more than this takes long enough to say so
 
 
-# What a tool reports when the fault is its own; bad arguments and a title that isn't there are the policy's.
-_TOOL_FAULTS = frozenset({"retrieval_unavailable", "timeout", "exception", "bad_result"})
+# A tool's own bugs, which the policy reads about. (What the machinery does wrong is tried again or ends the episode.)
+_TOOL_BUGS = frozenset({"timeout", "exception", "bad_result"})
 
 
 @lru_cache(maxsize=4)
@@ -152,10 +152,10 @@ class QuestionAnsweringEnv(ToolEnv):
         self._gold = _gold(task)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """`support_found`: newly found gold passages / all gold passages. A tool's own fault is counted."""
+        """`support_found`: newly found gold passages / all gold passages. A tool's own bugs are counted."""
         data = result.data if isinstance(result.data, dict) else {}
         if not result.ok:
-            if data.get("error") in _TOOL_FAULTS:
+            if data.get("error") in _TOOL_BUGS:
                 self.memory["tool_faults"] = self.memory.get("tool_faults", 0) + 1
             return {}
         found: list[int] = self.memory.setdefault("supports_found", [])

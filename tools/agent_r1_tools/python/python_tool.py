@@ -7,6 +7,7 @@ from typing import Any
 from agent_r1_tools.python.choose import open_sandbox
 from agent_r1_tools.python.process import REPLAY_RUNS, START_SECONDS
 from agent_r1_tools.python.sandbox import MAX_ENDING, Limits, Sandbox, SandboxError, Session, State
+from agent_r1_tools.running import describe
 from agent_r1_tools.tool import Tool, ToolResult
 
 MAX_CODE_CHARS = 100_000
@@ -18,7 +19,9 @@ class PythonTool(Tool):
     Names are kept from call to call, until `set_state(None)` (which every `reset` of a `ToolEnv` calls) or, with
     `stateless`, not at all. `ToolResult.ok` says whether the program ended without an exception and in time, and `data`
     is `{"status": "ok" | "exception" | "timeout" | "died", "error": line or None, "backend": name, "seconds": number}`.
-    Where the sandbox itself fails, `data` is `{"error": "sandbox_unavailable", "message": why}`.
+    Where the sandbox itself fails the result is a fault, and `data` is
+    `{"error": "sandbox_unavailable", "message": why}`. A process that died is tried once more, as something outside
+    may have killed it; what dies twice dies of the code.
 
     Args:
         sandbox: where to run; None opens one with the next arguments (see `open_sandbox`).
@@ -41,6 +44,7 @@ class PythonTool(Tool):
         "required": ["code"],
         "additionalProperties": False,
     }
+    timeout_is_fault = True  # code has limits of its own, so it is the sandbox that hangs
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class PythonTool(Tool):
         self._session: Session | None = None if stateless else self.sandbox.session()
         limits = self.sandbox.limits
         # The sandbox keeps to its own time; this is for the case that it doesn't.
-        self.timeout = (REPLAY_RUNS + 2) * limits.wall_seconds + 2 * START_SECONDS
+        self.timeout = 2 * ((REPLAY_RUNS + 2) * limits.wall_seconds + 2 * START_SECONDS)
         self.max_result_chars = limits.output + MAX_ENDING + 1000
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
@@ -63,11 +67,14 @@ class PythonTool(Tool):
         if len(code) > MAX_CODE_CHARS:
             content = f"The code was not run: it is longer than {MAX_CODE_CHARS} characters."
             return ToolResult(content, ok=False, data={"error": "code_too_long"})
+        run = self.sandbox.run if self._session is None else self._session.run
         try:
-            ran = self.sandbox.run(code) if self._session is None else self._session.run(code)
-        except SandboxError as error:
+            ran = run(code)
+            if ran.status == "died":  # the session is as it was before
+                ran = run(code)
+        except (SandboxError, OSError) as error:
             failed = {"error": "sandbox_unavailable", "message": str(error)}
-            return ToolResult("Python is not available at the moment.", ok=False, data=failed)
+            return ToolResult("Python is not available at the moment.", ok=False, data=failed, fault=describe(error))
         data = {"status": ran.status, "error": ran.error, "backend": ran.backend, "seconds": ran.seconds}
         return ToolResult(ran.output.rstrip("\n") or "[no output]", ok=ran.ok, data=data)
 

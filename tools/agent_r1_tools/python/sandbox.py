@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agent_r1_tools.tool import ToolFault
+
 Status = Literal["ok", "exception", "timeout", "died"]
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -18,7 +20,7 @@ OUT_OF_TIME = "no result within {:g} seconds"
 ENDED = "the process ended: it left by itself, crashed, or used too much memory"
 
 
-class SandboxError(RuntimeError):
+class SandboxError(ToolFault, RuntimeError):
     """The sandbox is at fault, not the code: it isn't there, or it broke. The message says what would help."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1_tools.search.passages import Hit, Passage, load_corpus
+from agent_r1_tools.search.passages import Hit, Passage, RetrievalError, load_corpus
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,11 +50,19 @@ class DenseRetriever:
             self._index.add(self._encode([f"{passage_prefix}{p.title}\n{p.text}" for p in self.passages]))
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """At most `top_k` hits for each query, best first; scores are cosines."""
+        """At most `top_k` hits for each query, best first; scores are cosines.
+
+        Raises:
+            RetrievalError: the encoder failed, on a GPU without memory, say.
+        """
         count = min(top_k, len(self.passages))
         if not queries or count < 1:
             return [[] for _ in queries]
-        scores, indexes = self._index.search(self._encode([self._query_prefix + query for query in queries]), count)
+        try:
+            vectors = self._encode([self._query_prefix + query for query in queries])
+        except (RuntimeError, MemoryError) as error:  # PyTorch raises RuntimeError for all that the device does wrong
+            raise RetrievalError(f"the encoder failed: {error}") from error
+        scores, indexes = self._index.search(vectors, count)
         rows = (sorted(zip(-s, i, strict=True)) for s, i in zip(scores, indexes, strict=True))
         return [[(self.passages[i], float(-negated)) for negated, i in row] for row in rows]
 

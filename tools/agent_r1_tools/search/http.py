@@ -7,10 +7,12 @@ import threading
 import time
 from typing import Any, Literal
 
-from agent_r1_tools.search.passages import Hit, RetrievalError, passage_from_row
+from agent_r1_tools.search.passages import Hit, QueryRefused, RetrievalError, passage_from_row
 
 MAX_QUERIES = 256
 """The most queries in one request; larger batches are sent in parts."""
+REFUSALS = frozenset({400, 413, 414, 422})
+"""Status codes with which a server may refuse one query and take others; all else that isn't 200 is its own fault."""
 MAX_BACKOFF = 8.0
 """The longest pause between two attempts, in seconds."""
 
@@ -30,7 +32,8 @@ class HTTPRetriever:
 
     `python -m agent_r1_tools.search.server` speaks both. A request that fails (no connection, too slow, status 429 or
     5xx) is repeated after a pause that doubles each time; one that still fails raises `RetrievalError` and adds one to
-    `faults`. Proxy settings of the environment are respected and never changed.
+    `faults`. A query that the server refuses (status 400, 413, 414 or 422) while it answers another one raises
+    `QueryRefused`. Proxy settings of the environment are respected and never changed.
 
     Args:
         url: the server's address, such as "http://127.0.0.1:8000".
@@ -93,6 +96,7 @@ class HTTPRetriever:
 
         Raises:
             RetrievalError: the server did not answer, or not as the protocol says.
+            QueryRefused: it answers, but it does not take one of these queries.
         """
         parts = [queries[start : start + MAX_QUERIES] for start in range(0, len(queries), MAX_QUERIES)]
         try:
@@ -135,6 +139,9 @@ class HTTPRetriever:
                 if response.status_code == 200:
                     return _json(response, self._endpoint)
                 problem = f"status {response.status_code}: {response.text[:200]}"
+                if response.status_code in REFUSALS and body["queries"] != ["test"]:
+                    self._ask(["test"], 1, pauses=[])  # raises where the server takes no query at all
+                    raise QueryRefused(f"{self._endpoint} refuses the query ({problem})")
                 if response.status_code != 429 and response.status_code < 500:
                     break  # asking the same again would be refused again
             if pause is not None:
@@ -149,7 +156,7 @@ class HTTPRetriever:
 def _json(response: Any, endpoint: str) -> Any:
     try:
         return response.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RetrievalError(f"{endpoint} doesn't answer in JSON: {response.text[:200]!r}") from error
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent_r1_tools.tool import ToolFault
+
 
 @dataclass(frozen=True)
 class Passage:
@@ -33,12 +35,19 @@ class Retriever(Protocol):
     def timeout(self) -> float: ...
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """At most `top_k` hits for each query, best first. May raise `RetrievalError`."""
+        """At most `top_k` hits for each query, best first.
+
+        May raise `RetrievalError`, and `QueryRefused` where it doesn't take one of the queries.
+        """
         ...
 
 
-class RetrievalError(RuntimeError):
+class RetrievalError(ToolFault, RuntimeError):
     """The retriever could not search: its server is down, too slow, or speaks another protocol."""
+
+
+class QueryRefused(ValueError):
+    """The retriever works, but doesn't take this query."""
 
 
 def format_passages(passages: Sequence[Passage]) -> str:

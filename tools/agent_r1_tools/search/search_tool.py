@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_r1_tools.search.passages import Hit, RetrievalError, Retriever, format_passages
+from agent_r1_tools.running import describe
+from agent_r1_tools.search.passages import Hit, QueryRefused, RetrievalError, Retriever, format_passages
 from agent_r1_tools.tool import Tool, ToolResult, encodable
 
 MAX_QUERY_CHARS = 2048
@@ -13,10 +14,11 @@ MAX_QUERY_CHARS = 2048
 class SearchTool(Tool):
     """Asks a retriever and shows what it found, one passage a line: `[1] Title: text`.
 
-    `ToolResult.data` is `{"titles": [...], "texts": [...], "scores": [...]}`. Finding nothing is ok. When the retriever
-    fails the result is not, and `data` is `{"error": "retrieval_unavailable", "message": why}`: the episode goes on,
-    and the environment decides what it means. Two search tools over the same retriever with the same `top_k` are equal,
-    so calls of many episodes can share a batch. Of a query count the first `MAX_QUERY_CHARS` characters.
+    `ToolResult.data` is `{"titles": [...], "texts": [...], "scores": [...]}`. Finding nothing is ok. A retriever that
+    fails or hangs is a fault, and `data` is `{"error": "retrieval_unavailable", "message": why}`. A query that it
+    refuses is a failed call: `{"error": "query_refused"}`. Two search tools over the same retriever with the same
+    `top_k` are equal, so calls of many episodes can share a batch. Of a query count the first `MAX_QUERY_CHARS`
+    characters.
 
     Args:
         retriever: any object with `search(queries, top_k)` and `timeout`, like `BM25Retriever`.
@@ -31,6 +33,7 @@ class SearchTool(Tool):
         "required": ["query"],
         "additionalProperties": False,
     }
+    timeout_is_fault = True  # a query has a bounded length, so it is the retriever that hangs
 
     def __init__(self, retriever: Retriever, top_k: int = 5) -> None:
         if top_k < 1:
@@ -47,7 +50,12 @@ class SearchTool(Tool):
             found = self.retriever.search([_clean(arguments["query"]) for arguments in batch], self.top_k)
         except RetrievalError as error:
             data = {"error": "retrieval_unavailable", "message": str(error)}
-            return [ToolResult("The search is not available at the moment.", ok=False, data=data)] * len(batch)
+            content = "The search is not available at the moment."
+            return [ToolResult(content, ok=False, data=data, fault=describe(error))] * len(batch)
+        except QueryRefused:
+            if len(batch) > 1:  # which one?
+                return [self.execute(arguments) for arguments in batch]
+            return [ToolResult("The search does not take this query.", ok=False, data={"error": "query_refused"})]
         return [_result(hits) for hits in found]
 
     def __eq__(self, other: object) -> bool:

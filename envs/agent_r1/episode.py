@@ -1,0 +1,91 @@
+"""What an episode is made of: its task, its turns, and everything that changes while it runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_r1.dialects import Call
+from agent_r1_tools import Tool
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: what is asked, which answers are right, and what the judges need to know beyond that."""
+
+    id: str
+    question: str
+    answers: list[str]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class End:
+    """What `judge_result` returns where a result ends the task, such as a game that is over.
+
+    Attributes:
+        score: what the end is worth, from 0 to 1, as `judge_answer` says it of an answer; it pays the outcome.
+        amounts: amounts of process terms, before their weights.
+        metrics: for `info["metrics"]`.
+    """
+
+    score: float
+    amounts: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class PendingCall:
+    """A call that the policy wrote. `tool` is None where nothing can be run; `error` then says why."""
+
+    call: Call
+    tool: Tool | None
+    error: str | None = None
+
+    @property
+    def arguments(self) -> Any:
+        """A copy of the arguments, for the tool: it may change them, and what the policy wrote stays."""
+        return copy.deepcopy(self.call.arguments)
+
+
+@dataclass
+class OpenTurn:
+    """A turn between `begin_turn` and `end_turn`: its calls are waiting for their results."""
+
+    closed: bool = True
+    overflow: bool = False
+    calls: list[PendingCall] = field(default_factory=list)
+    skipped_calls: int = 0
+    answers: list[str] = field(default_factory=list)
+    judged: tuple[float, dict[str, float]] | None = None  # what `judge_answer` said, where it was asked early
+    fault: str | None = None  # what broke, and stayed broken: the episode ends with this turn
+
+    @property
+    def waiting(self) -> list[PendingCall]:
+        """The calls that have a tool and wait to be run."""
+        return [pending for pending in self.calls if pending.tool is not None]
+
+
+@dataclass
+class Episode:
+    """Everything that changes while an episode runs; a snapshot is a copy of it."""
+
+    task_index: int
+    max_turns: int
+    buffer: Tokens
+    length: int = 0
+    turn: int = 0
+    malformed: bool = False
+    over: bool = False
+    seen_calls: set[str] = field(default_factory=set)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    rewards: list[dict[str, float]] = field(default_factory=list)
+    memory: dict[str, Any] = field(default_factory=dict)  # a task's own notes, e.g. the supports found so far
+    fault: str | None = None  # why it could not begin; its first turn ends it

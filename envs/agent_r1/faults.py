@@ -1,0 +1,130 @@
+"""Faults: what the environment's own machinery does wrong, and how it is tried again.
+
+A fault (a retrieval server that is down, a judge that broke, a lost sandbox) says nothing about the policy. What
+faulted is tried again in the same state, after pauses that double, until `fault_deadline` seconds have passed since it
+first went wrong. A fault that lasts ends its episode: see `ToolEnv`.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent_r1_tools import Tool, ToolFault, ToolResult, run_tool
+from agent_r1_tools.running import MAX_FAULT_CHARS, describe
+from agent_r1_tools.text import clean_text
+
+if TYPE_CHECKING:
+    from agent_r1.episode import PendingCall
+
+FAULTS = (ToolFault, OSError)  # ConnectionError and TimeoutError are OSErrors
+FIRST_PAUSE = 0.1  # seconds
+LONGEST_PAUSE = 5.0
+
+
+def fault_line(where: str, what: str | BaseException) -> str:
+    """What `info["fault"]` says, such as "tool search: ConnectionError: refused": one line of bounded length."""
+    text = describe(what) if isinstance(what, BaseException) else what
+    return clean_text(" ".join(f"{where}: {text}".split()), MAX_FAULT_CHARS)
+
+
+class Patience:
+    """The pauses between attempts at one thing: 0.1 s, 0.2 s, 0.4 s, ... The last ends at the deadline.
+
+    Args:
+        seconds: the deadline, from the first failed attempt on; 0 for a single attempt.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end: float | None = None
+        self._pause = FIRST_PAUSE
+
+    def next(self) -> float | None:
+        """An attempt failed: the seconds until the next one, or None where time is up."""
+        now = time.monotonic()
+        if self._end is None:
+            self._end = now + self._seconds
+        left = self._end - now
+        if left <= 0:
+            return None
+        pause = min(self._pause, left)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        return pause
+
+    def wait(self) -> bool:
+        """An attempt failed: sleep until the next one, or return False where time is up."""
+        pause = self.next()
+        if pause is not None:
+            time.sleep(pause)
+        return pause is not None
+
+
+class Calls:
+    """Calls that are made in order, each once; one that faults is made again, in the session as it was before it.
+
+    Args:
+        calls: those of a turn that have a tool.
+        seconds: the deadline of each call's fault.
+    """
+
+    def __init__(self, calls: Sequence[PendingCall], seconds: float) -> None:
+        self.calls = calls
+        self.results: list[ToolResult] = []
+        self._seconds = seconds
+        self._patience = Patience(seconds)
+        self._pause: float | None = None  # before the call that faulted is made again
+        self._session: Any = None  # the session before that call
+
+    def run(self, wait: bool = True) -> list[ToolResult] | None:
+        """The results, in order; a fault that lasts is the last one that counts, and calls after it are not made.
+
+        With `wait=False` None where a call has to be made again after a pause: call `run` again, in a thread.
+        """
+        for pending in self.calls[len(self.results) :]:
+            assert pending.tool is not None
+            if self._pause is None:
+                self._session = _session(pending.tool) if self._seconds > 0 else None
+            while True:
+                result = self._attempt(pending.tool, pending.arguments)
+                if result.fault is None:
+                    break
+                if not self.faulted(pending.tool, result):
+                    self.results += [result] * (len(self.calls) - len(self.results))
+                    return self.results
+                if not wait:
+                    return None
+            self.results.append(result)
+            self._patience = Patience(self._seconds)
+        return self.results
+
+    def faulted(self, tool: Tool, result: ToolResult) -> bool:
+        """Note that the next call was made and faulted. False where it isn't to be made again."""
+        stuck = isinstance(result.data, dict) and result.data.get("error") == "timeout"
+        if stuck and not tool.concurrency_safe:  # that call may still be at work in the session
+            return False
+        self._pause = self._patience.next()
+        return self._pause is not None
+
+    def _attempt(self, tool: Tool, arguments: Any) -> ToolResult:
+        if self._pause is not None:
+            time.sleep(self._pause)
+            self._pause = None
+            if self._session is not None:
+                try:
+                    tool.set_state(copy.deepcopy(self._session))
+                except Exception as error:
+                    return ToolResult("The session is lost.", ok=False, fault=describe(error))
+        return run_tool(tool, arguments)
+
+
+def _session(tool: Tool) -> Any:
+    """The state of a tool's session, or None where it has none or cannot say."""
+    if tool.concurrency_safe:
+        return None
+    try:
+        return tool.get_state()
+    except Exception:
+        return None

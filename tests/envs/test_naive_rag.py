@@ -1,0 +1,52 @@
+"""The baseline naive RAG: the passages of one search in the prompt, one turn, no tools."""
+
+import gymnasium as gym
+import pytest
+
+from agent_r1 import ToolEnv, ToolFault, ToolResult
+from agent_r1.naive_rag import INSTRUCTIONS, naive_rag, question_with_passages
+from agent_r1.vector import ToolVectorEnv
+
+ENV_ID = "AgentR1/MultihopWorld-v0"
+
+
+@pytest.fixture
+def plain():
+    env = gym.make(ENV_ID, split="test").unwrapped
+    env.reset(options={"task_index": 4})
+    return env
+
+
+def test_the_passages_of_one_search_stand_in_the_prompt(plain, say):
+    passages = plain.tools["search"].execute({"query": plain.task.question}).content
+    env = naive_rag(type(plain))(split="test")
+    tokens, _ = env.reset(options={"task_index": 4})
+    text = env.tokenizer.decode(tokens.tolist())
+    assert question_with_passages(plain.task.question, passages) in text and INSTRUCTIONS in text
+    assert "search" not in text and env.max_turns == 1 and env.schemas == []
+    _, reward, terminated, _, info = say(env, f"<answer>{plain.task.answers[0]}</answer>")
+    assert (reward, terminated, info["is_success"], info["metrics"]["em"]) == (1, True, True, 1)
+
+
+def test_a_turn_without_an_answer_ends_it(plain, say):
+    env = naive_rag(type(plain))()
+    env.reset(seed=0)
+    _, reward, terminated, truncated, info = say(env, env.dialect.tool_call("search", {"query": "x"}))
+    assert terminated and not truncated and not info["is_success"] and reward < 0
+
+
+def test_a_search_tool_is_needed():
+    with pytest.raises(ValueError, match="needs a tool named search"):
+        naive_rag(ToolEnv)()
+
+
+def test_a_search_that_is_down_is_a_fault(plain, monkeypatch):
+    down = ToolResult("?", fault="the server is down")
+    monkeypatch.setattr(type(plain.tools["search"]), "execute", lambda self, arguments: down)
+    env_class = naive_rag(type(plain))
+    with pytest.raises(ToolFault, match="the server is down"):
+        env_class(fault_deadline=0).reset(seed=0)
+    envs = ToolVectorEnv(env_class, 2, fault_deadline=0)
+    _, infos = envs.reset(seed=0)
+    assert infos["fault"].tolist() == ["reset: ToolFault: the server is down"] * 2
+    envs.close()

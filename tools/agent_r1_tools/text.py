@@ -1,0 +1,23 @@
+"""Text that can be encoded and has a bounded length: what tools hand on."""
+
+from __future__ import annotations
+
+import re
+
+
+def clean_text(text: str, max_chars: int) -> str:
+    """Text of at most `max_chars` characters that can be encoded; what was cut is counted in a marker at the end."""
+    if len(text) > max_chars:
+        room = max_chars - len(f"... [{len(text)} characters cut]")
+        text = f"{text[:room]}... [{len(text) - room} characters cut]" if room > 0 else text[:max_chars]
+    return encodable(text)
+
+
+def encodable(text: str) -> str:
+    """The text with U+FFFD for lone surrogates, which UTF-8 cannot encode, and for NUL, which ends strings in C."""
+    if not text.isascii():
+        text = _SURROGATES.sub("\ufffd", text)
+    return text.replace("\0", "\ufffd") if "\0" in text else text
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
