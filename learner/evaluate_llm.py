@@ -23,12 +23,12 @@ from gymnasium.envs.registration import load_env_creator
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
+from agent_r1.naive_rag import naive_rag
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import checkpoint, distributed
 from llm_utils.compare import bootstrap
 from llm_utils.engine import make_engine
 from llm_utils.loading import choose_dtype, load_policy
-from llm_utils.naive_rag import naive_rag
 from llm_utils.rollout import Sampler
 from llm_utils.sources import arguments_of_run, check_vocabulary, model_source, tokenizer_source
 from llm_utils.trajectory import Trajectory

@@ -37,9 +37,9 @@ from transformers import (
 import agent_r1  # noqa: F401  (registers the environments)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # llm_utils lies beside this file
+from agent_r1.naive_rag import naive_rag
 from llm_utils import checkpoint
 from llm_utils.models import model_source
-from llm_utils.naive_rag import naive_rag
 
 
 @dataclass

@@ -68,8 +68,12 @@ class Sampler:
             slot, (episode, task) = self.free.pop(), self.queue.popleft()
             mask[slot], tasks[slot], begun[slot] = True, task, episode
         states, infos = self.envs.reset(seed=tasks, options={"reset_mask": mask, "task_index": tasks})
+        faults = infos.get("fault", [None] * self.envs.num_envs)
         for slot, episode in begun.items():
-            self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
+            self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot], fault=faults[slot] or None)
+            if faults[slot]:  # it could not begin: there is nothing to sample
+                self._end(slot, {})
+                continue
             info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
             self.engine.feed(slot, states[slot], **info, seed=[self.seed, episode])
 
@@ -97,13 +101,7 @@ class Sampler:
         row.reward_terms.update(info.get("reward_terms", {}))
         if terminated or truncated:
             row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
-            row.finalize()
-            row.stats.update(success=float(info.get("is_success", False)), truncated=float(truncated))
-            row.stats.update(sampled_tokens=int(row.action_mask.sum()), tokens=len(row.tokens))
-            row.stats.update(info.get("metrics", {}))
-            self.done[row.episode] = self.live.pop(slot)
-            self.free.append(slot)
-            self.on_done()
+            self._end(slot, info)
             return
         room = info["max_new_tokens"], info["stop_token_ids"]
         if grown:
@@ -112,6 +110,17 @@ class Sampler:
             row.segment_starts.append(len(row.tokens))
             row.tokens = np.concatenate([row.tokens, state])
             self.engine.feed(slot, state, *room, seed=[self.seed, row.episode, len(row.segment_starts)])
+
+    def _end(self, slot: int, info: Any) -> None:
+        """The episode is over."""
+        row = self.live.pop(slot)
+        row.truncated |= row.fault is not None
+        row.finalize()
+        row.stats.update(success=float(info.get("is_success", False)), truncated=float(row.truncated))
+        row.stats.update(sampled_tokens=int(row.action_mask.sum()), tokens=len(row.tokens), **info.get("metrics", {}))
+        self.done[row.episode] = row
+        self.free.append(slot)
+        self.on_done()
 
 
 def rollout(envs: Any, engine: Engine, episodes: Sequence[tuple[int, int]], seed: int) -> list[Trajectory]:

@@ -1,0 +1,97 @@
+"""What faults of the environment's machinery do to training: GRPO on MultihopWorld with parts that break.
+
+    python benchmarks/faults.py              # 4 kinds, 3 seeds, two runs at a time, a core for each; about half an hour
+    python benchmarks/faults.py --kinds none once --seeds 1
+
+Faults hit 30 % of the calls or episodes, whatever the policy does (`faulty_world.py`). A fault that goes away when the
+call is made again must cost nothing but time. Episodes that a fault ended are dropped; where they are broken from the
+start on, the run plays until as many have counted as in the others. In the end each policy is evaluated greedily on
+1,000 held-out tasks of the sound world.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from machine import record_results, require_quiet_machine
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "learner"))
+import agent_r1  # noqa: E402
+from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
+from llm_utils.compare import read_curve  # noqa: E402
+
+RATE, PER_ITERATION = 0.3, 256
+EPISODES = 5_120
+KINDS = {
+    "none": "no faults",
+    "once": "30 % of the calls fail once",
+    "episode": "30 % of the episodes are broken from the start on",
+    "call": "30 % of the calls fail for good",
+}
+
+
+def training(kind: str, seed: int, episodes: int, *flags: str) -> Job:
+    """A run of grpo_llm.py that trains on about `episodes` episodes that count, if one in `RATE` is dropped."""
+    if kind == "episode":
+        episodes = round(episodes / (1 - RATE) / PER_ITERATION) * PER_ITERATION
+    model = agent_r1.tiny_policy("AgentR1/MultihopWorld-v0")
+    words = ["python", "learner/grpo_llm.py", "--env-id", "faulty_world:AgentR1Faulty/MultihopWorld-v0"]
+    words += ["--env-kwargs", json.dumps({"kind": kind, "rate": RATE}), "--model", os.path.relpath(model, ROOT)]
+    words += ["--learning-rate", "3e-4", "--exp-name", f"faults_{kind}", "--seed", str(seed), "--max-invalid", "0.9"]
+    words += ["--total-episodes", str(episodes), "--episodes-per-iteration", str(PER_ITERATION), "--num-threads", "1"]
+    return make_job([*words, "--eval-episodes", "0", "--save-model", *flags])
+
+
+def evaluation(run: Path, kind: str, seed: int) -> Job:
+    """The greedy evaluation of what a run has learned, in a world without faults."""
+    words = ["python", "learner/evaluate_llm.py", "--model", str(run / "model"), "--num-threads", "1"]
+    return make_job([*words, "--exp-name", f"faults_eval_{kind}", "--seed", str(seed)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="the kinds of faults")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 1 on")
+    parser.add_argument("--workers", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--episodes", type=int, default=EPISODES, help="episodes that count, of each run")
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
+    args = parser.parse_args()
+    require_quiet_machine(args.force)
+    os.chdir(ROOT)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
+    cases = [(kind, seed) for seed in range(1, args.seeds + 1) for kind in args.kinds]
+    runs = finish([training(*case, args.episodes) for case in cases], args.workers)
+    evaluations = finish([evaluation(run, *case) for run, case in zip(runs, cases, strict=True)], args.workers)
+    results: dict[str, dict[str, list[float]]] = {
+        kind: {name: [] for name in ("em", "turns", "valid_episodes", "invalid", "area", "seconds")} for kind in args.kinds
+    }
+    for (kind, _), run, folder in zip(cases, runs, evaluations, strict=True):
+        found = results[kind]
+        metrics = json.loads((folder / "evaluation.json").read_text())["metrics"]
+        invalid = read_curve(run, "charts/invalid", "episodes")[1]
+        success = read_curve(run, "charts/exact_match", "episodes")[1]
+        found["em"].append(metrics["exact_match"]["mean"])
+        found["turns"].append(metrics["turns"]["mean"])
+        found["valid_episodes"].append(float(np.sum(1 - np.array(invalid)) * PER_ITERATION))
+        found["invalid"].append(float(np.mean(invalid)))
+        found["area"].append(float(np.mean(success)))
+        found["seconds"].append(json.loads((run / "summary.json").read_text())["train_seconds"])
+    rows = ["| faults | episodes that counted | dropped | held-out EM, each seed | mean EM in training | turns |"]
+    rows.append("|---|---|---|---|---|---|")
+    for kind, found in results.items():
+        em = ", ".join(f"{value:.3f}" for value in found["em"])
+        counted, dropped = np.mean(found["valid_episodes"]), np.mean(found["invalid"])
+        area = ", ".join(f"{value:.3f}" for value in found["area"])
+        rows.append(f"| {KINDS[kind]} | {counted:.0f} | {dropped:.1%} | {em} | {area} | {np.mean(found['turns']):.2f} |")
+    table = "\n".join(rows)
+    print(table)
+    command = f"python benchmarks/faults.py --kinds {' '.join(args.kinds)} --seeds {args.seeds} --workers {args.workers}"
+    record_results("faults", results, table, command, args.force)
+
+
+if __name__ == "__main__":
+    main()
