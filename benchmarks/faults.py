@@ -66,9 +66,8 @@ def main() -> None:
     cases = [(kind, seed) for seed in range(1, args.seeds + 1) for kind in args.kinds]
     runs = finish([training(*case, args.episodes) for case in cases], args.workers)
     evaluations = finish([evaluation(run, *case) for run, case in zip(runs, cases, strict=True)], args.workers)
-    results: dict[str, dict[str, list[float]]] = {
-        kind: {name: [] for name in ("em", "turns", "valid_episodes", "invalid", "area", "seconds")} for kind in args.kinds
-    }
+    names = ("em", "turns", "valid_episodes", "invalid", "area", "seconds")
+    results: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in names} for kind in args.kinds}
     for (kind, _), run, folder in zip(cases, runs, evaluations, strict=True):
         found = results[kind]
         metrics = json.loads((folder / "evaluation.json").read_text())["metrics"]
@@ -86,10 +85,11 @@ def main() -> None:
         em = ", ".join(f"{value:.3f}" for value in found["em"])
         counted, dropped = np.mean(found["valid_episodes"]), np.mean(found["invalid"])
         area = ", ".join(f"{value:.3f}" for value in found["area"])
-        rows.append(f"| {KINDS[kind]} | {counted:.0f} | {dropped:.1%} | {em} | {area} | {np.mean(found['turns']):.2f} |")
+        turns = np.mean(found["turns"])
+        rows.append(f"| {KINDS[kind]} | {counted:.0f} | {dropped:.1%} | {em} | {area} | {turns:.2f} |")
     table = "\n".join(rows)
     print(table)
-    command = f"python benchmarks/faults.py --kinds {' '.join(args.kinds)} --seeds {args.seeds} --workers {args.workers}"
+    command = f"python benchmarks/faults.py --kinds {' '.join(args.kinds)} --seeds {args.seeds}"
     record_results("faults", results, table, command, args.force)
 
 
