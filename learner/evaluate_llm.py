@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.vector import ToolVectorEnv
-from llm_utils import checkpoint
+from llm_utils import run_files
 from llm_utils.compare import bootstrap
 from llm_utils.models import arguments_of_run, check_vocabulary, load_policy, model_source, tokenizer_source
 from llm_utils.naive_rag import naive_rag
@@ -340,9 +340,9 @@ if __name__ == "__main__":
     table = summarize(rows, args.seed)
     run_dir = Path("runs") / run_name
     run_dir.mkdir(parents=True)
-    checkpoint.append_rows(run_dir / "trajectories.jsonl", rows, mode=args.mode)
+    run_files.append_rows(run_dir / "trajectories.jsonl", rows, mode=args.mode)
     result = {"model": source, "episodes": num_episodes, "seconds": seconds, "metrics": table, "args": asdict(args)}
-    checkpoint.write_json(run_dir / "evaluation.json", result)
+    run_files.write_json(run_dir / "evaluation.json", result)
     print(f"{args.env_id}, {args.split}: {num_episodes} episodes of {source} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
         print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]")

@@ -55,7 +55,7 @@ class Args:
     save_model: bool = False
     """write the trained policy and its tokenizer to runs/{run_name}/model"""
     checkpoint_every: int = 10
-    """iterations between checkpoints; there is one at the end, too (0: only at Ctrl-C)"""
+    """iterations between checkpoints; there is one at the end, too (0: only where something ends the run early)"""
     resume: str | None = None
     """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
 
@@ -526,7 +526,7 @@ if __name__ == "__main__":
         return list(enumerate(np.repeat(tasks, size).tolist(), (iteration - 1) * args.episodes_per_iteration))
 
     queued = run["iteration"]
-    with checkpoint.leaving_nothing_lost(saver, run):
+    with checkpoint.saving_at_exit(saver, run):
         push_weights()
         saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
         if run["iteration"] == 0:
@@ -560,7 +560,7 @@ if __name__ == "__main__":
             scored = time.time()
 
             # update
-            saver.dirty()
+            saver.begin_update()
             logs: list[dict[str, float]] = []
             rng, num_rows = np.random.default_rng([args.seed, iteration]), distributed.from_first(len(rows))
             orders = [rng.permutation(num_rows) for _ in range(args.update_epochs)]
@@ -591,8 +591,8 @@ if __name__ == "__main__":
             saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
             if args.checkpoint_every and (iteration % args.checkpoint_every == 0 or iteration == num_iterations):
                 saver.save()
-    if args.save_model:
-        checkpoint.save_model(policy, run_dir / "model", tokenizer)
+        if args.save_model:
+            checkpoint.save_model(policy, run_dir / "model", tokenizer)
     if rank == 0:
         envs.close()
         log.close()
