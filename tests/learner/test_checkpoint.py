@@ -240,6 +240,14 @@ def test_an_exception_goes_on_as_it_is_with_a_note(saver, error):
     assert saved_iteration(saver) == 3
 
 
+def test_a_run_that_stops_itself_is_saved_too(saver, capfd):
+    after_boundary(saver, 3)
+    with pytest.raises(SystemExit, match="9 of 10 episodes are invalid"), checkpoint.saving_at_exit(saver, {}):
+        raise SystemExit("9 of 10 episodes are invalid")
+    assert saved_iteration(saver) == 3
+    assert "go on after the last complete iteration with" in capfd.readouterr().err
+
+
 def test_a_large_model_is_saved_until_an_update_begins(saver):
     saver.small = False
     for number, updating in ((1, False), (2, True), (3, False)):
