@@ -171,9 +171,8 @@ def test_an_interruption_between_two_renames_and_another_save(saver):
 
 
 def test_files_and_folders_are_on_disk_before_they_are_renamed(saver, monkeypatch):
-    calls = []
-    synced, rename = os.fsync, Path.rename
-    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), synced(fd)))
+    calls, fsync, rename = [], os.fsync, Path.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
     monkeypatch.setattr(Path, "rename", lambda *names: (calls.append("rename"), rename(*names))[1])
     after_boundary(saver, 1)
     saver.save()
@@ -282,8 +281,10 @@ def test_weights_that_give_no_finite_logits_do_not_replace_the_checkpoint(saver,
     assert len((saver.folder.parent / "not_finite.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "inte")])
-def test_signals_end_a_run_once_and_are_given_back(saver, monkeypatch, capfd, number, code, word):
+@pytest.mark.parametrize(
+    ("number", "code", "words"), [(signal.SIGTERM, 143, "terminated; go on"), (signal.SIGINT, 130, "interrupted; go on")]
+)
+def test_signals_end_a_run_once_and_are_given_back(saver, monkeypatch, capfd, number, code, words):
     """A second one, sent while the files are written, changes nothing."""
     after_boundary(saver, 1)
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
@@ -299,7 +300,7 @@ def test_signals_end_a_run_once_and_are_given_back(saver, monkeypatch, capfd, nu
         os.kill(os.getpid(), number)
     assert caught.value.code == code and saved_iteration(saver) == 1
     assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    assert f"{word}" in capfd.readouterr().err
+    assert words in capfd.readouterr().err
 
 
 def test_a_signal_that_got_lost_ends_the_run_at_the_next_boundary(saver):

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -152,6 +153,25 @@ def test_a_large_model_is_saved_during_a_rollout_and_not_in_an_update(whole, tmp
     assert kill_resume.iteration_of(tmp_path) == 2
     got, printed = play("grpo_llm", tmp_path, "--resume", kill_resume.run_of(tmp_path).relative_to(tmp_path))
     assert got == 0 and kill_resume.differences(tmp_path, whole("grpo_llm")) == [], printed
+
+
+def test_of_several_processes_the_first_saves_what_another_could_not(tmp_path, environment_of_scripts):
+    """The second runs out of memory in the update; small models lie with the first as a whole."""
+    flags = [*SMALL, *OF_SCRIPT["grpo_llm"], "--checkpoint-every", "0"]
+    script = tmp_path / "grpo_llm.py"
+    script.write_text(f"""
+import os, runpy, sys
+job = ({str(tmp_path)!r}, "grpo_llm", {flags!r}, ("OutOfMemoryError", "update" * (os.environ["RANK"] == "1"), False))
+sys.path.insert(0, {str(Path(kill_resume.__file__).parent)!r})
+runpy.run_path({__file__!r}, {{"job": job}}, "worker")
+""")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment_of_scripts, capture_output=True, text=True)
+    printed = (tmp_path / "log.txt").read_text()
+    assert done.returncode == 1, done.stderr
+    assert "[rank1]: torch.OutOfMemoryError: CUDA out of memory" in printed
+    assert "go on after the last complete iteration with\n  torchrun --nproc-per-node 2 grpo_llm.py --resume" in printed
+    assert kill_resume.iteration_of(tmp_path) == 2
 
 
 def test_more_episodes_on_resume(learn, tmp_path):
