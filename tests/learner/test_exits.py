@@ -170,7 +170,7 @@ runpy.run_path({__file__!r}, {{"job": job}}, "worker")
     printed = (tmp_path / "log.txt").read_text()
     assert done.returncode == 1, done.stderr
     assert "[rank1]: torch.OutOfMemoryError: CUDA out of memory" in printed
-    assert "go on after the last complete iteration with\n  torchrun --nproc-per-node 2 grpo_llm.py --resume" in printed
+    assert "go on after the last complete iteration with\n  torchrun --nproc-per-node 2" in printed
     assert kill_resume.iteration_of(tmp_path) == 2
 
 
