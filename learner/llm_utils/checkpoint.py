@@ -154,7 +154,7 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
     With several processes signals are for rank 0, which must get out of a collective first; when it ends, all end.
     """
     process, run_dir = os.getpid(), saver.folder.parent
-    previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
+    previous: dict[int, Any] = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
 
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:  # one that was forked from this: the run is not its own
@@ -172,13 +172,15 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
     except BaseException as error:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        # (reason, rows) of a loss or a gradient that isn't finite; others may raise FloatingPointError, too
-        reason, rows = error.args if isinstance(error, FloatingPointError) and len(error.args) == 2 else (None, None)
+        reason: str | None = None
+        rows: Any = None
+        if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise it, too
+            reason, rows = error.args
         weights_at_fault = reason is not None and not rows
         how = "" if saver.rank > 0 else _how_to_go_on(saver, not weights_at_fault and not isinstance(error, SaveError))
         if rows:
             append_rows(run_dir / "not_finite.jsonl", rows, iteration=run["iteration"] + 1)
-            reason += f". The rows that it comes from are in {run_dir / 'not_finite.jsonl'}"
+            reason = f"{reason}. The rows that it comes from are in {run_dir / 'not_finite.jsonl'}"
         if isinstance(error, RuntimeError) and distributed.lost_connection(error):
             reason = f"process {saver.rank}: another process has ended"
         if saver.signal is not None or isinstance(error, KeyboardInterrupt):
