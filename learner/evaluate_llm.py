@@ -25,7 +25,7 @@ from tqdm import tqdm
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.naive_rag import naive_rag
 from agent_r1.vector import ToolVectorEnv
-from llm_utils import checkpoint, distributed
+from llm_utils import distributed, run_files
 from llm_utils.compare import bootstrap
 from llm_utils.engine import make_engine
 from llm_utils.loading import choose_dtype, load_policy
@@ -157,10 +157,10 @@ if __name__ == "__main__":
     table = summarize(rows, args.seed)
     run_dir = Path("runs") / run_name
     run_dir.mkdir(parents=True)
-    checkpoint.append_rows(run_dir / "trajectories.jsonl", played, mode=args.mode)
+    run_files.append_rows(run_dir / "trajectories.jsonl", played, mode=args.mode)
     counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
     result = {"model": source, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
-    checkpoint.write_json(run_dir / "evaluation.json", result)
+    run_files.write_json(run_dir / "evaluation.json", result)
     print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {source} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
         print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]")

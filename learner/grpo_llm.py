@@ -53,7 +53,7 @@ class Args:
     save_model: bool = False
     """write the trained policy and its tokenizer to runs/{run_name}/model"""
     checkpoint_every: int = 10
-    """iterations between checkpoints; there is one at the end, too (0: only at Ctrl-C)"""
+    """iterations between checkpoints; there is one at the end, too (0: only where something ends the run early)"""
     resume: str | None = None
     """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
 
@@ -294,7 +294,7 @@ if __name__ == "__main__":
 
     def episodes(iteration: int, attempt: int = 0) -> list[tuple[int, int]]:
         """Numbers and tasks of an iteration's episodes, a group side by side; `attempt` counts its further batches."""
-        first = (iteration - 1 + attempt * run.num_iterations) * count
+        first = ((iteration - 1) * (1 + args.dynamic_sampling) + attempt) * count
         return draw_episodes(args.seed, iteration, count, run.num_tasks, args.group_size, first, attempt)
 
     with checkpoint.saving_at_exit(run.saver, run.state):
@@ -333,4 +333,4 @@ if __name__ == "__main__":
                 run.metrics.append(metrics)
             run.mark("train")
             run.end_iteration(iteration, rows, {"charts/groups_with_signal": signal, "charts/rejected": rejected})
-    run.close()
+        run.close()

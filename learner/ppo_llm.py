@@ -55,7 +55,7 @@ class Args:
     save_model: bool = False
     """write the trained policy and its tokenizer to runs/{run_name}/model"""
     checkpoint_every: int = 10
-    """iterations between checkpoints; there is one at the end, too (0: only at Ctrl-C)"""
+    """iterations between checkpoints; there is one at the end, too (0: only where something ends the run early)"""
     resume: str | None = None
     """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
 
@@ -423,4 +423,4 @@ if __name__ == "__main__":
             run.mark("train")
             scalars = {"charts/rejected": rejected, "losses/explained_variance": explained_variance(rows, args)}
             run.end_iteration(iteration, rows, scalars)
-    run.close()
+        run.close()

@@ -37,9 +37,9 @@ from transformers import (
 import agent_r1  # noqa: F401  (registers the environments)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # llm_utils lies beside this file
-from agent_r1.naive_rag import naive_rag
-from llm_utils import checkpoint
+from llm_utils import run_files
 from llm_utils.models import model_source
+from agent_r1.naive_rag import naive_rag
 
 
 @dataclass
@@ -364,5 +364,5 @@ if __name__ == "__main__":
     model.save_pretrained(out)
     writer.close()
     summary = {"train_seconds": time.time() - start, "finished": step == args.num_steps, "args": asdict(args)}
-    checkpoint.write_json(Path(f"runs/{run_name}/summary.json"), summary)
+    run_files.write_json(Path(f"runs/{run_name}/summary.json"), summary)
     print(f"saved {out}")

@@ -52,4 +52,4 @@ if __name__ == "__main__":
                 run.metrics.append(metrics)
             run.mark("train")
             run.end_iteration(iteration, rows, {})
-    run.close()
+        run.close()

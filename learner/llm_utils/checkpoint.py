@@ -1,11 +1,12 @@
-"""Files of a run: checkpoints, rows, summaries. Everything is written so that a crash leaves the old or the new file.
+"""The state of a run on disk, what ends a run early, and how it goes on.
 
     runs/{run_name}/checkpoint/policy/             save_pretrained() of the policy
                                critic.safetensors  where the algorithm has one
                                optimizer.pt        state of the optimizer, read with weights_only=True
                                state.json          algorithm, arguments, iteration, counters
 
-There are no random states in it: everything random in a run is a function of (seed, iteration, episode).
+A checkpoint is written beside the old one and then renamed: a crash leaves the old or the new one. There are no random
+states in it: everything random in a run is a function of (seed, iteration, episode).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -27,52 +30,27 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from llm_utils import distributed
-from llm_utils.models import EngineDied
+from llm_utils.run_files import append_rows, sync, sync_one, write_json
 
-MOST_BYTES = 2**31  # weights and optimizer states up to this size are copied at every boundary, for Ctrl-C
+MOST_BYTES = 2**31  # weights and optimizer states up to this size are copied at every boundary
+SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+MAY_GROW = ("total_episodes",)  # arguments that --resume may raise
 
 ArgsT = TypeVar("ArgsT")
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file in one go."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(temporary, path)
-
-
-def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
-    """Append trajectories to a JSONL file: lists with an entry per token, and what is known of the episode."""
-    with path.open("a") as file:
-        for row in rows:
-            content: dict[str, Any] = dict(extra)
-            for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats", "reward_terms"):
-                content[name] = getattr(row, name)
-            content["turns"] = [[start, end] for start, end, _ in row.turns]
-            content |= {"tokens": row.tokens.tolist(), "action_mask": row.action_mask.astype(int).tolist()}
-            content["versions"] = row.versions.tolist()
-            for name in ("rewards", "values", "logprobs", "advantages"):
-                content[name] = getattr(row, name).astype(float).round(6).tolist()
-            file.write(json.dumps(content) + "\n")
-
-
-def drop_later_rows(path: Path, iteration: int) -> None:
-    """Remove rows of iterations after `iteration` from a JSONL file: a resumed run plays them again.
-
-    A run that was killed may have left its last row cut short; it is one of them.
-    """
-    if path.is_file():
-        lines = [line for line in path.read_text().splitlines(True) if line.endswith("\n")]
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text("".join(line for line in lines if json.loads(line)["iteration"] <= iteration))
-        os.replace(temporary, path)
+class SaveError(OSError):
+    """A checkpoint could not be written. The message says why, and which one stands."""
 
 
 def copied(content: Any, memory: Any) -> Any:
-    """A deep copy of nested dicts and lists with tensors, into the tensors of `memory` where they fit."""
+    """A deep copy of nested dicts and lists with tensors in main memory, into the tensors of `memory` where they fit.
+
+    What is there can be saved even when a GPU has no memory left or has failed.
+    """
     if isinstance(content, torch.Tensor):
         fits = isinstance(memory, torch.Tensor) and (memory.shape, memory.dtype) == (content.shape, content.dtype)
-        return memory.copy_(content) if fits else content.detach().clone()
+        return memory.copy_(content) if fits else content.detach().to("cpu", copy=True)
     if isinstance(content, dict):
         memory = memory if isinstance(memory, dict) else {}
         return {name: copied(value, memory.get(name)) for name, value in content.items()}
@@ -86,8 +64,8 @@ class Checkpointer:
     """Writes the state that a run had at its last iteration boundary.
 
     `boundary(state)` is called when an iteration is complete. Small models are copied there, so that the boundary can
-    be written at any moment after it; large ones can be written until `dirty()` says that an update has begun. With
-    several processes all call `boundary` together, and `save` where they are large; rank 0 writes.
+    be written at any moment after it; large ones can be written until `begin_update()` says that the weights are about
+    to change. With several processes all call `boundary` together, and `save` where they are large; rank 0 writes.
     """
 
     def __init__(self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0) -> None:
@@ -97,73 +75,146 @@ class Checkpointer:
         self.small = 3 * sum(p.numel() * p.element_size() for p in trained) <= MOST_BYTES
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
         self.spare: dict[str, Any] | None = None  # memory for the next one: Ctrl-C while it is filled spoils nothing
+        self.signal: int | None = None  # the signal that ends the run
 
     def boundary(self, state: dict[str, Any]) -> None:
         """An iteration is complete: remember it."""
         content = copied(self._content(), self.spare) if self.small else None
         self.spare, self.last = self.last and self.last[1], (copy.deepcopy(state), content)
+        if self.signal is not None:  # Python drops what a signal raises where nothing can be raised, as in a finalizer
+            raise KeyboardInterrupt
 
     def _content(self) -> dict[str, Any]:
         critic = distributed.collect_state(self.critic) if self.critic else {}
         policy = distributed.collect_state(self.policy)
         return {"policy": policy, "critic": critic, "optimizer": self.optimizer.state_dict()}
 
-    def dirty(self) -> None:
+    def begin_update(self) -> None:
         """From here on the weights are no longer those of the boundary."""
         if not self.small:
             self.last = None
 
+    def can_save_alone(self) -> bool:
+        """Can this process write the last boundary without the others? Parts of large models lie with all of them."""
+        return self.last is not None and (self.last[1] is not None or distributed.world_size() == 1)
+
     def save(self) -> bool:
-        """Write the last boundary. False where that is no longer possible; what is on disk then stands."""
+        """Write the last boundary. False where that is no longer possible; what is on disk then stands.
+
+        Raises SaveError where it can't be written, for one on a full disk; the old checkpoint stands.
+        """
         if self.last is None:
             return False
         state, content = self.last[0], self.last[1] or self._content()
         if self.rank > 0:
             return True
         new, old = self.folder.with_suffix(".new"), self.folder.with_suffix(".old")
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        save_policy(self.policy, new / "policy", content["policy"])
-        if content["critic"]:
-            save_file({k: v.contiguous() for k, v in content["critic"].items()}, new / "critic.safetensors")
-        torch.save(content["optimizer"], new / "optimizer.pt")
-        write_json(new / "state.json", state)
-        shutil.rmtree(old, ignore_errors=True)
-        if self.folder.exists():
-            self.folder.rename(old)
-        new.rename(self.folder)
+        try:
+            recover(self.folder)
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
+            save_policy(self.policy, new / "policy", content["policy"])
+            if content["critic"]:
+                save_file({k: v.contiguous() for k, v in content["critic"].items()}, new / "critic.safetensors")
+            torch.save(content["optimizer"], new / "optimizer.pt")
+            write_json(new / "state.json", state)
+            sync(new)
+            shutil.rmtree(old, ignore_errors=True)
+            if self.folder.exists():
+                self.folder.rename(old)
+            new.rename(self.folder)
+            sync_one(self.folder.parent)
+        except Exception as error:  # of the disk, and in the words of the library that was writing
+            recover(self.folder)
+            shutil.rmtree(new, ignore_errors=True)  # its space may be what is missing
+            raise SaveError(f"the checkpoint could not be written: {error}; {self.on_disk()}") from error
         shutil.rmtree(old, ignore_errors=True)
         return True
 
+    def on_disk(self) -> str:
+        """What is on disk, in words."""
+        if not (self.folder / "state.json").is_file():
+            return "there is no checkpoint yet"
+        state = json.loads((self.folder / "state.json").read_text())
+        return f"the checkpoint of iteration {state['run']['iteration']} stands"
+
 
 @contextmanager
-def leaving_nothing_lost(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
-    """What ends a run early leaves its last complete iteration behind, and says how to go on.
+def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
+    """Whatever ends a run early leaves its last complete iteration on disk, and says how to go on.
 
-    Ctrl-C and an engine that died write the checkpoint. A loss that isn't finite (FloatingPointError, with the rows as
-    its second argument) leaves its rows in not_finite.jsonl; the checkpoint on disk stands. Logits that aren't finite
-    have no rows yet: the weights are at fault, and the update before them.
+    - Ctrl-C and SIGTERM end it with 130 and 143. A second one changes nothing while files are written. A signal that is
+      ignored, as Ctrl-C in a shell's background jobs, stays so.
+    - An exception goes on as it is, with a note. Of a loss that isn't finite (FloatingPointError with the rows as its
+      second argument) the rows are written to not_finite.jsonl. Logits that aren't finite have no rows: the weights
+      are at fault, and the update before them, so they don't replace the checkpoint.
+    - Large models, which are not copied, are written until an update begins; then the checkpoint on disk stands. With
+      several processes it always does: parts of the weights lie with processes that wait elsewhere, or are gone.
+
+    With several processes signals are for rank 0, which must get out of a collective first; when it ends, all end.
     """
-    run_dir = saver.folder.parent
+    process, run_dir = os.getpid(), saver.folder.parent
+    previous: dict[int, Any] = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # one that was forked from this: the run is not its own
+            signal.signal(number, previous[number])
+            os.kill(os.getpid(), number)
+            return
+        saver.signal = number
+        raise KeyboardInterrupt
+
+    for number, handler in previous.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_IGN if saver.rank > 0 else stop)
     try:
         yield
-    except (KeyboardInterrupt, EngineDied) as error:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not spoil the files
-        saved = saver.small and saver.save() or (saver.folder / "state.json").is_file()
-        command = f"{distributed.launcher()} {sys.argv[0]} --resume {run_dir}"
-        how = f"go on after the last complete iteration with\n  {command}"
-        print(f"\n{str(error) or 'interrupted'}; {how if saved else 'there is no checkpoint yet'}", file=sys.stderr)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
-    except FloatingPointError as error:
-        reason, rows = error.args
+    except BaseException as error:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        reason: str | None = None
+        rows: Any = None
+        if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise it, too
+            reason, rows = error.args
+        weights_at_fault = reason is not None and not rows
+        how = "" if saver.rank > 0 else _how_to_go_on(saver, not weights_at_fault and not isinstance(error, SaveError))
         if rows:
             append_rows(run_dir / "not_finite.jsonl", rows, iteration=run["iteration"] + 1)
-            reason += f". The rows that it comes from are in {run_dir / 'not_finite.jsonl'}"
-        sys.exit(f"stopped: {reason}")
-    except RuntimeError as error:
-        if not distributed.lost_connection(error):
-            raise
-        sys.exit(f"process {saver.rank} stopped: another process has ended")
+            reason = f"{reason}. The rows that it comes from are in {run_dir / 'not_finite.jsonl'}"
+        if isinstance(error, RuntimeError) and distributed.lost_connection(error):
+            reason = f"process {saver.rank}: another process has ended"
+        if saver.signal is not None or isinstance(error, KeyboardInterrupt):
+            number = signal.Signals(saver.signal or signal.SIGINT)
+            print(f"\n{SIGNALS[number]}; {how}", file=sys.stderr)
+            sys.exit(128 + number)
+        if reason is not None:
+            sys.exit(f"stopped: {reason}" + (f"\n{how}" if how else ""))
+        if how and isinstance(error, SystemExit):
+            print(how, file=sys.stderr)
+        elif how:
+            error.add_note(how)  # is printed below the traceback
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
+    """Write the last complete iteration where that is asked for and can be done; say what there is."""
+    what = saver.on_disk()
+    if save and saver.can_save_alone():
+        try:
+            saver.save()
+            what = "go on after the last complete iteration"
+        except SaveError as failure:
+            what = str(failure)
+        except RuntimeError as failure:  # a large model, on a GPU that has failed
+            what = f"the checkpoint could not be written: {failure}; {what}"
+    if not (saver.folder / "state.json").is_file():
+        return what
+    command = [*distributed.launcher().split(), sys.argv[0], "--resume", str(saver.folder.parent)]
+    what = what if what.startswith("go on") else f"{what}; go on"
+    return f"{what} with\n  {shlex.join(command)}"
 
 
 def save_policy(policy: Any, folder: Path, state: dict[str, Any]) -> None:
@@ -175,21 +226,29 @@ def save_policy(policy: Any, folder: Path, state: dict[str, Any]) -> None:
         write_json(folder / "config.json", config)
 
 
+def recover(folder: Path) -> None:
+    """Put the old checkpoint back where a machine stopped between two renames."""
+    if not folder.is_dir() and folder.with_suffix(".old").is_dir():
+        folder.with_suffix(".old").rename(folder)
+
+
 def find(run_dir: str | Path) -> Path:
     """The checkpoint folder of a run; SystemExit with the reason where there is none."""
     folder = Path(run_dir) / "checkpoint"
-    if not folder.is_dir() and folder.with_suffix(".old").is_dir():  # the machine stopped between two renames
-        folder.with_suffix(".old").rename(folder)
+    recover(folder)
     if not (folder / "state.json").is_file():
         raise SystemExit(
             f"--resume {run_dir}: there is no checkpoint. Give a run's folder (runs/...); checkpoints are written with "
-            "--checkpoint-every and at Ctrl-C"
+            "--checkpoint-every, and when something ends a run early"
         )
     return folder
 
 
 def load_args(args: ArgsT, algorithm: str) -> ArgsT:
-    """The arguments of the run that `args.resume` names, which must be one of the same algorithm; or `args`."""
+    """The arguments of the run that `args.resume` names, which must be one of the same algorithm; or `args`.
+
+    Arguments on the command line may repeat the run's own; --total-episodes may be larger. SystemExit for others.
+    """
     run_dir = getattr(args, "resume", None)
     if not run_dir:
         return args
@@ -197,13 +256,19 @@ def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     if saved["algorithm"] != algorithm:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is of {saved['algorithm']}.py, this is {algorithm}.py")
     known = {name: value for name, value in saved["args"].items() if hasattr(args, name)}
+    words = {word.split("=")[0].replace("_", "-").replace("--no-", "--") for word in sys.argv[1:]}
     for name, default in vars(type(args)()).items():
-        given = getattr(args, name)
-        if name != "resume" and given not in (default, known.get(name, default)):
+        given, own, flag = getattr(args, name), known.get(name, default), f"--{name.replace('_', '-')}"
+        if name == "resume" or given == own or (given == default and flag not in words):
+            continue
+        if name not in MAY_GROW:
             raise SystemExit(
-                f"--resume goes on with the run's own arguments: --{name.replace('_', '-')} {given} contradicts its "
-                f"{known.get(name, default)}. Leave it out, or begin a new run"
+                f"--resume goes on with the run's own arguments: {flag} {given} contradicts its {own}. Leave it out, "
+                "or begin a new run"
             )
+        if given < own:
+            raise SystemExit(f"{flag} {given} is less than the run's own {own}; with --resume it can only be raised")
+        known[name] = given
     return type(args)(**{**known, "resume": str(run_dir)})
 
 

@@ -1,8 +1,13 @@
-"""What a run shows: TensorBoard, Weights & Biases, a progress bar, and the figures of an iteration."""
+"""What a run shows: TensorBoard, Weights & Biases, a progress bar, and the figures of an iteration.
+
+Faults of the machinery (a search server that is down) are nothing that a policy did: an episode with one is in no mean,
+and counted by itself.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +17,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from llm_utils import checkpoint
+from llm_utils import run_files
 
 
 class Logger:
@@ -21,63 +26,99 @@ class Logger:
     TRAJECTORIES = 8  # rows per iteration in trajectories.jsonl
 
     def __init__(self, run_dir: Path, args: Any, total_episodes: int, run: dict[str, Any]) -> None:
-        """`run` holds the counters of the run; those of a resumed one are not 0, and later rows and scalars are cut."""
+        """`run` holds the counters of the run; those of a resumed one are not 0, and later rows and scalars are cut.
+
+        The id of the W&B run is kept in `run`, and so in checkpoints: a resumed run goes on under it.
+        """
         self.run_dir, self.args, resumed = run_dir, args, run["iteration"] > 0
         run_dir.mkdir(parents=True, exist_ok=True)
-        checkpoint.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
+        run_files.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
         if args.track:
             import wandb
 
             project, config = args.wandb_project_name, asdict(args)
-            wandb.init(project=project, name=run_dir.name, config=config, sync_tensorboard=True)
+            run.setdefault("wandb_id", secrets.token_hex(8))
+            wandb.init(
+                project=project,
+                name=run_dir.name,
+                config=config,
+                sync_tensorboard=True,
+                id=run["wandb_id"],
+                resume="allow",
+                allow_val_change=True,  # of --total-episodes
+            )
         self.writer = SummaryWriter(str(run_dir), purge_step=run["global_step"] + 1 if resumed else None)
         table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
         done = run["iteration"] * args.episodes_per_iteration
         self.bar = tqdm(total=total_episodes, initial=done, unit="episode", dynamic_ncols=True)
+        self.summary(run)  # a run that was over and goes on is no longer finished
 
     def iteration(
-        self, rows: Sequence[Any], logs: Sequence[Mapping[str, float]], run: dict[str, Any], scalars: dict[str, float]
+        self,
+        rows: Sequence[Any],
+        logs: Sequence[Mapping[str, float]],
+        run: dict[str, Any],
+        scalars: Mapping[str, float],
+        played: Sequence[Any] | None = None,
     ) -> None:
-        """Log an iteration: its rows, a dict of figures per optimizer step, and further scalars. Writes the summary."""
-        stats = mean_stats(rows)
+        """Log an iteration and write the summary.
+
+        `rows` are those that were trained on, `played` (default: the same) also those that were filtered out or broken
+        by a fault: what episodes are like is said of `played`. `logs` is a dict of figures per optimizer step, of which
+        the mean is logged, and of names that end in _max the largest; of names that begin with gap_ (sampler against
+        trainer) the first step's, because later ones hold the policy's own change. `scalars` are logged as they are.
+        """
+        played = rows if played is None else played
+        valid = [row for row in played if not fault_of(row)]
+        stats = mean_stats(valid)
         names = {"return": "episodic_return", "turns": "episodic_length", "em": "exact_match"}
-        scalars = {f"charts/{names.get(name, name)}": value for name, value in stats.items()} | scalars
+        shown = {f"charts/{names.get(name, name)}": value for name, value in stats.items()} | share_of_faults(played)
+        shown |= scalars
         ages = [run["iteration"] - 1 - row.versions[row.action_mask] for row in rows]
-        scalars["charts/staleness"] = float(np.concatenate(ages).mean()) if any(map(len, ages)) else 0.0
-        for name in sorted({name for row in rows for name in row.reward_terms}):
-            scalars[f"rewards/{name}"] = float(np.mean([row.reward_terms[name] for row in rows]))
+        shown["charts/staleness"] = float(np.concatenate(ages).mean()) if any(map(len, ages)) else 0.0
+        for name in sorted({name for row in valid for name in row.reward_terms}):
+            shown[f"rewards/{name}"] = float(np.mean([row.reward_terms[name] for row in valid]))
         for name in sorted({name for log in logs for name in log}):
-            scalars[f"losses/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
-        for name, value in scalars.items():
+            values = [log[name] for log in logs if name in log]
+            if not name.startswith("gap_"):
+                shown[f"losses/{name}"] = float(max(values) if name.endswith("_max") else np.mean(values))
+            elif name in logs[0]:
+                shown[f"sampler/{name}"] = float(logs[0][name])
+        for name, value in shown.items():
             self.writer.add_scalar(name, value, run["global_step"])
+        self.writer.flush()  # whatever ends the run
         some = rows[: self.TRAJECTORIES]
-        checkpoint.append_rows(self.run_dir / "trajectories.jsonl", some, iteration=run["iteration"])
+        run_files.append_rows(self.run_dir / "trajectories.jsonl", some, iteration=run["iteration"])
         self.summary(run)
-        shown = f"return {stats['return']:.2f}, success {stats['success']:.2f}, {scalars['charts/SPS']:.0f} turns/s"
-        self.bar.set_postfix_str(shown)
+        figures = [f"{name} {stats[name]:.2f}" for name in ("return", "success") if name in stats]
+        self.bar.set_postfix_str(", ".join([*figures, f"{shown['charts/SPS']:.0f} turns/s"]))
 
     def evaluation(self, rows: Sequence[Any], run: dict[str, Any]) -> None:
         """Note what an evaluation after `run["iteration"]` iterations gave; the summary has the first and the last."""
-        result = mean_stats(rows)
+        result = mean_stats([row for row in rows if not fault_of(row)])
+        if any(map(fault_of, rows)):
+            result |= {"invalid": share_of_faults(rows)["charts/invalid"]}
         for name, value in result.items():
             self.writer.add_scalar(f"eval/{name}", value, run["global_step"])
         for name, key in (("exact_match", "em"), ("success", "success")):
             run["summary"].setdefault(f"eval/{name}_first", result.get(key))
             run["summary"][f"eval/{name}_last"] = result.get(key)
+        self.writer.flush()
         self.summary(run)
         text = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
         self.bar.write(f"evaluation after {run['iteration']} iterations: {text}")
 
     def summary(self, run: dict[str, Any]) -> None:
-        """Write summary.json."""
-        content = {**run["summary"], "train_seconds": run["train_seconds"], "args": asdict(self.args)}
-        checkpoint.write_json(self.run_dir / "summary.json", content)
+        """Write summary.json of a run that is under way."""
+        figures = {**run["summary"], "train_seconds": run["train_seconds"]}
+        content = {**figures, "finished": False, "args": asdict(self.args)}
+        run_files.write_json(self.run_dir / "summary.json", content)
 
     def close(self) -> None:
         """Everything to disk. The run came to its end: the summary says so, and llm_utils/benchmark.py skips it."""
         path = self.run_dir / "summary.json"
-        checkpoint.write_json(path, json.loads(path.read_text()) | {"finished": True})
+        run_files.write_json(path, json.loads(path.read_text()) | {"finished": True})
         self.bar.close()
         self.writer.close()
 
@@ -86,3 +127,21 @@ def mean_stats(rows: Sequence[Any]) -> dict[str, float]:
     """The mean of every statistic over the rows."""
     names = dict.fromkeys(name for row in rows for name in row.stats)
     return {name: float(np.mean([row.stats[name] for row in rows])) for name in names}
+
+
+def fault_of(row: Any) -> str | None:
+    """What broke the episode that wasn't the policy's doing; None: nothing."""
+    return getattr(row, "fault", None)
+
+
+def share_of_faults(rows: Sequence[Any]) -> dict[str, float]:
+    """The share of episodes that a fault broke, of all and by the number of tool calls in them.
+
+    Where faults strike calls, episodes with more calls are lost more often: these figures show it.
+    """
+    groups: dict[str, list[bool]] = {"charts/invalid": []}
+    for row in rows:
+        calls = int(row.stats["tool_calls"])
+        for name in ("invalid", f"invalid_calls_{calls if calls < 3 else '3+'}"):
+            groups.setdefault(f"charts/{name}", []).append(bool(fault_of(row)))
+    return {name: float(np.mean(broken)) for name, broken in groups.items() if broken}

@@ -82,6 +82,8 @@ def load_policy(
         weights = resumed if resumed is not None and not lora_rank else source
         config = AutoConfig.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype)
+        for weight in model.parameters():  # out of the file, where they lie elsewhere in a checkpoint's than in the
+            weight.data = weight.data.clone()  # source's: products round by where in memory a row begins
         if lora_rank:
             model = _with_adapters(model, lora_rank, resumed)
     except RuntimeError as error:

@@ -1,0 +1,84 @@
+"""Files of a run that are read by people and programs: JSON and rows of tokens. A crash leaves the old or the new one.
+
+    runs/{run_name}/summary.json          figures and arguments, `finished` at the end
+                    trajectories.jsonl    some episodes of every iteration
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file, or all that a folder holds, before anything else happens. Raises OSError."""
+    if path.is_dir():
+        for inside in path.iterdir():
+            sync(inside)
+    sync_one(path)
+
+
+def sync_one(path: Path) -> None:
+    """A file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file in one go: whenever this is cut short, the old one or the new one is there. Raises OSError."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text)
+        sync_one(temporary)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # the disk may be full
+        raise
+    os.replace(temporary, path)
+    sync_one(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file in one go. Raises OSError."""
+    replace(path, json.dumps(content, indent=2) + "\n")
+
+
+def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
+    """Append trajectories to a JSONL file: lists with an entry per token, and what is known of the episode.
+
+    `turns` has the first token and one past the last of every turn, `fault` what broke the episode (null: nothing) and
+    `segment_starts`, where a context was rewritten, the first token of every segment. Raises OSError.
+    """
+    with path.open("a") as file:
+        for row in rows:
+            content: dict[str, Any] = dict(extra)
+            for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats", "reward_terms"):
+                content[name] = getattr(row, name)
+            content["fault"] = getattr(row, "fault", None)
+            if getattr(row, "segment_starts", None) is not None:
+                content["segment_starts"] = [int(start) for start in row.segment_starts]
+            content["turns"] = [
+                [turn.start, turn.end] if hasattr(turn, "start") else list(turn[:2]) for turn in row.turns
+            ]
+            content |= {"tokens": row.tokens.tolist(), "action_mask": row.action_mask.astype(int).tolist()}
+            content["versions"] = row.versions.tolist()
+            for name in ("rewards", "values", "logprobs", "advantages"):
+                content[name] = getattr(row, name).astype(float).round(6).tolist()
+            file.write(json.dumps(content) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # a checkpoint must not outlive the rows of its iterations
+
+
+def drop_later_rows(path: Path, iteration: int) -> None:
+    """Remove rows of iterations after `iteration` from a JSONL file: a resumed run plays them again.
+
+    A run that was killed may have left its last row cut short; it is one of them.
+    """
+    if path.is_file():
+        lines = [line for line in path.read_text().splitlines(True) if line.endswith("\n")]
+        replace(path, "".join(line for line in lines if json.loads(line)["iteration"] <= iteration))

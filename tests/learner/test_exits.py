@@ -1,0 +1,217 @@
+"""Runs that something ends: each leaves its last complete iteration, and goes on to the weights of an undisturbed one.
+
+The learner runs in a process of its own, which executes this file with run_name "worker".
+"""
+
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tyro")
+pytest.importorskip("tensorboard")
+checkpoint = pytest.importorskip("llm_utils.checkpoint")
+grpo_llm = pytest.importorskip("grpo_llm")
+kill_resume = pytest.importorskip("kill_resume")
+
+from llm_utils.engine import EngineDied  # noqa: E402
+from llm_utils.optimizer import Float32AdamW  # noqa: E402
+from llm_utils.slots import SlotModel  # noqa: E402
+
+SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", "8", "--temperature", "2"]
+SMALL += ["--num-threads", "1", "--eval-episodes", "0", "--episodes-per-iteration", "8", "--num-minibatches", "2"]
+SMALL += ["--save-model", "--learning-rate", "1e-3", "--deterministic", "--no-cuda", "--total-episodes", "32"]
+OF_SCRIPT = {"grpo_llm": ["--group-size", "4"], "ppo_llm": ["--critic-warmup", "0"]}
+
+
+# ------------------------------------------------------------------------------------------------ what a worker does
+
+
+def end_by(what):
+    """How a run is ended."""
+    if what == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif what == "OutOfMemoryError":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.16 GiB.")
+    elif what == "EngineDied":
+        raise EngineDied("the vLLM server http://localhost:8000 is gone")
+
+
+def sabotage(what, where, large):
+    """End the run in its third iteration, in the middle of the rollout or after one of the two steps of the update."""
+    if large:
+        checkpoint.MOST_BYTES = 0
+    steps, decode, step, save = [0, 0], SlotModel.decode, Float32AdamW.step, torch.save
+
+    def decode_some(self, *args):
+        steps[1] = steps[1] + 1 if steps[0] == 4 else 0
+        if where == "rollout" and steps[1] == 5:
+            end_by(what)
+        return decode(self, *args)
+
+    def step_some(self, *args, **kwargs):
+        norms = step(self, *args, **kwargs)
+        steps[0] += 1
+        if where == "update" and steps[0] == 5:
+            end_by(what)
+        return norms
+
+    def save_under_signals(*args):
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:  # at the exit; whoever sends one may send more
+            os.kill(os.getpid(), signal.SIGTERM)
+        save(*args)
+
+    SlotModel.decode, Float32AdamW.step, torch.save = decode_some, step_some, save_under_signals
+
+
+if __name__ == "worker":
+    folder, script, flags, failure = job  # noqa: F821  (of `run_path`)
+    sabotage(*failure)
+    kill_resume.play(script, folder, flags)
+
+
+# -------------------------------------------------------------------------------------------------------- the tests
+
+
+def play(script, folder, *flags, failure=(None, None, False)):
+    """Run a learner to whatever end; returns the exit status and what it printed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ppo_llm", "grpo_llm"])
+    job = (folder, script, [str(flag) for flag in flags], failure)
+    process = context.Process(target=runpy.run_path, args=(__file__, {"job": job}, "worker"))
+    process.start()
+    process.join()
+    return process.exitcode, (folder / "log.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """whole(script): the folder in which a run was left alone."""
+    folders = {}
+
+    def run(script):
+        if script not in folders:
+            folders[script] = tmp_path_factory.mktemp(script)
+            status, printed = play(script, folders[script], *SMALL, *OF_SCRIPT[script])
+            assert status == 0, printed
+        return folders[script]
+
+    return run
+
+
+def steps_of_scalars(run_dir):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir)).Reload()
+    return [event.step for event in events.Scalars("charts/episodic_return")]
+
+
+@pytest.mark.parametrize(
+    ("script", "what", "where", "status", "words"),
+    [
+        ("grpo_llm", "SIGTERM", "rollout", 143, "terminated; go on after the last complete iteration with"),
+        ("ppo_llm", "SIGTERM", "update", 143, "terminated; go on after the last complete iteration with"),
+        ("grpo_llm", "OutOfMemoryError", "update", 1, "CUDA out of memory. Tried to allocate 1.16 GiB.\ngo on after"),
+        ("grpo_llm", "EngineDied", "rollout", 1, "EngineDied: the vLLM server http://localhost:8000 is gone\ngo on"),
+    ],
+)
+def test_what_ends_a_run_leaves_its_last_complete_iteration(whole, tmp_path, script, what, where, status, words):
+    flags = [*SMALL, *OF_SCRIPT[script], "--checkpoint-every", 0]
+    got, printed = play(script, tmp_path, *flags, failure=(what, where, False))
+    assert got == status and words in printed, printed
+    assert ("Traceback" in printed) == (what != "SIGTERM")
+    run_dir = kill_resume.run_of(tmp_path)
+    assert f"--resume {run_dir.relative_to(tmp_path)}" in printed
+    assert kill_resume.iteration_of(tmp_path) == 2
+    assert not json.loads((run_dir / "summary.json").read_text())["finished"]
+
+    got, printed = play(script, tmp_path, "--resume", run_dir.relative_to(tmp_path))
+    assert got == 0, printed
+    assert kill_resume.differences(tmp_path, whole(script)) == []
+    assert steps_of_scalars(run_dir) == steps_of_scalars(kill_resume.run_of(whole(script)))
+
+
+@pytest.mark.parametrize(
+    ("where", "every", "words"),
+    [
+        ("rollout", 0, "go on after the last complete iteration with"),
+        ("update", 2, "the checkpoint of iteration 2 stands; go on with"),
+    ],
+)
+def test_a_large_model_is_saved_during_a_rollout_and_not_in_an_update(whole, tmp_path, where, every, words):
+    flags = [*SMALL, *OF_SCRIPT["grpo_llm"], "--checkpoint-every", every]
+    got, printed = play("grpo_llm", tmp_path, *flags, failure=("SIGTERM", where, True))
+    assert got == 143 and words in printed, printed
+    assert kill_resume.iteration_of(tmp_path) == 2
+    got, printed = play("grpo_llm", tmp_path, "--resume", kill_resume.run_of(tmp_path).relative_to(tmp_path))
+    assert got == 0 and kill_resume.differences(tmp_path, whole("grpo_llm")) == [], printed
+
+
+def test_of_several_processes_the_first_saves_what_another_could_not(tmp_path, environment_of_scripts):
+    """The second runs out of memory in the update; small models lie with the first as a whole."""
+    flags = [*SMALL, *OF_SCRIPT["grpo_llm"], "--checkpoint-every", "0"]
+    script = tmp_path / "grpo_llm.py"
+    script.write_text(f"""
+import os, runpy, sys
+job = ({str(tmp_path)!r}, "grpo_llm", {flags!r}, ("OutOfMemoryError", "update" * (os.environ["RANK"] == "1"), False))
+sys.path.insert(0, {str(Path(kill_resume.__file__).parent)!r})
+runpy.run_path({__file__!r}, {{"job": job}}, "worker")
+""")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment_of_scripts, capture_output=True, text=True)
+    printed = (tmp_path / "log.txt").read_text()
+    assert done.returncode == 1, done.stderr
+    assert "[rank1]: torch.OutOfMemoryError: CUDA out of memory" in printed
+    assert "go on after the last complete iteration with\n  torchrun --nproc-per-node 2" in printed
+    assert kill_resume.iteration_of(tmp_path) == 2
+
+
+def test_more_episodes_on_resume(learn, tmp_path):
+    """The run that was over goes on, its learning rate anneals to the new end, and only then it is finished again."""
+    flags = [*SMALL, *OF_SCRIPT["grpo_llm"]]
+    flags[flags.index("--total-episodes") + 1] = "16"
+    run_dir = learn("grpo_llm", *flags)
+    assert json.loads((run_dir / "summary.json").read_text())["finished"]
+    with pytest.raises(SystemExit, match="--total-episodes 8 is less than the run's own 16"):
+        learn("grpo_llm", "--resume", run_dir, "--total-episodes", 8)
+
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        step = Float32AdamW.step
+
+        def watch(self, *args):
+            summary = json.loads((run_dir / "summary.json").read_text())
+            seen.append((summary["finished"], summary["args"]["total_episodes"], self.adam.param_groups[0]["lr"]))
+            return step(self, *args)
+
+        patch.setattr(Float32AdamW, "step", watch)
+        assert learn("grpo_llm", "--resume", run_dir, "--total-episodes", 32) == run_dir
+    rates = [1e-3 * (1 - i / 4) for i in (2, 2, 3, 3)]
+    assert seen == [(False, 32, pytest.approx(rate)) for rate in rates]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["finished"] and summary["args"]["total_episodes"] == 32
+    rows = [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
+    assert [row["episode"] for row in rows] == list(range(32))
+
+
+def test_what_is_given_with_resume_is_never_ignored(learn, monkeypatch):
+    """Also where it is what the learner takes by default, and so looks as if nothing had been given."""
+    flags = [*SMALL, *OF_SCRIPT["grpo_llm"]]
+    flags[flags.index("--total-episodes") + 1] = "8"
+    run_dir = learn("grpo_llm", *flags)
+    with pytest.raises(SystemExit, match="--learning-rate 0.0003 contradicts its 0.001"):
+        learn("grpo_llm", "--resume", run_dir, "--learning-rate", 3e-4)
+    with pytest.raises(SystemExit, match="--deterministic False contradicts its True"):
+        learn("grpo_llm", "--resume", run_dir, "--no-deterministic")
+    args = grpo_llm.Args(resume=str(run_dir))
+    for words, total in (([], 8), (["--total-episodes", "5120"], 5_120), (["--total_episodes=5120"], 5_120)):
+        monkeypatch.setattr(sys, "argv", ["grpo_llm.py", "--resume", str(run_dir), *words])
+        assert checkpoint.load_args(args, "grpo_llm").total_episodes == total

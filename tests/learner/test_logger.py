@@ -1,0 +1,100 @@
+"""The figures of an iteration: which episodes they are of, and how steps are put together."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tensorboard")
+grpo_llm = pytest.importorskip("grpo_llm")
+run_files = pytest.importorskip("llm_utils.run_files")
+
+from llm_utils.logger import Logger  # noqa: E402
+
+
+@pytest.fixture
+def log(tmp_path):
+    """log(rows, logs, played): the scalars of an iteration."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def iteration(rows, logs=(), played=None):
+        run = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
+        logger = Logger(tmp_path, grpo_llm.Args(), 8, run)
+        run |= {"iteration": 1, "global_step": 20}
+        logger.iteration(rows, logs, run, {"charts/SPS": 3.0}, played)
+        logger.evaluation(rows if played is None else played, run)
+        logger.close()
+        events = EventAccumulator(str(tmp_path)).Reload()
+        return {name: events.Scalars(name)[-1].value for name in events.Tags()["scalars"]}
+
+    return iteration
+
+
+@pytest.fixture
+def played(made_up_rows):
+    """Eight episodes with 0 to 5 calls and returns of 0 to 7; a fault broke two of them."""
+    rows = made_up_rows(2, 4)
+    for number, (row, calls) in enumerate(zip(rows, (0, 1, 1, 2, 3, 4, 5, 5), strict=True)):
+        row.stats.update({"tool_calls": calls, "turns": 2, "success": 0})
+        row.stats["return"] = float(number)
+        row.reward_terms["outcome/exact_match"] = float(number)
+        row.fault = "search" if number in (2, 7) else None
+    return rows
+
+
+def test_episodes_with_a_fault_are_in_no_mean_and_are_counted_by_their_calls(log, played):
+    valid = [row for row in played if not row.fault]
+    scalars = log(valid[:3], played=played)
+    assert scalars["charts/episodic_return"] == scalars["eval/return"] == np.mean([0, 1, 3, 4, 5, 6]).astype(np.float32)
+    assert scalars["rewards/outcome/exact_match"] == scalars["charts/episodic_return"]
+    assert scalars["charts/invalid"] == scalars["eval/invalid"] == 0.25
+    shares = {name[-2:].strip("_"): value for name, value in scalars.items() if "invalid_calls" in name}
+    assert shares == {"0": 0, "1": 0.5, "2": 0, "3+": 0.25}
+
+
+def test_without_faults_the_means_are_of_what_was_played(log, played):
+    for row in played:
+        row.fault = None
+        row.stats["tool_calls"] = 2
+    scalars = log(played[:2], played=played)
+    assert scalars["charts/episodic_return"] == 3.5 and scalars["charts/invalid"] == 0
+    assert [name for name in scalars if "invalid_calls" in name] == ["charts/invalid_calls_2"]
+    assert "eval/invalid" not in scalars
+    assert log(played[:2])["charts/episodic_return"] == 0.5  # `played` is `rows` where it isn't given
+
+
+def test_an_iteration_without_a_valid_episode_is_logged(log, played):
+    for row in played:
+        row.fault = "search"
+    scalars = log([], played=played)
+    assert scalars["charts/invalid"] == 1 and "charts/episodic_return" not in scalars
+
+
+def test_figures_of_the_steps(log, played):
+    logs = [
+        {"policy_loss": 1.0, "ratio_max": 1.5, "gap_mean": 0.1, "gap_max": 0.2},
+        {"policy_loss": 2.0, "ratio_max": 1.2, "gap_mean": 5.0, "gap_max": 6.0, "critic_loss": 3.0, "gap_late": 1.0},
+    ]
+    scalars = log(played, logs)
+    found = {name: value for name, value in scalars.items() if name.startswith(("losses/", "sampler/"))}
+    assert found == pytest.approx(
+        {
+            "losses/policy_loss": 1.5,
+            "losses/ratio_max": 1.5,
+            "losses/critic_loss": 3.0,
+            "sampler/gap_mean": 0.1,
+            "sampler/gap_max": 0.2,
+        }
+    )
+
+
+def test_rows_carry_faults_turns_and_segments(tmp_path, played):
+    played[0].turns = [SimpleNamespace(start=5, end=9, reward=1.0)]
+    played[0].segment_starts = np.array([0, 7])
+    expected = [[start, end] for start, end, _ in played[2].turns]
+    run_files.append_rows(tmp_path / "rows.jsonl", played, iteration=1)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert rows[0]["turns"] == [[5, 9]] and rows[0]["segment_starts"] == [0, 7] and rows[0]["fault"] is None
+    assert rows[2]["turns"] == expected and "segment_starts" not in rows[2] and rows[2]["fault"] == "search"

@@ -1,0 +1,52 @@
+"""Rows and summaries: what is written, and what a crash or a full disk leaves."""
+
+import json
+import os
+import resource
+
+import pytest
+
+pytest.importorskip("torch")
+run_files = pytest.importorskip("llm_utils.run_files")
+
+
+def test_a_row_that_was_cut_short_is_dropped_too(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iteration": 3, "tok')
+    run_files.drop_later_rows(path, 2)
+    assert path.read_text() == '{"iteration": 1}\n{"iteration": 2}\n'
+
+
+def test_rows_after_a_checkpoint_are_dropped(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"iteration": i}) + "\n" for i in (1, 2, 2, 3)))
+    run_files.drop_later_rows(path, 2)
+    assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 2]
+    run_files.drop_later_rows(tmp_path / "none.jsonl", 2)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path):
+    path = tmp_path / "summary.json"
+    run_files.write_json(path, {"iteration": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            run_files.write_json(path, {"iteration": 2, "more": 100 * "x"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert json.loads(path.read_text()) == {"iteration": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_on_disk_before_they_replace_the_old_one(tmp_path, monkeypatch):
+    calls, fsync, replace = [], os.fsync, os.replace
+
+    def watch(descriptor):
+        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watch)
+    monkeypatch.setattr(os, "replace", lambda *names: (calls.append("replace"), replace(*names)))
+    run_files.write_json(tmp_path / "summary.json", {})
+    assert calls == ["summary.json.tmp", "replace", tmp_path.name]
