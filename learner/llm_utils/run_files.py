@@ -51,20 +51,16 @@ def write_json(path: Path, content: Any) -> None:
 def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
     """Append trajectories to a JSONL file: lists with an entry per token, and what is known of the episode.
 
-    `turns` has the first token and one past the last of every turn, `fault` what broke the episode (null: nothing) and
-    `segment_starts`, where a context was rewritten, the first token of every segment. Raises OSError.
+    `turns` has the first token and one past the last of every turn, `fault` what broke the episode (null: nothing),
+    `segment_starts` the first token of every segment (one, unless the context was rewritten). Raises OSError.
     """
     with path.open("a") as file:
         for row in rows:
             content: dict[str, Any] = dict(extra)
             for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats", "reward_terms"):
                 content[name] = getattr(row, name)
-            content["fault"] = getattr(row, "fault", None)
-            if getattr(row, "segment_starts", None) is not None:
-                content["segment_starts"] = [int(start) for start in row.segment_starts]
-            content["turns"] = [
-                [turn.start, turn.end] if hasattr(turn, "start") else list(turn[:2]) for turn in row.turns
-            ]
+            content |= {"fault": row.fault, "segment_starts": row.segment_starts}
+            content["turns"] = [[turn.start, turn.end] for turn in row.turns]
             content |= {"tokens": row.tokens.tolist(), "action_mask": row.action_mask.astype(int).tolist()}
             content["versions"] = row.versions.tolist()
             for name in ("rewards", "values", "logprobs", "advantages"):
