@@ -9,6 +9,7 @@ python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows wit
 import itertools
 import json
 import math
+import secrets
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -242,7 +243,9 @@ if __name__ == "__main__":
         import wandb
 
         project, config = args.wandb_project_name, asdict(args)
-        wandb.init(project=project, id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+        run.setdefault("wandb_id", secrets.token_hex(8))  # a resumed run goes on under it
+        where = {"project": project, "name": run_dir.name, "id": run["wandb_id"], "resume": "allow"}
+        wandb.init(config=config, sync_tensorboard=True, **where)
     writer = SummaryWriter(str(run_dir), purge_step=run["iteration"] + 1 if args.resume else None)
     table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")

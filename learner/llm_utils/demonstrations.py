@@ -58,7 +58,7 @@ class Demonstrations:
         """
         stop = first + count
         jobs = [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(first, stop, 500)]
-        if not num_workers:
+        if not num_workers or len(jobs) == 1:
             return list(itertools.chain.from_iterable(map(self._make_some, jobs)))
         with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
             chunks = tqdm(pool.imap(self._make_some, jobs), total=len(jobs), desc="demonstrations", unit="x500")
