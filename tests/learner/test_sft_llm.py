@@ -154,8 +154,8 @@ def test_bf16_weights_learn_as_float32_ones_do(learn, flags, rows_file, vocab_si
     rows, losses = read_rows(str(rows_file), vocab_size), {}
     start = sft_llm.token_loss(load_policy(flags[1], CPU), rows, 4096, vocab_size)
     for dtype in ("float32", "bfloat16"):
-        more = ["--dtype", dtype, "--num-steps", 60, "--learning-rate", 2e-4, "--exp-name", dtype]
-        folder = learn("sft_llm", *flags, *more) / "model"
+        more = ["--dtype", dtype, "--num-steps", 60, "--learning-rate", 2e-4, "--microbatch-tokens", 64]
+        folder = learn("sft_llm", *flags, *more, "--exp-name", dtype) / "model"
         policy = load_policy(folder, CPU).to(getattr(torch, dtype))
         assert json.loads((folder / "config.json").read_text())["dtype"] == dtype
         losses[dtype] = sft_llm.token_loss(policy, rows, 4096, vocab_size)
