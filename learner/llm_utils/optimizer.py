@@ -16,15 +16,20 @@ class Float32AdamW:
     """AdamW over several modules, one learning rate each. Weights that aren't float32 get a float32 copy.
 
     A step of Adam is about as large as the learning rate, and a bf16 weight of size 1 can't move by less than 1/256:
-    the copies take the steps, the modules get the rounded result. Float32 modules are updated directly.
+    the copies take the steps, the modules get the rounded result. Float32 modules are updated directly. Matrices
+    decay: each step takes `weight_decay` times the learning rate of them away; biases and norms don't.
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], learning_rates: Sequence[float], betas: tuple[float, float]
+        self,
+        modules: Sequence[nn.Module],
+        learning_rates: Sequence[float],
+        betas: tuple[float, float],
+        weight_decay: float = 0.0,
     ) -> None:
         self.weights = [[p for p in module.parameters() if p.requires_grad] for module in modules]
         self.masters = [[p if p.dtype == torch.float32 else p.detach().float() for p in g] for g in self.weights]
-        self.learning_rates = list(learning_rates)
+        self.learning_rates, self.weight_decay = list(learning_rates), weight_decay
         groups = [{"params": g, "lr": lr} for g, lr in zip(self.masters, learning_rates, strict=True)]
         self.adam = torch.optim.AdamW(groups, betas=betas, weight_decay=0.0, fused=True)
 
@@ -47,6 +52,11 @@ class Float32AdamW:
         for weight, master in pairs:
             if master is not weight:
                 master.grad = None if weight.grad is None else weight.grad.float()
+        if self.weight_decay:  # here, as Adam would need groups of their own for matrices
+            for group in self.adam.param_groups:
+                for master in group["params"]:
+                    if master.ndim > 1 and master.grad is not None:
+                        master.mul_(1 - group["lr"] * self.weight_decay)
         self.adam.step()
         for weight, master in pairs:
             weight.grad = master.grad = None

@@ -1,41 +1,75 @@
-"""Supervised training: rows are what the environment would show, the loss is that of action tokens, the script runs."""
+"""Supervised training: rows are what the environment would show, the loss is that of action tokens, the script runs,
+in bf16 as in float32, and goes on after it was killed."""
 
+import itertools
 import json
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "learner"))
+torch = pytest.importorskip("torch")
+pytest.importorskip("tyro")
+pytest.importorskip("tensorboard")
+safetensors = pytest.importorskip("safetensors.torch")
+kill_resume = pytest.importorskip("kill_resume")
+sft_llm = pytest.importorskip("sft_llm")
 
-import sft_llm  # noqa: E402
-from transformers import GraniteConfig, GraniteForCausalLM, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+from transformers import GraniteConfig, GraniteForCausalLM  # noqa: E402
+
+from llm_utils import checkpoint  # noqa: E402
+from llm_utils.demonstrations import Demonstration, Demonstrations, demonstrate, read_rows  # noqa: E402
+from llm_utils.models import load_policy  # noqa: E402
+from llm_utils.optimizer import Float32AdamW  # noqa: E402
+from llm_utils.precision import choose_dtype  # noqa: E402
+from llm_utils.scratch import initialize  # noqa: E402
+
+SCRIPT = Path(__file__).parents[2] / "learner" / "sft_llm.py"
+ENV_ID = "AgentR1/MultihopWorld-v0"
+CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=300, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-                         num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True)
-    return Qwen2ForCausalLM(config)
+@pytest.fixture(scope="session")
+def rows_file(tmp_path_factory, vocab_size):
+    """40 rows of 10 to 30 tokens, in which a token is mostly followed by its successor."""
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "rows.jsonl"
+    with path.open("w") as file:
+        for _ in range(40):
+            length, first = int(rng.integers(10, 31)), int(rng.integers(40))
+            tokens = (first + np.arange(length) + (rng.random(length) < 0.1)) % 40
+            mask = np.arange(length) >= rng.integers(2, 8)
+            file.write(json.dumps({"tokens": tokens.tolist(), "action_mask": mask.astype(int).tolist()}) + "\n")
+    return path
+
+
+@pytest.fixture
+def flags(rows_file, policy_folder):
+    """Arguments for quick steps on these rows."""
+    return ["--model", str(policy_folder), "--tokenizer", "byte", "--data", str(rows_file), "--num-threads", "1",
+            "--batch-size", "8", "--warmup-steps", "2", "--learning-rate", "1e-3", "--no-cuda"]
+
+
+def weights(folder):
+    return safetensors.load_file(folder / "model" / "model.safetensors")
 
 
 def test_a_demonstration_is_what_the_policy_would_have_met():
-    env = sft_llm.make_env(sft_llm.Args(), None)
-    tokens, mask = sft_llm.demonstrate(env, 5, env.demonstration)
+    env = Demonstrations(ENV_ID, "train", {}, None, 1).make_env()
+    row = demonstrate(env, 5, env.demonstration)
     prompt, _ = env.reset(options={"task_index": 5})
-    assert np.array_equal(tokens[: len(prompt)], prompt) and not mask[: len(prompt)].any()
-    written = env.tokenizer.decode(tokens[mask].tolist())
+    assert row.prompt_length == len(prompt) and np.array_equal(row.tokens[: len(prompt)], prompt)
+    written = env.tokenizer.decode(row.tokens[row.action_mask].tolist())
     assert written == "".join(turn + env.dialect.end_of_turn for turn in env.demonstration())
     assert env.task.answers[0] in written and "<tool_response>" not in written
 
 
 def test_sloppy_demonstrations_fail_and_expert_ones_do_not():
-    env = sft_llm.make_env(sft_llm.Args(), None)
+    env = Demonstrations(ENV_ID, "train", {}, None, 1).make_env()
     for rng, expected in ((None, 1.0), (np.random.default_rng(0), 0.1)):
         solved = []
         for index in range(40):
@@ -47,21 +81,118 @@ def test_sloppy_demonstrations_fail_and_expert_ones_do_not():
         assert np.mean(solved) == 1.0 if rng is None else np.mean(solved) <= expected
 
 
-def test_only_action_tokens_are_trained_on(model):
-    rng = np.random.default_rng(0)
-    rows = []
-    for length in (9, 14, 6):
-        tokens = rng.integers(0, 300, length).astype(np.int32)
+def test_demonstrations_are_a_function_of_seed_and_index():
+    rows = Demonstrations(ENV_ID, "train", {}, None, 1).make(3, 2, 1.0)
+    env = Demonstrations(ENV_ID, "train", {}, None, 2).make_env()
+    for index, row in zip((3, 4), rows, strict=True):
+        same = demonstrate(env, index, env.demonstration)
+        assert np.array_equal(row.tokens, same.tokens) and np.array_equal(row.action_mask, same.action_mask)
+
+
+def test_processes_make_the_same_demonstrations():
+    maker = Demonstrations(ENV_ID, "train", {}, None, 1)
+    here, there = (maker.make(7, 510, 0.5, 0.1, num_workers) for num_workers in (0, 2))
+    assert [row.tokens.tolist() for row in here] == [row.tokens.tolist() for row in there]
+    assert len({row.action_mask.sum() for row in here}) > 2 and [row.task_index for row in here] == list(range(7, 517))
+
+
+def random_rows(vocab_size, lengths=(9, 14, 6, 14, 30, 11)):
+    rng, rows = np.random.default_rng(0), []
+    for i, length in enumerate(lengths):
         mask = rng.random(length) < 0.4
-        mask[0] = False
-        rows.append((tokens, mask))
-    got = sft_llm.action_logprobs(model, rows, "cpu")
-    expected = []
-    for tokens, mask in rows:  # one row at a time, without padding
-        logits = model(input_ids=torch.from_numpy(tokens).long()[None]).logits[0]
+        mask[0], mask[-1] = False, True
+        rows.append(Demonstration(rng.integers(0, vocab_size, length).astype(np.int32), mask, i))
+    return rows
+
+
+def test_the_loss_is_the_mean_over_action_tokens_and_so_is_its_gradient_however_it_is_cut(policy, vocab_size):
+    rows, expected, gradients = random_rows(vocab_size), [], []
+    for row in rows:  # one row at a time, without padding
+        logits = policy(input_ids=torch.from_numpy(row.tokens).long()[None]).logits[0, :, :vocab_size]
         logprobs = torch.log_softmax(logits, -1)
-        expected += [logprobs[t - 1, int(tokens[t])] for t in np.flatnonzero(mask)]
-    torch.testing.assert_close(got, torch.stack(expected), atol=1e-5, rtol=0)
+        expected += [-logprobs[t - 1, int(row.tokens[t])] for t in np.flatnonzero(row.action_mask)]
+    loss = torch.stack(expected).mean()
+    loss.backward()
+    gradients.append([p.grad.clone() for p in policy.parameters()])
+    for budget in (1, 29, 40, 10**6):
+        policy.zero_grad()
+        assert sft_llm.token_loss(policy, rows, budget, vocab_size, backward=True) == pytest.approx(loss.item(), 1e-5)
+        gradients.append([p.grad.clone() for p in policy.parameters()])
+        assert sft_llm.token_loss(policy, rows, budget, vocab_size) == pytest.approx(loss.item(), 1e-5)
+    for others in gradients[1:]:
+        for one, other in zip(gradients[0], others, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_matrices_decay_as_in_adamw_and_nothing_else_does():
+    def model():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3))
+
+    mine, theirs = model(), model()
+    optimizer = Float32AdamW([mine], [0.1], betas=(0.9, 0.98), weight_decay=0.5)
+    groups = [{"params": [p for p in theirs.parameters() if (p.ndim > 1) == matrices], "weight_decay": 0.5 * matrices}
+              for matrices in (True, False)]
+    reference = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.98))
+    for _ in range(5):
+        x = torch.randn(8, 4)
+        for net in (mine, theirs):
+            net(x).square().mean().backward()
+        optimizer.step(1e9)
+        reference.step()
+        reference.zero_grad()
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_bf16_weights_learn_as_float32_ones_do(learn, flags, rows_file, vocab_size):
+    """Steps that are far smaller than a bf16 weight can move by: with bf16 moments and weights nearly all are lost."""
+    try:
+        choose_dtype("bfloat16", CPU)
+    except SystemExit as error:
+        pytest.skip(str(error))
+    rows, losses = read_rows(str(rows_file), vocab_size), {}
+    start = sft_llm.token_loss(load_policy(flags[1], CPU), rows, 4096, vocab_size)
+    for dtype in ("float32", "bfloat16"):
+        more = ["--dtype", dtype, "--num-steps", 60, "--learning-rate", 2e-4, "--microbatch-tokens", 64]
+        folder = learn("sft_llm", *flags, *more, "--exp-name", dtype) / "model"
+        policy = load_policy(folder, CPU).to(getattr(torch, dtype))
+        assert json.loads((folder / "config.json").read_text())["dtype"] == dtype
+        losses[dtype] = sft_llm.token_loss(policy, rows, 4096, vocab_size)
+    assert losses["float32"] < start - 0.2
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
+
+
+def test_auto_is_float32_on_a_cpu():
+    assert choose_dtype("auto", CPU) == choose_dtype("float32", CPU) == torch.float32
+    assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+
+
+def test_the_learning_rate_suits_the_model():
+    rates = [sft_llm.default_learning_rate(sft_llm.Args(model=model, lora_rank=rank))
+             for model, rank in (("scratch", 0), ("tiny", 0), ("some/model", 0), ("some/model", 8))]
+    assert rates == [3e-3, 3e-3, 2e-5, 1e-4]
+    args = sft_llm.Args(num_steps=100, warmup_steps=10)
+    factors = [sft_llm.schedule(step, args) for step in range(1, 101)]
+    assert max(factors) == factors[9] == 1 and factors[4] == 0.5 and factors[-1] == pytest.approx(0.01)
+    assert sft_llm.schedule(1, sft_llm.Args(num_steps=1, warmup_steps=0)) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--batch-size", "0"], ["--env-kwargs", "3"], ["--expert-share", "1.5"], ["--learning-rate", "-1"],
+     ["--model", "scratch", "--lora-rank", "4"], ["--model", "scratch", "--tokenizer", "byte"]],
+)  # fmt: skip
+def test_contradictions_are_refused(learn, arguments):
+    with pytest.raises(SystemExit, match="--"):
+        learn("sft_llm", *arguments)
+
+
+def test_a_row_longer_than_the_model_is_made_for_is_refused(learn, flags, tmp_path):
+    rows = tmp_path / "long.jsonl"
+    rows.write_text(json.dumps({"tokens": [1] * 4097, "action_mask": [0] * 4096 + [1]}) + "\n")
+    with pytest.raises(SystemExit, match="4097 tokens, but the model is made for 4096"):
+        learn("sft_llm", *flags, "--data", rows)
 
 
 def test_the_first_head_of_a_new_model_looks_at_the_previous_token():
@@ -69,15 +200,15 @@ def test_the_first_head_of_a_new_model_looks_at_the_previous_token():
                            num_attention_heads=4, num_key_value_heads=4, attention_bias=True,
                            attention_multiplier=32**-0.5, attn_implementation="eager")
     new = GraniteForCausalLM(config)
-    sft_llm.initialize(new)
+    initialize(new)
     attentions = new(torch.randint(0, 300, (1, 24)), output_attentions=True).attentions
     assert attentions[0][0, 0].diagonal(-1).min() > 0.9
 
 
 def test_batches_show_every_row_once_per_pass():
-    rows = [(np.full(3 + i % 5, i, np.int32), np.ones(3 + i % 5, bool)) for i in range(50)]
-    stream = sft_llm.batches(rows, 8, np.random.default_rng(0))
-    seen = sorted(int(tokens[0]) for _ in range(7) for tokens, _ in next(stream))
+    rows = [Demonstration(np.full(3 + i % 5, i, np.int32), np.ones(3 + i % 5, bool), i) for i in range(50)]
+    stream = sft_llm.batches(rows, 8, seed=0)
+    seen = sorted(row.task_index for batch in itertools.islice(stream, 7) for row in batch)
     assert seen == list(range(50))
 
 
@@ -87,36 +218,135 @@ def test_a_malformed_row_is_named(tmp_path, line):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"tokens": [1, 2], "action_mask": [0, 1]}\n' + line + "\n")
     with pytest.raises(SystemExit, match=r"rows.jsonl, line 2"):
-        sft_llm.read_rows(str(path), 300)
+        read_rows(str(path), 300)
 
 
-def test_the_script_makes_a_policy_from_nothing_and_trains_on_recorded_rows(tmp_path):
-    def run(*arguments: str) -> None:
-        command = [sys.executable, str(ROOT / "learner" / "sft_llm.py"), "--num-workers", "1", "--num-threads", "1",
-                   "--batch-size", "4", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+def test_rows_without_sampled_tokens_are_left_out(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"tokens": [1, 2], "action_mask": [1, 0]}\n{"tokens": [1, 2, 3], "action_mask": [1, 0, 1]}\n')
+    (row,) = read_rows(str(path), 300)
+    assert row.action_mask.tolist() == [False, False, True] and row.prompt_length == 2  # nothing predicts the first
+    path.write_text('{"tokens": [1, 2], "action_mask": [0, 0]}\n')
+    with pytest.raises(SystemExit, match="no row with a sampled token"):
+        read_rows(str(path), 300)
+
+
+def test_the_script_makes_a_policy_from_nothing_and_trains_on_recorded_rows(tmp_path, environment_of_scripts):
+    def run(*arguments: str) -> str:
+        command = [sys.executable, str(SCRIPT), "--num-threads", "1", "--batch-size", "4", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment_of_scripts, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
 
-    run("--out", "policy", "--hidden-size", "32", "--num-layers", "2", "--num-demonstrations", "24", "--num-steps", "4",
-        "--eval-demonstrations", "4", "--eval-every", "2", "--rag-share", "0.2", "--tokenizer-demonstrations", "100")
+    text = run("--out", "policy", "--hidden-size", "32", "--num-layers", "2", "--num-demonstrations", "24",
+               "--num-steps", "4", "--eval-demonstrations", "4", "--eval-every", "2", "--rag-share", "0.2",
+               "--tokenizer-demonstrations", "100")
+    assert "learning rate 0.003" in text and "float32" in text
     saved = GraniteForCausalLM.from_pretrained(tmp_path / "policy")
-    env = sft_llm.make_env(sft_llm.Args(), str(tmp_path / "policy"))
+    maker = Demonstrations(ENV_ID, "train", {}, str(tmp_path / "policy"), 1)
+    env = maker.make_env()
     assert len(env.tokenizer) == saved.config.vocab_size
-    tokens, mask = sft_llm.demonstrate(env, 0, env.demonstration)
+    row = demonstrate(env, 0, env.demonstration)
     with (tmp_path / "rows.jsonl").open("w") as file:
-        file.write(json.dumps({"tokens": tokens.tolist(), "action_mask": mask.tolist()}) + "\n")
-    run("--model", "policy", "--data", "rows.jsonl", "--out", "again", "--num-steps", "1", "--exp-name", "again")
+        file.write(json.dumps({"tokens": row.tokens.tolist(), "action_mask": row.action_mask.tolist()}) + "\n")
+    text = run("--model", "policy", "--data", "rows.jsonl", "--out", "again", "--num-steps", "1", "--exp-name", "again")
+    assert "learning rate 2e-05" in text
     again = GraniteForCausalLM.from_pretrained(tmp_path / "again")
     assert any(not torch.equal(a, b) for a, b in zip(saved.parameters(), again.parameters(), strict=True))
     (path,) = tmp_path.glob("runs/*__again__*/summary.json")
     summary = json.loads(path.read_text())
     assert summary["finished"] and summary["train_seconds"] > 0 and summary["args"]["data"] == "rows.jsonl"
+    (path,) = tmp_path.glob("runs/*__sft_llm__*/summary.json")
+    summary = json.loads(path.read_text())
+    assert summary["eval/expert_token_loss_first"] > summary["eval/expert_token_loss_last"] > 0
 
 
-def test_demonstrations_can_be_made_in_this_process():
-    args = sft_llm.Args(num_workers=0)
-    rows = sft_llm.make_demonstrations(args, None, 3, 2, 1.0)
-    env = sft_llm.make_env(args, None)
-    for index, (tokens, mask) in zip((3, 4), rows, strict=True):
-        same_tokens, same_mask = sft_llm.demonstrate(env, index, env.demonstration)
-        assert np.array_equal(tokens, same_tokens) and np.array_equal(mask, same_mask)
+def test_killed_and_resumed_the_weights_are_the_same_to_the_bit(learn, flags, tmp_path):
+    folder, moments = tmp_path / "killed", random.Random()  # other moments in every run of the tests
+    flags = [*flags, "--num-steps", "40", "--checkpoint-every", "1", "--microbatch-tokens", "100"]
+    for first, last in ((1, 10), (15, 25)):
+        resume = ["--resume", str(kill_resume.run_of(folder))] if folder.exists() else []
+        process = kill_resume.start("sft_llm", folder, *(resume or flags))
+        moment = moments.randint(first, last), moments.uniform(0, 0.1)
+        killed = kill_resume.kill(process, folder, *moment)  # None on a machine so slow that the run was over
+        assert killed or process.exitcode == 0, (folder / "log.txt").read_text()
+    stopped, whole = kill_resume.run_of(folder), learn("sft_llm", *flags)
+    learn("sft_llm", "--resume", stopped)
+    one, two = weights(stopped), weights(whole)
+    assert one.keys() == two.keys() and all((one[name] == two[name]).all() for name in one), moment
+    assert json.loads((stopped / "summary.json").read_text())["finished"]
+
+
+class Interrupted(checkpoint.Checkpointer):
+    """Ctrl-C right after the first checkpoint."""
+
+    def save(self):
+        saved = super().save()
+        if self.last[0]["run"]["iteration"] == 2 and not (self.folder.parent / "interrupted").exists():
+            (self.folder.parent / "interrupted").touch()
+            raise KeyboardInterrupt
+        return saved
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--lora-rank", 2, "--gradient-checkpointing"],
+        ["--dtype", "bfloat16"],
+        ["--model", "scratch", "--num-demonstrations", 24, "--eval-demonstrations", 4, "--num-workers", 0,
+         "--tokenizer-demonstrations", 40, "--hidden-size", 32, "--num-layers", 2, "--intermediate-size", 32],
+    ],
+)  # fmt: skip
+def test_interrupted_runs_go_on_with_other_options_too(learn, monkeypatch, flags, options):
+    if "bfloat16" in options:
+        try:
+            choose_dtype("bfloat16", CPU)
+        except SystemExit as error:
+            pytest.skip(str(error))
+    if "--lora-rank" in options:
+        pytest.importorskip("peft")
+    flags = ["--num-threads", 1, "--no-cuda", "--batch-size", 8] if "scratch" in options else flags
+    flags = [*flags, *options, "--num-steps", 5, "--checkpoint-every", 2]
+    whole = learn("sft_llm", *flags, "--exp-name", "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "Checkpointer", Interrupted)
+        with pytest.raises(SystemExit):
+            learn("sft_llm", *flags, "--exp-name", "stopped")
+    (stopped,) = Path("runs").glob("*stopped*")
+    assert not (stopped / "model").exists()
+    learn("sft_llm", "--resume", stopped)
+    one, two = weights(whole), weights(stopped)
+    assert one.keys() == two.keys() and all((one[name] == two[name]).all() for name in one)
+    assert not any("lora" in name for name in one)
+    with pytest.raises(SystemExit, match="--batch-size 3 contradicts"):
+        learn("sft_llm", "--resume", stopped, "--batch-size", 3)
+
+
+def test_a_signal_leaves_a_checkpoint(tmp_path, flags, environment_of_scripts):
+    command = [sys.executable, str(SCRIPT), *flags, "--num-steps", "100000", "--checkpoint-every", "0"]
+    with open(tmp_path / "log.txt", "w") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment_of_scripts, stdout=log, stderr=log)
+    try:
+        while not list(tmp_path.glob("runs/*/summary.json")) and process.poll() is None:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (130, 143), (tmp_path / "log.txt").read_text()
+    finally:
+        process.kill()
+    assert "--resume runs/" in (tmp_path / "log.txt").read_text()
+    (state,) = tmp_path.glob("runs/*/checkpoint/state.json")
+    assert json.loads(state.read_text())["run"]["iteration"] > 0
+    (summary,) = tmp_path.glob("runs/*/summary.json")
+    assert not json.loads(summary.read_text()).get("finished")
+
+
+def test_it_can_be_tracked(learn, flags, monkeypatch):
+    """Weights & Biases (offline, so without an account) is given the run's name, and its id when it goes on."""
+    wandb = pytest.importorskip("wandb")
+    calls = []
+    monkeypatch.setattr(wandb, "init", lambda **kwargs: calls.append(kwargs))
+    run_dir = learn("sft_llm", *flags, "--track", "--num-steps", 2)
+    learn("sft_llm", "--resume", run_dir)
+    assert calls[0]["name"] == run_dir.name and calls[0]["sync_tensorboard"]
+    assert calls[0]["id"] == calls[1]["id"]

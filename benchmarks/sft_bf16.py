@@ -1,0 +1,94 @@
+"""Does supervised training in bf16 learn what it learns in float32?
+
+    python benchmarks/sft_bf16.py                                                     # the tiny policy of MultihopWorld
+    python benchmarks/sft_bf16.py --model FOLDER --learning-rate 1e-5 --batch-size 2  # any causal language model
+
+The same model takes the same steps on expert demonstrations: in float32; in bf16 as learner/sft_llm.py does it, with
+float32 copies of the weights; and in bf16 with plain AdamW, whose steps are smaller than what a bf16 weight can move
+by. The loss is that of action tokens of held-out demonstrations, each model in its own precision. No time is recorded,
+so a busy machine does no harm.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import record_results
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "learner"))
+import sft_llm
+
+from llm_utils.demonstrations import Demonstration, Demonstrations
+from llm_utils.models import load_policy, model_source
+from llm_utils.optimizer import Float32AdamW
+from llm_utils.precision import choose_dtype
+
+ENV_ID = "AgentR1/MultihopWorld-v0"
+ARMS = {"float32": "float32", "bf16": "bfloat16", "bf16, plain AdamW": "bfloat16"}
+
+
+def measure(
+    arm: str, source: str, rows: list[Demonstration], heldout: list[Demonstration], vocab_size: int, options: Any
+) -> dict[str, float]:
+    """Train in one way; the loss before and after."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    args = sft_llm.Args(num_steps=options.num_steps, warmup_steps=options.num_steps // 10)
+    rate, betas, decay = options.learning_rate, (0.9, 0.98), args.weight_decay
+    policy = load_policy(source, device).to(choose_dtype(ARMS[arm], device))
+    plain = torch.optim.AdamW(policy.parameters(), lr=rate, betas=betas, weight_decay=decay)
+    copies = Float32AdamW([policy], [rate], betas=betas, weight_decay=decay)
+    before = sft_llm.token_loss(policy, heldout, args.microbatch_tokens, vocab_size)
+    start, stream = time.monotonic(), sft_llm.batches(rows, options.batch_size, options.seed)
+    for step in range(1, options.num_steps + 1):
+        sft_llm.token_loss(policy, next(stream), args.microbatch_tokens, vocab_size, backward=True)
+        factor = sft_llm.schedule(step, args)
+        if arm == "bf16, plain AdamW":
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+            plain.param_groups[0]["lr"] = rate * factor
+            plain.step()
+            plain.zero_grad()
+        else:
+            copies.scale_learning_rates(factor)
+            copies.step(args.max_grad_norm)
+        if step % 10 == 0:
+            print(f"{arm}: step {step}, {time.monotonic() - start:.0f} s", flush=True)
+    after = sft_llm.token_loss(policy, heldout, args.microbatch_tokens, vocab_size)
+    return {"before": before, "after": after}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny", help="a folder, a Hugging Face name, or tiny")
+    parser.add_argument("--env-id", default=ENV_ID, help="the environment whose demonstrations are learned")
+    parser.add_argument("--env-kwargs", default="{}", help="further arguments of the environment, as JSON")
+    parser.add_argument("--num-steps", type=int, default=60, help="optimizer steps")
+    parser.add_argument("--batch-size", type=int, default=16, help="demonstrations a step")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak learning rate")
+    parser.add_argument("--heldout", type=int, default=64, help="demonstrations that the loss is measured on")
+    parser.add_argument("--seed", type=int, default=1, help="of demonstrations and batches")
+    parser.add_argument("--name", default="sft_bf16", help="of the files in benchmarks/results")
+    options = parser.parse_args()
+    source = model_source(options.model, options.env_id)
+    maker = Demonstrations(options.env_id, "train", json.loads(options.env_kwargs), source, options.seed)
+    count = options.num_steps * options.batch_size
+    rows, heldout = maker.make(0, count, 1.0), maker.make(count, options.heldout, 1.0)
+    vocab_size = maker.make_env().action_space.vocab_size
+    results = {arm: measure(arm, source, rows, heldout, vocab_size, options) for arm in ARMS}
+    lines = ["| | loss before | loss after | against float32 |", "|---|---|---|---|"]
+    for arm, found in results.items():
+        gap = found["after"] / results["float32"]["after"] - 1
+        lines.append(f"| {arm} | {found['before']:.4f} | {found['after']:.4f} | {gap:+.1%} |")
+    table = "\n".join(lines)
+    print(table)
+    flags = {"model": options.model if options.model == "tiny" else Path(options.model).name}
+    flags |= {name: getattr(options, name) for name in ("num_steps", "batch_size", "learning_rate", "heldout", "seed")}
+    command = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
+    record_results(options.name, results, table, f"python benchmarks/sft_bf16.py {command}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Rows to imitate: an environment's demonstrations, played through it, or rows that a learner logged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from tqdm import tqdm
+
+import agent_r1  # noqa: F401  (registers the environments)
+from llm_utils.naive_rag import naive_rag
+
+Array = np.ndarray
+
+
+@dataclass
+class Demonstration:
+    """One episode as a row of tokens. `policy_forward` and `microbatches` take it as they take a trajectory."""
+
+    tokens: Array  # int32 [T]
+    action_mask: Array  # bool [T]: did the demonstrator write the token?
+    task_index: int
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first one that the demonstrator wrote."""
+        return int(self.action_mask.argmax()) if self.action_mask.any() else len(self.tokens)
+
+
+@dataclass
+class Demonstrations:
+    """What demonstrations are made from: an environment, a tokenizer, and a seed."""
+
+    env_id: str
+    split: str
+    env_kwargs: dict[str, Any]
+    tokenizer: str | None  # a name or folder; None: bytes
+    seed: int
+
+    def make_env(self) -> Any:
+        """The environment, unwrapped."""
+        return gym.make(self.env_id, tokenizer=self.tokenizer, split=self.split, **self.env_kwargs).unwrapped
+
+    def make(
+        self, first: int, count: int, expert_share: float, rag_share: float = 0.0, num_workers: int = 0
+    ) -> list[Demonstration]:
+        """`count` demonstrations from task `first` on. They are the same for any number of processes.
+
+        A row is the expert's with probability `expert_share`, else sloppy; with probability `rag_share` it is instead a
+        one-turn answer in the prompt of naive RAG.
+        """
+        stop = first + count
+        jobs = [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(first, stop, 500)]
+        if not num_workers or len(jobs) == 1:
+            return list(itertools.chain.from_iterable(map(self._make_some, jobs)))
+        with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
+            chunks = tqdm(pool.imap(self._make_some, jobs), total=len(jobs), desc="demonstrations", unit="x500")
+            return list(itertools.chain.from_iterable(chunks))
+
+    def _make_some(self, job: tuple[range, float, float]) -> list[Demonstration]:
+        indexes, expert_share, rag_share = job
+        env, rag_env = self.make_env(), None
+        if rag_share:
+            rag_env = naive_rag(type(env))(tokenizer=self.tokenizer, split=self.split, **self.env_kwargs)
+        rows = []
+        for index in indexes:
+            rng = np.random.default_rng([self.seed, index])
+            if rag_env is not None and rng.random() < rag_share:
+                rows.append(demonstrate(rag_env, index, rag_env.rag_demonstration))
+            else:
+                worker = None if rng.random() < expert_share else rng
+                rows.append(demonstrate(env, index, partial(env.demonstration, worker)))
+        return rows
+
+
+def demonstrate(env: Any, index: int, turns: Callable[[], list[str]]) -> Demonstration:
+    """Play one demonstration through the environment, so that a row is what a policy would have met, to the token."""
+    state, _ = env.reset(seed=0, options={"task_index": index})
+    mask = np.zeros(len(state), bool)
+    for text in turns():
+        span = env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False)
+        start = len(state)
+        state, _, terminated, truncated, _ = env.step(span)
+        mask = np.concatenate([mask, np.ones(len(span), bool), np.zeros(len(state) - start - len(span), bool)])
+        if terminated or truncated:
+            break
+    return Demonstration(state, mask, index)
+
+
+def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
+    """The rows of a JSONL file with `tokens` and `action_mask`, but for those in which nothing was sampled.
+
+    SystemExit names the line that is malformed.
+    """
+    rows = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                tokens = np.asarray(row["tokens"], np.int32)
+                mask = np.asarray(row["action_mask"], bool)
+                assert tokens.ndim == 1 and tokens.shape == mask.shape and tokens.min() >= 0
+                assert tokens.max() < vocab_size, "a token is outside the vocabulary"
+            except (ValueError, KeyError, TypeError, AssertionError) as error:
+                message = f"{path}, line {number}: needs `tokens` and `action_mask`, alike in length: {error!r}"
+                raise SystemExit(message) from None
+            mask[0] = False  # nothing predicts the first token
+            if mask.any():
+                rows.append(Demonstration(tokens, mask, number))
+    if not rows:
+        raise SystemExit(f"{path}: there is no row with a sampled token")
+    return rows
