@@ -155,7 +155,7 @@ def most_logprobs(config: dict[str, Any]) -> int:
 
 def stops_at_seeds(config: dict[str, Any]) -> bool:
     """Would a seeded request stop a server with this configuration? Only on a CPU, with prompts in parts."""
-    on_cpu = config["device_config"]["device_type"] == "cpu"
+    on_cpu = config["device_config"]["device"] == "cpu"
     return on_cpu and config["scheduler_config"]["enable_chunked_prefill"]
 
 

@@ -80,9 +80,10 @@ class TokenEngine:
         self.done: list[Span] = []
 
     def twin(self, temperature: float) -> Self:
-        """A second view on the same weights, with its own episodes and temperature and without top-p."""
+        """A second view on the same weights, with its own rows and temperature, without top-p and entropies."""
         other = copy.copy(self)
         other.temperature, other.top_p = temperature, 1.0
+        other.entropies, other.top_logprobs, other.known = False, 0, 0
         other._forget()
         return other
 

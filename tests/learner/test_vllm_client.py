@@ -40,7 +40,7 @@ class Server(ThreadingHTTPServer):
                 "logprobs_mode": "processed_logprobs",
                 "skip_tokenizer_init": True,
             },
-            "device_config": {"device_type": "cuda"},
+            "device_config": {"device": "cuda"},
             "scheduler_config": {"enable_chunked_prefill": True},
             "weight_transfer_config": None,
         }
@@ -139,7 +139,7 @@ def test_a_dropped_request_is_sent_again(server, connect, reset):
 def test_a_request_that_is_always_dropped_ends_the_engine(server, connect):
     engine = connect()
     server.dropped[GENERATE] = 3
-    with pytest.raises(EngineDied, match=f"server {server.url} gave no answer: .* Now it is well. Why, says .* own log"):
+    with pytest.raises(EngineDied, match=f"server {server.url} gave no answer: .* Now it is well. Why, .* own log"):
         sample(engine)
     server.dropped["/pause"] = 3
     with pytest.raises(EngineDied, match="doesn't answer /pause"):
@@ -169,7 +169,7 @@ def test_what_the_server_says_is_in_the_message(server, connect):
     "device, in_parts, seeded", [("cuda", True, True), ("cpu", False, True), ("cpu", True, False)]
 )
 def test_requests_are_seeded_where_that_does_not_stop_the_server(server, connect, capsys, device, in_parts, seeded):
-    server.config["device_config"]["device_type"] = device
+    server.config["device_config"]["device"] = device
     server.config["scheduler_config"]["enable_chunked_prefill"] = in_parts
     engine = connect()
     assert ("--no-enable-chunked-prefill" in capsys.readouterr().err) != seeded

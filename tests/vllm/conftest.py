@@ -113,7 +113,7 @@ def server(serve):
     return serve("--no-enable-chunked-prefill")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server_in_parts(serve):
     """A server with vLLM's default on a CPU, prompts in parts, and small ones, so that there are always several."""
     server = serve("--max-num-batched-tokens", "256")

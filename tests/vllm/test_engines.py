@@ -8,10 +8,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from grpo_llm import rollout
 
 from llm_utils import distributed
 from llm_utils.engine import EngineDied
+from llm_utils.rollout import rollout
 from llm_utils.vllm_client import VLLMClient
 from llm_utils.vllm_engine import VLLMEngine
 
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 ENV_ID = "AgentR1/MultihopWorld-v0"
 SLOTS, TEMPERATURE = 6, 0.7
 CLOSE = 2e-4  # of log-probabilities, in float32
+CLOSE_IN_LONG_ROWS = 5e-4  # of about 1,000 tokens
 REPORTED = {"entropies": True, "top_logprobs": 3}
 
 
@@ -143,11 +144,11 @@ def test_logprobs_are_the_trainers_before_and_after_an_update(engine, policy, tr
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.6])
-def test_entropies_and_the_likeliest_tokens(engine, trainer_logprobs, top_p):
+def test_entropies_and_the_likeliest_tokens(engine, trainer_logprobs, monkeypatch, top_p):
     """Against the trainer's whole distribution: a lower bound, exactly that of the tokens that vLLM reports."""
-    hot = engine.twin(temperature=1.5)
-    hot.top_p = top_p
-    for row, start, span in play(hot, 2):
+    monkeypatch.setattr(engine, "temperature", 1.5)
+    monkeypatch.setattr(engine, "top_p", top_p)
+    for row, start, span in play(engine, 2):
         logprobs = trainer_logprobs(row, start, 1.5).double()
         ordered = logprobs.sort(-1, descending=True)
         left_out = ordered.values.exp().cumsum(-1) - ordered.values.exp() >= top_p
@@ -161,14 +162,12 @@ def test_entropies_and_the_likeliest_tokens(engine, trainer_logprobs, top_p):
         assert (span.entropies < exact + 10 * CLOSE).all()
         assert (span.top_tokens.dtype, span.top_logprobs.dtype) == (np.int32, np.float32)
         assert span.top_tokens.shape == span.top_logprobs.shape == (len(span.tokens), 3)
-        assert (np.diff(span.top_logprobs) <= 0).all()
+        assert (span.top_logprobs[:, 1:] <= span.top_logprobs[:, :-1]).all()
         likeliest = logprobs.topk(3).values.numpy()
         named = logprobs.gather(-1, torch.tensor(span.top_tokens).long()).numpy()
-        for ours in (likeliest, named):
+        for ours in (likeliest, named):  # what top-p leaves out is minus infinity in both
             np.testing.assert_allclose(span.top_logprobs, ours, rtol=0, atol=CLOSE)
-    plain = engine.twin(temperature=1.0)
-    plain.entropies, plain.top_logprobs, plain.known = False, 0, 0
-    for *_, span in play(plain, 1):
+    for *_, span in play(engine.twin(temperature=1.0), 1):
         assert span.entropies is None and span.top_tokens is None and span.top_logprobs is None
 
 
@@ -215,11 +214,11 @@ def test_running_requests_go_on_under_new_weights(engine, policy, trainer_logpro
         versions = turn[-1].versions
         (cut,) = np.flatnonzero(np.diff(versions)) + 1
         assert versions[0] == 0 and versions[-1] == 1
-        assert difference(*turn, trainer_logprobs)[cut:].max() < CLOSE
+        assert difference(*turn, trainer_logprobs)[cut:].max() < CLOSE_IN_LONG_ROWS
         cuts.append(cut)
     policy.load_state_dict(old)
     for turn, cut in zip(turns, cuts, strict=True):
-        assert difference(*turn, trainer_logprobs)[:cut].max() < CLOSE
+        assert difference(*turn, trainer_logprobs)[:cut].max() < CLOSE_IN_LONG_ROWS
 
 
 def test_a_twin_has_its_own_rows_and_temperature(engine, trainer_logprobs):
@@ -246,7 +245,7 @@ def test_a_twin_has_its_own_rows_and_temperature(engine, trainer_logprobs):
 
 
 def test_a_fork_goes_on_from_the_same_row(engine, trainer_logprobs):
-    row = prompt(0)
+    engine, row = engine.twin(temperature=1.5), prompt(0)
     engine.feed(0, row, 12, [], seed=[1, 0])
     with pytest.raises(ValueError, match="slot 0 is being sampled"):
         engine.fork(0, 1, seed=[1, 1])
@@ -258,14 +257,15 @@ def test_a_fork_goes_on_from_the_same_row(engine, trainer_logprobs):
     spans = finish(engine)
     row = np.concatenate([row, prompt(3, 4)])
     for span in spans.values():
-        assert difference(np.concatenate([row, span.tokens]), len(row), span, trainer_logprobs).max() < CLOSE
+        longer = np.concatenate([row, span.tokens])
+        assert difference(longer, len(row), span, trainer_logprobs, temperature=1.5).max() < CLOSE
     assert len({tuple(spans[slot].tokens) for slot in range(3)}) == 3, "each has random numbers of its own"
     assert (spans[2].tokens == spans[3].tokens).all(), "which its seed decides"
     engine.feed(3, prompt(1, 4), 8, [])  # each row ends with its own span
     engine.feed(1, prompt(1, 4), 8, [])
     for slot, span in finish(engine).items():
         longer = np.concatenate([row, spans[slot].tokens, prompt(1, 4), span.tokens])
-        assert difference(longer, len(longer) - 8, span, trainer_logprobs).max() < CLOSE
+        assert difference(longer, len(longer) - 8, span, trainer_logprobs, temperature=1.5).max() < CLOSE
     engine.release()
 
 
@@ -317,10 +317,11 @@ def test_episodes_of_multihop_world(engine, policy_folder, trainer_logprobs):
     assert np.mean([row.stats["turns"] for row in rows]) > 1.5, "the policy calls tools"
     assert np.mean([row.stats["tool_calls"] - row.stats["tool_errors"] for row in rows]) > 0.5, "as they are meant"
     for row in rows:
-        for (start, end, _), logprobs, versions in zip(row.turns, row.span_logprobs, row.span_versions, strict=True):
-            ours = trainer_logprobs(row.tokens[:end], start).numpy()
-            assert np.abs(ours[np.arange(end - start), row.tokens[start:end]] - logprobs).max() < CLOSE
-            assert not versions.any()
+        for turn in row.turns:
+            ours = trainer_logprobs(row.tokens[: turn.end], turn.start).numpy()
+            ours = ours[np.arange(turn.end - turn.start), row.tokens[turn.start : turn.end]]
+            assert np.abs(ours - turn.logprobs).max() < CLOSE
+            assert not turn.versions.any()
 
 
 def test_the_tokenizer_may_not_be_larger_than_the_model(server, policy, policy_folder):
