@@ -63,11 +63,12 @@ class Server:
         """The error that says what happened, how the server is now, and where the cause can be read."""
         try:
             health = self.http.get(self.url + "/health", timeout=10).status_code
-            now = "it is well" if health == 200 else f"it says of its health {health}"
+            now = "says that it is well" if health == 200 else f"answers /health with {health}"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            now = f"it can't be reached ({error})"
+            now = f"can't be reached ({error})"
         return EngineDied(
-            f"the vLLM server {self.url} {what}. Now {now}. Why, says the server's own log, where it was started"
+            f"the vLLM server {self.url} {what}. Now it {now}. "
+            "Look for the cause in the server's own log, where it was started"
         )
 
     def check(self, model: str, tokenizer: str | None) -> dict[str, Any]:
@@ -126,9 +127,10 @@ class Server:
 def _message(answer: httpx.Response) -> str:
     """What the server says went wrong."""
     try:
-        return str(answer.json()["error"]["message"])[:500]
+        text = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return answer.text[:500]
+        text = answer.text
+    return text[:500].rstrip(".\n") or "nothing"
 
 
 class Weights:
