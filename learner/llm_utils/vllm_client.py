@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import sys
 import tempfile
 import threading
 import time
@@ -23,13 +24,15 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer
 
-from llm_utils.models import EngineDied
-from llm_utils.vllm_engine import Span, TokenEngine
+from llm_utils.engine import EngineDied, Span
+from llm_utils.vllm_engine import MOST_LOGPROBS, TokenEngine, check_top_logprobs
 
 ROUTES = {"/inference/v1/generate", "/pause", "/resume", "/collective_rpc", "/update_weight_version", "/server_info"}
 # As many connections as slots. An idle one is not used again when the server, after 5 s, may be closing it.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2)
 SILENCE = 60.0  # seconds without an answer after which the server is asked whether it is well
+DROPPED = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)  # lost without an answer
+PAUSES = (0.5, 2.0)  # seconds before a dropped request is sent again
 
 
 class Server:
@@ -40,22 +43,41 @@ class Server:
         self.nccl: Any = None  # vLLM's sender, once there is one
 
     def call(self, method: str, path: str, **kwargs: Any) -> Any:
-        """An answer as JSON. EngineDied where there is none, or an error."""
-        try:
-            answer = self.http.request(method, self.url + path, **kwargs)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EngineDied(f"the vLLM server {self.url} doesn't answer: {error!r}") from error
+        """An answer as JSON. EngineDied where there is none, or an error.
+
+        A dropped request is repeated: none of those that are sent does more when it is sent twice.
+        """
+        for pause in (*PAUSES, None):
+            try:
+                answer = self.http.request(method, self.url + path, **kwargs)
+                break
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                if pause is None or not isinstance(error, DROPPED):
+                    raise self.died(f"doesn't answer {path}: {error!r}") from error
+                time.sleep(pause)
         if answer.is_error:
-            raise EngineDied(f"the vLLM server {self.url} refused {path}: {answer.status_code} {answer.text[:500]}")
+            raise self.died(f"answers {path} with {answer.status_code}: {_message(answer)}")
         return answer.json() if answer.content else None
+
+    def died(self, what: str) -> EngineDied:
+        """The error that says what happened, how the server is now, and where the cause can be read."""
+        try:
+            health = self.http.get(self.url + "/health", timeout=10).status_code
+            now = "says that it is well" if health == 200 else f"answers /health with {health}"
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            now = f"can't be reached ({error})"
+        return EngineDied(
+            f"the vLLM server {self.url} {what}. Now it {now}. "
+            "Look for the cause in the server's own log, where it was started"
+        )
 
     def check(self, model: str, tokenizer: str | None) -> dict[str, Any]:
         """The server's configuration. SystemExit with the remedy where it can't do what training needs."""
         try:
-            routes = self.call("GET", "/openapi.json")["paths"]
-            version = self.call("GET", "/version")["version"]
-        except (EngineDied, ValueError, KeyError) as error:
-            raise self.misfit(f"no vLLM server answers there ({error})", model) from error
+            pages = [self.http.get(self.url + path).raise_for_status().json() for path in ("/openapi.json", "/version")]
+            routes, version = pages[0]["paths"], pages[1]["version"]
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            raise self.misfit(f"no vLLM server answers there ({error!r})", model) from error
         if missing := sorted(ROUTES.difference(routes)):
             raise self.misfit(f"vLLM {version} has no {', '.join(missing)} there, 0.32 or newer is needed", model)
         config = self.call("GET", "/server_info", params={"config_format": "json"})["vllm_config"]
@@ -102,6 +124,15 @@ class Server:
         self.nccl = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
 
+def _message(answer: httpx.Response) -> str:
+    """What the server says went wrong."""
+    try:
+        text = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        text = answer.text
+    return text[:500].rstrip(".\n") or "nothing"
+
+
 class Weights:
     """What is being sent, in the form in which vLLM's weight transfer asks for it (its WeightSource)."""
 
@@ -118,10 +149,26 @@ class Weights:
             yield name, tensor.to("cuda")
 
 
-class VLLMServerEngine(TokenEngine):
+def most_logprobs(config: dict[str, Any]) -> int:
+    """How many log-probabilities of a token a server with this configuration reports at most."""
+    most = config["model_config"]["max_logprobs"]
+    return MOST_LOGPROBS + 1 if most < 0 else most  # -1 is all
+
+
+def stops_at_seeds(config: dict[str, Any]) -> bool:
+    """Would a seeded request stop a server with this configuration? Only on a CPU, with prompts in parts."""
+    on_cpu = config["device_config"]["device"] == "cpu"
+    return on_cpu and config["scheduler_config"]["enable_chunked_prefill"]
+
+
+class VLLMClient(TokenEngine):
     """Samples with one or several `vllm serve`. Every turn is a request of its own, sent the moment it is fed.
 
     Requests that run during an update are frozen, go on under the new weights, their keys and values computed again.
+
+    A request whose connection is lost is sent again, twice at most: tokens go in and out, and the seed is the same.
+    Requests have no seed where a server is on a CPU and computes prompts in parts (`enable_chunked_prefill`): vLLM
+    stops there when it has to set a request's random numbers back. Samples are then others from run to run.
     """
 
     overlaps = True  # the server goes on while nobody polls step()
@@ -135,17 +182,33 @@ class VLLMServerEngine(TokenEngine):
         temperature: float = 1.0,
         top_p: float = 1.0,
         tokenizer: str | None = None,
+        entropies: bool = False,
+        top_logprobs: int = 0,
     ) -> None:
         """Check the servers at `url` (several: a list, or separated by commas) against the trainer's `model`.
 
         `tokenizer` (name or folder) is compared with the servers'. SystemExit where something doesn't fit.
         """
+        check_top_logprobs(top_logprobs)
         urls = url.split(",") if isinstance(url, str) else url
         self.servers = [Server(one.strip()) for one in urls]
         configs = [server.check(model, tokenizer) for server in self.servers]
         config = AutoConfig.from_pretrained(model).get_text_config()
         longest = min(one["model_config"]["max_model_len"] for one in configs)
-        super().__init__(num_slots, vocab_size, temperature, top_p, config, longest)
+        # The sampled token takes one of the places where it is not among the likeliest.
+        known = min(MOST_LOGPROBS, *(most_logprobs(one) - 1 for one in configs))
+        if top_logprobs > known:
+            raise SystemExit(f"top_logprobs {top_logprobs} needs vLLM servers with --max-logprobs {top_logprobs + 1}")
+        seeded = not any(stops_at_seeds(one) for one in configs)
+        if not seeded:
+            print(
+                "vLLM on a CPU can't seed requests whose prompts it computes in parts: samples will differ from run to "
+                "run. Start the server with --no-enable-chunked-prefill to have them follow the seed",
+                file=sys.stderr,
+            )
+        super().__init__(
+            num_slots, vocab_size, temperature, top_p, config, longest, entropies, top_logprobs, known, seeded
+        )
         self.weights = Weights()
         self.over_nccl = all((one["weight_transfer_config"] or {}).get("backend") == "nccl" for one in configs)
         self.folder = tempfile.TemporaryDirectory(prefix="agent-r1-weights-")
@@ -163,12 +226,19 @@ class VLLMServerEngine(TokenEngine):
 
     def _submit(self, slot: int, tokens: list[int], sampling: dict[str, Any]) -> None:
         server = self.servers[slot % len(self.servers)]  # an episode stays where its prefix is cached
+        sampling["logprobs"] = self.known and self.known + 1
         body = {"token_ids": tokens, "sampling_params": sampling}
-        request = asyncio.run_coroutine_threadsafe(
-            self.http.post(server.url + "/inference/v1/generate", json=body), self.loop
-        )
+        request = asyncio.run_coroutine_threadsafe(self._generate(server.url, body), self.loop)
         self.requests[request] = slot
         request.add_done_callback(self.arrived.put)
+
+    async def _generate(self, url: str, body: dict[str, Any]) -> httpx.Response:
+        for pause in PAUSES:
+            try:
+                return await self.http.post(url + "/inference/v1/generate", json=body)
+            except DROPPED:
+                await asyncio.sleep(pause)
+        return await self.http.post(url + "/inference/v1/generate", json=body)
 
     def step(self) -> list[Span]:
         """The spans that have arrived; waits up to 5 ms where there are none."""
@@ -191,14 +261,17 @@ class VLLMServerEngine(TokenEngine):
         try:
             answer = request.result()
         except httpx.HTTPError as error:
-            raise EngineDied(f"the vLLM server {server.url} is gone: {error!r}") from error
+            raise server.died(f"gave no answer: {error!r}") from error
         if answer.is_error:
-            raise EngineDied(f"the vLLM server {server.url} failed: {answer.status_code} {answer.text[:500]}")
+            raise server.died(f"failed with {answer.status_code}: {_message(answer)}")
         choice = answer.json()["choices"][0]
         if choice["finish_reason"] not in ("stop", "length"):
-            raise EngineDied(f"the vLLM server {server.url} ended a request with {choice['finish_reason']!r}")
+            raise server.died(f"ended a request with {choice['finish_reason']!r}")
         versions = [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"]]
-        self._end(slot, choice["token_ids"], [token["logprob"] for token in choice["logprobs"]["content"]], versions)
+        content = choice["logprobs"]["content"]
+        ids = [[top["token_id"] for top in token["top_logprobs"]] for token in content]
+        logprobs = [[top["logprob"] for top in token["top_logprobs"]] for token in content]
+        self._end(slot, choice["token_ids"], [token["logprob"] for token in content], versions, (ids, logprobs))
 
     def release(self) -> None:
         """Forget all episodes; the server drops what it still samples for them."""
