@@ -27,7 +27,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from llm_utils import distributed
-from llm_utils.models import EngineDied
+from llm_utils.engine import EngineDied
 
 MOST_BYTES = 2**31  # weights and optimizer states up to this size are copied at every boundary, for Ctrl-C
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from llm_utils.models import EngineDied
+from llm_utils.engine import EngineDied
 
 Array = np.ndarray
 Span = tuple[int, Array, Array, Array]  # slot, tokens int32, log-probabilities float32, weight versions int32

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer
 
-from llm_utils.models import EngineDied
+from llm_utils.engine import EngineDied
 from llm_utils.vllm_engine import Span, TokenEngine
 
 ROUTES = {"/inference/v1/generate", "/pause", "/resume", "/collective_rpc", "/update_weight_version", "/server_info"}
