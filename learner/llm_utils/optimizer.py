@@ -47,6 +47,7 @@ class Float32AdamW:
         for weight, master in pairs:
             if master is not weight:
                 master.grad = None if weight.grad is None else weight.grad.float()
+                weight.grad = None  # at once: both together would be the run's peak
         self.adam.step()
         for weight, master in pairs:
             weight.grad = master.grad = None
