@@ -56,7 +56,7 @@ class TokenTree:
 
     def __init__(self, rows: Sequence[Any]) -> None:
         index: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-        self.paths = []
+        self.paths: list[Array] = []
         for row in rows:
             node, path = -1, []
             for token in row.tokens.tolist():
@@ -65,8 +65,8 @@ class TokenTree:
             self.paths.append(np.array(path))
         self.parents, self.ids = np.array(list(index)).T
         self.depths = np.zeros(len(index), np.int64)
-        for path in self.paths:
-            self.depths[path] = np.arange(len(path))
+        for nodes in self.paths:
+            self.depths[nodes] = np.arange(len(nodes))
 
     def mask(self) -> Array:
         """[N, N]: a node sees itself and those before it in its rows."""

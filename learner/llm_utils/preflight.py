@@ -275,8 +275,8 @@ def memory_of(device: torch.device) -> int:
 def measure(model: Any, tokens: int, longest_row: int, vocab_size: int, temperature: float = 1.0) -> int:
     """The bytes that activations and logits of one microbatch take at their peak, from a forward and backward pass.
 
-    The microbatch has `tokens` tokens in rows of at most `longest_row`, all of them trained. All processes must call this
-    together. Raises RuntimeError where main memory's peak can't be read (there is no /proc).
+    The microbatch has `tokens` tokens in rows of at most `longest_row`, all of them trained. All processes must call
+    this together. Raises RuntimeError where main memory's peak can't be read (there is no /proc).
     """
     length = min(tokens, longest_row)
     rng, count = np.random.default_rng(0), max(1, tokens // length)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 Array = np.ndarray
@@ -244,7 +243,8 @@ class SlotModel:
         width = int(self.length[slots].max()) + 1
         if 2 * len(slots) <= len(store.slots):
             return self._forward(store, rows, tokens[:, None], self.length[slots, None], width)
-        ids = np.zeros((len(store.slots), 1), np.int64)  # reading all rows in place is cheaper than copying most of them
+        # reading all rows in place is cheaper than copying most of them
+        ids = np.zeros((len(store.slots), 1), np.int64)
         ids[rows, 0] = tokens
         return self._forward(store, None, ids, self.length[store.slots, None], width, (rows, np.zeros_like(rows)))
 

@@ -148,7 +148,8 @@ def test_a_head_in_parts_gives_the_same(
     for rows in (shared, alone):
         whole = all_of(model, rows, vocab_size, entropy_gradient)
         sizes = []
-        hook = model.get_output_embeddings().register_forward_hook(lambda *x: sizes.append(x[2].numel() * 4))  # noqa: B023
+        head = model.get_output_embeddings()
+        hook = head.register_forward_hook(lambda *x, sizes=sizes: sizes.append(x[2].numel() * 4))
         with monkeypatch.context() as patch:
             patch.setattr(forward, "LOGITS_BYTES", 4 * vocab_size * 7)
             parts = all_of(model, rows, vocab_size, entropy_gradient)

@@ -1,6 +1,9 @@
 """What is checked and chosen before models are loaded, how they are loaded, and sums that every device can repeat."""
 
+import copy
+import os
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -40,8 +43,7 @@ def test_a_cpu_computes_in_float32_unless_asked_and_a_gpu_in_bf16(monkeypatch):
 
 def test_the_trial_multiplies_in_bf16():
     """On a processor that can't, the trial is what dies, not the run."""
-    compile(loading.TRIAL, "trial", "exec")
-    namespace = {}
+    namespace: dict = {}
     try:
         loading.choose_dtype("bfloat16", CPU)
     except SystemExit as error:
@@ -50,7 +52,7 @@ def test_the_trial_multiplies_in_bf16():
     assert namespace["layer"].weight.grad.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("how", ["import os, signal; os.kill(os.getpid(), signal.SIGILL)", "raise ValueError('no bf16')"])
+@pytest.mark.parametrize("how", ["import os; os.kill(os.getpid(), 4)", "raise ValueError('no bf16')"])
 def test_a_processor_without_bf16_is_refused(monkeypatch, how):
     monkeypatch.setattr(loading, "TRIAL", how)
     with pytest.raises(SystemExit, match="bf16 failed on this processor .*(status -4|no bf16).*use float32"):
@@ -63,8 +65,6 @@ def test_a_policy_is_loaded_in_the_dtype_that_was_asked_for(policy_folder):
 
 
 def test_a_float32_head_is_saved_and_copied_like_any_other(policy_folder, tmp_path):
-    import copy
-
     policy = loading.load_policy(policy_folder, CPU, dtype=torch.bfloat16, float32_head=True)
     twin = copy.deepcopy(policy)
     with torch.no_grad():
@@ -98,9 +98,8 @@ def test_a_critics_backbone_checkpoints_its_activations_too(policy_folder):
 
 def test_the_engine_room_has_no_import_cycle():
     code = "import llm_utils.sources, llm_utils.loading, llm_utils.slots, llm_utils.forward, llm_utils.preflight"
-    import sys
-
-    subprocess.run([sys.executable, "-c", code], check=True, env={**__import__("os").environ, "PYTHONPATH": ":".join(sys.path)})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_fixed_point_sums_are_those_of_floating_point():

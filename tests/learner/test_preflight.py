@@ -1,5 +1,7 @@
-"""The preflight: what a run needs is added up from the config, compared with what there is, and refused with a way out."""
+"""What a run needs is added up from the config, compared with what there is, and refused with a way out."""
 
+import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 preflight = pytest.importorskip("llm_utils.preflight")
-
-import importlib.util  # noqa: E402
-from pathlib import Path  # noqa: E402
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 QWEN_3B = {
@@ -85,7 +84,8 @@ def small_config(**kwargs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_counted_activations_are_those_that_autograd_keeps(kind, dtype):
-    config = small_config() if kind == "llama" else transformers.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=500)
+    gpt2 = transformers.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=500)
+    config = small_config() if kind == "llama" else gpt2
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     kept = {p.untyped_storage().data_ptr() for p in model.parameters()}
     total = []
