@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from llm_utils import distributed
 from llm_utils.slots import attention_mask, logits_only_at
 
 Array = np.ndarray
@@ -42,9 +42,9 @@ def pad(arrays: Sequence[Array], device: torch.device | str = "cpu") -> torch.Te
     return torch.from_numpy(out).to(device)
 
 
-def gather(rows: Sequence[Any], name: str, masks: Sequence[Array], device: Any) -> torch.Tensor:
-    """The entries of the rows' array `name` where `masks` are True, one row after the other: [N]."""
-    return torch.from_numpy(np.concatenate([getattr(r, name)[m] for r, m in zip(rows, masks, strict=True)])).to(device)
+def gather(rows: Sequence[Any], name: str, device: Any, mask: str = "train_mask") -> torch.Tensor:
+    """The entries of the rows' array `name` where their array `mask` is True, one row after the other: [N]."""
+    return torch.from_numpy(np.concatenate([getattr(row, name)[getattr(row, mask)] for row in rows])).to(device)
 
 
 class TokenTree:
@@ -55,7 +55,7 @@ class TokenTree:
 
     def __init__(self, rows: Sequence[Any]) -> None:
         index: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-        self.paths = []
+        self.paths: list[Array] = []
         for row in rows:
             node, path = -1, []
             for token in row.tokens.tolist():
@@ -64,8 +64,8 @@ class TokenTree:
             self.paths.append(np.array(path))
         self.parents, self.ids = np.array(list(index)).T
         self.depths = np.zeros(len(index), np.int64)
-        for path in self.paths:
-            self.depths[path] = np.arange(len(path))
+        for nodes in self.paths:
+            self.depths[nodes] = np.arange(len(nodes))
 
     def mask(self) -> Array:
         """[N, N]: a node sees itself and those before it in its rows."""
@@ -96,16 +96,20 @@ def token_trees(model: PreTrainedModel, rows: Sequence[Any]) -> tuple[list[Token
     return trees, [places[i] for i in range(len(rows))]
 
 
-def policy_forward(
-    model: PreTrainedModel, rows: Sequence[Any], masks: Sequence[Array], vocab_size: int, temperature: float,
-    entropy_gradient: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Log-probabilities [N] of the tokens where `masks` are True, row by row, and the entropies there [N].
+LOGITS_BYTES = 2**29  # of float32 logits at a time; what is made from them takes about five times as much
 
-    What rows with the same prompt have in common from the start on is computed once, where that halves the work.
+
+def policy_forward(
+    model: PreTrainedModel, rows: Sequence[Any], vocab_size: int, temperature: float, entropy_gradient: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities [N] of the tokens where `train_mask` is True, row by row, and the entropies there [N], float32.
+
+    What rows with the same prompt have in common from the start on is computed once, where that halves the work. Logits
+    beyond LOGITS_BYTES are computed in parts, and again in the backward pass.
     """
-    if computes_anew(model):  # in training mode only
+    if uses_gradient_checkpointing(model):  # in training mode only
         model.train()
+    masks = [row.train_mask for row in rows]
     targets = np.concatenate([row.tokens[mask] for row, mask in zip(rows, masks, strict=True)]).astype(np.int64)
     inputs: dict[str, Any] = {"use_cache": False}
     trees, places = token_trees(model, rows)
@@ -123,34 +127,89 @@ def policy_forward(
         n = ids.shape[1]
         paths = [i * n + np.arange(len(row.tokens)) for i, row in enumerate(rows)]
     predicting = np.concatenate([path[:-1][mask[1:]] for path, mask in zip(paths, masks, strict=True)])
-    nodes, which = np.unique(predicting, return_inverse=True)
+    nodes, which = np.unique(predicting, return_inverse=True)  # sorted: nodes[which] = predicting
     at, which, targets = (torch.from_numpy(x).to(model.device) for x in (nodes, which.reshape(-1), targets))
-    with logits_only_at(model, (at // n, at % n)):
-        logits = model(input_ids=ids, **inputs).logits[:, :vocab_size].float()
-    everything = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies = -(everything.exp() * everything).sum(-1)
-    return everything[which, targets], entropies[which]
+    index = (at // n, at % n)
+
+    def log_probabilities(logits: torch.Tensor, which: torch.Tensor, targets: torch.Tensor) -> Any:
+        logits = logits[:, :vocab_size].float()
+        everything = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropies = -(everything.exp() * everything).sum(-1)
+        return everything[which, targets], entropies[which]
+
+    at_once = max(1, LOGITS_BYTES // (4 * vocab_size))  # positions
+    if len(at) <= at_once:
+        with logits_only_at(model, index):
+            logits = model(input_ids=ids, **inputs).logits
+        return log_probabilities(logits, which, targets)
+
+    hidden, head = hidden_states(model, index, input_ids=ids, **inputs)
+    logprobs, entropies = (torch.empty(len(which), device=model.device) for _ in range(2))
+
+    def part(states: torch.Tensor, which: torch.Tensor, targets: torch.Tensor) -> Any:
+        return log_probabilities(head(states), which, targets)
+
+    for first in range(0, len(at), at_once):
+        mine = ((which >= first) & (which < first + at_once)).nonzero()[:, 0]
+        arguments = hidden[first : first + at_once], which[mine] - first, targets[mine]
+        if torch.is_grad_enabled():
+            found = checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            found = part(*arguments)
+        logprobs, entropies = (x.index_copy(0, mine, y) for x, y in zip((logprobs, entropies), found, strict=True))
+    return logprobs, entropies
 
 
-def computes_anew(model: PreTrainedModel) -> bool:
-    """Are activations computed again in the backward pass (gradient checkpointing)?"""
+def hidden_states(
+    model: Any, index: tuple[torch.Tensor, ...], **inputs: Any
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """The states [N, hidden] that the head would be given at `index` (rows, columns), and what makes logits [n,
+    vocabulary] of some of them [n, hidden].
+
+    A model may scale or cap its logits: the rest of its own forward is run, in which the layers return these states.
+    """
+    model_itself = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = getattr(model_itself, model_itself.base_model_prefix)
+    seen: list[Any] = []
+    hook = layers.register_forward_hook(lambda _, __, output: seen.append(output))
+    nothing = torch.zeros(0, dtype=torch.long, device=model.device)
+    try:
+        with logits_only_at(model, (nothing, nothing)):
+            model(**inputs)
+    finally:
+        hook.remove()
+    output, names = seen[0], {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+    def head(states: torch.Tensor) -> torch.Tensor:
+        layers.forward = lambda *_, **__: type(output)(**{**output, "last_hidden_state": states[None]})
+        try:
+            return model_itself.forward(**names).logits[0]
+        finally:
+            del layers.forward
+
+    return output.last_hidden_state[index], head
+
+
+def uses_gradient_checkpointing(model: torch.nn.Module) -> bool:
+    """Are activations computed again in the backward pass? Then in training mode only."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def check_finite(loss: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:
+    """The loss. FloatingPointError, with the trajectories that it comes from, where it would destroy the weights."""
+    if not torch.isfinite(loss):
+        raise FloatingPointError(f"the loss is {loss.item()}", list(dict.fromkeys(row.trajectory for row in rows)))
+    return loss
 
 
 @torch.no_grad()
 def score(
-    rows: Sequence[Any], masks: Sequence[Array], name: str, model: PreTrainedModel, budget: int, vocab_size: int,
-    temperature: float, between: Callable[[], Any] = lambda: None,
-) -> None:  # fmt: skip
-    """Fill the rows' array `name` with the model's log-probabilities where `masks` are True."""
-    mask_of = {id(row): mask for row, mask in zip(rows, masks, strict=True)}
-    batches = list(microbatches(rows, budget))
-    for i in range(distributed.most(len(batches))):  # every process takes part in every forward
-        batch = batches[min(i, len(batches) - 1)]
-        chosen = [mask_of[id(row)] for row in batch]
-        logprobs, _ = policy_forward(model, batch, chosen, vocab_size, temperature)
-        parts = np.split(logprobs.cpu().numpy(), np.cumsum([mask.sum() for mask in chosen])[:-1])
-        for row, mask, part in zip(batch, chosen, parts, strict=True):
-            getattr(row, name)[mask] = part
-        between()
+    batches: Iterable[tuple[Sequence[Any], int]], name: str, model: PreTrainedModel, vocab_size: int, temperature: float
+) -> None:
+    """Fill the array `name` of all rows with the model's log-probabilities where `train_mask` is True."""
+    for batch, _ in batches:
+        logprobs, _ = policy_forward(model, batch, vocab_size, temperature)
+        ends = np.cumsum([int(row.train_mask.sum()) for row in batch])[:-1]
+        for row, part in zip(batch, np.split(logprobs.cpu().numpy(), ends), strict=True):
+            getattr(row, name)[row.train_mask] = part

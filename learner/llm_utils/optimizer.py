@@ -52,6 +52,7 @@ class Float32AdamW:
         for weight, master in pairs:
             if master is not weight:
                 master.grad = None if weight.grad is None else weight.grad.float()
+                weight.grad = None  # at once: both together would be the run's peak
         if self.weight_decay:  # here, as Adam would need groups of their own for matrices
             for group in self.adam.param_groups:
                 for master in group["params"]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 Array = np.ndarray
@@ -34,60 +33,171 @@ def attention_mask(model: PreTrainedModel, sees: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(sees, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
 
 
-class SlotCache(DynamicCache):
-    """A key-value cache whose rows grow independently: token t of a slot lies in column t, so there are no holes.
+def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    """What the keys and values of a token take, in all layers."""
+    config = config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dimension = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * dimension * dtype.itemsize
 
-    Columns past a row's length hold garbage. It is never seen: a query at position p attends to columns 0..p only, and
-    column p is written before it is read.
+
+class Store:
+    """Keys and values of rows of similar length, of at most `capacity` tokens.
+
+    Token t of a row lies in column t, so there are no holes. Columns past a row's length hold garbage. It is never
+    seen: a query at position p attends to columns 0..p only, and column p is written before it is read. There is
+    always a column more than the longest row needs: rows that only keep others company write there.
     """
 
-    def __init__(self, num_slots: int, device: torch.device, capacity: int = 0) -> None:
-        super().__init__()
-        self.capacity = capacity  # columns
-        self.everyone = torch.arange(num_slots, device=device)
-        self.columns = torch.arange(capacity, device=device)
-        self.slots: list[list[torch.Tensor]] = []  # per layer: keys and values, [num_slots, columns, heads, dimension]
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity, self.device = capacity, device
+        self.slots: list[int] = []  # which slot each row belongs to
+        self.layers: list[list[torch.Tensor]] = []  # per layer: keys and values, [rows, columns, heads, dimension]
+        self.size = (0, 0)  # rows and columns that there is memory for
+        self.everyone = self.columns = torch.arange(0, device=device)  # rows in use, columns
 
-    def place(self, rows: torch.Tensor | None, positions: torch.Tensor, width: int, capacity: int) -> None:
-        """The next forward writes at `positions` [n, S] of `rows` [n] (None: all) and reads `width` columns."""
-        self.rows, self.width = rows, width
-        self.at = (self.everyone if rows is None else rows)[:, None], positions
-        if capacity > self.capacity:
-            self.capacity = capacity + capacity // 4
-            self.columns = torch.arange(self.capacity, device=self.everyone.device)
-            for layer in self.slots:
-                layer[:] = [nn.functional.pad(x, (0, 0, 0, 0, 0, self.capacity - x.shape[1])) for x in layer]
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for layer in self.layers for x in layer)
+
+    def layer(self, index: int, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The keys and values of a layer; if it is new, of the same heads and dtype as `like`, [_, _, heads, dim.]."""
+        if index == len(self.layers):
+            self.layers.append([x.new_zeros(*self.size, *x.shape[2:]) for x in like])
+        return self.layers[index]
+
+    def reserve(self, columns: int) -> None:
+        """Have memory for all rows, with so many columns; what must grow grows by an eighth more than that."""
+        (rows, most), used = self.size, len(self.slots)
+        if used > rows or columns >= most:
+            self.resize(
+                used + used // 8 if used > rows else rows,
+                min(self.capacity, columns + columns // 8) + 1 if columns >= most else most,
+            )
+        if used != len(self.everyone):
+            self.everyone = torch.arange(used, device=self.device)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the memory; rows in use stay."""
+        used, width = min(rows, self.size[0]), min(columns, self.size[1])
+        for layer in self.layers:
+            for i, old in enumerate(layer):  # one after the other: there is never twice the whole store
+                layer[i] = old.new_zeros(rows, columns, *old.shape[2:])
+                layer[i][:used, :width] = old[:used, :width]
+        self.size, self.columns = (rows, columns), torch.arange(columns, device=self.device)
+
+    def drop(self, rows: Sequence[int]) -> dict[int, int]:
+        """Take rows out; others from the end fill the holes. Returns the new rows of the slots that they belong to."""
+        left, gone = len(self.slots) - len(rows), set(rows)
+        holes = [row for row in sorted(gone) if row < left]
+        movers = [row for row in range(left, len(self.slots)) if row not in gone]
+        if holes:
+            copy_rows(self, movers, self, holes, self.size[1])
+        for hole, mover in zip(holes, movers, strict=True):
+            self.slots[hole] = self.slots[mover]
+        del self.slots[left:]
+        return {self.slots[hole]: hole for hole in holes}
+
+
+def copy_rows(source: Store, rows: Sequence[int], target: Store, places: Sequence[int], columns: int) -> None:
+    """Copy the first columns of rows of one store to rows of another, or of the same."""
+    for index, layer in enumerate(source.layers):
+        for old, new in zip(layer, target.layer(index, layer), strict=True):
+            new[places, :columns] = old[rows, :columns]
+
+
+class SlotCache(DynamicCache):
+    """A key-value cache whose rows grow independently, each in a store for its length: one that grows long moves, and
+    doesn't make the others as long."""
+
+    KEPT_BYTES = 2**28  # memory up to this size stays when it is not used: a CPU takes long to get it
+
+    def __init__(self, num_slots: int, device: torch.device, smallest: int) -> None:
+        super().__init__()
+        self.device, self.smallest = device, smallest
+        self.stores: dict[int, Store] = {}  # by capacity: `smallest` times a power of 2
+        self.capacity = np.zeros(num_slots, np.int64)  # of each slot's store; 0: it has no row yet
+        self.row = np.zeros(num_slots, np.int64)  # of each slot in its store
+
+    @property
+    def nbytes(self) -> int:
+        return sum(store.nbytes for store in self.stores.values())
+
+    def clear(self) -> None:
+        """No slot has a row any more."""
+        if self.nbytes > self.KEPT_BYTES:
+            self.stores = {}
+        for store in self.stores.values():
+            store.slots = []
+        self.capacity[:] = 0
 
     @torch.inference_mode()
-    def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
-        """Give the slots `targets` the first columns of the slots `sources`."""
-        for layer in self.slots:
-            for store in layer:
-                store[targets, :columns] = store[sources, :columns]
+    def reserve(self, slots: Array, kept: Array, needed: Array) -> None:
+        """Give each of `slots` [n] a row with room for `needed` tokens; its first `kept` tokens stay."""
+        before = self.capacity[slots]
+        if kept.all() and (needed <= before).all():
+            return
+        doublings = np.ceil(np.log2(np.maximum(needed / self.smallest, 1))).astype(np.int64)
+        after = self.smallest * 2**doublings
+        moving = (needed > before) | ((kept == 0) & (after < before))
+        for source, target in sorted(set(zip(before[moving].tolist(), after[moving].tolist(), strict=True))):
+            which = moving & (before == source) & (after == target)
+            self._move(slots[which], source, target, int(kept[which].max()))
+
+    def _move(self, slots: Array, source: int, target: int, columns: int) -> None:
+        """Take slots from the store of capacity `source` (0: none) to that of capacity `target`."""
+        new = self.stores.setdefault(target, Store(target, self.device))
+        rows = list(range(len(new.slots), len(new.slots) + len(slots)))
+        new.slots += slots.tolist()
+        new.reserve(columns)
+        if source:
+            old = self.stores[source]
+            if columns:
+                copy_rows(old, self.row[slots].tolist(), new, rows, columns)
+            for slot, row in old.drop(self.row[slots].tolist()).items():
+                self.row[slot] = row
+            left = len(old.slots)
+            if self.nbytes > self.KEPT_BYTES and left + left // 4 < old.size[0]:
+                old.resize(left + left // 8, old.size[1] if left else 0)
+        self.row[slots], self.capacity[slots] = rows, target
+
+    @torch.inference_mode()
+    def copy(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
+        """Give the slots `targets`, all of one store, the first columns of the slots `sources`, all of one store."""
+        old, new = (self.stores[int(self.capacity[slots[0]])] for slots in (sources, targets))
+        new.reserve(columns)
+        copy_rows(old, self.row[list(sources)].tolist(), new, self.row[list(targets)].tolist(), columns)
+
+    def place(self, store: Store, rows: torch.Tensor | None, positions: torch.Tensor, width: int) -> None:
+        """The next forward writes at `positions` [n, S] of the store's `rows` [n] (None: all), and reads `width`
+        columns."""
+        self.store, self.rows, self.width = store, rows, width
+        self.at = (store.everyone if rows is None else rows)[:, None], positions
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # positions and masks are given explicitly
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         news = [states.transpose(1, 2) for states in (key_states, value_states)]
-        if layer_idx == len(self.slots):
-            self.slots.append([new.new_zeros(len(self.everyone), self.capacity, *new.shape[2:]) for new in news])
-        for store, new in zip(self.slots[layer_idx], news, strict=True):
-            store[self.at] = new
-        seen = [store[:, : self.width] for store in self.slots[layer_idx]]
-        if self.rows is not None:
-            seen = [keys_or_values.index_select(0, self.rows) for keys_or_values in seen]
-        return [keys_or_values.transpose(1, 2) for keys_or_values in seen]
+        stored = self.store.layer(layer_idx, news)
+        for old, new in zip(stored, news, strict=True):
+            old[self.at] = new
+        if self.rows is None:
+            seen = [x[: len(self.store.everyone), : self.width] for x in stored]
+        else:
+            seen = [x[:, : self.width].index_select(0, self.rows) for x in stored]
+        return [x.transpose(1, 2) for x in seen]
 
 
 class SlotModel:
     """A causal model with `num_slots` episodes; `length[slot]` tokens of an episode are in the cache.
 
-    Raises ValueError for a model in which a layer doesn't attend to everything before it.
+    To forget an episode, set its length to 0. Raises ValueError for a model in which a layer doesn't attend to
+    everything before it.
     """
 
     PREFILL_TOKENS = 8192  # tokens, padding counted, in one forward of new tokens
-    KEPT_BYTES = 2**28  # a cache up to this size stays when it is cleared: a CPU takes long to get memory
+    CAPACITY = 256  # tokens of the smallest store, or more where that is little memory: each store is a forward
 
     def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int) -> None:
         layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
@@ -95,77 +205,117 @@ class SlotModel:
             raise ValueError(f"the transformers engine needs full attention in every layer, this model has {layers}")
         self.model, self.num_slots, self.vocab_size = model, num_slots, vocab_size
         self.device = model.device  # asking the model takes long
-        self.cache = SlotCache(num_slots, self.device)
+        smallest, column = self.CAPACITY, num_slots * bytes_per_token(model.config, model.dtype)
+        while 2 * smallest * column <= SlotCache.KEPT_BYTES:
+            smallest *= 2
+        self.cache = SlotCache(num_slots, self.device, smallest)
         self.clear()
 
     def clear(self) -> None:
         """Forget all episodes, and free the cache where it is large."""
-        if sum(store.nbytes for layer in self.cache.slots for store in layer) > self.KEPT_BYTES:
-            self.cache = SlotCache(self.num_slots, self.device, self.cache.capacity)  # as long as it became
+        self.cache.clear()
         self.length = np.zeros(self.num_slots, np.int64)
+
+    def copy(self, source: int, target: int) -> None:
+        """Let the slot `target` have the episode of the slot `source`: keys, values and length."""
+        length = int(self.length[source])
+        if length:
+            self.cache.reserve(np.array([target]), np.array([0]), np.array([length]))
+            self.cache.copy([source], [target], length)
+        self.length[target] = length
 
     def decode(self, slots: Array, tokens: Array) -> torch.Tensor:
         """Append one token to each of `slots` [n]. Returns the logits of the next [n, vocabulary], float32."""
-        positions, width = self.length[:, None], int(self.length[slots].max()) + 1
-        if 2 * len(slots) > self.num_slots:  # reading all slots in place is cheaper than copying most of them
-            ids = np.zeros((self.num_slots, 1), np.int64)
-            ids[slots, 0] = tokens
-            logits = self._forward(None, ids, positions, width, (slots, np.zeros_like(slots)))
-        else:
-            logits = self._forward(slots, tokens[:, None], positions[slots], width)
+        lengths = self.length[slots]
+        self.cache.reserve(slots, lengths, lengths + 1)
+        capacities = self.cache.capacity[slots]
+        parts = [np.flatnonzero(capacities == capacity) for capacity in np.unique(capacities)]
+        found = [self._decode(slots[part], tokens[part]) for part in parts]
         self.length[slots] += 1
-        return logits
+        if len(parts) == 1:
+            return found[0]
+        order = np.argsort(np.concatenate(parts))
+        return torch.cat(found)[torch.from_numpy(order).to(self.device)]
+
+    def _decode(self, slots: Array, tokens: Array) -> torch.Tensor:
+        """The same for slots of one store."""
+        store, rows = self.cache.stores[int(self.cache.capacity[slots[0]])], self.cache.row[slots]
+        width = int(self.length[slots].max()) + 1
+        if 2 * len(slots) <= len(store.slots):
+            return self._forward(store, rows, tokens[:, None], self.length[slots, None], width)
+        # reading all rows in place is cheaper than copying most of them
+        ids = np.zeros((len(store.slots), 1), np.int64)
+        ids[rows, 0] = tokens
+        return self._forward(store, None, ids, self.length[store.slots, None], width, (rows, np.zeros_like(rows)))
 
     def prefill(self, pending: dict[int, Array]) -> Iterator[tuple[Array, torch.Tensor]]:
         """Append tokens to slots, and take them out of `pending`: slots of similar size at once, the longest first.
 
         Slots that begin with the same tokens are computed once. Yields slots [n] and the logits of their next tokens.
         """
+        everyone, cache = np.array(list(pending)), self.cache
+        lengths = self.length[everyone]
+        cache.reserve(everyone, lengths, lengths + [len(new) for new in pending.values()])
         while pending:
-            longest = max(map(len, pending.values()))
-            alike = [slot for slot, new in pending.items() if 2 * len(new) >= longest]
+            first = max(pending, key=lambda slot: len(pending[slot]))
+            longest, capacity = len(pending[first]), int(cache.capacity[first])
+            alike = [s for s, new in pending.items() if 2 * len(new) >= longest and cache.capacity[s] == capacity]
             same: dict[Any, list[int]] = {}
             for slot in alike:
                 same.setdefault(slot if self.length[slot] else pending[slot].tobytes(), []).append(slot)
             groups = list(same.values())[: max(1, self.PREFILL_TOKENS // longest)]
-            leaders = np.array([group[0] for group in groups])
-            sizes = np.array([len(pending[slot]) for slot in leaders.tolist()])
-            tokens = np.zeros((len(groups), longest), np.int64)
-            for row, slot in zip(tokens, leaders.tolist(), strict=True):
-                row[: len(pending[slot])] = pending[slot]
-            positions = self.length[leaders, None] + np.arange(longest)
-            width = int(positions.max()) + 1
-            logits = self._forward(leaders, tokens, positions, width, (np.arange(len(leaders)), sizes - 1))
+            leaders, store = np.array([group[0] for group in groups]), cache.stores[capacity]
+            news = [pending[slot] for slot in leaders.tolist()]
+            while len(news[0]) > self.PREFILL_TOKENS:  # then it is alone: the mask of all of it would be too large
+                self._append(store, leaders, [news[0][: self.PREFILL_TOKENS]], predict=False)
+                news[0] = news[0][self.PREFILL_TOKENS :]
+            logits = self._append(store, leaders, news)
             copies = [(group[0], slot) for group in groups for slot in group[1:]]
             if copies:
-                sources, targets = (list(x) for x in zip(*copies, strict=True))
-                self.cache.copy(sources, targets, width)
+                sources, targets = zip(*copies, strict=True)
+                cache.copy(sources, targets, int(self.length[leaders].max()))
             slots, which = np.concatenate(groups), np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+            self.length[slots] = self.length[leaders[which]]
             for slot in slots.tolist():
                 del pending[slot]
-            self.length[slots] += sizes[which]
             yield slots, logits[torch.from_numpy(which).to(logits.device)]
+
+    def _append(self, store: Store, slots: Array, news: Sequence[Array], predict: bool = True) -> torch.Tensor:
+        """Append tokens to slots of a store, at least one to each. Returns the logits of the next [n, vocabulary],
+        float32, unless these are not needed."""
+        sizes = np.array([len(new) for new in news])
+        tokens = np.zeros((len(news), sizes.max()), np.int64)
+        for row, new in zip(tokens, news, strict=True):
+            row[: len(new)] = new
+        lengths = self.length[slots] + sizes
+        positions = self.length[slots, None] + np.arange(tokens.shape[1])
+        positions = np.minimum(positions, lengths[:, None])  # padding lies where the next token will
+        last = (np.arange(len(slots)), sizes - 1) if predict else (sizes[:0], sizes[:0])
+        logits = self._forward(store, self.cache.row[slots], tokens, positions, int(lengths.max()), last)
+        self.length[slots] = lengths
+        return logits
 
     @torch.inference_mode()
     def _forward(
-        self, slots: Array | None, tokens: Array, positions: Array, width: int, at: tuple[Array, Array] | None = None
-    ) -> torch.Tensor:
-        """Tokens [n, S] at `positions` [n, S] of `slots` [n] -> logits [N, V] at the rows and columns `at` [N].
+        self, store: Store, rows: Array | None, tokens: Array, positions: Array, width: int,
+        at: tuple[Array, Array] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Tokens [n, S] at `positions` [n, S] of the store's `rows` [n] (None: all) -> logits [N, V] at the rows and
+        columns `at` [N].
 
         Without `at`, the logits of the first column.
         """
         device = self.device
         ids, place = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
-        where = None if slots is None else torch.from_numpy(slots).to(device)
-        self.cache.place(where, place, width, int(positions.max()) + 1)
+        store.reserve(width)
+        self.cache.place(store, None if rows is None else torch.from_numpy(rows).to(device), place, width)
         if self.model.training:  # then layers with gradient checkpointing would ignore the cache
             self.model.eval()
-        mask = attention_mask(self.model, self.cache.columns[:width] <= place[:, None, :, None])
+        mask = attention_mask(self.model, store.columns[:width] <= place[:, None, :, None])
         inputs = {"attention_mask": mask, "position_ids": place, "past_key_values": self.cache, "use_cache": True}
         if at is None:
             logits = self.model(ids, **inputs).logits[:, 0]
         else:
-            rows, columns = (torch.from_numpy(x).to(device) for x in at)
-            with logits_only_at(self.model, (rows, columns)):
+            with logits_only_at(self.model, tuple(torch.from_numpy(x).to(device) for x in at)):
                 logits = self.model(ids, **inputs).logits
         return logits[:, : self.vocab_size].float()

@@ -1,5 +1,10 @@
 """Rows through a model: a prompt that rows share is computed once, and nothing else changes."""
 
+import ast
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -116,3 +121,104 @@ def test_scores_land_on_their_tokens(small_model, made_up_rows, vocab_size):
             expected = in_one_row(model, row, mask, vocab_size).numpy()
         np.testing.assert_allclose(row.ref_logprobs[mask], expected, atol=1e-5)
         assert not row.ref_logprobs[~mask].any()
+
+
+# ------------------------------------------------------------------------------------------------- a head in parts
+
+
+def all_of(model, rows, vocab_size, entropy_gradient):
+    """Log-probabilities, entropies, and the gradient of a random sum of what has one."""
+    masks = [np.arange(len(row.tokens)) >= row.prompt_length for row in rows]
+    logprobs, entropies = forward.policy_forward(model, rows, masks, vocab_size, 0.7, entropy_gradient)
+    assert entropies.requires_grad == entropy_gradient
+    both = torch.cat([logprobs, entropies]) if entropy_gradient else logprobs
+    return logprobs.detach(), entropies.detach(), gradient(model, both)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("kind", ["qwen2", "granite", "gemma2", "gpt2"])
+def test_a_head_in_parts_gives_the_same(
+    small_model, made_up_rows, vocab_size, kind, entropy_gradient, monkeypatch
+):
+    """Also where a model scales (granite) or caps (gemma2) its logits, and where rows share a prompt."""
+    model = small_model(kind).double()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(20)  # so that a cap would be felt
+    shared, alone = made_up_rows(groups=2, size=4, prompts=(40, 60)), made_up_rows(groups=5, size=1)
+    for rows in (shared, alone):
+        whole = all_of(model, rows, vocab_size, entropy_gradient)
+        sizes = []
+        head = model.get_output_embeddings()
+        hook = head.register_forward_hook(lambda *x, sizes=sizes: sizes.append(x[2].numel() * 4))
+        with monkeypatch.context() as patch:
+            patch.setattr(forward, "LOGITS_BYTES", 4 * vocab_size * 7)
+            parts = all_of(model, rows, vocab_size, entropy_gradient)
+            with torch.no_grad():
+                masks = [np.arange(len(row.tokens)) >= row.prompt_length for row in rows]
+                scored = forward.policy_forward(model, rows, masks, vocab_size, 0.7)
+        hook.remove()
+        assert 0 < max(sizes) <= 4 * vocab_size * 7 and len(sizes) > 6
+        for one, two in zip(whole, parts, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+        assert (whole[2] - parts[2]).norm() < 1e-6 * whole[2].norm()
+        torch.testing.assert_close(torch.stack(scored), torch.stack(whole[:2]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("float32_head", [False, True])
+def test_a_head_in_parts_goes_with_adapters_and_gradient_checkpointing(
+    policy_folder, made_up_rows, vocab_size, monkeypatch, float32_head
+):
+    pytest.importorskip("peft")
+    from types import SimpleNamespace
+
+    from llm_utils import loading
+
+    found = []
+    for size in (2**29, 4 * vocab_size * 7):
+        monkeypatch.setattr(forward, "LOGITS_BYTES", size)
+        for checkpointing in (False, True):
+            args = SimpleNamespace(lora_rank=2, gradient_checkpointing=checkpointing)
+            torch.manual_seed(0)
+            cpu = torch.device("cpu")
+            model = loading.load_policy(policy_folder, cpu, args, dtype=torch.float32, float32_head=float32_head)
+            found.append(all_of(model, made_up_rows(), vocab_size, True))
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+
+
+WORKER = """
+import sys, numpy, torch
+from types import SimpleNamespace
+from llm_utils import distributed, forward, loading
+folder, vocab_size, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+cpu, rng = torch.device("cpu"), numpy.random.default_rng(0)
+rows = [SimpleNamespace(tokens=rng.integers(vocab_size, size=n), prompt_length=4, task_index=n) for n in (20, 25)]
+masks = [numpy.arange(len(row.tokens)) >= 4 for row in rows]
+def gradients(**kwargs):
+    model = loading.load_policy(folder, cpu, dtype=torch.float32, float32_head=True, **kwargs)
+    for size in (2**29, 4 * vocab_size * 7):
+        forward.LOGITS_BYTES = size
+        for _ in range(2):  # gradients of microbatches add up
+            forward.policy_forward(model, rows, masks, vocab_size, 1.0)[0].sum().backward()
+        yield torch.cat([distributed.full(p.grad).flatten() for p in model.parameters()])
+        model.zero_grad()
+whole, _ = gradients(whole=True)
+distributed.setup(cuda=False)
+differences = [float((x - whole).norm() / whole.norm()) for x in gradients()]
+if distributed.rank() == 0:
+    open(out, "w").write(repr(differences))
+distributed.leave()
+"""
+
+
+def test_a_head_in_parts_goes_with_split_weights(policy_folder, vocab_size, tmp_path):
+    """Two processes, each with half of every weight."""
+    script, out = tmp_path / "worker.py", tmp_path / "out"
+    script.write_text(WORKER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([*command, str(policy_folder), str(vocab_size), str(out)], check=True, env=environment, timeout=120)
+    differences = ast.literal_eval(out.read_text())
+    assert len(differences) == 2 and max(differences) < 1e-5

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("llm_utils.checkpoint")
 distributed = pytest.importorskip("llm_utils.distributed")
 forward = pytest.importorskip("llm_utils.forward")
-models = pytest.importorskip("llm_utils.models")
+loading = pytest.importorskip("llm_utils.loading")
+sources = pytest.importorskip("llm_utils.sources")
 optimizer = pytest.importorskip("llm_utils.optimizer")
 
 
@@ -81,30 +82,30 @@ def test_a_runs_folder_stands_for_its_model(tmp_path, saved):
     for name in ("config.json", "tokenizer_config.json"):
         (base / name).write_text("{}")
     make_run(tmp_path / "run", {"model": str(base), "tokenizer": None}, saved)
-    source = models.model_source(str(tmp_path / "run"), "any")
+    source = sources.model_source(str(tmp_path / "run"), "any")
     assert source == str(tmp_path / "run" / saved)
-    assert models.tokenizer_source(None, source, "any") == str(base)
-    assert models.tokenizer_source("byte", source, "any") is None
-    assert models.tokenizer_source("name/of-one", source, "any") == "name/of-one"
-    assert models.tokenizer_source(None, str(base), "any") == str(base)
+    assert sources.tokenizer_source(None, source, "any") == str(base)
+    assert sources.tokenizer_source("byte", source, "any") is None
+    assert sources.tokenizer_source("name/of-one", source, "any") == "name/of-one"
+    assert sources.tokenizer_source(None, str(base), "any") == str(base)
 
 
 def test_a_folder_without_a_tokenizer_asks_for_one(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SystemExit, match="name one with --tokenizer"):
-        models.tokenizer_source(None, str(tmp_path), "any")
+        sources.tokenizer_source(None, str(tmp_path), "any")
 
 
 def test_a_hub_name_is_left_alone():
-    assert models.model_source("Qwen/Qwen2.5-3B-Instruct", "any") == "Qwen/Qwen2.5-3B-Instruct"
-    assert models.tokenizer_source(None, "Qwen/Qwen2.5-3B-Instruct", "any") == "Qwen/Qwen2.5-3B-Instruct"
+    assert sources.model_source("Qwen/Qwen2.5-3B-Instruct", "any") == "Qwen/Qwen2.5-3B-Instruct"
+    assert sources.tokenizer_source(None, "Qwen/Qwen2.5-3B-Instruct", "any") == "Qwen/Qwen2.5-3B-Instruct"
 
 
 def test_vocabulary_check():
     model = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(10, 2))
-    models.check_vocabulary(model, 10)
+    sources.check_vocabulary(model, 10)
     with pytest.raises(SystemExit, match="11 tokens, the model's embedding only 10 rows"):
-        models.check_vocabulary(model, 11)
+        sources.check_vocabulary(model, 11)
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing():
@@ -121,7 +122,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing():
 def test_a_folder_with_adapters_alone_is_no_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(SystemExit, match="only adapters.*--save-model"):
-        models.model_source(str(tmp_path), "AgentR1/MultihopWorld-v0")
+        sources.model_source(str(tmp_path), "AgentR1/MultihopWorld-v0")
 
 
 # ---------------------------------------------------------------------------------- adapters, gradient checkpointing
@@ -131,7 +132,7 @@ CPU = torch.device("cpu")
 
 def load(folder, lora_rank=0, gradient_checkpointing=False, **kwargs):
     args = SimpleNamespace(lora_rank=lora_rank, gradient_checkpointing=gradient_checkpointing)
-    return models.load_policy(folder, CPU, args, **kwargs)
+    return loading.load_policy(folder, CPU, args, **kwargs)
 
 
 def gradients(model, rows, vocab_size):

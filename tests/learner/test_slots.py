@@ -19,11 +19,24 @@ def prefill(model_slots, pending):
     return {slot: logits for part in parts for slot, logits in part}
 
 
+@pytest.fixture
+def small_stores(monkeypatch):
+    """Stores from 8 tokens on, so that rows of a few dozen tokens lie in several, and no memory is kept."""
+    monkeypatch.setattr(slots.SlotModel, "CAPACITY", 8)
+    monkeypatch.setattr(slots.SlotCache, "KEPT_BYTES", 0)
+
+
+@pytest.mark.parametrize("stores", ["one store", "small stores"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("kind", ["qwen2", "granite"])
-def test_whatever_grows_beside_it_a_slot_goes_on_as_it_would_alone(small_model, vocab_size, kind, attention):
+def test_whatever_grows_beside_it_a_slot_goes_on_as_it_would_alone(
+    request, small_model, vocab_size, kind, attention, stores
+):
+    if stores == "small stores":
+        request.getfixturevalue("small_stores")
     model, rng = small_model(kind, attention), np.random.default_rng(1)
     model_slots, texts = slots.SlotModel(model, 5, vocab_size), {}
+    seen = set()
     for step in range(60):
         if step % 7 == 0:  # new tokens for some slots: a new episode, or more of an old one
             pending = {}
@@ -45,6 +58,12 @@ def test_whatever_grows_beside_it_a_slot_goes_on_as_it_would_alone(small_model, 
         for slot, logits in got.items():
             torch.testing.assert_close(logits, alone(model, texts[slot], vocab_size), atol=2e-4, rtol=1e-4)
         assert all(model_slots.length[slot] == len(text) for slot, text in texts.items())
+        if step % 9 == 8:  # an episode is forked
+            source, target = rng.permutation(sorted(texts))[0], int(rng.integers(5))
+            model_slots.copy(int(source), target)
+            texts[target] = texts[source]
+        seen.add(sum(bool(store.slots) for store in model_slots.cache.stores.values()))
+    assert seen == {1} if stores == "one store" else max(seen) > 2
 
 
 def test_equal_prompts_are_computed_once_and_then_go_their_own_ways(small_model, vocab_size):
@@ -96,11 +115,11 @@ def test_gradient_checkpointing_does_not_make_a_slot_forget(policy_folder, vocab
     """In training mode such layers drop the cache, and say so only in a warning."""
     from types import SimpleNamespace
 
-    from llm_utils import forward, models
+    from llm_utils import forward, loading
 
     args = SimpleNamespace(lora_rank=0, gradient_checkpointing=True)
-    model = models.load_policy(policy_folder, torch.device("cpu"), args)
-    assert forward.computes_anew(model)
+    model = loading.load_policy(policy_folder, torch.device("cpu"), args)
+    assert forward.uses_gradient_checkpointing(model)
     tokens = np.random.default_rng(0).integers(vocab_size, size=12)
     model_slots = slots.SlotModel(model, 2, vocab_size)
     prefill(model_slots, {0: tokens[:10]})
@@ -108,3 +127,81 @@ def test_gradient_checkpointing_does_not_make_a_slot_forget(policy_folder, vocab
     for token in tokens[10:]:
         logits = model_slots.decode(np.array([0]), np.array([token]))
     torch.testing.assert_close(logits[0], alone(model, tokens, vocab_size), atol=1e-4, rtol=1e-4)
+
+
+def test_one_long_row_does_not_make_the_others_long(small_model, vocab_size, monkeypatch):
+    """Memory follows the sum of the lengths, not slots x longest row, at every step of uneven growth."""
+    monkeypatch.setattr(slots.SlotCache, "KEPT_BYTES", 0)
+    monkeypatch.setattr(slots.SlotModel, "CAPACITY", 16)
+    model, rng = small_model("qwen2"), np.random.default_rng(0)
+    size = slots.bytes_per_token(model.config, model.dtype)
+    model_slots = slots.SlotModel(model, 64, vocab_size)
+    prefill(model_slots, {slot: rng.integers(vocab_size, size=10) for slot in range(64)})
+    prefill(model_slots, {7: rng.integers(vocab_size, size=1900)})
+    assert model_slots.cache.nbytes < 2.5 * size * (63 * 16 + 1910)
+    for step in range(200):
+        some = np.flatnonzero(rng.random(64) < np.linspace(0.05, 0.9, 64))
+        if len(some):
+            model_slots.decode(some, rng.integers(vocab_size, size=len(some)))
+        if step % 50 == 0:  # an episode begins anew in a slot that was long
+            slot = int(rng.integers(64))
+            model_slots.length[slot] = 0
+            prefill(model_slots, {slot: rng.integers(vocab_size, size=10)})
+        held = np.maximum(model_slots.length, 16)
+        assert model_slots.cache.nbytes <= 2.5 * size * held.sum(), step
+    model_slots.clear()
+    assert model_slots.cache.nbytes == 0
+
+
+def test_128_slots_of_a_3b_model_with_a_32k_row_take_little_more_than_their_rows():
+    """On the meta device: sizes without memory. All slots as long as the longest row would take 155 GB."""
+    cache = slots.SlotCache(128, torch.device("meta"), 256)
+    like = torch.empty(1, 1, 2, 128, dtype=torch.bfloat16, device="meta")
+    lengths = np.full(128, 900)
+    cache.reserve(np.arange(128), np.zeros(128, int), lengths)
+    for store in cache.stores.values():
+        store.reserve(900)
+        for index in range(36):
+            store.layer(index, [like, like])
+    cache.reserve(np.arange(5, 6), lengths[:1], np.array([32_768]))
+    cache.stores[32_768].reserve(32_767)
+    size = 36 * 2 * 2 * 128 * 2
+    assert size * 128 * 32_768 > 154e9
+    assert 5e9 < cache.nbytes < 1.5 * size * (127 * 900 + 32_768)
+
+
+def test_a_prompt_longer_than_a_forward_may_be_is_read_in_parts(small_model, vocab_size, monkeypatch):
+    monkeypatch.setattr(slots.SlotModel, "PREFILL_TOKENS", 20)
+    model, rng, embedded = small_model("qwen2"), np.random.default_rng(0), []
+    prompt, other = rng.integers(vocab_size, size=70), rng.integers(vocab_size, size=50)
+    model_slots = slots.SlotModel(model, 4, vocab_size)
+    hook = model.get_input_embeddings().register_forward_hook(lambda _, ids, __: embedded.append(ids[0].numel()))
+    found = prefill(model_slots, {0: prompt, 1: other, 3: prompt})
+    hook.remove()
+    assert max(embedded) <= 20 and sum(embedded) == 120  # equal prompts were computed once
+    for slot, tokens in ((0, prompt), (1, other), (3, prompt)):
+        torch.testing.assert_close(found[slot], alone(model, tokens, vocab_size), atol=2e-4, rtol=1e-4)
+        new = model_slots.decode(np.array([slot]), np.array([5]))
+        torch.testing.assert_close(new[0], alone(model, [*tokens, 5], vocab_size), atol=2e-4, rtol=1e-4)
+
+
+def test_a_float32_head_gives_float32_logits_to_sampler_and_trainer(policy_folder, made_up_rows, vocab_size):
+    """The same hidden states, and no rounding after them: bf16 logits alone would differ by up to 1 part in 256."""
+    from llm_utils import forward, loading
+
+    cpu = torch.device("cpu")
+    policy = loading.load_policy(policy_folder, cpu, dtype=torch.bfloat16, float32_head=True)
+    plain = loading.load_policy(policy_folder, cpu, dtype=torch.bfloat16)
+    row = made_up_rows(groups=1, size=1)[0]
+    mask = np.arange(len(row.tokens)) == len(row.tokens) - 1
+    states = plain.model(torch.from_numpy(row.tokens[:-1]).long()[None]).last_hidden_state[0, -1]
+    exact = (plain.get_input_embeddings().weight.float() @ states.float())[:vocab_size].log_softmax(-1)
+    trained = forward.policy_forward(policy, [row], [mask], vocab_size, 1.0)[0]
+    torch.testing.assert_close(trained[0], exact[row.tokens[-1]], atol=1e-5, rtol=1e-5)
+    rounded = forward.policy_forward(plain, [row], [mask], vocab_size, 1.0)[0]
+    assert abs(rounded[0] - exact[row.tokens[-1]]) > 1e-4
+    trained.sum().backward()
+    assert policy.get_input_embeddings().weight.grad.dtype == policy.get_output_embeddings().weight.dtype
+    sampled = prefill(slots.SlotModel(policy, 1, vocab_size), {0: row.tokens[:-1]})[0]
+    assert sampled.dtype == torch.float32
+    assert (sampled.bfloat16().float() != sampled).any()

@@ -1,0 +1,118 @@
+"""Models for sampling and training: their weights, dtype, adapters, and how their activations are kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from llm_utils import distributed
+
+# Some processors end a process that multiplies in bf16 with an illegal instruction: a child process tries it.
+TRIAL = """
+import torch
+torch.set_num_threads(1)
+x = torch.randn(64, 64, dtype=torch.bfloat16)
+layer = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+(layer(x @ x).float().log_softmax(-1)[:, 0]).sum().backward()
+assert torch.isfinite(layer.weight.grad).all()
+"""
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of the weights that `--dtype auto|float32|bfloat16` means on this device.
+
+    A CPU computes in float32 unless asked, a GPU in bf16. SystemExit where bf16 is asked of a CPU that can't.
+    """
+    if name == "float32" or (name == "auto" and device.type == "cpu"):
+        return torch.float32
+    if device.type == "cpu":
+        trial = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, text=True)
+        if trial.returncode:
+            how = (trial.stderr.strip().splitlines() or [f"it ended with status {trial.returncode}"])[-1]
+            raise SystemExit(f"--dtype bfloat16: a small product in bf16 failed on this processor ({how}); use float32")
+    return torch.bfloat16
+
+
+def load_policy(
+    source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None, whole: bool = False,
+    dtype: torch.dtype | None = None, float32_head: bool = False,
+) -> Any:  # fmt: skip
+    """A causal language model for sampling and training, without dropout.
+
+    With `args.lora_rank` only adapters are trained; `args.gradient_checkpointing` computes activations again. `resumed`
+    is the policy of a checkpoint: weights, or adapters; SystemExit where they are not of the model in `source`. It is
+    split over the processes unless `whole` is asked for. `dtype` None is what `choose_dtype` calls auto. With
+    `float32_head` logits are computed in float32.
+    """
+    dtype = dtype or choose_dtype("auto", device)
+    lora_rank = args.lora_rank if args is not None else 0
+    try:
+        weights = resumed if resumed is not None and not lora_rank else source
+        config = AutoConfig.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype)
+        for weight in model.parameters():  # out of the file, where they lie elsewhere in a checkpoint's than in the
+            weight.data = weight.data.clone()  # source's: products round by where in memory a row begins
+        if lora_rank:
+            model = with_adapters(model, lora_rank, resumed)
+    except RuntimeError as error:
+        if resumed is None:
+            raise
+        raise SystemExit(f"--resume: the checkpoint in {resumed} doesn't fit this model, {source}: {error}") from error
+    if float32_head:
+        use_float32_head(model)
+    if args is not None and args.gradient_checkpointing:
+        enable_gradient_checkpointing(model)
+    return model.eval().to(device) if whole else distributed.shard(model.eval(), device)
+
+
+def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None) -> Any:
+    """LoRA adapters on every linear layer but the head: those in `folder`, or new ones."""
+    try:
+        import peft
+    except ImportError as error:
+        raise SystemExit("--lora-rank needs peft: pip install 'agent-r1[lora]'") from error
+    if folder is not None:
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, config)
+
+
+class Float32Linear(nn.Linear):
+    """Weights of any dtype, products in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(x.float(), self.weight.float(), bias)
+
+
+def use_float32_head(model: Any) -> None:
+    """From now on the output embedding computes in float32; its weights, which the input embedding may share, stay.
+
+    bf16 logits are rounded to 1 part in 256: a sampler and a trainer that add in another order differ by that.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise SystemExit(f"--float32-head needs a linear output embedding, this model's is a {type(head).__name__}")
+    head.__class__ = Float32Linear
+
+
+def enable_gradient_checkpointing(model: Any) -> None:
+    """Have the layers' activations computed again in the backward pass, in a policy or a critic's backbone.
+
+    It works in training mode only, into which `policy_forward` puts such a model; dropout is switched off, so that
+    training mode changes nothing else.
+    """
+    model.enable_input_require_grads()  # with frozen weights the first layer would have no input to go back to
+    enable = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 5.23 on
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0

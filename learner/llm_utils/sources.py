@@ -1,0 +1,87 @@
+"""Where models and tokenizers come from, and what is checked about them before any work is done."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+import agent_r1
+
+
+def model_source(name: str, env_id: str) -> str:
+    """The Hugging Face name or the folder of the weights that `--model` means.
+
+    "tiny" is the policy shipped for the environment; a run's folder stands for its saved model, or its checkpoint.
+    """
+    folder = agent_r1.tiny_policy(env_id) if name == "tiny" else name
+    if os.path.isdir(folder):
+        for candidate in (folder, os.path.join(folder, "model"), os.path.join(folder, "checkpoint", "policy")):
+            if os.path.isfile(os.path.join(candidate, "config.json")):
+                return candidate
+            if os.path.isfile(os.path.join(candidate, "adapter_config.json")):
+                raise SystemExit(
+                    f"--model {name}: {candidate} holds only adapters. Go on with that run with --resume, give its "
+                    "model/ (--save-model), or merge the adapters with peft's merge_and_unload()"
+                )
+        raise SystemExit(f"--model {name}: the folder holds no config.json; give one that save_pretrained() made")
+    if os.path.isabs(folder) or folder.startswith(".") or folder.count("/") > 1:
+        raise SystemExit(f"--model {name}: there is no such folder")
+    return folder
+
+
+def arguments_of_run(source: str) -> dict[str, str | None]:
+    """The arguments of the run to which a model folder (or the run's folder itself) belongs; {} for other folders."""
+    for folder in (Path(source), *Path(source).parents[:2]):
+        if (folder / "summary.json").is_file():
+            return json.loads((folder / "summary.json").read_text()).get("args", {})
+    return {}
+
+
+def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:
+    """What the environment gets as its tokenizer: None for "byte", the name given, or else the model's own."""
+    if name == "byte":
+        return None
+    if name is None and os.path.isdir(source) and not any(Path(source).glob("tokenizer*.json")):
+        run = arguments_of_run(source)  # a checkpoint holds no tokenizer
+        if not run:
+            raise SystemExit(f"the folder {source} holds no tokenizer; name one with --tokenizer")
+        return tokenizer_source(run["tokenizer"], model_source(str(run["model"]), env_id), env_id)
+    return name or source
+
+
+def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
+    """A tokenizer may be shorter than the embedding (the rows beyond it are never sampled), but not longer."""
+    rows = model.get_input_embeddings().num_embeddings
+    if vocab_size > rows:
+        raise SystemExit(
+            f"the tokenizer has {vocab_size} tokens, the model's embedding only {rows} rows: they don't fit. "
+            "Give the model's own tokenizer, or resize the embedding and train it first"
+        )
+
+
+def check_context(config: Any, max_context_tokens: int) -> None:
+    """The environment's longest state, in tokens, must have positions in the model.
+
+    `config` is the model's, `max_context_tokens` the `max_len` of the environment's observation space. SystemExit
+    otherwise.
+    """
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and max_context_tokens > positions:
+        raise SystemExit(
+            f"the environment's states have up to {max_context_tokens} tokens, the model has {positions} positions: "
+            f"give the environment fewer, --env-kwargs '{{\"max_context_tokens\": {positions}}}'"
+        )
+
+
+def default_learning_rates(model: str, lora_rank: int) -> tuple[float, float]:
+    """Learning rates of policy and critic that suit `--model` and `--lora-rank`.
+
+    The shipped policies are small and can take large steps; a pretrained model forgets under them.
+    """
+    if model == "tiny":
+        return 3e-4, 1e-3
+    return (1e-5 if lora_rank else 1e-6), 1e-5
