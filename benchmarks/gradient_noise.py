@@ -34,7 +34,7 @@ def gradients(model: str, batches: int, groups: int, seed: int) -> dict[str, np.
     import gymnasium as gym
     import torch
 
-    from llm_utils.models import load_policy
+    from llm_utils.loading import load_policy
 
     torch.set_num_threads(1)
     args = grpo_llm.Args(env_id=MULTIHOP.env_id)

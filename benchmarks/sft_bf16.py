@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "learner"))
 import sft_llm
 
 from llm_utils.demonstrations import Demonstration, Demonstrations
-from llm_utils.models import load_policy, model_source
+from llm_utils.loading import choose_dtype, load_policy
 from llm_utils.optimizer import Float32AdamW
-from llm_utils.precision import choose_dtype
+from llm_utils.sources import model_source
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
 ARMS = {"float32": "float32", "bf16": "bfloat16", "bf16, plain AdamW": "bfloat16"}

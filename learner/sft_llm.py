@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import secrets
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,13 +24,13 @@ from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.tokenizers import load_tokenizer
-from llm_utils import checkpoint, distributed
+from llm_utils import checkpoint, distributed, run_files
 from llm_utils.demonstrations import Demonstration, Demonstrations, read_rows
 from llm_utils.forward import microbatches, policy_forward
-from llm_utils.models import check_vocabulary, load_policy, model_source, tokenizer_source
+from llm_utils.loading import choose_dtype, load_policy
 from llm_utils.optimizer import Float32AdamW
-from llm_utils.precision import choose_dtype
 from llm_utils.scratch import make_model, make_tokenizer
+from llm_utils.sources import check_vocabulary, model_source, tokenizer_source
 
 
 @dataclass
@@ -176,8 +175,7 @@ def token_loss(
     num_tokens, sum_of_losses = sum(int(row.action_mask.sum()) for row in rows), 0.0
     for batch in microbatches(rows, budget):
         with torch.set_grad_enabled(backward):
-            masks = [row.action_mask for row in batch]
-            logprobs, _ = policy_forward(policy, batch, masks, vocab_size, temperature=1.0)
+            logprobs, _ = policy_forward(policy, batch, vocab_size, temperature=1.0)
             loss = -logprobs.sum() / num_tokens
         if backward and not torch.isfinite(loss):  # one such step would destroy the weights
             raise FloatingPointError(f"the loss is {loss.item()}; lower --learning-rate", [])
@@ -190,7 +188,8 @@ def token_loss(
 if __name__ == "__main__":
     args = checkpoint.load_args(tyro.cli(Args, description=__doc__), Path(__file__).stem)
     check(args)
-    device = distributed.setup(args.cuda)[2]
+    distributed.setup(args.cuda)
+    device = distributed.device(args.cuda)
     dtype = choose_dtype("float32" if args.dtype == "auto" and args.model == "scratch" else args.dtype, device)
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
     run_dir = Path(args.resume or f"runs/{run_name}")
@@ -213,7 +212,8 @@ if __name__ == "__main__":
         source = model_source(args.model, args.env_id)
     tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
     vocab_size = len(load_tokenizer(tokenizer))
-    policy = load_policy(source, device, args, checkpoint.find(run_dir) / "policy" if args.resume else None).to(dtype)
+    resumed = checkpoint.find(run_dir) / "policy" if args.resume else None
+    policy = load_policy(source, device, args, resumed, dtype=dtype)
     check_vocabulary(policy, vocab_size)
     learning_rate = default_learning_rate(args) if args.learning_rate is None else args.learning_rate
     optimizer = Float32AdamW([policy], [learning_rate], betas=(0.9, 0.98), weight_decay=args.weight_decay)
@@ -253,7 +253,7 @@ if __name__ == "__main__":
 
     def summarize(**more: Any) -> None:
         content = {**run["summary"], "train_seconds": run["train_seconds"], "args": asdict(args), **more}
-        checkpoint.write_json(run_dir / "summary.json", content)
+        run_files.write_json(run_dir / "summary.json", content)
 
     def evaluate() -> None:
         """Measure the loss on held-out expert demonstrations."""
@@ -265,8 +265,7 @@ if __name__ == "__main__":
             run["summary"]["eval/expert_token_loss_last"] = loss
         summarize()
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    with checkpoint.leaving_nothing_lost(saver, run):
+    with checkpoint.saving_at_exit(saver, run):
         saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
         if run["iteration"] == 0:
             evaluate()
@@ -274,7 +273,7 @@ if __name__ == "__main__":
         for step, batch in enumerate(stream, run["iteration"] + 1):
             started = time.time()
             optimizer.scale_learning_rates(schedule(step, args))
-            saver.dirty()
+            saver.begin_update()
             loss = token_loss(policy, batch, args.microbatch_tokens, vocab_size, backward=True)
             norm = optimizer.step(args.max_grad_norm)[0]
             run["iteration"] = step

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
-from llm_utils.naive_rag import naive_rag
+from agent_r1.naive_rag import naive_rag
 
 Array = np.ndarray
 
@@ -27,6 +27,11 @@ class Demonstration:
     tokens: Array  # int32 [T]
     action_mask: Array  # bool [T]: did the demonstrator write the token?
     task_index: int
+
+    @property
+    def train_mask(self) -> Array:
+        """The tokens that are trained on: those that the demonstrator wrote."""
+        return self.action_mask
 
     @property
     def prompt_length(self) -> int:

@@ -48,4 +48,5 @@ class TokenMeans:
         losses = dict(zip(sorted(self.losses), totals[len(sums) :], strict=True))
         gap_tokens = sums.pop("gap_tokens", 0.0)
         means = {k: v / max(1.0, gap_tokens if k.startswith("gap_") else tokens) for k, v in sums.items()}
-        return means | losses | {name: distributed.all_reduce_max(value) for name, value in sorted(self.largest.items())}
+        largest = {name: distributed.all_reduce_max(value) for name, value in sorted(self.largest.items())}
+        return means | losses | largest

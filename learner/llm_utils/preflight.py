@@ -280,8 +280,8 @@ def measure(model: Any, tokens: int, longest_row: int, vocab_size: int, temperat
     """
     length = min(tokens, longest_row)
     rng, count = np.random.default_rng(0), max(1, tokens // length)
-    rows = [SimpleNamespace(tokens=rng.integers(vocab_size, size=length), prompt_length=1) for _ in range(count)]
-    masks = [np.arange(length) > 0] * count
+    tokens_of = [rng.integers(vocab_size, size=length) for _ in range(count)]
+    rows = [SimpleNamespace(tokens=ids, prompt_length=1, train_mask=np.arange(length) > 0) for ids in tokens_of]
     device = model.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -290,7 +290,7 @@ def measure(model: Any, tokens: int, longest_row: int, vocab_size: int, temperat
         before = resident_bytes("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     try:
-        logprobs, _ = policy_forward(model, rows, masks, vocab_size, temperature)
+        logprobs, _ = policy_forward(model, rows, vocab_size, temperature)
         logprobs.sum().backward()
     finally:
         gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)

@@ -70,8 +70,9 @@ class Sampler:
         states, infos = self.envs.reset(seed=tasks, options={"reset_mask": mask, "task_index": tasks})
         faults = infos.get("fault", [None] * self.envs.num_envs)
         for slot, episode in begun.items():
-            self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot], fault=faults[slot] or None)
+            self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
             if faults[slot]:  # it could not begin: there is nothing to sample
+                self.live[slot].fault = faults[slot]
                 self._end(slot, {})
                 continue
             info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}

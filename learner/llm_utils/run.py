@@ -19,16 +19,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from llm_utils import arguments, checkpoint, distributed
 from llm_utils.engine import Engine, make_engine
 from llm_utils.forward import microbatches, score
-from llm_utils.loading import choose_dtype, default_learning_rates, load_policy
+from llm_utils.loading import choose_dtype, load_policy
 from llm_utils.logger import Logger
 from llm_utils.optimizer import Float32AdamW
-from llm_utils.preflight import preflight
+from llm_utils.preflight import measure, preflight
 from llm_utils.rollout import Sampler, rollout
-from llm_utils.sources import check_context, check_vocabulary, model_source, tokenizer_source
+from llm_utils.sources import (
+    check_context,
+    check_vocabulary,
+    default_learning_rates,
+    model_source,
+    tokenizer_source,
+)
 from llm_utils.trajectory import Segment, Trajectory
 
 Episodes = list[tuple[int, int]]  # numbers and task indexes
@@ -248,17 +255,18 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         if rank == 0
         else None
     )
-    check_context(source, longest)
-    with_reference = args.kl_coef > 0
-    if args.preflight and rank == 0:
-        preflight(
-            args, source, device, critic=make_critic is not None, reference=with_reference, longest_row=longest,
-            world_size=world_size,
-        )  # fmt: skip
-
+    config, with_reference = AutoConfig.from_pretrained(source), args.kl_coef > 0
+    check_context(config, longest)
+    report = preflight(
+        args, config, device, critic=make_critic is not None, reference=with_reference, longest_row=longest,
+        world_size=world_size,
+    )  # fmt: skip
+    loading = {"dtype": dtype, "float32_head": args.float32_head}
     resumed = checkpoint.find(folder) / "policy" if args.resume else None
-    policy = load_policy(source, device, args, resumed, dtype=dtype)
+    policy = load_policy(source, device, args, resumed, **loading)
     check_vocabulary(policy, vocab_size)
+    if args.preflight and device.type == "cuda":  # where a microbatch is quick, measured instead of estimated
+        report.measured(measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature)).refuse()
     critic = distributed.shard(make_critic(source, args, dtype).eval(), device) if make_critic is not None else None
     modules, rates = [policy], [args.learning_rate]
     if critic is not None:
@@ -276,7 +284,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         vocab_size=vocab_size,
         policy=policy,
         critic=critic,
-        reference=load_policy(source, device, dtype=dtype) if with_reference else None,
+        reference=load_policy(source, device, **loading) if with_reference else None,
         optimizer=optimizer,
         saver=checkpoint.Checkpointer(folder, policy, critic, optimizer, rank),
         in_place=args.engine == "transformers" and world_size == 1,
@@ -286,7 +294,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     if rank == 0:
         model = policy if run.in_place else None
         if args.engine == "transformers" and model is None:
-            model = load_policy(source, device, whole=True, dtype=dtype)
+            model = load_policy(source, device, whole=True, **loading)
         run.envs, run.eval_envs = envs, eval_envs
         run.engine = make_engine(args, source, vocab_size, model, tokenizer_of(args))
         run.eval_engine = run.engine.twin(temperature=0.0)  # evaluations are greedy

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from llm_utils.deterministic import cumulative_sum
 from llm_utils.engine import Span
-from llm_utils.slots import SlotModel, cumulative_sum
+from llm_utils.slots import SlotModel
 
 Array = np.ndarray
 

@@ -46,7 +46,7 @@ def policy_folder(tmp_path_factory, vocab_size) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=4096,
+        max_position_embeddings=32_768,
         initializer_range=0.3,
         tie_word_embeddings=True,
     )
@@ -67,7 +67,7 @@ def small_model(vocab_size):
     def make(kind, attention="sdpa"):
         torch.manual_seed(0)
         size = {"vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-        size |= {"num_attention_heads": 4, "max_position_embeddings": 4096, "initializer_range": 0.3}
+        size |= {"num_attention_heads": 4, "max_position_embeddings": 32_768, "initializer_range": 0.3}
         if kind == "gpt2":
             config = transformers.GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=4096)
         elif kind == "gemma2":  # its logits are capped after the head
@@ -162,9 +162,9 @@ def as_run(vocab_size):
 
     def make(args, policy, critic=None):
         names = {name: None for name in Run.__dataclass_fields__}
-        names |= {"args": args, "policy": policy, "critic": critic, "vocab_size": len(policy.get_input_embeddings().weight)}
-        names |= {"device": policy.device, "played": [], "metrics": [], "seconds": {}}
-        names["vocab_size"] = min(names["vocab_size"], vocab_size)
+        names |= {"args": args, "policy": policy, "critic": critic, "device": policy.device}
+        rows = len(policy.get_input_embeddings().weight)  # a model may have fewer than the byte tokenizer has tokens
+        names |= {"vocab_size": min(rows, vocab_size), "played": [], "metrics": [], "seconds": {}}
         return Run(**names)
 
     return make

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("llm_utils.checkpoint")
 engine = pytest.importorskip("llm_utils.engine")
-models = pytest.importorskip("llm_utils.models")
+loading = pytest.importorskip("llm_utils.loading")
 optimizer = pytest.importorskip("llm_utils.optimizer")
 
 
@@ -337,5 +337,5 @@ def test_a_forked_process_does_not_save(saver):
 
 def test_loaded_weights_lie_as_those_of_a_new_model(policy_folder):
     """In a file's memory they begin anywhere; products then round otherwise than before the run was resumed."""
-    policy = models.load_policy(policy_folder, torch.device("cpu"))
+    policy = loading.load_policy(policy_folder, torch.device("cpu"))
     assert {weight.data_ptr() % 64 for weight in policy.parameters()} == {0}

@@ -99,7 +99,7 @@ def test_exactly_the_masked_tokens_are_trained_on(rows, policy, critic, vocab_si
         assert not got[len(mask) - 1 :].any()
 
 
-def test_embedding_rows_beyond_the_tokenizer_get_no_probability_and_no_gradient(rows, policy, critic, vocab_size, backward):
+def test_embedding_rows_beyond_the_tokenizer_get_no_gradient(rows, policy, critic, vocab_size, backward):
     weights = policy.get_output_embeddings().weight
     assert weights.shape[0] > vocab_size
     backward(rows, ARGS, policy, critic)

@@ -24,9 +24,8 @@ from transformers import GraniteConfig, GraniteForCausalLM  # noqa: E402
 
 from llm_utils import checkpoint  # noqa: E402
 from llm_utils.demonstrations import Demonstration, Demonstrations, demonstrate, read_rows  # noqa: E402
-from llm_utils.models import load_policy  # noqa: E402
+from llm_utils.loading import choose_dtype, load_policy  # noqa: E402
 from llm_utils.optimizer import Float32AdamW  # noqa: E402
-from llm_utils.precision import choose_dtype  # noqa: E402
 from llm_utils.scratch import initialize  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "learner" / "sft_llm.py"
