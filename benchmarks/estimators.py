@@ -13,7 +13,7 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from itertools import combinations_with_replacement, product
@@ -194,9 +194,10 @@ def group_advantages(
         table = table - table.mean(0)
     elif scale_by == "others":
         table = (table - others_mean(table)) / others_deviation(totals)[:, None]
-    elif n > 1:
-        var = totals.var(ddof=1) if scale_by == "group" else table.var(0, ddof=1).mean()
-        table = (table - table.mean(0)) / (np.sqrt(var) + eps)
+    elif n > 1 and scale_by == "columns":
+        table = (table - table.mean(0)) / (np.sqrt(table.var(0, ddof=1).mean()) + eps)
+    elif n > 1:  # where all earned the same, but in other turns, credit by turns needs a least deviation
+        table = (table - table.mean(0)) / (max(totals.std(ddof=1), n**-0.5 if credit == "turn" else 0.0) + eps)
     else:
         table = np.zeros_like(table)
     return [row[: len(values)] for row, values in zip(table, rewards, strict=True)]
@@ -223,7 +224,7 @@ def batch_advantages(
         if group_size > 1:
             table = table - (others_mean(table) if by_others else table.mean(0))
         values += [row[: len(earned)] for row, earned in zip(table, group, strict=True)]
-    return whiten(values, lengths, by_others, np.arange(len(rewards)) // group_size)
+    return whiten(values, lengths, by_others, np.arange(len(rewards)) // group_size if group_size > 1 else None)
 
 
 def grpo(groups: Sequence[Sequence[Episode]], **kwargs: Any) -> list[Array]:
@@ -313,14 +314,18 @@ ESTIMATORS = [
 # ------------------------------------------------------------------------------------------------- exact expectations
 
 
-def batches(game: Game, size: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+def batches(game: Game, size: int) -> list[tuple[float, tuple[int, ...]]]:
     """Every multiset of `size` episodes of the game, as sorted indices, with its probability."""
-    for chosen in combinations_with_replacement(range(len(game)), size):
-        ways, probability = math.factorial(size), 1.0
-        for i, count in Counter(chosen).items():
-            ways //= math.factorial(count)
-            probability *= game[i].probability ** count
-        yield ways * probability, chosen
+    return _multisets(tuple(e.probability for e in game), size)
+
+
+@lru_cache(maxsize=1000)
+def _multisets(probabilities: tuple[float, ...], size: int) -> list[tuple[float, tuple[int, ...]]]:
+    found = []
+    for chosen in combinations_with_replacement(range(len(probabilities)), size):
+        ways = math.factorial(size) // math.prod(math.factorial(count) for count in Counter(chosen).values())
+        found.append((ways * math.prod(probabilities[i] for i in chosen), chosen))
+    return found
 
 
 def expected_gradients(games: Sequence[Game], estimator: Estimator, group_size: int) -> dict[str, list[Array]]:
@@ -332,19 +337,22 @@ def expected_gradients(games: Sequence[Game], estimator: Estimator, group_size: 
     expected = {kind: [[np.zeros(len(e.rewards)) for e in game] for game in games] for kind in AGGREGATIONS}
     tokens = [np.array([e.lengths.sum() for e in game]) for game in games]
     mean = sum(e.probability * e.lengths.sum() for game in games for e in game) / len(games)
-    for parts in product(*(list(batches(game, group_size)) for game in games)):
+    for parts in product(*(batches(game, group_size) for game in games)):
         probability = math.prod(p for p, _ in parts)
         batch = [[game[i] for i in chosen] for game, (_, chosen) in zip(games, parts, strict=True)]
         advantages = iter(estimator(batch))
         total = sum(ns[i] for ns, (_, chosen) in zip(tokens, parts, strict=True) for i in chosen)
         for g, (_, chosen) in enumerate(parts):
-            for i, count in Counter(chosen).items():  # equal episodes of a group have equal advantages
-                term = probability * count * next(advantages)
-                for _ in range(count - 1):
-                    next(advantages)
-                expected["sum"][g][i] += term / (group_size * len(games))
-                expected["token"][g][i] += term * mean / total
-                expected["sequence"][g][i] += term * mean / (tokens[g][i] * group_size * len(games))
+            for i in chosen:
+                term = probability * next(advantages)
+                expected["sum"][g][i] += term
+                expected["token"][g][i] += term / total
+    episodes = group_size * len(games)
+    for g, ns in enumerate(tokens):
+        for i, n in enumerate(ns):
+            expected["sequence"][g][i] = expected["sum"][g][i] * mean / (n * episodes)
+            expected["token"][g][i] *= mean
+            expected["sum"][g][i] /= episodes
     return {
         kind: [sum(c @ e.scores for c, e in zip(cs, game, strict=True)) for cs, game in zip(table, games, strict=True)]
         for kind, table in expected.items()
@@ -503,7 +511,7 @@ def train_bandit(entry: Entry, seed: int, steps: int = 4000, rate: float = 0.25,
 
 
 def bandits(seeds: int = 3) -> dict[str, list[float]]:
-    kept = [entry for entry in ESTIMATORS if not entry.name.startswith("PPO")]  # with V = 0 it is REINFORCE++
+    kept = [e for e in ESTIMATORS if e.groups == 1 and not e.name.startswith("PPO")]  # with V = 0 it is REINFORCE++
     return {entry.name: [train_bandit(entry, seed) for seed in range(seeds)] for entry in kept}
 
 
@@ -582,7 +590,7 @@ def faults_table(rows: list[dict[str, float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", type=int, default=200, help="games of each kind: one parameter, trees")
+    parser.add_argument("--games", type=int, default=100, help="games of each kind: one parameter, trees")
     parser.add_argument("--seed", type=int, default=0, help="of the games")
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
