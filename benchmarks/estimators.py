@@ -536,7 +536,7 @@ def faulty_game() -> Game:
 
 FAULT_ESTIMATORS = (
     "GRPO turn, scale of the others (default)",
-    "GRPO turn, scale of the group",
+    "GRPO episode, scale of the group (published)",
     "RLOO turn (default)",
     "REINFORCE++ turn, by the others (default)",
 )

@@ -151,7 +151,7 @@ def test_dropped_faults_favour_what_makes_few_calls():
     rows = {row["rate"]: row for row in estimators.faults((0.0, 0.01, 0.3))}
     assert rows[0.0]["truth"] == pytest.approx(-0.05)
     assert rows[0.0]["RLOO turn (default)"] == pytest.approx(-0.05)
-    assert rows[0.3]["GRPO turn, scale of the group"] == pytest.approx(0.24, abs=0.001)
+    assert rows[0.3]["GRPO episode, scale of the group (published)"] == pytest.approx(0.24, abs=0.001)
     for name in estimators.FAULT_ESTIMATORS:
         assert rows[0.0][name] < rows[0.01][name] < 0 < rows[0.3][name]
 
