@@ -160,11 +160,13 @@ def stopping_game(
 
 
 def one_parameter_game(rng: np.random.Generator, most: int = 3) -> Game:
-    """A stopping game with 1 to `most` - 1 decisions and any pays and lengths."""
+    """A stopping game with 1 to `most` - 1 decisions and any lengths; in half of them the pays are close."""
     while True:
         n = int(rng.integers(2, most + 1))
         certain = bool(rng.random() < 0.3)
-        pays = rng.uniform(0.05, 0.95, n) * (rng.choice([0.2, 1.0, 5.0]) if certain else 1.0)
+        middle, width = rng.uniform(0.2, 0.8), 0.1 if rng.random() < 0.5 else 0.95
+        pays = np.clip(middle + width * rng.uniform(-1, 1, n), 0.05, 0.95)
+        pays *= rng.choice([0.2, 1.0, 5.0]) if certain else 1.0
         turns, lengths = rng.integers(0, 7, n), rng.integers(1, 4, 3)
         game = stopping_game(rng.uniform(0.05, 0.95), pays, turns, lengths, certain, rng)
         if abs(true_gradient(game)[0]) > 1e-3:
