@@ -375,7 +375,7 @@ def cosine(a: Array, b: Array) -> float:
 
 
 def survey(one: Sequence[Game], trees: Sequence[Game]) -> dict[str, Any]:
-    """Errors of direction of every estimator, by aggregation: 4 episodes of all games, 8 of games of one decision."""
+    """Errors of direction of every estimator, by aggregation: 4 episodes of all games, 8 of the smallest."""
     small = [game for game in one if len(game) <= 4]
     found = {}
     for entry in ESTIMATORS:

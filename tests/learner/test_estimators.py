@@ -80,6 +80,16 @@ def test_direction(entry, games):
         assert cosine(truth, found) > 1 - 1e-9
 
 
+def test_a_baseline_carries_the_own_return_into_the_others(monkeypatch):
+    """Why REINFORCE++-baseline takes its statistics from the other groups."""
+    entry = BY_NAME["REINFORCE++-baseline turn, by the others (default)"]
+    game = estimators.tree_game(np.random.default_rng(7), most=5)
+    truth = true_gradient(game)
+    assert cosine(truth, expected_gradient(game, entry, 4)["sum"]) > 1 - 1e-9
+    monkeypatch.setattr(estimators, "whiten", lambda values, weights, by_others, groups: whiten(values, weights))
+    assert cosine(truth, expected_gradient(game, entry, 4)["sum"]) < 1 - 1e-4
+
+
 def test_leave_one_out_has_the_truth_itself(games):
     for game, episodes in games[::4]:
         truth = true_gradient(game)
