@@ -37,27 +37,34 @@ def others_deviation(values: Array) -> Array:
     return np.maximum(rest, least)
 
 
-def whiten(values: Sequence[Array], weights: Sequence[Array], by_others: bool = True) -> list[Array]:
+def whiten(
+    values: Sequence[Array], weights: Sequence[Array], by_others: bool = True, groups: Sequence[int] | None = None
+) -> list[Array]:
     """Values of the tokens of each episode, less a mean and divided by a deviation; 0 where the weight is 0.
 
-    Mean and deviation are those of the *other* episodes under `weights`: neither depends on what the episode did, so the
-    expected gradient keeps its direction. The deviation is at least 1 / sqrt(episodes), as in `others_deviation`. With
+    Mean and deviation are those of the *other* episodes under `weights`: neither depends on what the episode did, so
+    the expected gradient keeps its direction. `groups` [episodes] numbers groups of episodes whose values hold each
+    other's returns (a baseline): then the others are the episodes of the other groups. The deviation is at least
+    1 / sqrt(episodes), as in `others_deviation`; where there is no other, the mean is 0 and the deviation 1. With
     by_others=False they are those of the whole batch (as published; biased, because an episode with many tokens moves
     its own mean and scale).
     """
     if not values:
         return []
-    weight = np.array([w.sum() for w in weights], float)
+    weight = np.array([np.sum(w) for w in weights], float)
     if not weight.any():
-        return [np.zeros_like(v) for v in values]
+        return [np.zeros(len(v)) for v in values]
     center = sum(float(v @ w) for v, w in zip(values, weights, strict=True)) / weight.sum()
-    centered = [np.asarray(v, float) - center for v in values]
+    centered = [np.asarray(v, float) - center for v in values]  # so that the differences of sums below lose no digits
     first = np.array([v @ w for v, w in zip(centered, weights, strict=True)])
     second = np.array([v**2 @ w for v, w in zip(centered, weights, strict=True)])
     if by_others:
-        rest = np.maximum(weight.sum() - weight, 1e-12)
-        mean = (first.sum() - first) / rest
-        deviation = np.sqrt(np.maximum((second.sum() - second) / rest - mean**2, 1 / len(values)))
+        label = np.unique(groups, return_inverse=True)[1] if groups is not None else np.arange(len(values))
+        rest, first, second = (x.sum() - np.bincount(label, x)[label] for x in (weight, first, second))
+        alone = rest < 1e-9 * weight.sum()
+        mean, square = (np.where(alone, 0.0, x / np.where(alone, 1.0, rest)) for x in (first, second))
+        deviation = np.sqrt(np.maximum(square - mean**2, 1 / len(values)))
+        mean, deviation = np.where(alone, -center, mean), np.where(alone, 1.0, deviation)
     else:
         mean = np.zeros(len(values))
         deviation = np.full(len(values), np.sqrt(second.sum() / weight.sum() + 1e-8))
