@@ -25,10 +25,13 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "learner"), str(ROOT / "benchmarks")]
 
+from grpo_llm import group_advantages  # noqa: E402
 from machine import record_results  # noqa: E402
 from ppo_llm import gae_bilevel, gae_tokens, gae_turns  # noqa: E402
+from reinforce_pp_llm import batch_advantages  # noqa: E402
+from rloo_llm import leave_one_out_advantages  # noqa: E402
 
-from llm_utils.returns import others_deviation, others_mean, returns_to_go, whiten  # noqa: E402
+from llm_utils.returns import other_groups_deviation, returns_to_go, whiten  # noqa: E402
 
 Array = np.ndarray
 AGGREGATIONS = ("sum", "token", "sequence")
@@ -181,56 +184,27 @@ AUDITED = stopping_game(0.2, (0.4, 0.5), (0, 5))  # stopping pays 1 with chance 
 Estimator = Callable[[Sequence[Sequence[Episode]]], list[Array]]
 
 
-def group_advantages(
-    rewards: Sequence[Array], credit: str = "episode", scale: bool = True, gamma: float = 1.0, eps: float = 1e-6,
-    scale_by: str = "auto",
-) -> list[Array]:  # fmt: skip
-    table = returns_to_go(rewards, gamma)
-    if not table.size:
-        return [np.zeros(0) for _ in rewards]
-    scale_by = ("others" if credit == "turn" else "group") if scale_by == "auto" else scale_by
-    totals, n = table[:, 0], len(table)
-    if credit == "episode":
-        table = np.broadcast_to(table[:, :1], table.shape)
-    if not scale:
-        table = table - table.mean(0)
-    elif scale_by == "others":
-        table = (table - others_mean(table)) / others_deviation(totals)[:, None]
-    elif n > 1 and scale_by == "columns":
-        table = (table - table.mean(0)) / (np.sqrt(table.var(0, ddof=1).mean()) + eps)
-    elif n > 1:  # where all earned the same, but in other turns, credit by turns needs a least deviation
-        table = (table - table.mean(0)) / (max(totals.std(ddof=1), n**-0.5 if credit == "turn" else 0.0) + eps)
-    else:
-        table = np.zeros_like(table)
-    return [row[: len(values)] for row, values in zip(table, rewards, strict=True)]
-
-
-def leave_one_out_advantages(rewards: Sequence[Array], credit: str = "episode", gamma: float = 1.0) -> list[Array]:
-    table = returns_to_go(rewards, gamma)
-    if credit == "episode":
-        table = np.broadcast_to(table[:, :1], table.shape)
-    table = table - others_mean(table)
-    return [row[: len(values)] for row, values in zip(table, rewards, strict=True)]
-
-
-def batch_advantages(
-    rewards: Sequence[Array], lengths: Sequence[Array], group_size: int = 1, credit: str = "turn", gamma: float = 1.0,
-    by_others: bool = True,
-) -> list[Array]:  # fmt: skip
-    values: list[Array] = []
-    for first in range(0, len(rewards), group_size):
-        group = rewards[first : first + group_size]
-        table = returns_to_go(group, gamma)
-        if credit == "episode":
-            table = np.broadcast_to(table[:, :1], table.shape)
-        if group_size > 1:
-            table = table - (others_mean(table) if by_others else table.mean(0))
-        values += [row[: len(earned)] for row, earned in zip(table, group, strict=True)]
-    return whiten(values, lengths, by_others, np.arange(len(rewards)) // group_size if group_size > 1 else None)
-
-
 def grpo(groups: Sequence[Sequence[Episode]], **kwargs: Any) -> list[Array]:
-    return [a for group in groups for a in group_advantages([e.rewards for e in group], **kwargs)]
+    deviations = other_groups_deviation([np.array([e.rewards.sum() for e in group]) for group in groups])
+    found: list[Array] = []
+    for group, deviation in zip(groups, deviations, strict=True):
+        found += group_advantages([e.rewards for e in group], deviation=deviation, **kwargs)
+    return found
+
+
+def grpo_alone(groups: Sequence[Sequence[Episode]], **kwargs: Any) -> list[Array]:
+    """As if every group were a batch of its own: its scale comes from its own other episodes."""
+    return [a for group in groups for a in grpo([group], **kwargs)]
+
+
+def columns(groups: Sequence[Sequence[Episode]], eps: float = 1e-6) -> list[Array]:
+    """An earlier default of grpo_llm.py: the scale is the root of the mean variance of the turns of the group."""
+    found: list[Array] = []
+    for group in groups:
+        table = returns_to_go([e.rewards for e in group])
+        table = (table - table.mean(0)) / (np.sqrt(table.var(0, ddof=1).mean()) + eps)
+        found += [row[: len(e.rewards)] for row, e in zip(table, group, strict=True)]
+    return found
 
 
 def rloo(groups: Sequence[Sequence[Episode]], credit: str) -> list[Array]:
@@ -239,8 +213,8 @@ def rloo(groups: Sequence[Sequence[Episode]], credit: str) -> list[Array]:
 
 def reinforce_pp(groups: Sequence[Sequence[Episode]], baseline: bool = False, **kwargs: Any) -> list[Array]:
     episodes = [e for group in groups for e in group]
-    size = len(groups[0]) if baseline else 1
-    return batch_advantages([e.rewards for e in episodes], [e.lengths for e in episodes], size, **kwargs)
+    numbers = [i for i, group in enumerate(groups) for _ in group] if baseline else None
+    return batch_advantages([e.rewards for e in episodes], [e.lengths for e in episodes], numbers, **kwargs)
 
 
 @lru_cache(maxsize=10_000)
@@ -284,10 +258,10 @@ def _ppo(level: str, values: str, lam: float, norm: str) -> Estimator:
 
 ESTIMATORS = [
     Entry("GRPO turn, scale of the others (default)", partial(grpo, credit="turn")),
+    Entry("GRPO turn, scale of the group's others", partial(grpo_alone, credit="turn")),
     Entry("GRPO turn, unscaled", partial(grpo, credit="turn", scale=False)),
     Entry("GRPO turn, scale of the group", partial(grpo, credit="turn", scale_by="group"), OWN_RETURN),
-    Entry("GRPO turn, scale of the columns (old default)", partial(grpo, credit="turn", scale_by="columns"),
-          "own return and turns in the scale"),
+    Entry("GRPO turn, scale of the columns (old default)", columns, "own return and turns in the scale"),
     Entry("GRPO episode, scale of the group (published)", partial(grpo), OWN_RETURN),
     Entry("GRPO episode, scale of the others", partial(grpo, scale_by="others")),
     Entry("GRPO episode, unscaled (Dr. GRPO)", partial(grpo, scale=False)),
@@ -462,6 +436,7 @@ def token_means_table(found: dict[str, Any]) -> str:
 
 PROMPT_ESTIMATORS = (
     "GRPO turn, scale of the others (default)",
+    "GRPO turn, scale of the group's others",
     "GRPO turn, unscaled",
     "GRPO turn, scale of the group",
     "RLOO turn (default)",

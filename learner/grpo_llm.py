@@ -26,7 +26,7 @@ from llm_utils import arguments, checkpoint, distributed
 from llm_utils.forward import check_finite, gather, policy_forward
 from llm_utils.kl import kl_divergence
 from llm_utils.metrics import TokenMeans
-from llm_utils.returns import others_deviation, others_mean, returns_to_go
+from llm_utils.returns import other_groups_deviation, others_deviation, others_mean, returns_to_go
 from llm_utils.rollout import draw_episodes
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.trajectory import Trajectory, groups_with_signal, in_groups, segment_numbers
@@ -110,7 +110,7 @@ class Args:
     scale_rewards: bool = True
     """divide advantages by a standard deviation of returns (Dr. GRPO: no)"""
     scale_by: Literal["auto", "others", "group"] = "auto"
-    """whose: that of the group's other episodes, which keeps the direction of the gradient, or that of the whole group
+    """whose: that of the other groups' episodes, which keeps the direction of the gradient, or that of the group itself
     (as published; biased). auto: others with --credit turn, group with --credit episode"""
 
     learning_rate: float | None = None
@@ -178,14 +178,15 @@ def check(args: Args) -> None:
 
 def group_advantages(
     rewards: Sequence[Array], credit: str = "episode", scale: bool = True, gamma: float = 1.0, eps: float = 1e-6,
-    scale_by: str = "auto",
+    scale_by: str = "auto", deviation: float | None = None,
 ) -> list[Array]:  # fmt: skip
     """Advantages of the turns of the episodes of one group, from the rewards of their turns.
 
     credit "episode" is GRPO: (R - mean R) / (std R + eps), std with Bessel's correction (DeepSeekMath, section 4.1.2).
     credit "turn" compares what was earned from turn k on with what the others earned from there, 0 after their end.
-    Where the deviation is the others', baseline and scale depend on nothing that the episode did: the expected gradient
-    has the direction of the true one, also when the policy decides when to stop. The group's own deviation is biased.
+    Divided by the others' deviation (`deviation`: that of other groups; None: that of the other episodes), baseline and
+    scale depend on nothing that the episode did: the expected gradient has the direction of the true one, also when the
+    policy decides when to stop. The group's own deviation is biased.
     """
     table = returns_to_go(rewards, gamma)
     totals = table[:, :1].sum(1)
@@ -196,19 +197,22 @@ def group_advantages(
     if not scale:
         table = table - table.mean(0)  # but for the factor (G - 1) / G the same as less the mean of the others
     elif scale_by == "others":
-        table = (table - others_mean(table)) / others_deviation(totals)[:, None]
-    else:
-        table = (table - table.mean(0)) / (totals.std(ddof=1) + eps)
+        table = (table - others_mean(table)) / (deviation or others_deviation(totals)[:, None])
+    else:  # equal returns that were earned in different turns need a least deviation
+        least = len(totals) ** -0.5 if credit == "turn" else 0.0
+        spread = totals.std(ddof=1) if len(totals) > 1 else 0.0
+        table = (table - table.mean(0)) / (max(spread, least) + eps)
     return [row[: len(values)] for row, values in zip(table, rewards, strict=True)]
 
 
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
     """Fill `advantages` of all rows. An episode that is alone in its group, as the others were dropped, gets 0."""
-    for group in in_groups(rows, args.group_size):
-        if len(group) < 2:
-            continue
+    groups = [group for group in in_groups(rows, args.group_size) if len(group) > 1]
+    totals = [returns_to_go([row.turn_rewards() for row in group], args.gamma)[:, :1].sum(1) for group in groups]
+    for group, deviation in zip(groups, other_groups_deviation(totals), strict=True):
         rewards = [row.turn_rewards() for row in group]
-        advantages = group_advantages(rewards, args.credit, args.scale_rewards, args.gamma, scale_by=args.scale_by)
+        scaling = {"scale_by": args.scale_by, "deviation": deviation}
+        advantages = group_advantages(rewards, args.credit, args.scale_rewards, args.gamma, **scaling)
         if args.kl_in == "reward":  # not scaled: in a solved group that would blow its noise up
             costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group]
             kl = group_advantages(costs, args.credit, False, args.gamma)

@@ -181,9 +181,8 @@ def leave_one_out_advantages(rewards: Sequence[Array], credit: str = "episode", 
 
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
     """Fill `advantages` of all rows. An episode that is alone in its group, as the others were dropped, gets 0."""
-    for group in in_groups(rows, args.group_size):
-        if len(group) < 2:
-            continue
+    groups = [group for group in in_groups(rows, args.group_size) if len(group) > 1]
+    for group in groups:
         rewards = [row.turn_rewards() for row in group]
         if args.kl_in == "reward":
             costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group]

@@ -37,6 +37,20 @@ def others_deviation(values: Array) -> Array:
     return np.maximum(rest, least)
 
 
+def other_groups_deviation(groups: Sequence[Array]) -> list[float | None]:
+    """For each group of returns the deviation of returns from their group's mean in the *other* groups, all together.
+
+    It is at least 1 / sqrt(episodes), as in `others_deviation`. None for a single group.
+    """
+    if len(groups) < 2:
+        return [None] * len(groups)
+    squares = np.array([((group - group.mean()) ** 2).sum() for group in groups])
+    free = np.array([len(group) - 1 for group in groups])  # degrees of freedom
+    least = sum(map(len, groups)) ** -0.5
+    variance = (squares.sum() - squares) / np.maximum(free.sum() - free, 1)
+    return [max(least, float(x) ** 0.5) for x in variance]
+
+
 def whiten(
     values: Sequence[Array], weights: Sequence[Array], by_others: bool = True, groups: Sequence[int] | None = None
 ) -> list[Array]:

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("ppo_llm")
 import estimators  # noqa: E402
+import reinforce_pp_llm  # noqa: E402
 from estimators import AUDITED, ESTIMATORS, cosine, expected_gradient, true_gradient  # noqa: E402
 
 from llm_utils.returns import others_deviation, others_mean, whiten  # noqa: E402
@@ -86,8 +87,26 @@ def test_a_baseline_carries_the_own_return_into_the_others(monkeypatch):
     game = estimators.tree_game(np.random.default_rng(7), most=5)
     truth = true_gradient(game)
     assert cosine(truth, expected_gradient(game, entry, 4)["sum"]) > 1 - 1e-9
-    monkeypatch.setattr(estimators, "whiten", lambda values, weights, by_others, groups: whiten(values, weights))
+    without_groups = lambda values, weights, by_others, groups: whiten(values, weights)  # noqa: E731
+    monkeypatch.setattr(reinforce_pp_llm, "whiten", without_groups)
     assert cosine(truth, expected_gradient(game, entry, 4)["sum"]) < 1 - 1e-4
+
+
+def test_prompts_drawn_at_random_keep_the_direction_if_the_scale_is_of_other_groups():
+    """A scale of the prompt's own weighs prompts differently, and may turn their sum."""
+    rng, alike = np.random.default_rng(3), 0
+    own = estimators.Entry("", lambda groups: estimators.grpo_alone(groups, credit="turn"))
+    for _ in range(20):
+        pair = [estimators.one_parameter_game(rng) for _ in range(2)]
+        truth = sum(true_gradient(game)[0] for game in pair)
+        found = [
+            sum(sum(p["sum"])[0] for p in (estimators.expected_gradients([a, b], entry.estimator, 3)
+                                           for a, b in product(pair, pair)))
+            for entry in (BY_NAME[DEFAULT], own)
+        ]  # fmt: skip
+        assert found[0] * truth > 0
+        alike += found[1] / found[0] == pytest.approx(1, rel=0.02)
+    assert alike < 10
 
 
 def test_leave_one_out_has_the_truth_itself(games):

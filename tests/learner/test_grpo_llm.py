@@ -140,7 +140,7 @@ def test_groups_are_told_apart_by_the_number_of_the_episode(make_row):
 
 @pytest.mark.parametrize("script", [grpo_llm, rloo_llm])
 def test_dropped_episodes_leave_smaller_groups(make_row, script):
-    """Without the second, which a fault ended, the other episodes are compared; one that is left alone trains nothing."""
+    """Without the second, which a fault ended, the other episodes are compared; one that is left alone gets nothing."""
     rewards = {0: 1.0, 2: 0.0, 3: 0.0, 6: 1.0}  # of the first group of four, and of the second
     rows = [make_row([(1, 2, reward)], 2, episode=i) for i, reward in rewards.items()]
     script.compute_advantages(rows, script.Args(group_size=4))
