@@ -1,6 +1,7 @@
 """Is the preflight right? What it predicts for a model of 135M parameters on a CPU, and what processes really take.
 
-    python benchmarks/preflight.py    # six cases, some minutes each on one core
+    python benchmarks/preflight.py            # six cases, a minute or two each on one core
+    python benchmarks/preflight.py --sizes    # what larger models need on cards of 80 GB, from their shapes alone
 
 Each case runs in a process of its own: a model of SmolLM2-135M's shape with random weights, a rollout that fills the
 cache, an update with two microbatches, the optimizer's step, the copies for checkpoints. Measured is the most that the
@@ -39,6 +40,47 @@ COMMON = {
     "microbatch_tokens": 1024, "longest_row": 256, "critic": False, "reference": False, "preflight": False,
     "updates": 2,
 }  # fmt: skip
+
+SIZES = {  # of Qwen2.5: layers, hidden size, MLP's size, heads, keys' heads, vocabulary, one matrix for both embeddings
+    "0.5B": (24, 896, 4864, 14, 2, 151_936, True),
+    "1.5B": (28, 1536, 8960, 12, 2, 151_936, True),
+    "3B": (36, 2048, 11_008, 16, 2, 151_936, True),
+    "7B": (28, 3584, 18_944, 28, 4, 152_064, False),
+    "14B": (48, 5120, 13_824, 40, 8, 152_064, False),
+    "32B": (64, 5120, 27_648, 40, 8, 152_064, False),
+}
+
+
+def sizes(memory_gb: float = 80, longest_row: int = 8192) -> str:
+    """A table: the peak of a run with vLLM in its process, and the fewest training GPUs with servers elsewhere."""
+    import torch
+    from transformers import Qwen2Config
+
+    from llm_utils.preflight import preflight
+
+    kinds = {"GRPO": (False, 0), "GRPO, LoRA": (False, 16), "PPO": (True, 0), "PPO, LoRA": (True, 16)}
+    lines = [f"| | {' | '.join(kinds)} |", "|---|" + "---|" * len(kinds)]
+    for name, (layers, hidden, inner, heads, keys, vocabulary, tied) in SIZES.items():
+        config = Qwen2Config(
+            num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
+            num_key_value_heads=keys, vocab_size=vocabulary, tie_word_embeddings=tied,
+        )  # fmt: skip
+        cells = []
+        for critic, rank in kinds.values():
+            case = {**COMMON, "lora_rank": rank, "gradient_checkpointing": True, "dtype": "auto", "num_envs": 128}
+            case |= {"microbatch_tokens": 4096, "memory_gb": memory_gb}
+
+            def estimate(engine: str, world_size: int, case=case, config=config, critic=critic) -> Any:
+                return preflight(
+                    SimpleNamespace(**{**case, "engine": engine}), config, torch.device("cuda"), critic=critic,
+                    reference=False, longest_row=longest_row, world_size=world_size,
+                )  # fmt: skip
+
+            alone = estimate("vllm", 1)
+            fewest = next((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if estimate("vllm-server", n).fits), 0)
+            cells.append(f"{alone.peak / 1e9:.0f} GB{'' if alone.fits else ', refused'}; {fewest or '> 32'}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def run(case: dict[str, Any]) -> dict[str, float]:
@@ -113,7 +155,11 @@ def check(case: dict[str, Any], shape: dict[str, Any]) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--sizes", action="store_true", help="the table of larger models, from their shapes alone")
     options = parser.parse_args()
+    if options.sizes:
+        sys.path.insert(0, str(ROOT / "learner"))
+        sys.exit(print(sizes()))
     if options.child:
         print(json.dumps(run(json.loads(options.child))))
         sys.exit()

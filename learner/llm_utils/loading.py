@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,19 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "float32" or (name == "auto" and device.type == "cpu"):
         return torch.float32
     if device.type == "cpu":
-        trial = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, text=True)
-        if trial.returncode:
-            how = (trial.stderr.strip().splitlines() or [f"it ended with status {trial.returncode}"])[-1]
-            raise SystemExit(f"--dtype bfloat16: a small product in bf16 failed on this processor ({how}); use float32")
+        why = trial_failure(TRIAL)
+        if why:
+            raise SystemExit(f"--dtype bfloat16: a small product in bf16 failed on this processor ({why}); use float32")
     return torch.bfloat16
+
+
+@cache
+def trial_failure(code: str) -> str:
+    """Run Python code in a child process. Returns why it failed, "" where it didn't."""
+    trial = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if trial.returncode == 0:
+        return ""
+    return (trial.stderr.strip().splitlines() or [f"it ended with status {trial.returncode}"])[-1]
 
 
 def load_policy(

@@ -77,7 +77,7 @@ class Report:
 
     def measured(self, activations_and_logits: int) -> Report:
         """The same with what `measure` found in place of the two estimates."""
-        estimates = ("activations", "logits")
+        estimates = ("activations", "logits", "gaps that malloc leaves")
         parts = [part for part in self.parts if part.name not in estimates]
         flags = tuple(dict.fromkeys(flag for part in self.parts if part.name in estimates for flag in part.flags))
         parts.append(Part("activations and logits, measured", activations_and_logits, UPDATE, flags))
