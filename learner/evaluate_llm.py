@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -83,7 +83,7 @@ class Args:
 
 def wilson(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of a proportion from its zeros and ones (Wilson's score interval)."""
-    n, share, z = len(values), float(np.mean(values)), 1.959964
+    n, share, z = float(len(values)), float(np.mean(values)), 1.959964
     center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     return max(0.0, center - half), min(1.0, center + half)
@@ -124,8 +124,9 @@ if __name__ == "__main__":
     if args.data_dir is not None:
         kwargs["data_dir"] = args.data_dir
     if args.mode == "naive_rag":
-        env_class = load_env_creator(gym.spec(args.env_id).entry_point)
-        envs = ToolVectorEnv(naive_rag(env_class), args.num_envs, **{**gym.spec(args.env_id).kwargs, **kwargs})
+        spec: Any = gym.spec(args.env_id)
+        env_class: Any = load_env_creator(spec.entry_point)
+        envs: Any = ToolVectorEnv(naive_rag(env_class), args.num_envs, **{**spec.kwargs, **kwargs})
     else:
         envs = gym.make_vec(args.env_id, num_envs=args.num_envs, **kwargs)
     vocab_size = envs.single_action_space.vocab_size

@@ -211,8 +211,9 @@ def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
     totals = [returns_to_go([row.turn_rewards() for row in group], args.gamma)[:, :1].sum(1) for group in groups]
     for group, deviation in zip(groups, other_groups_deviation(totals), strict=True):
         rewards = [row.turn_rewards() for row in group]
-        scaling = {"scale_by": args.scale_by, "deviation": deviation}
-        advantages = group_advantages(rewards, args.credit, args.scale_rewards, args.gamma, **scaling)
+        advantages = group_advantages(
+            rewards, args.credit, args.scale_rewards, args.gamma, scale_by=args.scale_by, deviation=deviation
+        )
         if args.kl_in == "reward":  # not scaled: in a solved group that would blow its noise up
             costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group]
             kl = group_advantages(costs, args.credit, False, args.gamma)

@@ -182,8 +182,9 @@ def batch_advantages(
     table = returns_to_go(rewards, gamma)
     if credit == "episode":
         table = np.repeat(table[:, :1], table.shape[1], axis=1)
-    for group in set(groups or []):
-        of_group = np.equal(groups, group)
+    labels = np.array(groups or [])
+    for group in set(labels.tolist()):
+        of_group = labels == group
         table[of_group] -= others_mean(table[of_group]) if by_others else table[of_group].mean(0)
     values = [row[: len(own)] for row, own in zip(table, rewards, strict=True)]
     return whiten(values, [np.asarray(n, float) for n in lengths], by_others, groups) if whitened else values

@@ -71,7 +71,8 @@ class Demonstrations:
 
     def _make_some(self, job: tuple[range, float, float]) -> list[Demonstration]:
         indexes, expert_share, rag_share = job
-        env, rag_env = self.make_env(), None
+        env = self.make_env()
+        rag_env: Any = None
         if rag_share:
             rag_env = naive_rag(type(env))(tokenizer=self.tokenizer, split=self.split, **self.env_kwargs)
         rows = []

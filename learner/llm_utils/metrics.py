@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
@@ -18,8 +18,8 @@ class TokenMeans:
     """
 
     def __init__(self) -> None:
-        self.sums: Counter[str] = Counter()
-        self.losses: Counter[str] = Counter()
+        self.sums: defaultdict[str, float] = defaultdict(float)
+        self.losses: defaultdict[str, float] = defaultdict(float)
         self.largest: dict[str, float] = {}
         self.tokens = 0
 
@@ -37,7 +37,9 @@ class TokenMeans:
         """Add the distances [N] between the sampler's and the trainer's log-probabilities of sampled tokens."""
         gaps = gaps.detach().abs()
         beyond = (gaps > math.log(1.05)).float()
-        self.sums.update(gap_mean=float(gaps.sum()), gap_beyond=float(beyond.sum()), gap_tokens=len(gaps))
+        found = {"gap_mean": float(gaps.sum()), "gap_beyond": float(beyond.sum()), "gap_tokens": len(gaps)}
+        for name, value in found.items():
+            self.sums[name] += value
         self.largest["gap_max"] = max(self.largest.get("gap_max", 0.0), float(gaps.max()) if len(gaps) else 0.0)
 
     def result(self) -> dict[str, float]:

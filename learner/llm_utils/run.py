@@ -52,7 +52,7 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     torch.set_num_threads(args.num_threads or max(1, (os.cpu_count() or 1) // distributed.local_world_size()))
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
-    chosen = {}
+    chosen: dict[str, Any] = {}
     rates = default_learning_rates(args.model, args.lora_rank)
     for name, rate in zip(("learning_rate", "critic_learning_rate"), rates, strict=True):
         if getattr(args, name, 0.0) is None:
@@ -217,7 +217,7 @@ class Run:
 
     def evaluate(self) -> None:
         """Play the first tasks of the evaluation split, greedily."""
-        if self.log is None or self.eval_envs is None:
+        if self.log is None or self.eval_envs is None or self.eval_engine is None:
             return
         tasks = [(i, i) for i in range(min(self.args.eval_episodes, self.eval_envs.envs[0].num_tasks))]
         rows = rollout(self.eval_envs, self.eval_engine, tasks, self.args.seed)
@@ -234,7 +234,7 @@ class Run:
         """The run came to its end."""
         if self.args.save_model:
             checkpoint.save_model(self.policy, self.folder / "model", tokenizer_of(self.args))
-        if self.log is not None:
+        if self.log is not None and self.engine is not None:
             self.engine.close()
             self.envs.close()
             self.log.close()
@@ -250,11 +250,11 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
     folder = Path(args.resume) if args.resume else distributed.broadcast(Path("runs") / name)
     source, dtype = model_source(args.model, args.env_id), choose_dtype(args.dtype, device)
-    vocab_size, longest, num_tasks = distributed.broadcast(
-        (envs.single_action_space.vocab_size, envs.single_observation_space.max_len, envs.envs[0].num_tasks)
-        if rank == 0
-        else None
-    )
+    sizes = (0, 0, 0)
+    if rank == 0:
+        spaces = envs.single_action_space, envs.single_observation_space
+        sizes = spaces[0].vocab_size, spaces[1].max_len, envs.envs[0].num_tasks
+    vocab_size, longest, num_tasks = distributed.broadcast(sizes)
     config, with_reference = AutoConfig.from_pretrained(source), args.kl_coef > 0
     check_context(config, longest)
     report = preflight(

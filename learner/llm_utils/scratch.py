@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ def make_tokenizer(words: Sequence[str], rows: Sequence[Demonstration]) -> PreTr
 
     from agent_r1.tokenizers import added_tokens, load_tokenizer
 
-    byte_tokenizer = load_tokenizer(None)
+    byte_tokenizer: Any = load_tokenizer(None)
     words = sorted(words, key=lambda word: (-len(word), word))
     lower = "|".join(re.escape(word) for word in words if not re.fullmatch("[A-Z][a-z]+|[0-9]", word))
     # A lower-case word takes the space after it, so that a word and the name that follows it are neighbours.
@@ -32,7 +33,7 @@ def make_tokenizer(words: Sequence[str], rows: Sequence[Demonstration]) -> PreTr
     split = pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
-    pieces = Counter()
+    pieces: Counter[str] = Counter()
     specials = re.compile("|".join(map(re.escape, added_tokens(byte_tokenizer))))
     for row in rows:
         cuts = np.flatnonzero(np.diff(row.action_mask)) + 1  # a policy's text is encoded by itself

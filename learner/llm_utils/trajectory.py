@@ -44,8 +44,8 @@ class Trajectory:
     terminated: bool = False
     truncated: bool = False
     fault: str | None = None  # what of the environment's own machinery broke; such an episode trains nothing
-    stats: Counter[str] = field(default_factory=Counter)  # return, turns, success, exact match ...
-    reward_terms: Counter[str] = field(default_factory=Counter)  # the named terms, summed over the episode
+    stats: Any = field(default_factory=Counter)  # floats: return, turns, success, exact match ...
+    reward_terms: Any = field(default_factory=Counter)  # the named terms, summed over the episode
 
     action_mask: Array = field(init=False)  # bool: was the token sampled?
     train_mask: Array = field(init=False)  # bool: is the policy trained on it?
