@@ -151,3 +151,119 @@ def test_logits_that_are_not_finite_are_reported(policy, make_envs, vocab_size):
         policy.get_output_embeddings().weight.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="logits"):
         play(policy, make_envs(2), vocab_size)
+
+
+# --------------------------------------------------------------------------------------------- slots, spans, contexts
+
+
+def write(engine, slots, most=50):
+    """Spans of these slots, by slot."""
+    found = {}
+    for _ in range(most):
+        found |= {span.slot: span for span in engine.step()}
+        if set(slots) <= found.keys():
+            return found
+    raise AssertionError("the spans did not end")
+
+
+def test_every_slot_has_its_own_stop_tokens(policy, vocab_size):
+    """Stop tokens that another slot was fed later change nothing: this one ends at its own first token."""
+    engine = TransformersEngine(policy, 2, vocab_size, temperature=0.0)
+    prompt = np.arange(8, dtype=np.int32)
+    engine.feed(0, prompt, 6, [vocab_size - 1], seed=[1])
+    first = int(write(engine, [0])[0].tokens[0])
+    engine.release()
+    engine.feed(0, prompt, 6, [first], seed=[1])
+    engine.feed(1, prompt, 6, [vocab_size - 1, vocab_size - 2], seed=[1])
+    spans = write(engine, [0, 1])
+    assert spans[0].tokens.tolist() == [first] and len(spans[1].tokens) == 6
+
+
+def test_new_tokens_wait_for_an_eighth_of_the_rows_that_write(policy, vocab_size):
+    """With 15 of 128 slots at work, two that are fed are read at once, whatever the number of idle slots."""
+    engine = TransformersEngine(policy, 128, vocab_size)
+    for slot in range(15):
+        engine.feed(slot, np.arange(5, dtype=np.int32), 60, [], seed=[slot])
+    engine.step()
+    assert engine.writing.sum() == 15
+    for slot in (20, 21):
+        engine.feed(slot, np.arange(5, dtype=np.int32), 60, [], seed=[slot])
+    engine.step()
+    assert not engine.pending and engine.writing.sum() == 17
+    engine.feed(22, np.arange(5, dtype=np.int32), 60, [], seed=[22])
+    engine.step()
+    assert engine.pending  # one for 17 that write waits
+
+
+def test_entropies_and_top_log_probabilities_are_those_of_the_model(policy, vocab_size):
+    engine = TransformersEngine(policy, 2, vocab_size, temperature=0.7, entropies=True, top_logprobs=5)
+    prompt = np.arange(20, dtype=np.int32)
+    engine.feed(0, prompt, 80, [], seed=[3])  # longer than the first buffers
+    span = write(engine, [0], 200)[0]
+    tokens = torch.from_numpy(np.concatenate([prompt, span.tokens])).long()
+    with torch.no_grad():
+        logits = policy(input_ids=tokens[None]).logits[0, len(prompt) - 1 : -1, :vocab_size] / 0.7
+    expected = torch.log_softmax(logits.float(), -1)
+    np.testing.assert_allclose(span.entropies, -(expected.exp() * expected).sum(-1), atol=1e-4)
+    top = expected.topk(5, -1)
+    np.testing.assert_allclose(span.top_logprobs, top.values, atol=1e-4)
+    assert (span.top_tokens == top.indices.numpy()).mean() > 0.95  # equal ones may change places
+    plain = TransformersEngine(policy, 1, vocab_size)
+    plain.feed(0, prompt, 3, [], seed=[3])
+    assert write(plain, [0])[0].entropies is None
+
+
+def test_a_fork_goes_on_from_the_same_row_with_other_random_numbers(policy, vocab_size):
+    """The copy continues as the row itself would under its seed, and neither disturbs the other."""
+    prompt, answer = np.arange(12, dtype=np.int32), np.array([7, 8, 9], np.int32)
+
+    def continued(fork):
+        engine = TransformersEngine(policy, 4, vocab_size)
+        engine.feed(1, prompt, 6, [], seed=[1])
+        first = write(engine, [1])[1]
+        if fork:
+            engine.fork(1, 3, seed=[2])
+            engine.feed(3, answer, 9, [])
+        engine.feed(1, answer, 5, [])
+        return first, write(engine, [1, 3] if fork else [1])
+
+    first, alone = continued(fork=False)
+    again, both = continued(fork=True)
+    assert first.tokens.tolist() == again.tokens.tolist()
+    assert both[1].tokens.tolist() == alone[1].tokens.tolist()
+    assert both[3].tokens.tolist()[:5] != both[1].tokens.tolist()
+    whole = np.concatenate([prompt, first.tokens, answer, both[3].tokens])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(policy(input_ids=torch.from_numpy(whole[None]).long()).logits[0, :, :vocab_size], -1)
+    expected = logprobs[:-1].gather(1, torch.from_numpy(whole[1:, None]).long())[-len(both[3].tokens) :, 0]
+    np.testing.assert_allclose(both[3].logprobs, expected, atol=1e-4)
+
+
+class Rewriting(Editing):
+    """A vector environment that forgets its state's first tokens, on purpose, at every second turn."""
+
+    def recv(self, *args, **kwargs):
+        ids, states, *rest, infos = self.envs.recv(*args, **kwargs)
+        for i, info in enumerate(infos):
+            states[i] = states[i][5 * ((info["turn"] + 1) // 2) :]
+            if info["turn"] % 2:
+                info["context_rewritten"] = True
+        return ids, states, *rest, infos
+
+
+def test_a_rewritten_context_begins_a_new_segment(policy, make_envs, vocab_size):
+    """Every segment is a row of its own for the trainer, which finds the sampler's log-probabilities in each."""
+    rows = play(policy, Rewriting(make_envs(4)), vocab_size, EPISODES[:6])
+    assert any(len(row.segment_starts) > 1 for row in rows)
+    for row in rows:
+        segments = row.segments()
+        assert np.concatenate([segment.tokens for segment in segments]).tolist() == row.tokens.tolist()
+        assert sum(len(segment.turn_starts) for segment in segments) == len(row.turns)
+        for segment in segments:
+            assert not segment.action_mask[: segment.prompt_length].any()
+            if segment.turn_starts:
+                assert segment.turn_starts[0] == segment.prompt_length
+    batch = [segment for row in rows for segment in row.segments()]
+    score([(batch, 1)], "ref_logprobs", policy, vocab_size, 1.0)
+    for row in rows:
+        np.testing.assert_allclose(row.logprobs, row.ref_logprobs, atol=1e-4)

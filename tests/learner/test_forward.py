@@ -12,6 +12,13 @@ torch = pytest.importorskip("torch")
 forward = pytest.importorskip("llm_utils.forward")
 
 
+def policy_forward(model, rows, masks, *arguments):
+    """`forward.policy_forward` where these masks say what is trained on."""
+    for row, mask in zip(rows, masks, strict=True):
+        row.train_mask = mask
+    return forward.policy_forward(model, rows, *arguments)
+
+
 def in_one_row(model, row, mask, vocab_size, temperature=1.0):
     """The log-probabilities of a row's masked tokens, from the plainest use of the model."""
     tokens = torch.from_numpy(row.tokens).long()
@@ -56,7 +63,7 @@ def test_shared_prompts_change_neither_log_probabilities_nor_gradients(
     ):
         plain = torch.cat([in_one_row(model, *both, vocab_size) for both in zip(rows, masks, strict=True)])
         count = Counting(model)
-        shared = forward.policy_forward(model, rows, masks, vocab_size, 1.0)[0]
+        shared = policy_forward(model, rows, masks, vocab_size, 1.0)[0]
         assert 2 * count.tokens <= len(rows) * max(len(row.tokens) for row in rows)  # the prompts were computed once
         torch.testing.assert_close(shared, plain, atol=1e-5, rtol=0)
         one, two = gradient(model, plain), gradient(model, shared)
@@ -68,7 +75,7 @@ def test_prompts_are_shared_in_half_precision_too(small_model, made_up_rows, voc
     for attention in ("eager", "sdpa"):
         model, rows = small_model("qwen2", attention).bfloat16(), made_up_rows(prompts=(40, 60))
         masks = [row.action_mask for row in rows]
-        shared = forward.policy_forward(model, rows, masks, vocab_size, 1.0)[0]
+        shared = policy_forward(model, rows, masks, vocab_size, 1.0)[0]
         plain = torch.cat([in_one_row(model, *both, vocab_size) for both in zip(rows, masks, strict=True)])
         assert shared.dtype == torch.float32 and (shared - plain).abs().mean() < 0.05
 
@@ -84,7 +91,7 @@ def test_where_nothing_can_be_shared_rows_are_computed_whole(small_model, made_u
             row.prompt_length, row.tokens[0] = 1, 5
     masks = [row.action_mask for row in rows]
     count = Counting(model)
-    together = forward.policy_forward(model, rows, masks, vocab_size, 0.7)[0]
+    together = policy_forward(model, rows, masks, vocab_size, 0.7)[0]
     assert count.tokens == len(rows) * max(len(row.tokens) for row in rows)
     plain = torch.cat([in_one_row(model, *both, vocab_size, 0.7) for both in zip(rows, masks, strict=True)])
     torch.testing.assert_close(together, plain, atol=1e-5, rtol=0)
@@ -93,7 +100,7 @@ def test_where_nothing_can_be_shared_rows_are_computed_whole(small_model, made_u
 def test_rows_in_which_nothing_is_asked_for_give_nothing(small_model, made_up_rows, vocab_size):
     rows = made_up_rows(groups=1)
     masks = [np.zeros(len(row.tokens), bool) for row in rows]
-    logprobs, entropies = forward.policy_forward(small_model("qwen2"), rows, masks, vocab_size, 1.0)
+    logprobs, entropies = policy_forward(small_model("qwen2"), rows, masks, vocab_size, 1.0)
     assert len(logprobs) == len(entropies) == 0 and logprobs.sum() == 0
 
 
@@ -111,11 +118,14 @@ def test_microbatches_keep_groups_together(made_up_rows):
 
 def test_scores_land_on_their_tokens(small_model, made_up_rows, vocab_size):
     model, rows = small_model("llama"), made_up_rows(groups=3, size=3, seed=1)
-    masks, calls = [np.arange(len(row.tokens)) >= row.prompt_length for row in rows], []
+    masks = [np.arange(len(row.tokens)) >= row.prompt_length for row in rows]
     for row in rows:
         row.ref_logprobs = np.zeros_like(row.logprobs)
-    forward.score(rows, masks, "ref_logprobs", model, 100, vocab_size, 1.0, between=lambda: calls.append(1))
-    assert len(calls) == len(list(forward.microbatches(rows, 100))) > 1
+    for row, mask in zip(rows, masks, strict=True):
+        row.train_mask = mask
+    batches = list(forward.microbatches(rows, 100))
+    assert len(batches) > 1
+    forward.score(((batch, 1) for batch in batches), "ref_logprobs", model, vocab_size, 1.0)
     for row, mask in zip(rows, masks, strict=True):
         with torch.no_grad():
             expected = in_one_row(model, row, mask, vocab_size).numpy()
@@ -129,7 +139,7 @@ def test_scores_land_on_their_tokens(small_model, made_up_rows, vocab_size):
 def all_of(model, rows, vocab_size, entropy_gradient):
     """Log-probabilities, entropies, and the gradient of a random sum of what has one."""
     masks = [np.arange(len(row.tokens)) >= row.prompt_length for row in rows]
-    logprobs, entropies = forward.policy_forward(model, rows, masks, vocab_size, 0.7, entropy_gradient)
+    logprobs, entropies = policy_forward(model, rows, masks, vocab_size, 0.7, entropy_gradient)
     assert entropies.requires_grad == entropy_gradient
     both = torch.cat([logprobs, entropies]) if entropy_gradient else logprobs
     return logprobs.detach(), entropies.detach(), gradient(model, both)
@@ -155,7 +165,7 @@ def test_a_head_in_parts_gives_the_same(
             parts = all_of(model, rows, vocab_size, entropy_gradient)
             with torch.no_grad():
                 masks = [np.arange(len(row.tokens)) >= row.prompt_length for row in rows]
-                scored = forward.policy_forward(model, rows, masks, vocab_size, 0.7)
+                scored = policy_forward(model, rows, masks, vocab_size, 0.7)
         hook.remove()
         assert 0 < max(sizes) <= 4 * vocab_size * 7 and len(sizes) > 6
         for one, two in zip(whole, parts, strict=True):
@@ -194,14 +204,14 @@ from llm_utils import distributed, forward, loading
 folder, vocab_size, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 cpu, rng = torch.device("cpu"), numpy.random.default_rng(0)
-rows = [SimpleNamespace(tokens=rng.integers(vocab_size, size=n), prompt_length=4, task_index=n) for n in (20, 25)]
-masks = [numpy.arange(len(row.tokens)) >= 4 for row in rows]
+rows = [SimpleNamespace(tokens=rng.integers(vocab_size, size=n), prompt_length=4, task_index=n,
+                        train_mask=numpy.arange(n) >= 4) for n in (20, 25)]
 def gradients(**kwargs):
     model = loading.load_policy(folder, cpu, dtype=torch.float32, float32_head=True, **kwargs)
     for size in (2**29, 4 * vocab_size * 7):
         forward.LOGITS_BYTES = size
         for _ in range(2):  # gradients of microbatches add up
-            forward.policy_forward(model, rows, masks, vocab_size, 1.0)[0].sum().backward()
+            forward.policy_forward(model, rows, vocab_size, 1.0)[0].sum().backward()
         yield torch.cat([distributed.full(p.grad).flatten() for p in model.parameters()])
         model.zero_grad()
 whole, _ = gradients(whole=True)

@@ -137,7 +137,7 @@ def load(folder, lora_rank=0, gradient_checkpointing=False, **kwargs):
 
 def gradients(model, rows, vocab_size):
     """The log-probabilities of the rows, and the gradient of their sum by name."""
-    logprobs, _ = forward.policy_forward(model, rows, [row.action_mask for row in rows], vocab_size, 1.0)
+    logprobs, _ = forward.policy_forward(model, rows, vocab_size, 1.0)
     logprobs.sum().backward()
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -246,7 +246,7 @@ def test_there_is_no_dropout_under_gradient_checkpointing(tmp_path, made_up_rows
     rows = made_up_rows()
     with torch.no_grad():
         plain, checkpointed = (
-            forward.policy_forward(load(tmp_path, 0, on), rows, [r.action_mask for r in rows], vocab_size, 1.0)[0]
+            forward.policy_forward(load(tmp_path, 0, on), rows, vocab_size, 1.0)[0]
             for on in (False, True)
         )
     torch.testing.assert_close(plain, checkpointed, atol=1e-5, rtol=1e-5)

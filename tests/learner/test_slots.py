@@ -196,9 +196,9 @@ def test_a_float32_head_gives_float32_logits_to_sampler_and_trainer(policy_folde
     mask = np.arange(len(row.tokens)) == len(row.tokens) - 1
     states = plain.model(torch.from_numpy(row.tokens[:-1]).long()[None]).last_hidden_state[0, -1]
     exact = (plain.get_input_embeddings().weight.float() @ states.float())[:vocab_size].log_softmax(-1)
-    trained = forward.policy_forward(policy, [row], [mask], vocab_size, 1.0)[0]
+    trained = forward.policy_forward(policy, [row], vocab_size, 1.0)[0]
     torch.testing.assert_close(trained[0], exact[row.tokens[-1]], atol=1e-5, rtol=1e-5)
-    rounded = forward.policy_forward(plain, [row], [mask], vocab_size, 1.0)[0]
+    rounded = forward.policy_forward(plain, [row], vocab_size, 1.0)[0]
     assert abs(rounded[0] - exact[row.tokens[-1]]) > 1e-4
     trained.sum().backward()
     assert policy.get_input_embeddings().weight.grad.dtype == policy.get_output_embeddings().weight.dtype
