@@ -53,7 +53,7 @@ class Server:
                 break
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 if pause is None or not isinstance(error, DROPPED):
-                    raise self.died(f"doesn't answer {path}: {error!r}") from error
+                    raise self.died(f"doesn't answer {path}: {error!r}") from None
                 time.sleep(pause)
         if answer.is_error:
             raise self.died(f"answers {path} with {answer.status_code}: {_message(answer)}")
@@ -261,7 +261,7 @@ class VLLMClient(TokenEngine):
         try:
             answer = request.result()
         except httpx.HTTPError as error:
-            raise server.died(f"gave no answer: {error!r}") from error
+            raise server.died(f"gave no answer: {error!r}") from None
         if answer.is_error:
             raise server.died(f"failed with {answer.status_code}: {_message(answer)}")
         choice = answer.json()["choices"][0]
