@@ -163,7 +163,8 @@ def preflight(
     again = () if args.gradient_checkpointing else ("--gradient-checkpointing",)
     add("activations", saved + layer, UPDATE, *again, shorter)
     if on_cpu:
-        add("gaps that malloc leaves", (MALLOC_GAPS_LORA if args.lora_rank else MALLOC_GAPS) * saved + 3 * layer, UPDATE, *again, shorter)
+        gaps = MALLOC_GAPS_LORA if args.lora_rank else MALLOC_GAPS
+        add("gaps that malloc leaves", gaps * saved + 3 * layer, UPDATE, *again, shorter)
     vocabulary = config.get_text_config().vocab_size
     logits = min(tokens, LOGITS_BYTES // (4 * vocabulary)) * 4 * vocabulary
     add("logits", LOGITS_COPIES * logits, UPDATE, shorter)
