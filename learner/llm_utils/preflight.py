@@ -28,7 +28,9 @@ TYPICAL_ROW = 4096  # tokens; few of the rows that grow side by side use all of 
 ROOM_TO_GROW = 1.27  # of the cache: a store has an eighth more rows and columns than it needs
 VLLM_SHARE = 0.4  # of a GPU, of --engine vllm; while the trainer works vLLM sleeps
 CONTEXT = "--env-kwargs '{\"max_context_tokens\": ...}'"
-MALLOC_GAPS = 0.1  # of the activations, and three layers: measured by benchmarks/preflight.py
+# On a CPU, freed blocks that lie between others stay with the process: shares of the activations, and three layers.
+# Adapters leave more of them. Fitted to benchmarks/preflight.py.
+MALLOC_GAPS, MALLOC_GAPS_LORA = 0.1, 0.8
 LOGITS_COPIES = 4  # float32 tensors of the size of the logits, at once: logits, their softmax, two for entropies
 
 
@@ -161,7 +163,8 @@ def preflight(
     again = () if args.gradient_checkpointing else ("--gradient-checkpointing",)
     add("activations", saved + layer, UPDATE, *again, shorter)
     if on_cpu:
-        add("gaps that malloc leaves", MALLOC_GAPS * saved + 3 * layer, UPDATE, *again, shorter)
+        gaps = MALLOC_GAPS_LORA if args.lora_rank else MALLOC_GAPS
+        add("gaps that malloc leaves", gaps * saved + 3 * layer, UPDATE, *again, shorter)
     vocabulary = config.get_text_config().vocab_size
     logits = min(tokens, LOGITS_BYTES // (4 * vocabulary)) * 4 * vocabulary
     add("logits", LOGITS_COPIES * logits, UPDATE, shorter)
