@@ -116,11 +116,11 @@ def run(case: dict[str, Any]) -> dict[str, float]:
     for _ in range(2):
         saver.boundary({})
     rng = np.random.default_rng(0)
+    trained = np.arange(longest) >= 9
     rows = [
-        SimpleNamespace(tokens=rng.integers(vocab_size, size=longest), prompt_length=9, task_index=i)
+        SimpleNamespace(tokens=rng.integers(vocab_size, size=longest), prompt_length=9, task_index=i, train_mask=trained)
         for i in range(2 * args.microbatch_tokens // longest)
     ]
-    masks = [np.arange(longest) >= 9] * len(rows)
     model = slots.SlotModel(policy, args.num_envs, vocab_size)
     for _ in model.prefill({slot: rng.integers(vocab_size, size=longest - 2) for slot in range(args.num_envs)}):
         pass
@@ -130,11 +130,10 @@ def run(case: dict[str, Any]) -> dict[str, float]:
     model.clear()
     for _ in range(args.updates):
         for batch in forward.microbatches(rows, args.microbatch_tokens):
-            chosen = masks[: len(batch)]
             if reference is not None:
                 with torch.no_grad():
-                    forward.policy_forward(reference, batch, chosen, vocab_size, 1.0)
-            forward.policy_forward(policy, batch, chosen, vocab_size, 1.0)[0].sum().backward()
+                    forward.policy_forward(reference, batch, vocab_size, 1.0)
+            forward.policy_forward(policy, batch, vocab_size, 1.0)[0].sum().backward()
             if args.critic:
                 modules[1](input_ids=forward.pad([row.tokens for row in batch])).last_hidden_state.mean().backward()
         adam.step(1.0)

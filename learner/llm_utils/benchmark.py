@@ -50,6 +50,10 @@ def make_job(words: Sequence[str]) -> Job:
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
     args = tyro.cli(importlib.import_module(script.stem).Args, args=arguments)
+    if hasattr(args, "old_logprobs"):  # a run notes the defaults that suit its model
+        from llm_utils.run import fill_defaults
+
+        fill_defaults(args)
     words = [sys.executable if word in ("python", "python3") else word for word in words]
     return Job(words, comparable(asdict(args)))
 

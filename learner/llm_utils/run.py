@@ -52,6 +52,14 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     torch.set_num_threads(args.num_threads or max(1, (os.cpu_count() or 1) // distributed.local_world_size()))
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
+    if (chosen := fill_defaults(args)) and distributed.rank() == 0:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+        print(f"defaults for --model {args.model}: {flags}", file=sys.stderr)
+    return args
+
+
+def fill_defaults(args: Any) -> dict[str, Any]:
+    """Put in what suits the model and the machine where a learner's arguments leave it open. Returns what was put in."""
     chosen: dict[str, Any] = {}
     rates = default_learning_rates(args.model, args.lora_rank)
     for name, rate in zip(("learning_rate", "critic_learning_rate"), rates, strict=True):
@@ -65,10 +73,7 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
         chosen["old_logprobs"] = "sampler" if exact and not args.reject_ratio else "trainer"
     for name, value in chosen.items():
         setattr(args, name, value)
-    if chosen and distributed.rank() == 0:
-        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
-        print(f"defaults for --model {args.model}: {flags}", file=sys.stderr)
-    return args
+    return chosen
 
 
 def algorithm() -> str:

@@ -54,7 +54,7 @@ def test_shared_prompts_change_neither_log_probabilities_nor_gradients(
     model = small_model(kind, attention).double()  # in float32 rounding alone makes 1e-6
     rows = made_up_rows(groups=3, size=5, prompts=(40, 60))
     assert len({row.prompt_length for row in rows}) == 3 and len({len(row.tokens) for row in rows}) > 6
-    alike = rows[0].turns[0][0] + 1  # episodes of a group may begin alike, or be the same
+    alike = rows[0].turns[0].start + 1  # episodes of a group may begin alike, or be the same
     rows[1].tokens[:alike] = rows[0].tokens[:alike]
     rows[6] = rows[5]
     for masks in (

@@ -193,7 +193,7 @@ def test_a_float32_head_gives_float32_logits_to_sampler_and_trainer(policy_folde
     policy = loading.load_policy(policy_folder, cpu, dtype=torch.bfloat16, float32_head=True)
     plain = loading.load_policy(policy_folder, cpu, dtype=torch.bfloat16)
     row = made_up_rows(groups=1, size=1)[0]
-    mask = np.arange(len(row.tokens)) == len(row.tokens) - 1
+    row.train_mask = np.arange(len(row.tokens)) == len(row.tokens) - 1
     states = plain.model(torch.from_numpy(row.tokens[:-1]).long()[None]).last_hidden_state[0, -1]
     exact = (plain.get_input_embeddings().weight.float() @ states.float())[:vocab_size].log_softmax(-1)
     trained = forward.policy_forward(policy, [row], vocab_size, 1.0)[0]
