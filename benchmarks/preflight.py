@@ -116,9 +116,9 @@ def run(case: dict[str, Any]) -> dict[str, float]:
     for _ in range(2):
         saver.boundary({})
     rng = np.random.default_rng(0)
-    trained = np.arange(longest) >= 9
+    fixed = {"prompt_length": 9, "train_mask": np.arange(longest) >= 9}
     rows = [
-        SimpleNamespace(tokens=rng.integers(vocab_size, size=longest), prompt_length=9, task_index=i, train_mask=trained)
+        SimpleNamespace(tokens=rng.integers(vocab_size, size=longest), task_index=i, **fixed)
         for i in range(2 * args.microbatch_tokens // longest)
     ]
     model = slots.SlotModel(policy, args.num_envs, vocab_size)

@@ -24,7 +24,7 @@ from transformers import AutoModel
 
 import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import checkpoint, distributed
-from llm_utils.forward import check_finite, gather, pad, policy_forward
+from llm_utils.forward import check_finite, gather, pad, policy_forward, uses_gradient_checkpointing
 from llm_utils.kl import kl_divergence
 from llm_utils.loading import enable_gradient_checkpointing
 from llm_utils.metrics import TokenMeans
@@ -284,6 +284,8 @@ class Critic(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Tokens [B, T] -> values [B, T]: entry t is the value of the state that ends with token t."""
+        if uses_gradient_checkpointing(self.backbone):  # in training mode only
+            self.backbone.train()
         return self.head(self.backbone(input_ids=ids, use_cache=False).last_hidden_state.float())[..., 0]
 
 

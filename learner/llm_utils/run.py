@@ -59,7 +59,7 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
 
 
 def fill_defaults(args: Any) -> dict[str, Any]:
-    """Put in what suits the model and the machine where a learner's arguments leave it open. Returns what was put in."""
+    """Put in what suits model and machine where a learner's arguments leave it open. Returns what was put in."""
     chosen: dict[str, Any] = {}
     rates = default_learning_rates(args.model, args.lora_rank)
     for name, rate in zip(("learning_rate", "critic_learning_rate"), rates, strict=True):
