@@ -234,7 +234,8 @@ def test_a_fork_goes_on_from_the_same_row_with_other_random_numbers(policy, voca
     assert both[3].tokens.tolist()[:5] != both[1].tokens.tolist()
     whole = np.concatenate([prompt, first.tokens, answer, both[3].tokens])
     with torch.no_grad():
-        logprobs = torch.log_softmax(policy(input_ids=torch.from_numpy(whole[None]).long()).logits[0, :, :vocab_size], -1)
+        logits = policy(input_ids=torch.from_numpy(whole[None]).long()).logits[0, :, :vocab_size]
+    logprobs = torch.log_softmax(logits, -1)
     expected = logprobs[:-1].gather(1, torch.from_numpy(whole[1:, None]).long())[-len(both[3].tokens) :, 0]
     np.testing.assert_allclose(both[3].logprobs, expected, atol=1e-4)
 

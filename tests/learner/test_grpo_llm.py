@@ -21,7 +21,7 @@ import ppo_llm  # noqa: E402
 import reinforce_pp_llm  # noqa: E402
 import rloo_llm  # noqa: E402
 
-from llm_utils.forward import score  # noqa: E402
+from llm_utils.forward import policy_forward, score  # noqa: E402
 from llm_utils.loading import load_policy  # noqa: E402
 from llm_utils.sources import model_source  # noqa: E402
 from llm_utils.trajectory import groups_with_signal, segment_numbers  # noqa: E402
@@ -405,6 +405,56 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, monkeyp
         assert logged["charts/groups_with_signal"] == pytest.approx([1 - np.mean(even[:8]), 1 - np.mean(even[8:])])
 
 
+def bfloat16_or_skip():
+    from llm_utils.loading import choose_dtype
+
+    try:
+        choose_dtype("bfloat16", torch.device("cpu"))
+    except SystemExit as error:
+        pytest.skip(str(error))
+
+
+def test_in_bf16_no_ratio_is_clipped_before_an_update(learn):
+    """Sampling and training round differently in bf16: against the sampler's log-probabilities GSPO's narrow range
+    would clip most episodes at once. The default compares with the trainer's, and the gap is logged."""
+    bfloat16_or_skip()
+    flags = ["--total-episodes", 16, "--num-minibatches", 1, "--dtype", "bfloat16", "--ratio", "sequence"]
+    flags += ["--loss-aggregation", "sequence", "--clip-coef", 3e-4, "--clip-coef-high", 4e-4]
+    default, sampler = (
+        scalars(learn("grpo_llm", *GROUPS, *flags, *more, "--exp-name", name))
+        for name, more in (("default", []), ("sampler", ["--old-logprobs", "sampler"]))
+    )
+    assert default["losses/clipfrac"][0] == 0 and sampler["losses/clipfrac"][0] > 0.2
+    assert 0 < default["sampler/gap_mean"][0] < default["sampler/gap_max"][0] < 1
+    assert 0 <= default["sampler/gap_beyond"][0] < 1
+
+
+def test_rows_far_from_the_trainer_are_rejected(make_row):
+    from llm_utils.run import reject_far_rows
+
+    rows = [make_row([(1, 4, 1.0)], 5, episode=i) for i in range(3)]
+    for row, gap in zip(rows, (0.0, 0.05, -0.2), strict=True):
+        row.old_logprobs = row.logprobs + np.float32(gap) * row.action_mask
+    assert reject_far_rows(rows, 1.1) == pytest.approx(1 / 3)
+    assert [row.train_mask.sum() for row in rows] == [3, 3, 0]
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_figures_are_means_over_tokens_whatever_the_aggregation(small_model, made_up_rows, as_run, aggregation):
+    """Only the loss itself is weighted: entropy, KL divergence and clip fraction are what they are."""
+    rows = made_up_rows()
+    args = grpo_llm.Args(loss_aggregation=aggregation, constant_length=7, microbatch_tokens=120)
+    run = as_run(args, small_model("qwen2"))
+    found = grpo_llm.backward(rows, args, run)
+    with torch.no_grad():
+        new, entropy = policy_forward(run.policy, [s for row in rows for s in row.segments()], run.vocab_size, 1.0)
+    old = np.concatenate([row.old_logprobs[row.action_mask] for row in rows])
+    ratio = (new - torch.from_numpy(old)).exp()
+    assert found["entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
+    assert found["old_approx_kl"] == pytest.approx(-ratio.log().mean().item(), rel=1e-3)
+    assert found["clipfrac"] == pytest.approx(((ratio < 0.8) | (ratio > 1.28)).float().mean().item())
+
+
 def test_staleness_occurs_and_is_bounded(learn):
     run_dir = learn("grpo_llm", *GROUPS, "--total-episodes", 64, "--max-staleness", 2)
     staleness = [
@@ -455,6 +505,13 @@ def test_contradicting_flags_are_named_before_any_work(learn):
         (["--num-envs", 0], "--num-envs is at least 1"),
         (["--env-kwargs", "{bad"], "--env-kwargs takes a JSON object"),
         (["--env-id", "AgentR1/Nope-v0"], "there is no such environment; there are AgentR1/"),
+        (["--no-advantage-mask"], "--no-advantage-mask changes nothing without --no-loss-mask"),
+        (["--max-grad-norm", -1], "--max-grad-norm is above 0"),
+        (["--max-invalid", 2], "--max-invalid is a share"),
+        (["--reject-ratio", 0.5], "--reject-ratio is a factor above 1"),
+        (["--reject-ratio", 2, "--old-logprobs", "sampler"], "give --old-logprobs trainer"),
+        (["--memory-gb", 0.001], "this run doesn't fit"),
+        (["--env-kwargs", '{"max_context_tokens": 40000}'], "the model has 32768 positions"),
     ):
         with pytest.raises(SystemExit, match=message):
             learn("grpo_llm", *GROUPS, *arguments)

@@ -1,0 +1,80 @@
+"""What breaks in the environment's machinery is no training signal: such episodes are dropped, counted, and bounded."""
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tyro")
+pytest.importorskip("tensorboard")
+pytest.importorskip("faulty_world")
+
+from llm_utils.rollout import rollout  # noqa: E402
+from llm_utils.sources import model_source  # noqa: E402
+from llm_utils.transformers_engine import TransformersEngine  # noqa: E402
+
+FLAGS = ["--env-id", "faulty_world:AgentR1Faulty/MultihopWorld-v0", "--num-envs", 16, "--num-threads", 1]
+FLAGS += ["--episodes-per-iteration", 32, "--num-minibatches", 2, "--eval-episodes", 0, "--learning-rate", 3e-4]
+
+
+def flags(**env_kwargs):
+    return [*FLAGS, "--model", model_source("tiny", "AgentR1/MultihopWorld-v0"), "--env-kwargs", json.dumps(env_kwargs)]
+
+
+def scalars(run_dir):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir)).Reload()
+    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+CASES = [("grpo_llm", "call"), ("ppo_llm", "episode"), ("reinforce_pp_llm", "call")]
+
+
+@pytest.mark.parametrize(("script", "kind"), CASES)
+def test_broken_episodes_are_dropped_and_counted(learn, monkeypatch, script, kind):
+    from llm_utils.logger import Logger
+
+    monkeypatch.setattr(Logger, "TRAJECTORIES", 32)
+    run_dir = learn(script, *flags(kind=kind, rate=0.3), "--total-episodes", 64, "--max-invalid", 0.9)
+    rows = [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
+    logged = scalars(run_dir)
+    dropped = [32 - sum(row["iteration"] == i for row in rows) for i in (1, 2)]
+    assert sum(dropped) > 4 and not any(row["fault"] for row in rows)
+    assert logged["charts/invalid"] == pytest.approx([n / 32 for n in dropped])
+    assert logged["charts/episodes"] == [32, 64]  # what was played
+    assert all(np.isfinite(row["advantages"]).all() for row in rows)
+    assert np.isfinite(logged["losses/grad_norm"]).all()
+
+
+def test_calls_that_fail_once_change_nothing(learn):
+    """With retries the run is that of a sound world, to the token."""
+    found = []
+    for kind in ("none", "once"):
+        run_dir = learn("grpo_llm", *flags(kind=kind, rate=0.3), "--total-episodes", 32, "--deterministic",
+                        "--exp-name", kind)  # fmt: skip
+        lines = (run_dir / "trajectories.jsonl").read_text().splitlines()
+        found.append([json.loads(line)["tokens"] for line in lines])
+        assert scalars(run_dir)["charts/invalid"] == [0]
+    assert found[0] == found[1]
+
+
+def test_a_run_that_only_meets_faults_stops_and_says_why(learn):
+    with pytest.raises(RuntimeError, match=r"of the iteration's 32 episodes.*--max-invalid 0.5.*search server is down"):
+        learn("grpo_llm", *flags(kind="call", rate=1.0), "--total-episodes", 64)
+
+
+def test_an_episode_that_cannot_begin_is_not_sampled(policy, vocab_size):
+    import gymnasium as gym
+
+    envs = gym.make_vec("faulty_world:AgentR1Faulty/MultihopWorld-v0", num_envs=4, kind="episode", rate=0.5,
+                        max_turns=2, max_action_tokens=8)  # fmt: skip
+    engine = TransformersEngine(policy, 4, vocab_size)
+    rows = rollout(envs, engine, [(i, i) for i in range(24)], seed=1)
+    broken = [row for row in rows if row.fault]
+    assert 4 < len(broken) < 20
+    for row in broken:
+        assert not row.turns and not row.action_mask.any() and row.truncated and not row.terminated
+        assert "corpus server is down" in row.fault
+    envs.close()
