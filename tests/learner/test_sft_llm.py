@@ -189,8 +189,8 @@ def test_contradictions_are_refused(learn, arguments):
 
 def test_a_row_longer_than_the_model_is_made_for_is_refused(learn, flags, tmp_path):
     rows = tmp_path / "long.jsonl"
-    rows.write_text(json.dumps({"tokens": [1] * 4097, "action_mask": [0] * 4096 + [1]}) + "\n")
-    with pytest.raises(SystemExit, match="4097 tokens, but the model is made for 4096"):
+    rows.write_text(json.dumps({"tokens": [1] * 32769, "action_mask": [0] * 32768 + [1]}) + "\n")
+    with pytest.raises(SystemExit, match="32769 tokens, but the model is made for 32768"):
         learn("sft_llm", *flags, "--data", rows)
 
 
