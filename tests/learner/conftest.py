@@ -158,13 +158,13 @@ def made_up_rows(make_row, vocab_size):
 
 @pytest.fixture(scope="session")
 def as_run(vocab_size):
-    """as_run(args, policy, critic): what `backward` needs of a run, in one process."""
+    """as_run(args, policy, critic, size): what `backward` needs of a run, in one process."""
 
-    def make(args, policy, critic=None):
+    def make(args, policy, critic=None, size=vocab_size):
         names = {name: None for name in Run.__dataclass_fields__}
         names |= {"args": args, "policy": policy, "critic": critic, "device": policy.device}
         rows = len(policy.get_input_embeddings().weight)  # a model may have fewer than the byte tokenizer has tokens
-        names |= {"vocab_size": min(rows, vocab_size), "played": [], "metrics": [], "seconds": {}}
+        names |= {"vocab_size": min(rows, size), "played": [], "metrics": [], "seconds": {}}
         return Run(**names)
 
     return make

@@ -92,9 +92,9 @@ def test_figures_of_the_steps(log, played):
 
 def test_rows_carry_faults_turns_and_segments(tmp_path, played):
     played[0].turns = [SimpleNamespace(start=5, end=9, reward=1.0)]
-    played[0].segment_starts = np.array([0, 7])
-    expected = [[start, end] for start, end, _ in played[2].turns]
+    played[0].segment_starts = [0, 7]
+    expected = [[turn.start, turn.end] for turn in played[2].turns]
     run_files.append_rows(tmp_path / "rows.jsonl", played, iteration=1)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows[0]["turns"] == [[5, 9]] and rows[0]["segment_starts"] == [0, 7] and rows[0]["fault"] is None
-    assert rows[2]["turns"] == expected and "segment_starts" not in rows[2] and rows[2]["fault"] == "search"
+    assert rows[2]["turns"] == expected and rows[2]["segment_starts"] == [0] and rows[2]["fault"] == "search"

@@ -14,6 +14,8 @@ grpo_llm = pytest.importorskip("grpo_llm")
 import gymnasium as gym  # noqa: E402
 
 import agent_r1  # noqa: E402
+from llm_utils.rollout import rollout  # noqa: E402
+from llm_utils.transformers_engine import TransformersEngine  # noqa: E402
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
 AGGREGATION = {"grpo": "sequence", "dr_grpo": "constant", "dapo": "token"}
@@ -55,8 +57,8 @@ def trainer(model, tmp_path):
 def rows(model):
     """Two groups of real episodes of the tiny policy, sampled by slightly different weights than those that train."""
     envs = gym.make_vec(ENV_ID, num_envs=ROWS, tokenizer=agent_r1.tiny_policy(ENV_ID))
-    engine = grpo_llm.TransformersEngine(model, ROWS, envs.single_action_space.vocab_size, TEMPERATURE)
-    rows = grpo_llm.rollout(envs, engine, [(i, i // GROUP) for i in range(ROWS)], seed=0)
+    engine = TransformersEngine(model, ROWS, envs.single_action_space.vocab_size, TEMPERATURE)
+    rows = rollout(envs, engine, [(i, i // GROUP) for i in range(ROWS)], seed=0)
     envs.close()
     rng = np.random.default_rng(0)
     for row in rows:
@@ -99,7 +101,7 @@ def gradient(model):
 @pytest.mark.parametrize("credit", ["episode", "turn"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("loss_type", list(AGGREGATION))
-def test_loss_and_gradient_are_those_of_trl(rows, model, trainer, loss_type, accumulation, credit):
+def test_loss_and_gradient_are_those_of_trl(rows, model, trainer, as_run, loss_type, accumulation, credit):
     args = grpo_llm.Args(
         group_size=GROUP,
         temperature=TEMPERATURE,
@@ -110,7 +112,7 @@ def test_loss_and_gradient_are_those_of_trl(rows, model, trainer, loss_type, acc
         microbatch_tokens=400,  # ours is cut where it likes to be
     )
     grpo_llm.compute_advantages(rows, args)
-    logs = grpo_llm.backward(rows, args, model, len(model.get_input_embeddings().weight))
+    logs = grpo_llm.backward(rows, args, as_run(args, model, size=len(model.get_input_embeddings().weight)))
     ours = gradient(model)
     assert 0.05 < logs["clipfrac"] < 0.95
 
