@@ -46,10 +46,10 @@ def training(kind: str, seed: int, episodes: int, *flags: str) -> Job:
     return make_job([*words, "--eval-episodes", "0", "--save-model", *flags])
 
 
-def evaluation(run: Path, kind: str, seed: int) -> Job:
+def evaluation(run: Path, kind: str, seed: int, *flags: str) -> Job:
     """The greedy evaluation of what a run has learned, in a world without faults."""
     words = ["python", "learner/evaluate_llm.py", "--model", str(run / "model"), "--num-threads", "1"]
-    return make_job([*words, "--exp-name", f"faults_eval_{kind}", "--seed", str(seed)])
+    return make_job([*words, "--exp-name", f"faults_eval_{kind}", "--seed", str(seed), *flags])
 
 
 def main() -> None:
@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 1 on")
     parser.add_argument("--workers", type=int, default=2, help="runs at the same time")
     parser.add_argument("--episodes", type=int, default=EPISODES, help="episodes that count, of each run")
+    parser.add_argument("--eval-episodes", type=int, default=1000, help="held-out tasks that each policy is judged by")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)
@@ -65,7 +66,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
     cases = [(kind, seed) for seed in range(1, args.seeds + 1) for kind in args.kinds]
     runs = finish([training(*case, args.episodes) for case in cases], args.workers)
-    evaluations = finish([evaluation(run, *case) for run, case in zip(runs, cases, strict=True)], args.workers)
+    tasks = ["--episodes", str(args.eval_episodes)]
+    evaluations = finish([evaluation(run, *case, *tasks) for run, case in zip(runs, cases, strict=True)], args.workers)
     names = ("em", "turns", "valid_episodes", "invalid", "area", "seconds")
     results: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in names} for kind in args.kinds}
     for (kind, _), run, folder in zip(cases, runs, evaluations, strict=True):
@@ -90,6 +92,7 @@ def main() -> None:
     table = "\n".join(rows)
     print(table)
     command = f"python benchmarks/faults.py --kinds {' '.join(args.kinds)} --seeds {args.seeds}"
+    command += f" --episodes {args.episodes} --eval-episodes {args.eval_episodes}"
     record_results("faults", results, table, command, args.force)
 
 
