@@ -53,7 +53,8 @@ SIZES = {  # of Qwen2.5: layers, hidden size, MLP's size, heads, keys' heads, vo
 
 
 def sizes(names: list[str], memory_gb: float = 80, longest_row: int = 8192) -> str:
-    """A table of these models: the peak of a run with vLLM in its process, and the fewest training GPUs with servers elsewhere."""
+    """A table of these models: the peak of a run with vLLM in its process, and the fewest training GPUs with servers
+    elsewhere."""
     import torch
     from transformers import Qwen2Config
 
@@ -156,7 +157,7 @@ def check(case: dict[str, Any], shape: dict[str, Any]) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--sizes", nargs="*", metavar="SIZE", choices=[*SIZES, []],
+    parser.add_argument("--sizes", nargs="*", metavar="SIZE", choices=SIZES,
                         help=f"the table of larger models ({', '.join(SIZES)}; default all), from their shapes alone")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is run and measured")
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"], help="layers of the model")

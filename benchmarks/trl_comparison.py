@@ -194,7 +194,8 @@ def make_checkpoint(size: str, threads: int, more: str = "") -> None:
     come last."""
     if not (checkpoint(size) / "config.json").is_file():
         flags = f"{SIZES[size]} --num-demonstrations 4000 --tokenizer-demonstrations 1000 --warmup-steps 10"
-        flags += f" --learning-rate 2e-3 --eval-demonstrations 64 --num-threads {threads} --out {checkpoint(size)} {more}"
+        flags += f" --learning-rate 2e-3 --eval-demonstrations 64 --num-threads {threads}"
+        flags += f" --out {checkpoint(size)} {more}"
         call([ROOT / "learner" / "sft_llm.py", *flags.split()], tempfile.gettempdir(), threads)
 
 
@@ -296,7 +297,9 @@ def main() -> None:
     table = tables(results)
     print(table)
     command = (f"python benchmarks/trl_comparison.py --repeats {args.repeats} --steps {args.steps} "
-               f"--prompts {args.prompts} --group {args.group} --threads {args.threads} --sizes {' '.join(args.sizes)}")  # fmt: skip
+               f"--prompts {args.prompts} --group {args.group} --threads {args.threads}")  # fmt: skip
+    if args.sizes != list(SIZES):
+        command += f" --sizes {' '.join(args.sizes)}"
     if args.checkpoint_flags:
         command += f' --checkpoint-flags "{args.checkpoint_flags}"'
     record_results("trl_comparison", results, table, command, args.force)
