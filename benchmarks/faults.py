@@ -24,7 +24,7 @@ import agent_r1  # noqa: E402
 from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 
-RATE, PER_ITERATION = 0.3, 256
+RATE, PER_ITERATION = 0.3, 256  # episodes of an iteration; all of a run that is smaller
 EPISODES = 5_120
 KINDS = {
     "none": "no faults",
@@ -36,13 +36,14 @@ KINDS = {
 
 def training(kind: str, seed: int, episodes: int, *flags: str) -> Job:
     """A run of grpo_llm.py that trains on about `episodes` episodes that count, if one in `RATE` is dropped."""
+    each = min(PER_ITERATION, episodes)
     if kind == "episode":
-        episodes = round(episodes / (1 - RATE) / PER_ITERATION) * PER_ITERATION
+        episodes = round(episodes / (1 - RATE) / each) * each
     model = agent_r1.tiny_policy("AgentR1/MultihopWorld-v0")
     words = ["python", "learner/grpo_llm.py", "--env-id", "faulty_world:AgentR1Faulty/MultihopWorld-v0"]
     words += ["--env-kwargs", json.dumps({"kind": kind, "rate": RATE}), "--model", os.path.relpath(model, ROOT)]
     words += ["--learning-rate", "3e-4", "--exp-name", f"faults_{kind}", "--seed", str(seed), "--max-invalid", "0.9"]
-    words += ["--total-episodes", str(episodes), "--episodes-per-iteration", str(PER_ITERATION), "--num-threads", "1"]
+    words += ["--total-episodes", str(episodes), "--episodes-per-iteration", str(each), "--num-threads", "1"]
     return make_job([*words, "--eval-episodes", "0", "--save-model", *flags])
 
 
@@ -77,7 +78,7 @@ def main() -> None:
         success = read_curve(run, "charts/exact_match", "episodes")[1]
         found["em"].append(metrics["exact_match"]["mean"])
         found["turns"].append(metrics["turns"]["mean"])
-        found["valid_episodes"].append(float(np.sum(1 - np.array(invalid)) * PER_ITERATION))
+        found["valid_episodes"].append(float(np.sum(1 - np.array(invalid)) * min(PER_ITERATION, args.episodes)))
         found["invalid"].append(float(np.mean(invalid)))
         found["area"].append(float(np.mean(success)))
         found["seconds"].append(json.loads((run / "summary.json").read_text())["train_seconds"])

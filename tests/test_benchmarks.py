@@ -22,14 +22,14 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "arithmetic_seeds": (f'--seeds 1 --splits test --episodes 8 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "check_dialects": (f"--tokenizer {TINY} --count 10 --force", ("renderers", "transformers")),
     "estimators": ("--games 4 --steps 10", LEARNING),
-    "faults": ("--kinds episode --seeds 1 --episodes 256 --eval-episodes 8 --force", LEARNING),
+    "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
     "fuzz_spans": ("--spans 300", ()),
-    "gradient_noise": ("--batches 10 --groups 2 --checkpoints early --workers 1 --force", LEARNING),
+    "gradient_noise": ("--batches 10 --groups 1 --checkpoints early --workers 1 --force", LEARNING),
     "kill_resume": ("--moments 1 --scripts grpo_llm --force", LEARNING),
     "math_and_code_data": ("--data {data} --mbpp-mutants 2", ("math_verify", "pydantic_monty", "tqdm")),
     "multihop_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "oracle": ("--data-dir {data}", ("bm25s",)),
-    "paper_table": (f'--seeds 1 --rows GRPO --episodes 16 --flags "{RUN}" --force', LEARNING),
+    "paper_table": (f'--seeds 1 --rows GRPO --episodes 16 --flags "{RUN} --total-episodes 32" --force', LEARNING),
     "preflight": ("--cases GRPO --layers 1", LEARNING),
     "preflight --sizes": ("0.5B", LEARNING),
     "real_data": (f"--model {TINY} --data {{data}} --sets HotpotQA GSM8K --episodes 2 --iterations 1", LEARNING),
@@ -56,6 +56,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "vector_throughput": [],
     "vector_throughput --episodes": ["vector_memory"],
 }
+DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
 
 
 def documented() -> list[str]:
@@ -131,7 +132,7 @@ def test_a_benchmark_runs(case, clone, places):
     done = start(clone, f"benchmarks/{name}.py", *first, *shlex.split(flags.format(**places)))
     logs = "".join(path.read_text()[-2000:] for path in (clone / "runs" / "logs").glob("*.log")
                    if path.stat().st_mtime >= begun)  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{logs}"
+    assert done.returncode == (case in DIFFERENCES), f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{logs}"
     assert "|" in done.stdout or "{" in done.stdout  # a table, or JSON
     assert not re.search(r"\bnan\b", done.stdout), done.stdout
     for result in RECORDED.get(case, [name]):
