@@ -7,7 +7,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "paper_table": (f'--seeds 1 --rows GRPO --episodes 16 --flags "{RUN} --total-episodes 32" --force', LEARNING),
     "preflight": ("--cases GRPO --layers 1", LEARNING),
     "preflight --sizes": ("0.5B", LEARNING),
-    "real_data": (f"--model {TINY} --data {{data}} --sets HotpotQA GSM8K --episodes 2 --iterations 1", LEARNING),
+    "real_data": (f"--model {TINY} --data {{data}} --sets HotpotQA GSM8K --episodes 2 --iterations 1 "
+                  "--train-episodes 2", LEARNING),
     "retrieval_recall": ("--data-dir {data} --corpus {corpus}", ("bm25s",)),
     "sandbox_speed": ("--quick --force", ()),
     "sft_bf16": ("--num-steps 2 --batch-size 2 --heldout 2", LEARNING),
@@ -91,15 +93,18 @@ def test_a_documented_command_names_flags_that_there_are(command):
             assert f'"{flag}"' in source, f"{script} has no {flag}"
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory) -> Path:
+def make_clone(folder: Path) -> Path:
     """What a clone has, without what was run or recorded here: runs, results and images are written below it."""
-    folder = tmp_path_factory.mktemp("clone")
     for name in ("benchmarks", "learner"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("results", "__pycache__", "runs"))
     for name in ("envs", "tools"):
         (folder / name).symlink_to(ROOT / name)
     return folder
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    return make_clone(tmp_path_factory.mktemp("clone"))
 
 
 @pytest.fixture(scope="module")
@@ -116,22 +121,41 @@ def start(clone: Path, *words: str, timeout: float = 240) -> subprocess.Complete
     """Start a benchmark as the docs say, where the two packages of this repository are installed, and no more is."""
     packages = os.pathsep.join([str(ROOT / "envs"), str(ROOT / "tools")])
     environment = os.environ | {"PYTHONPATH": packages, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["OMP_WAIT_POLICY"] = "passive"  # several run side by side
     environment.pop("AGENT_R1_DATA", None)
     return subprocess.run(
         [sys.executable, *words], cwd=clone, env=environment, capture_output=True, text=True, timeout=timeout
     )
 
 
+def missing(case: str) -> list[str]:
+    """What the case needs and is not installed here."""
+    return [module for module in SMALL[case][1] if find_spec(module) is None]
+
+
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory, places):
+    """case -> (its clone, the run of it). All that were asked for begin at once, one on each core."""
+    cases = [item.callspec.params["case"] for item in request.session.items if item.name.startswith("test_a_benchmark_")]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
+        found = {}
+        for case in cases:
+            if not missing(case):
+                name, *first = case.split()
+                words = [f"benchmarks/{name}.py", *first, *shlex.split(SMALL[case][0].format(**places))]
+                folder = make_clone(tmp_path_factory.mktemp(name))
+                found[case] = folder, pool.submit(start, folder, *words)
+        yield found
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("case", SMALL)
-def test_a_benchmark_runs(case, clone, places):
-    flags, needed = SMALL[case]
-    for module in needed:
-        pytest.importorskip(module)
-    name, *first = case.split()
-    begun = time.time()
-    done = start(clone, f"benchmarks/{name}.py", *first, *shlex.split(flags.format(**places)))
-    logs = "".join(path.read_text()[-2000:] for path in (clone / "runs" / "logs").glob("*.log")
-                   if path.stat().st_mtime >= begun)  # fmt: skip
+def test_a_benchmark_runs(case, runs):
+    if missing(case):
+        pytest.skip(f"not installed: {', '.join(missing(case))}")
+    (clone, run), name = runs[case], case.split()[0]
+    done = run.result()
+    logs = "".join(path.read_text()[-2000:] for path in (clone / "runs" / "logs").glob("*.log"))
     assert done.returncode == (case in DIFFERENCES), f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{logs}"
     assert "|" in done.stdout or "{" in done.stdout  # a table, or JSON
     assert not re.search(r"\bnan\b", done.stdout), done.stdout
