@@ -33,7 +33,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "paper_table": (f'--seeds 1 --rows GRPO --episodes 16 --flags "{RUN} --total-episodes 32" --force', LEARNING),
     "preflight": ("--cases GRPO --layers 1", LEARNING),
     "preflight --sizes": ("0.5B", LEARNING),
-    "real_data": (f"--model {TINY} --data {{data}} --sets HotpotQA GSM8K --episodes 2 --iterations 1 "
+    "real_data": (f"--model {TINY} --data {{data}} --parts evaluate train --sets HotpotQA --episodes 2 --iterations 1 "
                   "--train-episodes 2", LEARNING),
     "retrieval_recall": ("--data-dir {data} --corpus {corpus}", ("bm25s",)),
     "sandbox_speed": ("--quick --force", ()),
@@ -51,7 +51,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
 RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
     "arithmetic_seeds": ["arithmetic_seeds", "arithmetic_splits"],
     "preflight --sizes": [],
-    "real_data": ["real_data_baselines", "real_data_problems", "real_data_ppo"],
+    "real_data": ["real_data_baselines", "real_data_ppo"],
     "sandbox_speed": [],
     "tool_latency": ["tool_latency_8"],
     "two_processes": ["two_processes_grpo"],
@@ -136,7 +136,8 @@ def missing(case: str) -> list[str]:
 @pytest.fixture(scope="module")
 def runs(request, tmp_path_factory, places):
     """case -> (its clone, the run of it). All that were asked for begin at once, one on each core."""
-    cases = [item.callspec.params["case"] for item in request.session.items if item.name.startswith("test_a_benchmark_")]
+    mine = [item for item in request.session.items if item.name.startswith("test_a_benchmark_runs[")]
+    cases = [item.callspec.params["case"] for item in mine]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
         found = {}
         for case in cases:
