@@ -34,7 +34,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "preflight": ("--cases GRPO --layers 1", LEARNING),
     "preflight --sizes": ("0.5B", LEARNING),
     "real_data": (f"--model {TINY} --data {{data}} --parts evaluate train --sets HotpotQA --episodes 2 --iterations 1 "
-                  "--train-episodes 2", LEARNING),
+                  "--train-episodes 2 --threads 1", LEARNING),
     "retrieval_recall": ("--data-dir {data} --corpus {corpus}", ("bm25s",)),
     "sandbox_speed": ("--quick --force", ()),
     "sft_bf16": ("--num-steps 2 --batch-size 2 --heldout 2", LEARNING),
