@@ -10,6 +10,7 @@ greedy evaluation on 256 held-out tasks; the table of the splits is from 500 tas
 import argparse
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -30,14 +31,16 @@ def job(script: str, name: str, seed: int, *flags: str) -> Job:
     return make_job([*words, "--num-threads", "1", *flags])
 
 
-def success(models: dict[str, list[str]], workers: int) -> dict[str, dict[str, list[float]]]:
+def success(
+    models: dict[str, list[str]], splits: list[str], episodes: int, workers: int
+) -> dict[str, dict[str, list[float]]]:
     """Greedy success of each model of each name: name -> split -> one figure a model."""
     jobs = {
         (name, split, seed): job("evaluate_llm.py", f"{name}_{split}", seed,
-                                 "--model", model, "--split", split, "--episodes", "500")
-        for name, group in models.items() for split in SPLITS for seed, model in enumerate(group, 1)
+                                 "--model", model, "--split", split, "--episodes", str(episodes))
+        for name, group in models.items() for split in splits for seed, model in enumerate(group, 1)
     }  # fmt: skip
-    found: dict[str, dict[str, list[float]]] = {name: {split: [] for split in SPLITS} for name in models}
+    found: dict[str, dict[str, list[float]]] = {name: {split: [] for split in splits} for name in models}
     for (name, split, _), folder in zip(jobs, finish(list(jobs.values()), workers), strict=True):
         metrics = json.loads((folder / "evaluation.json").read_text())["metrics"]
         found[name][split].append(metrics["success"]["mean"])
@@ -48,11 +51,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 1 on")
     parser.add_argument("--workers", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS, help="splits to evaluate on in the end")
+    parser.add_argument("--episodes", type=int, default=500, help="tasks of each split")
+    parser.add_argument("--flags", default="", help="further flags of grpo_llm.py, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)
     os.chdir(ROOT)
-    flags = ["--total-episodes", "2560", "--eval-every", "1", "--save-model"]
+    flags = ["--total-episodes", "2560", "--eval-every", "1", "--save-model", *shlex.split(args.flags)]
     runs = finish([job("grpo_llm.py", "grpo", seed, *flags) for seed in range(1, args.seeds + 1)], args.workers)
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
     curves = [read_curve(run, "eval/success", "episodes") for run in runs]
@@ -70,11 +76,18 @@ def main() -> None:
     }
     results["curves"] = [np.column_stack(curve).tolist() for curve in curves]
     command = f"python benchmarks/arithmetic_seeds.py --seeds {args.seeds} --workers {args.workers}"
+    if args.splits != SPLITS:
+        command += f" --splits {' '.join(args.splits)}"
+    if args.episodes != 500:
+        command += f" --episodes {args.episodes}"
+    if args.flags:
+        command += f' --flags "{args.flags}"'
     record_results("arithmetic_seeds", results, table, command, args.force)
 
-    zero_shot = success({"shipped": ["tiny"], "trained": [str(run) for run in runs]}, args.workers)
+    models = {"shipped": ["tiny"], "trained": [str(run) for run in runs]}
+    zero_shot = success(models, args.splits, args.episodes, args.workers)
     rows = ["| split | shipped policy | trained, each seed |", "|---|---|---|"]
-    for split in SPLITS:
+    for split in args.splits:
         trained = ", ".join(f"{value:.3f}" for value in zero_shot["trained"][split])
         rows.append(f"| `{split}` | {zero_shot['shipped'][split][0]:.3f} | {trained} |")
     table = "\n".join(rows)

@@ -487,9 +487,9 @@ def train_bandit(entry: Entry, seed: int, steps: int = 4000, rate: float = 0.25,
     return 1 / (1 + math.exp(-logit))
 
 
-def bandits(seeds: int = 3) -> dict[str, list[float]]:
+def bandits(seeds: int = 3, steps: int = 4000) -> dict[str, list[float]]:
     kept = [e for e in ESTIMATORS if e.groups == 1 and not e.name.startswith("PPO")]  # with V = 0 it is REINFORCE++
-    return {entry.name: [train_bandit(entry, seed) for seed in range(seeds)] for entry in kept}
+    return {entry.name: [train_bandit(entry, seed, steps) for seed in range(seeds)] for entry in kept}
 
 
 def bandit_table(found: dict[str, list[float]]) -> str:
@@ -568,6 +568,7 @@ def faults_table(rows: list[dict[str, float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", type=int, default=100, help="games of each kind: one parameter, trees")
+    parser.add_argument("--steps", type=int, default=4000, help="of training on the game of stopping or going on")
     parser.add_argument("--seed", type=int, default=0, help="of the games")
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
@@ -579,7 +580,7 @@ def main() -> None:
         "survey": survey(one, trees),
         "token_means": token_means(one, trees),
         "prompts": prompts(list(zip(small[::2], small[1::2], strict=False))),
-        "bandits": bandits(),
+        "bandits": bandits(steps=args.steps),
         "faults": faults(),
     }  # fmt: skip
     head = [f"Stop or go on (truth {true_gradient(AUDITED)[0]:+.4f}), 8 episodes", "Sum", "Token mean", "Sequence mean"]
@@ -589,7 +590,7 @@ def main() -> None:
               faults_table(results["faults"])]  # fmt: skip
     table = "\n\n".join(tables)
     print(table)
-    command = f"python benchmarks/estimators.py --games {args.games} --seed {args.seed}"
+    command = f"python benchmarks/estimators.py --games {args.games} --steps {args.steps} --seed {args.seed}"
     record_results("estimators", results, table, command)
 
 

@@ -24,7 +24,7 @@ import agent_r1  # noqa: E402
 from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 
-RATE, PER_ITERATION = 0.3, 256
+RATE, PER_ITERATION = 0.3, 256  # episodes of an iteration; all of a run that is smaller
 EPISODES = 5_120
 KINDS = {
     "none": "no faults",
@@ -36,20 +36,21 @@ KINDS = {
 
 def training(kind: str, seed: int, episodes: int, *flags: str) -> Job:
     """A run of grpo_llm.py that trains on about `episodes` episodes that count, if one in `RATE` is dropped."""
+    each = min(PER_ITERATION, episodes)
     if kind == "episode":
-        episodes = round(episodes / (1 - RATE) / PER_ITERATION) * PER_ITERATION
+        episodes = round(episodes / (1 - RATE) / each) * each
     model = agent_r1.tiny_policy("AgentR1/MultihopWorld-v0")
     words = ["python", "learner/grpo_llm.py", "--env-id", "faulty_world:AgentR1Faulty/MultihopWorld-v0"]
     words += ["--env-kwargs", json.dumps({"kind": kind, "rate": RATE}), "--model", os.path.relpath(model, ROOT)]
     words += ["--learning-rate", "3e-4", "--exp-name", f"faults_{kind}", "--seed", str(seed), "--max-invalid", "0.9"]
-    words += ["--total-episodes", str(episodes), "--episodes-per-iteration", str(PER_ITERATION), "--num-threads", "1"]
+    words += ["--total-episodes", str(episodes), "--episodes-per-iteration", str(each), "--num-threads", "1"]
     return make_job([*words, "--eval-episodes", "0", "--save-model", *flags])
 
 
-def evaluation(run: Path, kind: str, seed: int) -> Job:
+def evaluation(run: Path, kind: str, seed: int, *flags: str) -> Job:
     """The greedy evaluation of what a run has learned, in a world without faults."""
     words = ["python", "learner/evaluate_llm.py", "--model", str(run / "model"), "--num-threads", "1"]
-    return make_job([*words, "--exp-name", f"faults_eval_{kind}", "--seed", str(seed)])
+    return make_job([*words, "--exp-name", f"faults_eval_{kind}", "--seed", str(seed), *flags])
 
 
 def main() -> None:
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 1 on")
     parser.add_argument("--workers", type=int, default=2, help="runs at the same time")
     parser.add_argument("--episodes", type=int, default=EPISODES, help="episodes that count, of each run")
+    parser.add_argument("--eval-episodes", type=int, default=1000, help="held-out tasks that each policy is judged by")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)
@@ -65,7 +67,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
     cases = [(kind, seed) for seed in range(1, args.seeds + 1) for kind in args.kinds]
     runs = finish([training(*case, args.episodes) for case in cases], args.workers)
-    evaluations = finish([evaluation(run, *case) for run, case in zip(runs, cases, strict=True)], args.workers)
+    tasks = ["--episodes", str(args.eval_episodes)]
+    evaluations = finish([evaluation(run, *case, *tasks) for run, case in zip(runs, cases, strict=True)], args.workers)
     names = ("em", "turns", "valid_episodes", "invalid", "area", "seconds")
     results: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in names} for kind in args.kinds}
     for (kind, _), run, folder in zip(cases, runs, evaluations, strict=True):
@@ -75,7 +78,7 @@ def main() -> None:
         success = read_curve(run, "charts/exact_match", "episodes")[1]
         found["em"].append(metrics["exact_match"]["mean"])
         found["turns"].append(metrics["turns"]["mean"])
-        found["valid_episodes"].append(float(np.sum(1 - np.array(invalid)) * PER_ITERATION))
+        found["valid_episodes"].append(float(np.sum(1 - np.array(invalid)) * min(PER_ITERATION, args.episodes)))
         found["invalid"].append(float(np.mean(invalid)))
         found["area"].append(float(np.mean(success)))
         found["seconds"].append(json.loads((run / "summary.json").read_text())["train_seconds"])
@@ -90,6 +93,7 @@ def main() -> None:
     table = "\n".join(rows)
     print(table)
     command = f"python benchmarks/faults.py --kinds {' '.join(args.kinds)} --seeds {args.seeds}"
+    command += f" --episodes {args.episodes} --eval-episodes {args.eval_episodes}"
     record_results("faults", results, table, command, args.force)
 
 

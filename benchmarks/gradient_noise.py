@@ -18,14 +18,15 @@ from machine import record_results, require_quiet_machine
 from paper_table import MULTIHOP, ROOT, environment, finish, job
 
 CHECKPOINTS = {"early": 256, "middle": 768, "late": 1536}  # episodes of training
+FEWEST = 10  # batches: with fewer the bootstrap draws samples without a pair of different batches, whose ratio is nan
 
 
 def outcome_only(row: Any) -> None:
     """Take the process rewards out of a finished episode: its outcome is paid at the end, nothing before."""
-    row.rewards[:] = 0.0
+    for turn in row.turns:
+        turn.reward = 0.0
     if row.turns:
-        outcome = sum(value for name, value in row.reward_terms.items() if name.startswith("outcome/"))
-        row.rewards[row.turns[-1][1] - 1] = outcome
+        row.turns[-1].reward = sum(value for name, value in row.reward_terms.items() if name.startswith("outcome/"))
 
 
 def gradients(model: str, batches: int, groups: int, seed: int) -> dict[str, np.ndarray]:
@@ -35,6 +36,9 @@ def gradients(model: str, batches: int, groups: int, seed: int) -> dict[str, np.
     import torch
 
     from llm_utils.loading import load_policy
+    from llm_utils.rollout import rollout
+    from llm_utils.run import Run
+    from llm_utils.transformers_engine import TransformersEngine
 
     torch.set_num_threads(1)
     args = grpo_llm.Args(env_id=MULTIHOP.env_id)
@@ -42,21 +46,23 @@ def gradients(model: str, batches: int, groups: int, seed: int) -> dict[str, np.
     envs = gym.make_vec(args.env_id, num_envs=args.num_envs, tokenizer=model, split="train", **kwargs)
     vocab_size = envs.single_action_space.vocab_size
     policy = load_policy(model, device)
-    engine = grpo_llm.TransformersEngine(policy, args.num_envs, vocab_size)
+    engine = TransformersEngine(policy, args.num_envs, vocab_size)
+    run = Run(**dict.fromkeys(Run.__dataclass_fields__) | {"args": args, "policy": policy, "vocab_size": vocab_size})
     size = groups * args.group_size
     found: dict[str, list[np.ndarray]] = {"process + outcome": [], "outcome only": []}
     tasks = np.random.default_rng(seed).integers(envs.envs[0].num_tasks, size=batches * groups)
     episodes = list(enumerate(np.repeat(tasks, args.group_size).tolist()))
     for first in range(0, len(episodes), 16 * size):  # enough at a time to keep all slots busy
-        rows = grpo_llm.rollout(envs, engine, episodes[first : first + 16 * size], seed)
+        rows = rollout(envs, engine, episodes[first : first + 16 * size], seed)
         for kind, grads in found.items():
             if kind == "outcome only":
                 for row in rows:
                     outcome_only(row)
-            grpo_llm.compute_advantages(rows, args)
             for start in range(0, len(rows), size):
+                batch = rows[start : start + size]
+                grpo_llm.compute_advantages(batch, args)  # a batch by itself: scales come from the other groups in it
                 policy.zero_grad()
-                grpo_llm.backward(rows[start : start + size], args, policy, vocab_size)
+                grpo_llm.backward(batch, args, run)
                 parts = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
                 grads.append(torch.cat(parts).numpy())
     envs.close()
@@ -88,19 +94,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=200, help="batches at each checkpoint")
     parser.add_argument("--groups", type=int, default=4, help="groups of 8 episodes in a batch")
+    parser.add_argument("--checkpoints", nargs="+", choices=CHECKPOINTS, default=list(CHECKPOINTS))
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
+    if args.batches < FEWEST or args.groups < 1:
+        parser.error(f"--batches {args.batches} --groups {args.groups}: intervals from a bootstrap over batches need "
+                     f"at least {FEWEST} batches of at least one group")  # fmt: skip
     require_quiet_machine(args.force)
     os.chdir(ROOT)  # learners run there
     # Everything random is a function of seed and iteration: without annealing a short run is the start of a long one.
     flags = [*environment(MULTIHOP, MULTIHOP.env_id), "--save-model", "--no-anneal-lr"]
     jobs = [job(f"noise {name}", "grpo_llm.py", 1, *flags, *MULTIHOP.flags, "--total-episodes", episodes)
-            for name, episodes in CHECKPOINTS.items()]  # fmt: skip
+            for name, episodes in CHECKPOINTS.items() if name in args.checkpoints]  # fmt: skip
     models = [str(folder / "model") for folder in finish(jobs, args.workers)]
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
         futures = [pool.submit(gradients, model, args.batches, args.groups, 1) for model in models]
-        results = {name: bootstrap(future.result()) for name, future in zip(CHECKPOINTS, futures, strict=True)}
+        names = [name for name in CHECKPOINTS if name in args.checkpoints]
+        results = {name: bootstrap(future.result()) for name, future in zip(names, futures, strict=True)}
     rows = ["| checkpoint | episodes of training | process + outcome | outcome only | lower by |"]
     rows.append("|---|---|---|---|---|")
     for name, values in results.items():
@@ -110,6 +121,8 @@ def main() -> None:
     table = "\n".join(rows)
     print(table)
     command = f"python benchmarks/gradient_noise.py --batches {args.batches} --groups {args.groups}"
+    if len(results) < len(CHECKPOINTS):
+        command += f" --checkpoints {' '.join(results)}"
     record_results("gradient_noise", results, table, command, args.force)
 
 

@@ -123,12 +123,13 @@ def measure(script: str, moments: int, seed: int, work: Path) -> list[dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=10, help="kills of each script")
+    parser.add_argument("--scripts", nargs="+", choices=SCRIPTS, default=list(SCRIPTS), help="the learners")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)
     with tempfile.TemporaryDirectory() as work:
-        results = {script: measure(script, args.moments, args.seed, Path(work)) for script in SCRIPTS}
+        results = {script: measure(script, args.moments, args.seed, Path(work)) for script in args.scripts}
     lines = ["| script | killed after checkpoint | and seconds | while writing one | resumed from | weights and rows |"]
     lines.append("|---|---|---|---|---|---|")
     for script, kills in results.items():
@@ -141,6 +142,8 @@ def main() -> None:
     table = "\n".join(lines)
     print(table)
     command = f"python benchmarks/kill_resume.py --moments {args.moments} --seed {args.seed}"
+    if args.scripts != list(SCRIPTS):
+        command += f" --scripts {' '.join(args.scripts)}"
     record_results("kill_resume", results, table, command, args.force)
     sys.exit(any(k["differences"] for kills in results.values() for k in kills))
 

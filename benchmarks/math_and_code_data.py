@@ -74,7 +74,8 @@ def mathematics(data: Path) -> tuple[dict[str, Any], list[str]]:
         golds = [problem.answer for problem in everyone]
         right = sum(judge(gold, gold).correct for gold in golds)
         alone = {gold: server.ask(gold, gold).correct for gold in tqdm(dict.fromkeys(golds), desc=name)}
-        passed = [(gold, wrong) for gold in rng.sample(golds, 100) if judge(gold, wrong := altered(gold, rng)).correct]
+        some = rng.sample(golds, min(100, len(golds)))
+        passed = [(gold, wrong) for gold in some if judge(gold, wrong := altered(gold, rng)).correct]
         results[name] = {
             "problems": len(golds),
             "judge": right / len(golds),
@@ -136,7 +137,7 @@ def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[st
         if not passes(task, program)
     ]
     mutants, failed, disagree = 0, 0, []
-    chosen = sorted(rng.sample(range(len(tasks)), num_mutants))
+    chosen = sorted(rng.sample(range(len(tasks)), min(num_mutants, len(tasks))))
     for index in tqdm(chosen, desc=f"{name}, mutants"):
         if (changed := mutant(programs[index], rng)) is not None:
             ours, official = passes(tasks[index], changed), passes(tasks[index], changed, official=True)

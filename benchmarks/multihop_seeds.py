@@ -3,41 +3,32 @@
     python benchmarks/multihop_seeds.py                      # 5 seeds x {process, outcome}; table, JSON and plot
     python benchmarks/multihop_seeds.py --jobs 1 --threads 2   # one run at a time, as `make train` does it
 
-Runs that are finished (their folder has a summary.json) are not repeated. Every point of a curve is a greedy evaluation
-on the held-out test tasks.
+Runs that are finished are not repeated (llm_utils/benchmark.py). Every point of a curve is a greedy evaluation on the
+held-out test tasks.
 """
 
 import argparse
 import json
 import os
-import subprocess
+import shlex
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from machine import record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "learner"))
+from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
+
 CONDITIONS = {"process + outcome": "{}", "outcome only": '{"process_reward": false}'}
 
 
-def run(seed: int, condition: str, args: argparse.Namespace) -> Path:
-    """Train once (or find the finished run) and return the run folder."""
+def job(seed: int, condition: str, args: argparse.Namespace) -> Job:
     name = f"multihop_seeds_{'process' if condition.startswith('process') else 'outcome'}"
-    pattern = f"AgentR1_MultihopWorld-v0__{name}__{seed}__*"
-    for folder in sorted((ROOT / "runs").glob(pattern)):
-        if (folder / "summary.json").is_file() and "eval/exact_match_last" in (folder / "summary.json").read_text():
-            return folder
-    command = [sys.executable, "learner/ppo_llm.py", "--exp-name", name, "--seed", str(seed),
-               "--env-kwargs", CONDITIONS[condition], "--num-threads", str(args.threads),
-               "--eval-every", str(args.eval_every)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    print(f"seed {seed}, {condition}: done", flush=True)
-    return sorted((ROOT / "runs").glob(pattern))[-1]
+    words = ["python", "learner/ppo_llm.py", "--exp-name", name, "--seed", str(seed)]
+    words += ["--env-kwargs", CONDITIONS[condition], "--num-threads", str(args.threads)]
+    return make_job([*words, "--eval-every", str(args.eval_every), *shlex.split(args.flags)])
 
 
 def curve(folder: Path) -> list[tuple[int, float]]:
@@ -75,7 +66,6 @@ def plot(curves: dict[str, list[list[tuple[int, float]]]], path: Path) -> None:
         steps = [step for step, _ in runs[0]]
         axes.plot(steps, np.mean([[value for _, value in points] for points in runs], 0), color=color, linewidth=2.2,
                   label=f"{condition} (mean of {len(runs)} seeds)")
-    axes.axhline(0.85, color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="training episodes", ylabel="exact match on held-out tasks", ylim=(0, 1),
              title="PPO on AgentR1/MultihopWorld-v0 from the shipped tiny policy")
     axes.legend(frameon=False, loc="lower right")
@@ -90,12 +80,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a run")
     parser.add_argument("--eval-every", type=int, default=4, help="iterations between points of a curve")
+    parser.add_argument("--flags", default="", help="further flags of ppo_llm.py, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)
+    os.chdir(ROOT)  # learners run there
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
     jobs = [(seed, condition) for seed in range(1, args.seeds + 1) for condition in CONDITIONS]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        folders = list(pool.map(lambda job: run(*job, args), jobs))
+    folders = finish([job(*one, args) for one in jobs], args.jobs)
     results, curves = {}, {}
     rows = ["| rewards | EM before | EM after | area under the curve | training seconds |", "|---|---|---|---|---|"]
     for condition in CONDITIONS:
@@ -114,6 +106,8 @@ def main() -> None:
     plot(curves, ROOT / "docs" / "images" / "multihop_seeds.png")
     command = (f"python benchmarks/multihop_seeds.py --seeds {args.seeds} --jobs {args.jobs} --threads {args.threads} "
                f"--eval-every {args.eval_every}")
+    if args.flags:
+        command += f' --flags "{args.flags}"'
     record_results("multihop_seeds", results, f"{table}\n\nMean ± standard deviation over {args.seeds} seeds.", command,
                    args.force)
 

@@ -4,14 +4,12 @@
 
 DATA holds the folders hotpotqa, 2wikimultihopqa and musique in the official formats. The oracle plays through
 `env.step`, in tokens, as a policy would. EM and F1 must be 1 on every question of every split; support recall shows
-how much of the evidence BM25 gives to someone who asks for the right titles. Prints a table and writes it to
-benchmarks/results/oracle.json.
+how much of the evidence BM25 gives to someone who asks for the right titles. Table and JSON go to results/.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +17,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from machine import record_results
 
 import agent_r1  # noqa: F401  (registers the environments)
 
-RESULTS = Path(__file__).parent / "results" / "oracle.json"
 ENVIRONMENTS = {
     "AgentR1/HotpotQA-v0": "hotpotqa",
     "AgentR1/2WikiMultihopQA-v0": "2wikimultihopqa",
@@ -74,19 +72,18 @@ def evaluate(env_id: str, split: str, data_dir: Path, **kwargs: Any) -> dict[str
 def main() -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True, help="folder with one folder per set")
-    parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
 
     table = []
-    print(f"{'environment':28} {'split':6} {'questions':>9} {'EM':>6} {'F1':>6} {'support recall':>14} {'return':>7}")
+    lines = ["| environment | split | questions | EM | F1 | support recall | return |", "|---|---|---|---|---|---|---|"]
     for env_id, folder in ENVIRONMENTS.items():
         for split in ("train", "dev"):
             row = evaluate(env_id, split, arguments.data_dir / folder)
             table.append(row)
-            scores = f"{row['em']:6.3f} {row['f1']:6.3f} {row['support_recall']:14.3f} {row['return']:7.3f}"
-            print(f"{env_id:28} {split:6} {row['questions']:9d} {scores}")
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps({"rows": table}, indent=2) + "\n")
+            scores = " | ".join(f"{row[name]:.3f}" for name in ("em", "f1", "support_recall", "return"))
+            lines.append(f"| {env_id} | {split} | {row['questions']} | {scores} |")
+            print(lines[-1], flush=True)
+    record_results("oracle", {"rows": table}, "\n".join(lines), "python benchmarks/oracle.py --data-dir DATA")
     return table
 
 

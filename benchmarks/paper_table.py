@@ -96,18 +96,28 @@ def environment(suite: Suite, env_id: str, **more: Any) -> list[str]:
     return ["--env-id", env_id, "--env-kwargs", json.dumps(suite.env_kwargs[env_id] | more)]
 
 
-def train(suite: Suite, model: str, seeds: int, workers: int) -> dict[str, list[Path]]:
-    """The run folders of every trained row of the table, a run for each seed."""
+def learner_flags(suite: Suite, model: str, label: str) -> tuple[str, list[str]]:
+    """The learner that makes a row of the table, and its flags."""
+    script, *flags = (ALGORITHMS | ABLATIONS)[label]
+    more = {"process_reward": False} if "outcome only" in label else {}
+    return script, [*environment(suite, suite.env_id, **more), "--model", model, "--save-model", *suite.flags, *flags]
+
+
+def train(suite: Suite, model: str, seeds: int, workers: int, only: Sequence[str] = ()) -> dict[str, list[Path]]:
+    """The run folders of every trained row of the table (or of those in `only`), a run for each seed."""
     jobs: dict[str, list[Job]] = {}
-    for label, (script, *flags) in (ALGORITHMS | ABLATIONS).items():
-        more = {"process_reward": False} if "outcome only" in label else {}
-        flags = [*environment(suite, suite.env_id, **more), "--model", model, "--save-model", *suite.flags, *flags]
+    for label in ALGORITHMS | ABLATIONS:
+        if only and label not in only:
+            continue
+        script, flags = learner_flags(suite, model, label)
         jobs[label] = [job(label, script, seed, *flags) for seed in range(1, seeds + 1)]
     for label, (count, steps) in suite.imitation.items():
+        if only and label not in only:
+            continue
         jobs[label] = [imitation(suite, model, label, count, steps, seed) for seed in range(1, seeds + 1)]
     folders = iter(finish([one for group in jobs.values() for one in group], workers))
     done = {label: [next(folders) for _ in group] for label, group in jobs.items()}
-    if suite.imitation:
+    if suite.imitation and not only:
         label, same = "SFT, 500 demonstrations, the time of PPO", "SFT, 500 demonstrations"
         count, steps = suite.imitation[same]
         a_step = np.mean([report(folder)["train_seconds"] for folder in done[same]]) / steps
@@ -128,10 +138,12 @@ def report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
-def evaluate(suite: Suite, model: str, trained: dict[str, list[Path]], workers: int) -> dict[str, Scores]:
+def evaluate(
+    suite: Suite, model: str, trained: dict[str, list[Path]], workers: int, only: Sequence[str] = ()
+) -> dict[str, Scores]:
     """Exact match of every row of the table, on every task of every column."""
     places = list(dict.fromkeys((env_id, split) for env_id, split, _ in suite.columns.values()))
-    models = {label: [(model, mode)] for label, mode in BASELINES.items()}
+    models = {label: [(model, mode)] for label, mode in BASELINES.items() if not only or label in only}
     models |= {label: [(str(folder), "agent") for folder in folders] for label, folders in trained.items()}
     jobs = {}
     for label, policies in models.items():
@@ -212,12 +224,16 @@ def tables(suite: Suite, scores: dict[str, Scores], trained: dict[str, list[Path
         lines.append(f"| {label} | " + " | ".join(cell(*value) for value in values) + " |")
     lines += ["", "| effect of | " + " | ".join(columns) + " | average |", "|---" * (len(columns) + 2) + "|"]
     for label, (with_it, without) in EFFECTS.items():
+        if with_it not in scores or without not in scores:
+            continue
         pair = scores[with_it], scores[without]
         values = [interval(*pair, chosen) for chosen in (*([c] for c in columns), columns)]
         numbers["effects"][label] = dict(zip([*columns, "average"], values, strict=True))
         lines.append(f"| {label} | " + " | ".join(cell(*value, sign="+") for value in values) + " |")
     lines += ["", "| standard deviation of the training EM within a run, second half | of each seed |", "|---|---|"]
     for label in ("PPO", "PPO, outcome only", "GRPO", "GRPO, outcome only"):
+        if label not in trained:
+            continue
         curves = [read_curve(folder, "charts/exact_match")[1] for folder in trained[label]]
         numbers["deviation"][label] = [float(np.std(c[len(c) // 2 :], ddof=1)) for c in curves]
         lines.append(f"| {label} | " + ", ".join(f"{value:.3f}" for value in numbers["deviation"][label]) + " |")
@@ -244,6 +260,8 @@ def plot(scores: dict[str, Scores], trained: dict[str, list[Path]], path: Path) 
     left.invert_yaxis()
     left.legend(frameon=False)
     for number, label in enumerate(ALGORITHMS):
+        if label not in trained:
+            continue
         curves = [read_curve(folder, "charts/exact_match", "episodes") for folder in trained[label]]
         for curve in curves:
             right.plot(*curve, color=f"C{number}", alpha=0.3, linewidth=0.8)
@@ -266,6 +284,9 @@ def main() -> None:
     parser.add_argument("--model", help="with --suite wiki: the policy to begin with, a Hugging Face name or a folder")
     parser.add_argument("--data", type=Path, help="with --suite wiki: holds hotpotqa/, 2wikimultihopqa/, musique/")
     parser.add_argument("--flags", default="", help="further flags of all learners, in quotation marks")
+    rows = [*BASELINES, *ALGORITHMS, *ABLATIONS, *MULTIHOP.imitation]
+    parser.add_argument("--rows", nargs="+", choices=rows, default=[], help="only these rows of the table")
+    parser.add_argument("--episodes", type=int, help="tasks of each evaluation (default: 500, wiki: 1000)")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     if args.suite == "wiki" and not (args.model and args.data):
@@ -278,14 +299,20 @@ def main() -> None:
     else:
         suite, model = MULTIHOP, "tiny"
         suite.flags += shlex.split(args.flags)
-    trained = train(suite, model, args.seeds, args.workers)
-    scores = evaluate(suite, model, trained, args.workers)
+    if args.episodes:
+        suite.evaluate += ["--episodes", str(args.episodes)]
+    trained = train(suite, model, args.seeds, args.workers, args.rows)
+    scores = evaluate(suite, model, trained, args.workers, args.rows)
     table, numbers = tables(suite, scores, trained)
     print(table)
     plot(scores, trained, ROOT / "docs" / "images" / f"{name}.png")
     command = f"python benchmarks/paper_table.py --suite {args.suite} --seeds {args.seeds} --workers {args.workers}"
     if args.suite == "wiki":
         command += " --model NAME --data DATA"
+    if args.rows:
+        command += " --rows " + " ".join(map(shlex.quote, args.rows))
+    if args.episodes:
+        command += f" --episodes {args.episodes}"
     record_results(name, numbers, table, command + (f' --flags "{args.flags}"' if args.flags else ""), args.force)
 
 

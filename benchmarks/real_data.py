@@ -51,7 +51,7 @@ def interval(metric: dict[str, float], scale: float = 100) -> str:
     return f"{scale * metric['mean']:.1f} [{scale * metric['low']:.1f}, {scale * metric['high']:.1f}]"
 
 
-def evaluate(model: str, data: Path, episodes: int, only: list[str]) -> tuple[dict, str]:
+def evaluate(model: str, data: Path, episodes: int, only: list[str], threads: int) -> tuple[dict, str]:
     rows = ["| data set | mode | questions | EM % | F1 % | right format % | turns | tool errors | seconds |",
             "|---|---|---|---|---|---|---|---|---|"]
     results = {}
@@ -60,7 +60,7 @@ def evaluate(model: str, data: Path, episodes: int, only: list[str]) -> tuple[di
             continue
         for label, mode in MODES.items():
             arguments = {"model": model, "env_id": f"AgentR1/{name}-v0", "split": "dev", "mode": mode,
-                         "data_dir": str(data / folder), "episodes": episodes, "num_envs": 34,
+                         "data_dir": str(data / folder), "episodes": episodes, "num_envs": 34, "num_threads": threads,
                          "env_kwargs": json.dumps(BOUNDS)}
             report = evaluation(arguments)
             metrics = report["metrics"]
@@ -93,7 +93,7 @@ def problems(model: str, data: Path, only: list[str]) -> tuple[dict, str]:
     return results, "\n".join(rows)
 
 
-def train(model: str, data: Path, iterations: int, episodes: int) -> tuple[dict, str]:
+def train(model: str, data: Path, iterations: int, episodes: int, threads: int) -> tuple[dict, str]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     env_kwargs = json.dumps(BOUNDS | {"data_dir": str(data / "hotpotqa")})
@@ -102,7 +102,7 @@ def train(model: str, data: Path, iterations: int, episodes: int) -> tuple[dict,
                   "--total-episodes", str(iterations * episodes), "--episodes-per-iteration", str(episodes),
                   "--num-envs", str(episodes), "--num-minibatches", "1", "--learning-rate", "1e-5",
                   "--critic-learning-rate", "1e-4", "--critic-warmup", "1", "--microbatch-tokens", "1024",
-                  "--log-trajectories", str(episodes))
+                  "--num-threads", str(threads))
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     names = ["charts/episodic_return", "charts/exact_match", "charts/f1", "charts/episodic_length", "charts/tokens",
              "losses/policy_loss", "losses/value_loss", "losses/approx_kl", "time/rollout", "time/train"]
@@ -126,12 +126,15 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100, help="questions per data set and baseline")
     parser.add_argument("--iterations", type=int, default=3, help="iterations of PPO")
     parser.add_argument("--train-episodes", type=int, default=8, help="episodes per iteration of PPO")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads (0: all cores); problems take one")
     args = parser.parse_args()
     command = "python benchmarks/real_data.py --model FOLDER --data DATA"
     if args.sets != sets:
         command += f" --sets {' '.join(args.sets)}"
+    if args.threads:
+        command += f" --threads {args.threads}"
     if "evaluate" in args.parts:
-        results, table = evaluate(args.model, args.data.resolve(), args.episodes, args.sets)
+        results, table = evaluate(args.model, args.data.resolve(), args.episodes, args.sets, args.threads)
         print(table)
         record_results("real_data_baselines", results, table, f"{command} --parts evaluate --episodes {args.episodes}")
     if "problems" in args.parts:
@@ -139,7 +142,7 @@ def main() -> None:
         print(table)
         record_results("real_data_problems", results, table, f"{command} --parts problems")
     if "train" in args.parts:
-        results, table = train(args.model, args.data.resolve(), args.iterations, args.train_episodes)
+        results, table = train(args.model, args.data.resolve(), args.iterations, args.train_episodes, args.threads)
         print(table)
         record_results("real_data_ppo", results, table, f"{command} --parts train")
 

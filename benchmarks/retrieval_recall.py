@@ -5,21 +5,22 @@
 DATA holds the folders hotpotqa, 2wikimultihopqa and musique in the official formats; CORPUS has JSON lines with title,
 text and (optionally) source. A set is searched in the rows whose source its name begins with ("2wiki" for
 2wikimultihopqa), or in all of them where there is no source. Recall is the mean over questions of found gold titles /
-gold titles. Prints a table and writes it to benchmarks/results/retrieval_recall.json.
+gold titles. Table and JSON go to results/.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
+
+from machine import record_results
 
 from agent_r1.datasets import DATA_SETS, load_questions, read_rows
 from agent_r1_tools.search import BM25Retriever, Passage
 
+SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 DEPTHS = (2, 5, 10)
-RESULTS = Path(__file__).parent / "results" / "retrieval_recall.json"
 
 
 def recall(retriever: BM25Retriever, name: str, split: str, data_dir: Path) -> dict[str, float]:
@@ -40,20 +41,23 @@ def main() -> list[dict[str, Any]]:
     parser.add_argument("--data-dir", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--corpus", type=Path, required=True, help="JSON lines with title, text and source")
     parser.add_argument("--split", default="dev")
-    parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
 
     corpus = list(read_rows(arguments.corpus))
     table = []
-    print(f"{'set':16} {'questions':>9} {'passages':>9} " + " ".join(f"{f'recall@{k}':>9}" for k in DEPTHS))
-    for name, data_set in DATA_SETS.items():
+    lines = ["| data set | questions | passages | " + " | ".join(f"recall@{k}" for k in DEPTHS) + " |"]
+    lines.append("|---" * (3 + len(DEPTHS)) + "|")
+    for name in SETS:
+        data_set = DATA_SETS[name]
         passages = [Passage(r["title"], r["text"]) for r in corpus if name.startswith(r.get("source", ""))]
         scores = recall(BM25Retriever(passages), name, arguments.split, arguments.data_dir / data_set.folder)
         table.append({"set": data_set.name, "split": arguments.split, "passages": len(passages)} | scores)
-        values = " ".join(f"{scores[f'recall@{k}']:9.3f}" for k in DEPTHS)
-        print(f"{data_set.name:16} {scores['questions']:9d} {len(passages):9d} {values}")
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps({"corpus": arguments.corpus.name, "rows": table}, indent=2) + "\n")
+        values = " | ".join(f"{scores[f'recall@{k}']:.3f}" for k in DEPTHS)
+        lines.append(f"| {data_set.name} | {scores['questions']} | {len(passages)} | {values} |")
+        print(lines[-1], flush=True)
+    results = {"corpus": arguments.corpus.name, "rows": table}
+    command = f"python benchmarks/retrieval_recall.py --data-dir DATA --corpus CORPUS --split {arguments.split}"
+    record_results("retrieval_recall", results, "\n".join(lines), command)
     return table
 
 

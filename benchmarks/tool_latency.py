@@ -24,6 +24,7 @@ from agent_r1 import Task, Tool, ToolResult
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "learner"))
 MEDIAN, SIGMA = 0.2, (2 * np.log(2)) ** 0.5  # seconds; with this sigma the mean is twice the median
 TOOL_SECONDS: list[float] = []  # per episode in the order of their beginning: the sum of its calls' latencies
 
@@ -102,6 +103,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
+    if args.iterations < 2:
+        parser.error("--iterations is at least 2: the first one is not counted")
     require_quiet_machine(args.force)
     results = {
         name: measure(*condition, args.episodes, args.iterations, args.threads)
@@ -125,7 +128,8 @@ def main() -> None:
     ]
     table = "\n".join(rows)
     print(table)
-    command = f"python benchmarks/tool_latency.py --episodes {args.episodes} --threads {args.threads}"
+    command = (f"python benchmarks/tool_latency.py --episodes {args.episodes} --iterations {args.iterations} "
+               f"--threads {args.threads}")  # fmt: skip
     record_results(
         f"tool_latency_{args.episodes}", {"conditions": results, "ratios": ratios}, table, command, args.force
     )

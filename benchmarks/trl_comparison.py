@@ -31,7 +31,6 @@ SIZES = {  # flags of sft_llm.py
     "0.1M": "--hidden-size 48 --num-layers 2 --intermediate-size 96 --num-steps 400 --batch-size 32",
     "2.5M": "--hidden-size 256 --num-layers 4 --intermediate-size 384 --num-steps 300 --batch-size 12",
 }
-BARS = {"0.1M": 0.5, "2.5M": 0.4}  # what the ratio should not exceed
 PARTS = {"sampling": "sampling", "environment": "environment", "score": "log-probs, advantages", "train": "training",
          "sync": "sync", "rest": "logs and the rest"}  # fmt: skip
 MAX_TURNS, MAX_TOKENS = 4, 256  # of an episode; MAX_TOKENS is what TRL may write after the prompt, tools included
@@ -139,8 +138,10 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
     clock, logs = Clock(), defaultdict(list)
     log_iteration = Logger.iteration
 
-    def end_iteration(self: Any, rows: Any, losses: Any, run: Any, scalars: dict[str, float]) -> None:
-        log_iteration(self, rows, losses, run, scalars)
+    def end_iteration(
+        self: Any, rows: Any, losses: Any, run: Any, scalars: dict[str, float], played: Any = None
+    ) -> None:
+        log_iteration(self, rows, losses, run, scalars, played)
         for name in ("rollout", "score", "train", "sync"):
             clock.seconds[name] += scalars[f"time/{name}"]
         clock.end_step()
@@ -148,7 +149,7 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
         logs["tokens"].append(stats["sampled_tokens"] * len(rows))
         for name, key in (("returns", "return"), ("exact_match", "em"), ("calls", "tool_calls")):
             logs[name].append(stats[key])
-        logs["cut"].append(sum(len(span) >= MAX_TOKENS for row in rows for span in row.span_logprobs) / len(rows))
+        logs["cut"].append(sum(turn.end - turn.start >= MAX_TOKENS for row in rows for turn in row.turns) / len(rows))
 
     Logger.iteration = end_iteration
     for method in ("reset", "send", "recv"):
@@ -188,11 +189,13 @@ def checkpoint(size: str) -> Path:
     return ROOT / "runs" / "trl_comparison" / size
 
 
-def make_checkpoint(size: str, threads: int) -> None:
-    """Train a model from scratch until it calls tools (half a minute), unless it is there."""
+def make_checkpoint(size: str, threads: int, more: str = "") -> None:
+    """Train a model from scratch until it calls tools (half a minute), unless it is there. `more` flags of sft_llm.py
+    come last."""
     if not (checkpoint(size) / "config.json").is_file():
         flags = f"{SIZES[size]} --num-demonstrations 4000 --tokenizer-demonstrations 1000 --warmup-steps 10"
-        flags += f" --learning-rate 2e-3 --eval-demonstrations 64 --num-threads {threads} --out {checkpoint(size)}"
+        flags += f" --learning-rate 2e-3 --eval-demonstrations 64 --num-threads {threads}"
+        flags += f" --out {checkpoint(size)} {more}"
         call([ROOT / "learner" / "sft_llm.py", *flags.split()], tempfile.gettempdir(), threads)
 
 
@@ -231,7 +234,6 @@ def compare(size: str, ours: list[dict[str, Any]], trl: list[dict[str, Any]]) ->
         result[side] = {name: statistics.median(one[name] for one in each) for name in each[0]}
         result[side]["seconds_of_each_run"] = [one["seconds/step"] for one in each]
     result["ratio"] = result["ours"]["seconds/step"] / result["trl"]["seconds/step"]
-    result["bar"] = BARS[size]
     return result
 
 
@@ -249,8 +251,8 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
                 f"| {f['calls']:.2f} | {f['return_first']:.2f}, {f['return_last']:.2f} | {f['peak_mib']:.0f} "
                 f"| {f['outside']:.0%} |"
             )
-    lines += ["", "| parameters | seconds a step, ours / TRL | bar |", "|---|---|---|"]
-    lines += [f"| {size} | {result['ratio']:.2f} | {result['bar']} |" for size, result in results.items()]
+    lines += ["", "| parameters | seconds a step, ours / TRL |", "|---|---|"]
+    lines += [f"| {size} | {result['ratio']:.2f} |" for size, result in results.items()]
     lines += ["", f"| seconds of a step of grpo_llm.py | {' | '.join(PARTS.values())} |"]
     lines.append("|---" * (len(PARTS) + 1) + "|")
     for size, result in results.items():
@@ -267,6 +269,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="tasks in a step")
     parser.add_argument("--group", type=int, default=8, help="episodes of each task")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="torch threads of both sides")
+    parser.add_argument("--checkpoint-flags", default="", help="further flags of sft_llm.py, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     for name in ("--side", "--model", "--out"):  # one side in its own process
         parser.add_argument(name, help=argparse.SUPPRESS)
@@ -278,9 +281,11 @@ def main() -> None:
         Path(args.out).write_text(json.dumps(result))
         return
 
+    if args.steps < 2:
+        parser.error("--steps is at least 2: the first one is not counted")
     require_quiet_machine(args.force)
     for size in args.sizes:
-        make_checkpoint(size, args.threads)
+        make_checkpoint(size, args.threads, args.checkpoint_flags)
     runs: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for repeat in range(args.repeats):
         for size in args.sizes:
@@ -293,6 +298,10 @@ def main() -> None:
     print(table)
     command = (f"python benchmarks/trl_comparison.py --repeats {args.repeats} --steps {args.steps} "
                f"--prompts {args.prompts} --group {args.group} --threads {args.threads}")  # fmt: skip
+    if args.sizes != list(SIZES):
+        command += f" --sizes {' '.join(args.sizes)}"
+    if args.checkpoint_flags:
+        command += f' --checkpoint-flags "{args.checkpoint_flags}"'
     record_results("trl_comparison", results, table, command, args.force)
 
 

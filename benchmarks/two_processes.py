@@ -27,7 +27,7 @@ def train(processes: int, args: argparse.Namespace, folder: Path) -> Path:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     script = str(ROOT / "learner" / f"{args.learner}.py")
     options = ["--total-episodes", args.total_episodes, "--episodes-per-iteration", args.episodes_per_iteration,
-               "--seed", args.seed, "--num-threads", 1, "--eval-every", 1, "--eval-episodes", 128,
+               "--seed", args.seed, "--num-threads", 1, "--eval-every", 1, "--eval-episodes", args.eval_episodes,
                "--checkpoint-every", 0, "--exp-name", f"on_{processes}", "--save-model"]  # fmt: skip
     command = [sys.executable, *(torchrun if processes > 1 else []), script, *map(str, options)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--learner", default="grpo_llm", help="grpo_llm, ppo_llm, rloo_llm or reinforce_pp_llm")
     parser.add_argument("--total-episodes", type=int, default=1_280)
     parser.add_argument("--episodes-per-iteration", type=int, default=128)
+    parser.add_argument("--eval-episodes", type=int, default=128, help="held-out tasks after each iteration")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
@@ -74,6 +75,8 @@ def main() -> None:
     print(f"{table}\n\n{note}")
     command = (f"python benchmarks/two_processes.py --learner {args.learner} --total-episodes {args.total_episodes} "
                f"--episodes-per-iteration {args.episodes_per_iteration} --seed {args.seed}")  # fmt: skip
+    if args.eval_episodes != 128:
+        command += f" --eval-episodes {args.eval_episodes}"
     results = {"curves": curves, "relative_difference_of_final_weights": difference}
     name = f"two_processes_{args.learner.removesuffix('_llm')}"
     record_results(name, results, f"{table}\n\n{note}", command, args.force)

@@ -1,11 +1,27 @@
 """The statistics behind the benchmarks' tables."""
 
+import importlib
+
 import numpy as np
 import pytest
 
-pytest.importorskip("tyro")
+tyro = pytest.importorskip("tyro")
 paper_table = pytest.importorskip("paper_table")
 gradient_noise = pytest.importorskip("gradient_noise")
+arguments = pytest.importorskip("llm_utils.arguments")
+
+
+@pytest.mark.parametrize("label", [*paper_table.ALGORITHMS, *paper_table.ABLATIONS])
+def test_a_learner_accepts_the_flags_of_every_row(label):
+    script, flags = paper_table.learner_flags(paper_table.MULTIHOP, "tiny", label)
+    learner = importlib.import_module(script.removesuffix(".py"))
+    getattr(learner, "check", arguments.check)(tyro.cli(learner.Args, args=flags))
+
+
+def test_an_outcome_is_paid_at_the_end_alone(make_row):
+    row = make_row([(2, 4, 0.3), (5, 7, -0.1), (8, 9, 1.2)], 9, reward_terms={"process/a": 0.4, "outcome/em": 1.0})
+    gradient_noise.outcome_only(row)
+    assert row.turn_rewards().tolist() == [0.0, 0.0, 1.0]
 
 
 def test_an_interval_covers_seeds_and_tasks():

@@ -1,0 +1,188 @@
+"""Every benchmark that the docs name starts as they say, from a clean clone. Small sizes; nothing that is measured."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from fuzz_spans import write_made_up_data
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LEARNING = ("torch", "transformers", "tyro", "tensorboard", "tqdm", "matplotlib", "safetensors", "bm25s")
+TINY = ROOT / "envs" / "agent_r1" / "policies" / "MultihopWorld-v0"
+RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatches 1"
+SMALL = {  # script -> flags that make it small, and what it needs
+    "arithmetic_seeds": (f'--seeds 1 --splits test --episodes 8 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
+    "check_dialects": (f"--tokenizer {TINY} --count 10 --force", ("renderers", "transformers")),
+    "estimators": ("--games 4 --steps 10", LEARNING),
+    "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
+    "fuzz_spans": ("--spans 300", ()),
+    "gradient_noise": ("--batches 10 --groups 1 --checkpoints early --workers 1 --force", LEARNING),
+    "kill_resume": ("--moments 1 --scripts grpo_llm --force", LEARNING),
+    "math_and_code_data": ("--data {data} --mbpp-mutants 2", ("math_verify", "pydantic_monty", "tqdm")),
+    "multihop_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
+    "oracle": ("--data-dir {data}", ("bm25s",)),
+    "paper_table": (f'--seeds 1 --rows GRPO --episodes 16 --flags "{RUN} --total-episodes 32" --force', LEARNING),
+    "preflight": ("--cases GRPO --layers 1", LEARNING),
+    "preflight --sizes": ("0.5B", LEARNING),
+    "real_data": (f"--model {TINY} --data {{data}} --parts evaluate train --sets HotpotQA --episodes 2 --iterations 1 "
+                  "--train-episodes 2 --threads 1", LEARNING),
+    "retrieval_recall": ("--data-dir {data} --corpus {corpus}", ("bm25s",)),
+    "sandbox_speed": ("--quick --force", ()),
+    "sft_bf16": ("--num-steps 2 --batch-size 2 --heldout 2", LEARNING),
+    "tool_latency": ("--episodes 8 --iterations 2 --force", LEARNING),
+    "trl_comparison": (
+        '--sizes 0.1M --repeats 1 --steps 2 --prompts 1 --group 4 --threads 1 --force --checkpoint-flags '
+        '"--num-steps 2 --num-demonstrations 64 --tokenizer-demonstrations 64 --eval-demonstrations 8"',
+        (*LEARNING, "trl", "datasets"),
+    ),
+    "two_processes": ("--total-episodes 8 --episodes-per-iteration 8 --eval-episodes 8 --force", LEARNING),
+    "vector_throughput": ("--quick --force", ()),
+    "vector_throughput --episodes": ("256", ()),
+}  # fmt: skip
+RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
+    "arithmetic_seeds": ["arithmetic_seeds", "arithmetic_splits"],
+    "preflight --sizes": [],
+    "real_data": ["real_data_baselines", "real_data_ppo"],
+    "sandbox_speed": [],
+    "tool_latency": ["tool_latency_8"],
+    "two_processes": ["two_processes_grpo"],
+    "vector_throughput": [],
+    "vector_throughput --episodes": ["vector_memory"],
+}
+DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
+
+
+def documented() -> list[str]:
+    """The commands of the docs that start a benchmark."""
+    found = [command for page in PAGES for command in re.findall(r"python (benchmarks/[^`#\n]+)", page.read_text())]
+    return sorted({" ".join(command.split()) for command in found})
+
+
+def case_of(command: str) -> str:
+    """The entry of SMALL that starts this command: one with a flag of its own, or that of the script."""
+    script, *flags = shlex.split(command)
+    name = Path(script).stem
+    return next((f"{name} {flag}" for flag in flags if f"{name} {flag}" in SMALL), name)
+
+
+def test_every_documented_command_has_a_small_run():
+    commands = documented()
+    assert len(commands) > 20
+    assert {case_of(command) for command in commands} <= SMALL.keys()
+    for command in commands:
+        assert (ROOT / command.split()[0]).is_file(), command
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"machine", "faulty_world"}
+    assert {case.split()[0] for case in SMALL} == scripts
+
+
+@pytest.mark.parametrize("command", documented())
+def test_a_documented_command_names_flags_that_there_are(command):
+    script, *flags = shlex.split(command)
+    source = (ROOT / script).read_text()
+    for flag in flags:
+        if flag.startswith("--"):
+            assert f'"{flag}"' in source, f"{script} has no {flag}"
+
+
+def make_clone(folder: Path) -> Path:
+    """What a clone has, without what was run or recorded here: runs, results and images are written below it."""
+    for name in ("benchmarks", "learner"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("results", "__pycache__", "runs"))
+    for name in ("envs", "tools"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    return make_clone(tmp_path_factory.mktemp("clone"))
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> dict[str, Path]:
+    """Made-up data in the official formats, and a corpus."""
+    data = write_made_up_data(tmp_path_factory.mktemp("benchmark_data"))
+    corpus = data / "corpus.jsonl"
+    rows = [{"title": f"Title {i}", "text": f"Ada Quill was born in Lornby {i}."} for i in range(12)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"data": data, "corpus": corpus}
+
+
+def start(clone: Path, *words: str, timeout: float = 240) -> subprocess.CompletedProcess:
+    """Start a benchmark as the docs say, where the two packages of this repository are installed, and no more is."""
+    packages = os.pathsep.join([str(ROOT / "envs"), str(ROOT / "tools")])
+    environment = os.environ | {"PYTHONPATH": packages, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["OMP_WAIT_POLICY"] = "passive"  # several run side by side
+    environment.pop("AGENT_R1_DATA", None)
+    return subprocess.run(
+        [sys.executable, *words], cwd=clone, env=environment, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def missing(case: str) -> list[str]:
+    """What the case needs and is not installed here."""
+    return [module for module in SMALL[case][1] if find_spec(module) is None]
+
+
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory, places):
+    """case -> (its clone, the run of it). All that were asked for begin at once, one on each core."""
+    mine = [item for item in request.session.items if item.name.startswith("test_a_benchmark_runs[")]
+    cases = [item.callspec.params["case"] for item in mine]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
+        found = {}
+        for case in cases:
+            if not missing(case):
+                name, *first = case.split()
+                words = [f"benchmarks/{name}.py", *first, *shlex.split(SMALL[case][0].format(**places))]
+                folder = make_clone(tmp_path_factory.mktemp(name))
+                found[case] = folder, pool.submit(start, folder, *words)
+        yield found
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_a_benchmark_runs(case, runs):
+    if missing(case):
+        pytest.skip(f"not installed: {', '.join(missing(case))}")
+    (clone, run), name = runs[case], case.split()[0]
+    done = run.result()
+    logs = "".join(path.read_text()[-2000:] for path in (clone / "runs" / "logs").glob("*.log"))
+    assert done.returncode == (case in DIFFERENCES), f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{logs}"
+    assert "|" in done.stdout or "{" in done.stdout  # a table, or JSON
+    assert not re.search(r"\bnan\b", done.stdout), done.stdout
+    for result in RECORDED.get(case, [name]):
+        record = json.loads((clone / "benchmarks" / "results" / f"{result}.json").read_text())
+        assert record["command"].startswith(f"python benchmarks/{name}.py") and record["machine"] and record["results"]
+        assert (clone / "benchmarks" / "results" / f"{result}.md").is_file()
+
+
+@pytest.mark.parametrize("name", ["oracle", "retrieval_recall", "real_data", "math_and_code_data"])
+def test_without_data_a_benchmark_says_what_is_missing(name, clone, tmp_path):
+    if name == "math_and_code_data":
+        pytest.importorskip("math_verify")
+    done = start(clone, f"benchmarks/{name}.py")
+    assert done.returncode == 2 and "required: --" in done.stderr
+    if name == "oracle":
+        done = start(clone, "benchmarks/oracle.py", "--data-dir", str(tmp_path))
+        assert done.returncode and "hotpot" in done.stderr
+
+
+@pytest.mark.parametrize(("command", "why"), [
+    ("gradient_noise.py --batches 4 --force", "at least 10 batches"),
+    ("tool_latency.py --iterations 1 --force", "the first one is not counted"),
+    ("trl_comparison.py --steps 1 --force", "the first one is not counted"),
+])  # fmt: skip
+def test_too_small_a_run_is_refused(command, why, clone):
+    pytest.importorskip("tyro")
+    done = start(clone, *shlex.split(f"benchmarks/{command}"))
+    assert done.returncode == 2 and why in done.stderr
