@@ -8,6 +8,7 @@ import ast
 import contextlib
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,26 @@ def test_options_of_the_learners_exist(page):
     known = {"help"}.union(*(options(script) for script in (ROOT / "learner").glob("*_llm.py")))
     for line in page.read_text(encoding="utf-8").splitlines():
         line = re.sub(r"(torchrun|vllm serve|python benchmarks/\S+)( --?\S+ \d+)*", "", line)
-        assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", line)) <= known, line
+        assert set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", line)) <= known, line
+
+
+def commands(path: Path) -> list[tuple[Path, list[str]]]:
+    """The commands of a page, or of a script's header, that start a learner: the script and the words after it."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text)) or ""
+    start = r" *(?:[A-Z_]+=\S+ )*(?:python|torchrun .*?) (learner/\w+_llm\.py)(?= |$)(.*)"
+    found = (re.fullmatch(start, line) for line in text.replace("\\\n", " ").splitlines())
+    return [(ROOT / line[1], shlex.split(line[2].replace("...", ""), comments=True)) for line in found if line]
+
+
+@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "learner").glob("*_llm.py"))], ids=name)
+def test_commands_have_options_of_their_learner(path):
+    for script, words in commands(path):
+        named = {word[2:].split("=")[0] for word in words if word.startswith("--")}
+        assert named <= options(script) | {"help"}, words
+        if re.search("HotpotQA|2Wiki|MuSiQue", " ".join(words)):
+            assert "dev" in words, f"these sets have no split test: {words}"
 
 
 def test_every_metric_is_explained():
