@@ -6,7 +6,10 @@ code prints. A block that needs data or a model has the line `<!-- no-run -->` b
 
 import ast
 import contextlib
+import importlib
 import io
+import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -79,23 +82,76 @@ def test_options_of_the_learners_exist(page):
         assert set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", line)) <= known, line
 
 
-def commands(path: Path) -> list[tuple[Path, list[str]]]:
-    """The commands of a page, or of a script's header, that start a learner: the script and the words after it."""
+def commands(path: Path) -> list[tuple[Path, list[str], int]]:
+    """The commands of a page, or of a script's header, that start a learner: the script, the words after it, and the
+    number of processes."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         text = ast.get_docstring(ast.parse(text)) or ""
-    start = r" *(?:[A-Z_]+=\S+ )*(?:python|torchrun .*?) (learner/\w+_llm\.py)(?= |$)(.*)"
-    found = (re.fullmatch(start, line) for line in text.replace("\\\n", " ").splitlines())
-    return [(ROOT / line[1], shlex.split(line[2].replace("...", ""), comments=True)) for line in found if line]
+    start, found = r" *(?:[A-Z_]+=\S+ )*(?:python|torchrun( .*?)) (learner/\w+_llm\.py)(?= |$)(.*)", []
+    for line in text.replace("\\\n", " ").splitlines():
+        if match := re.fullmatch(start, line):
+            processes = math.prod(map(int, re.findall(r"--(?:nnodes|nproc-per-node) (\d+)", match[1] or "")))
+            words = shlex.split(match[3].replace("...", ""), comments=True)
+            found.append((ROOT / match[2], words, processes))
+    return found
 
 
 @pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "learner").glob("*_llm.py"))], ids=name)
 def test_commands_have_options_of_their_learner(path):
-    for script, words in commands(path):
+    for script, words, _ in commands(path):
         named = {word[2:].split("=")[0] for word in words if word.startswith("--")}
         assert named <= options(script) | {"help"}, words
         if re.search("HotpotQA|2Wiki|MuSiQue", " ".join(words)):
             assert "dev" in words, f"these sets have no split test: {words}"
+
+
+def read_args(script: Path, words: list[str]):
+    """The arguments of a learner that these words stand for, checked as it checks them."""
+    tyro, arguments = pytest.importorskip("tyro"), pytest.importorskip("llm_utils.arguments")
+    learner = importlib.import_module(script.stem)
+    args = tyro.cli(learner.Args, args=words)
+    getattr(learner, "check", arguments.check)(args)
+    return args
+
+
+@pytest.mark.parametrize("page", [page for page in LEARNERS if "published algorithms by" in page.read_text()], ids=name)
+def test_published_algorithms_are_arguments_that_a_learner_takes(page):
+    table = page.read_text().partition("published algorithms by flags")[2].partition("\n## ")[0]
+    recipes = re.findall(r"^\| [^|`]+ \| `([^`]+)`", table, re.MULTILINE)
+    assert len(recipes) >= 2
+    for recipe in recipes:
+        read_args(ROOT / "learner" / f"{page.stem}.py", shlex.split(recipe))
+
+
+def test_commands_that_train_models_of_real_size_fit():
+    """On cards of 80 GB, as the preflight computes them from the shapes of the models."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    preflight = pytest.importorskip("llm_utils.preflight")
+    lines = (ROOT / "benchmarks" / "preflight.py").read_text()
+    tree = next(n for n in ast.parse(lines).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SIZES")
+    sizes, checked = ast.literal_eval(tree.value), set()
+    for path in [*PAGES, *(ROOT / "learner").glob("*_llm.py")]:
+        for script, words, processes in commands(path):
+            size = re.search(r"Qwen/Qwen2\.5-([\d.]+B)", " ".join(words))
+            if size is None or script.stem in ("evaluate_llm", "sft_llm"):
+                continue
+            args = read_args(script, words)
+            case = script.stem, size[1], processes, args.lora_rank, args.gradient_checkpointing, args.env_kwargs
+            if case in checked:
+                continue
+            layers, hidden, inner, heads, keys, vocabulary, tied = sizes[size[1]]
+            config = transformers.Qwen2Config(
+                num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
+                num_key_value_heads=keys, vocab_size=vocabulary, tie_word_embeddings=tied,
+            )  # fmt: skip
+            args.memory_gb = 80.0
+            preflight.preflight(
+                args, config, torch.device("cuda"), critic=script.stem == "ppo_llm", reference=args.kl_coef > 0,
+                longest_row=json.loads(args.env_kwargs).get("max_context_tokens", 32_768), world_size=processes,
+            )  # fmt: skip
+            checked.add(case)
+    assert len(checked) > 5
 
 
 def test_every_metric_is_explained():
