@@ -10,8 +10,11 @@ import importlib
 import io
 import json
 import math
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,6 +155,19 @@ def test_commands_that_train_models_of_real_size_fit():
             )  # fmt: skip
             checked.add(case)
     assert len(checked) > 5
+
+
+def test_the_example_of_an_algorithm_trains(tmp_path):
+    pytest.importorskip("torch")
+    words = "--total-episodes 16 --episodes-per-iteration 8 --num-minibatches 1 --num-envs 8 --eval-episodes 0".split()
+    paths = os.pathsep.join([str(ROOT / "learner"), *sys.path])
+    where = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}}
+    script = [sys.executable, str(ROOT / "docs" / "examples" / "remax_llm.py")]
+    subprocess.run([*script, *words, "--old-logprobs", "trainer"], check=True, **where)
+    (summary,) = tmp_path.glob("runs/*/summary.json")
+    assert json.loads(summary.read_text())["finished"]
+    refused = subprocess.run([*script, "--kl-coef", "0.1"], capture_output=True, text=True, **where)
+    assert refused.returncode == 1 and "no --max-staleness, --kl-coef" in refused.stderr
 
 
 def test_every_metric_is_explained():
