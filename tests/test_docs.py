@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [
     page
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in [*(ROOT / f"{page}.md" for page in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted((ROOT / "docs").rglob("*.md"))]
     if page.exists()
 ]
 LEARNERS = [page for page in PAGES if page.parent.name == "learners"]
@@ -55,8 +55,14 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?://|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    links = re.findall(r"\]\((?!https?://|mailto:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8"))
+    for target, anchor in links:
+        path = (page.parent / target) if target else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+            assert anchor in [heading.replace(" ", "-") for heading in words], f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

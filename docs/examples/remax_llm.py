@@ -30,7 +30,7 @@ def check(args: Args) -> None:
     """Refuse what this example leaves out of RLOO's arguments, before any work."""
     arguments.check(args)
     if args.max_staleness or args.kl_coef or args.reject_ratio or not args.loss_mask or args.credit != "turn":
-        raise SystemExit("ReMax here has no --max-staleness, --kl-coef, --reject-ratio, --no-loss-mask, --credit episode")
+        raise SystemExit("ReMax here: no --max-staleness, --kl-coef, --reject-ratio, --no-loss-mask, --credit episode")
 
 
 if __name__ == "__main__":
