@@ -20,11 +20,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    page
-    for page in [*(ROOT / f"{page}.md" for page in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted((ROOT / "docs").rglob("*.md"))]
-    if page.exists()
-]
+TOP = [ROOT / f"{page}.md" for page in ("README", "CONTRIBUTING", "CHANGELOG")]
+PAGES = [page for page in [*TOP, *sorted((ROOT / "docs").rglob("*.md"))] if page.exists()]
 LEARNERS = [page for page in PAGES if page.parent.name == "learners"]
 FENCE = r"^(?P<{0}>`{{3,}})(?P<{1}>\w*)\n(?P<{2}>.*?)^(?P={0})$"
 BLOCK = re.compile(
