@@ -6,8 +6,9 @@ earned, so there is no critic. An episode is one growing row of tokens, never de
 tokens are trained on.
 
     python learner/grpo_llm.py                                            # tiny policy, generated world, laptop CPU
-    python learner/grpo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct --engine vllm   # one GPU
-    torchrun --nproc-per-node 4 learner/grpo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # more
+    torchrun --nproc-per-node 4 learner/grpo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # GPUs
+    python learner/grpo_llm.py --env-id AgentR1/HotpotQA-v0 --eval-split dev --model Qwen/Qwen2.5-3B-Instruct \\
+        --engine vllm --lora-rank 16 --gradient-checkpointing             # one GPU of 80 GB
 """
 
 import json

@@ -5,8 +5,9 @@ An episode is one growing row of tokens: prompt, sampled span, what the environm
 never decoded and encoded again. A mask says which tokens were sampled; only those carry advantages and loss.
 
     python learner/ppo_llm.py                                             # tiny policy, generated world, laptop CPU
-    python learner/ppo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct --engine vllm   # one GPU
-    torchrun --nproc-per-node 4 learner/ppo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # more
+    torchrun --nproc-per-node 4 learner/ppo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # GPUs
+    python learner/ppo_llm.py --env-id AgentR1/HotpotQA-v0 --eval-split dev --model Qwen/Qwen2.5-0.5B-Instruct \\
+        --engine vllm --gradient-checkpointing                            # one GPU of 80 GB
 """
 
 import json

@@ -5,8 +5,9 @@ The advantage of a turn is what the episode earned from it on, compared with the
 no critic. With --baseline the mean of the other episodes of the same task is taken from it first.
 
     python learner/reinforce_pp_llm.py                                    # tiny policy, generated world, laptop CPU
-    python learner/reinforce_pp_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct --engine vllm
     torchrun --nproc-per-node 4 learner/reinforce_pp_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...
+    python learner/reinforce_pp_llm.py --env-id AgentR1/HotpotQA-v0 --eval-split dev --model Qwen/Qwen2.5-3B-Instruct \\
+        --engine vllm --lora-rank 16 --gradient-checkpointing             # one GPU of 80 GB
 """
 
 import json

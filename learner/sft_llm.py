@@ -52,7 +52,7 @@ class Args:
     out: str = ""
     """folder for the trained model and tokenizer (default: runs/{run_name}/model)"""
     checkpoint_every: int = 500
-    """steps between checkpoints; there is one at the end, too (0: only at Ctrl-C)"""
+    """steps between checkpoints; there is one at the end, too (0: only where something ends the run early)"""
     resume: str | None = None
     """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
 

@@ -6,18 +6,22 @@ code prints. A block that needs data or a model has the line `<!-- no-run -->` b
 
 import ast
 import contextlib
+import importlib
 import io
+import json
+import math
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    page
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if page.exists()
-]
+TOP = [ROOT / f"{page}.md" for page in ("README", "CONTRIBUTING", "CHANGELOG")]
+PAGES = [page for page in [*TOP, *sorted((ROOT / "docs").rglob("*.md"))] if page.exists()]
 LEARNERS = [page for page in PAGES if page.parent.name == "learners"]
 FENCE = r"^(?P<{0}>`{{3,}})(?P<{1}>\w*)\n(?P<{2}>.*?)^(?P={0})$"
 BLOCK = re.compile(
@@ -48,8 +52,14 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?://|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    links = re.findall(r"\]\((?!https?://|mailto:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8"))
+    for target, anchor in links:
+        path = (page.parent / target) if target else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+            assert anchor in [heading.replace(" ", "-") for heading in words], f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -75,7 +85,92 @@ def test_options_of_the_learners_exist(page):
     known = {"help"}.union(*(options(script) for script in (ROOT / "learner").glob("*_llm.py")))
     for line in page.read_text(encoding="utf-8").splitlines():
         line = re.sub(r"(torchrun|vllm serve|python benchmarks/\S+)( --?\S+ \d+)*", "", line)
-        assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", line)) <= known, line
+        assert set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", line)) <= known, line
+
+
+def commands(path: Path) -> list[tuple[Path, list[str], int]]:
+    """The commands of a page, or of a script's header, that start a learner: the script, the words after it, and the
+    number of processes."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text)) or ""
+    start, found = r" *(?:[A-Z_]+=\S+ )*(?:python|torchrun( .*?)) (learner/\w+_llm\.py)(?= |$)(.*)", []
+    for line in text.replace("\\\n", " ").splitlines():
+        if match := re.fullmatch(start, line):
+            processes = math.prod(map(int, re.findall(r"--(?:nnodes|nproc-per-node) (\d+)", match[1] or "")))
+            words = shlex.split(match[3].replace("...", ""), comments=True)
+            found.append((ROOT / match[2], words, processes))
+    return found
+
+
+@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "learner").glob("*_llm.py"))], ids=name)
+def test_commands_have_options_of_their_learner(path):
+    for script, words, _ in commands(path):
+        named = {word[2:].split("=")[0] for word in words if word.startswith("--")}
+        assert named <= options(script) | {"help"}, words
+        if re.search("HotpotQA|2Wiki|MuSiQue", " ".join(words)):
+            assert "dev" in words, f"these sets have no split test: {words}"
+
+
+def read_args(script: Path, words: list[str]):
+    """The arguments of a learner that these words stand for, checked as it checks them."""
+    tyro, arguments = pytest.importorskip("tyro"), pytest.importorskip("llm_utils.arguments")
+    learner = importlib.import_module(script.stem)
+    args = tyro.cli(learner.Args, args=words)
+    getattr(learner, "check", arguments.check)(args)
+    return args
+
+
+@pytest.mark.parametrize("page", [page for page in LEARNERS if "published algorithms by" in page.read_text()], ids=name)
+def test_published_algorithms_are_arguments_that_a_learner_takes(page):
+    table = page.read_text().partition("published algorithms by flags")[2].partition("\n## ")[0]
+    recipes = re.findall(r"^\| [^|`]+ \| `([^`]+)`", table, re.MULTILINE)
+    assert len(recipes) >= 2
+    for recipe in recipes:
+        read_args(ROOT / "learner" / f"{page.stem}.py", shlex.split(recipe))
+
+
+def test_commands_that_train_models_of_real_size_fit():
+    """On cards of 80 GB, as the preflight computes them from the shapes of the models."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    preflight = pytest.importorskip("llm_utils.preflight")
+    lines = (ROOT / "benchmarks" / "preflight.py").read_text()
+    tree = next(n for n in ast.parse(lines).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SIZES")
+    sizes, checked = ast.literal_eval(tree.value), set()
+    for path in [*PAGES, *(ROOT / "learner").glob("*_llm.py")]:
+        for script, words, processes in commands(path):
+            size = re.search(r"Qwen/Qwen2\.5-([\d.]+B)", " ".join(words))
+            if size is None or script.stem in ("evaluate_llm", "sft_llm"):
+                continue
+            args = read_args(script, words)
+            case = script.stem, size[1], processes, args.lora_rank, args.gradient_checkpointing, args.env_kwargs
+            if case in checked:
+                continue
+            layers, hidden, inner, heads, keys, vocabulary, tied = sizes[size[1]]
+            config = transformers.Qwen2Config(
+                num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
+                num_key_value_heads=keys, vocab_size=vocabulary, tie_word_embeddings=tied,
+            )  # fmt: skip
+            args.memory_gb = 80.0
+            preflight.preflight(
+                args, config, torch.device("cuda"), critic=script.stem == "ppo_llm", reference=args.kl_coef > 0,
+                longest_row=json.loads(args.env_kwargs).get("max_context_tokens", 32_768), world_size=processes,
+            )  # fmt: skip
+            checked.add(case)
+    assert len(checked) > 5
+
+
+def test_the_example_of_an_algorithm_trains(tmp_path):
+    pytest.importorskip("torch")
+    words = "--total-episodes 16 --episodes-per-iteration 8 --num-minibatches 1 --num-envs 8 --eval-episodes 0".split()
+    paths = os.pathsep.join([str(ROOT / "learner"), *sys.path])
+    where = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}}
+    script = [sys.executable, str(ROOT / "docs" / "examples" / "remax_llm.py")]
+    subprocess.run([*script, *words, "--old-logprobs", "trainer"], check=True, **where)
+    (summary,) = tmp_path.glob("runs/*/summary.json")
+    assert json.loads(summary.read_text())["finished"]
+    refused = subprocess.run([*script, "--kl-coef", "0.1"], capture_output=True, text=True, **where)
+    assert refused.returncode == 1 and "no --max-staleness, --kl-coef" in refused.stderr
 
 
 def test_every_metric_is_explained():

@@ -26,11 +26,20 @@ def compute_advantages(rows: Sequence[Trajectory], greedy: Sequence[Trajectory],
         row.set_turn_advantages((own - other)[: len(row.turns)])
 
 
+def check(args: Args) -> None:
+    """Refuse what this example leaves out of RLOO's arguments, before any work."""
+    arguments.check(args)
+    if args.max_staleness or args.kl_coef or args.reject_ratio or not args.loss_mask or args.credit != "turn":
+        raise SystemExit("ReMax here: no --max-staleness, --kl-coef, --reject-ratio, --no-loss-mask, --credit episode")
+
+
 if __name__ == "__main__":
-    args = prepare(tyro.cli(Args, default=replace(Args(), exp_name="remax_llm")), arguments.check)
-    kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **json.loads(args.env_kwargs)}
-    envs = gym.make_vec(args.env_id, split=args.split, **kwargs) if distributed.rank() == 0 else None
-    eval_envs = gym.make_vec(args.env_id, split=args.eval_split, **kwargs) if distributed.rank() == 0 else None
+    args = prepare(tyro.cli(Args, default=replace(Args(), exp_name="remax_llm")), check)
+    envs = eval_envs = None
+    if distributed.rank() == 0:
+        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **json.loads(args.env_kwargs)}
+        envs = gym.make_vec(args.env_id, split=args.split, **kwargs)
+        eval_envs = gym.make_vec(args.env_id, split=args.eval_split, **kwargs) if args.eval_episodes else None
     run = make_run(args, envs, eval_envs)
     count = args.episodes_per_iteration
 
@@ -43,8 +52,14 @@ if __name__ == "__main__":
             run.begin_iteration(iteration)
             rows = run.collect(iteration, episodes)
             tasks = [(row.episode, row.task_index) for row in rows]
-            compute_advantages(rows, rollout(run.envs, run.eval_engine, tasks, args.seed) if rows else [], args.gamma)
+            greedy = rollout(run.envs, run.eval_engine, tasks, args.seed) if rows else []
+            rows = [row for row, other in zip(rows, greedy, strict=True) if not other.fault]
+            greedy = [other for other in greedy if not other.fault]
             run.mark("rollout")
+            compute_advantages(rows, greedy, args.gamma)
+            if args.old_logprobs == "trainer":
+                rows = run.score(rows, "old_logprobs", run.policy)
+            run.mark("score")
             run.saver.begin_update()
             for part in run.minibatches(rows, iteration):
                 metrics = backward(part, args, run)
