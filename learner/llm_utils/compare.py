@@ -32,10 +32,9 @@ def read_curve(run_dir: Path, metric: str, x: str = "steps") -> Curve:
         at = [event.wall_time - events.FirstEventTimestamp() for event in scalars]
     else:
         at = [event.step for event in scalars]
-    if x == "episodes":  # an iteration logs once, at the step where it ends
-        ends = [event.step for event in events.Scalars("charts/episodic_return")]
-        each = json.loads((run_dir / "summary.json").read_text())["args"]["episodes_per_iteration"]
-        at = [each * sum(end <= step for end in ends) for step in at]
+    if x == "episodes":  # all that were played until then; an iteration logs once, at the step where it ends
+        played = {event.step: event.value for event in events.Scalars("charts/episodes")}
+        at = [max((value for end, value in played.items() if end <= step), default=0) for step in at]
     return np.array(at, float), np.array([event.value for event in scalars])
 
 

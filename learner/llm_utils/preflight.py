@@ -152,7 +152,8 @@ def preflight(
         add("logits of new tokens", 8 * args.num_envs * config.get_text_config().vocab_size, ROLLOUT, "--num-envs")
     memory = memory_of(device) if getattr(args, "memory_gb", None) is None else int(args.memory_gb * GB)
     if args.engine == "vllm" and not on_cpu:
-        add("vLLM", VLLM_SHARE * memory, ROLLOUT, "--engine vllm-server")
+        stale = getattr(args, "max_staleness", 0)  # vLLM sleeps between iterations, unless rows are in flight
+        add("vLLM", VLLM_SHARE * memory, ALWAYS if stale else ROLLOUT, "--engine vllm-server")
 
     tokens = max(args.microbatch_tokens, longest_row)
     shorter = CONTEXT if longest_row > args.microbatch_tokens else "--microbatch-tokens"

@@ -226,10 +226,9 @@ class Run:
             return
         tasks = [(i, i) for i in range(min(self.args.eval_episodes, self.eval_envs.envs[0].num_tasks))]
         rows = rollout(self.eval_envs, self.eval_engine, tasks, self.args.seed)
-        valid = [row for row in rows if not row.fault]
-        if not valid:
+        if all(row.fault for row in rows):
             raise RuntimeError(f"every episode of the evaluation was ended by a fault; the last one: {rows[-1].fault}")
-        self.log.evaluation(valid, self.state)
+        self.log.evaluation(rows, self.state)
 
     def boundary(self) -> None:
         """The iteration is complete: this is what a run goes on from that ends before the next one is."""

@@ -43,6 +43,12 @@ def test_ppo_with_a_3b_model_on_80_gb_is_refused_from_the_config_alone():
     assert 85e9 < size(report, "weights", "moments") - size(report, "gathered") < 88e9  # 14 bytes for each of 6.2e9
 
 
+def test_with_staleness_vllm_and_the_update_share_the_card():
+    """Rows stay in flight, so vLLM doesn't sleep while the trainer works."""
+    kwargs = {"lora_rank": 16, "gradient_checkpointing": True, "preflight": False}
+    assert estimate(max_staleness=1, **kwargs).at("update") > estimate(**kwargs).at("update") + 20e9
+
+
 def test_what_mends_it_fits():
     for kwargs in (
         {"lora_rank": 16, "gradient_checkpointing": True},
