@@ -101,8 +101,10 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     tokenizer.response_template = qwen3_template
     num_tasks = gym.make(ENV_ID).unwrapped.num_tasks
-    generators = [np.random.default_rng([args.seed, iteration, 0]) for iteration in range(1, args.steps + 1)]
-    tasks = np.concatenate([rng.integers(num_tasks, size=args.prompts) for rng in generators])  # as grpo_llm.py does
+    from llm_utils.rollout import draw_episodes
+
+    drawn = [draw_episodes(args.seed, i, args.prompts, num_tasks) for i in range(1, args.steps + 1)]  # as grpo_llm.py
+    tasks = np.array([task for episodes in drawn for _, task in episodes])
     batch = args.prompts * args.group
     trainer = GRPOTrainer(
         model=args.model,

@@ -123,9 +123,10 @@ class Args:
     num_minibatches: int = 4
     """optimizer steps in a pass"""
     microbatch_tokens: int = 4096
-    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same"""
+    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same
+    (but for rounding, in bf16)"""
     ratio: Literal["token", "turn", "sequence"] = "token"
-    """importance ratio of a token, or the geometric mean over its turn or its episode (GSPO: sequence)"""
+    """importance ratio of a token, or the geometric mean over its turn or its row (GSPO: sequence)"""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """mean over tokens (DAPO), over episodes of their means (GRPO), or the sum over episodes x constant (Dr. GRPO)"""
     constant_length: int = 256
@@ -170,6 +171,8 @@ def check(args: Args) -> None:
         raise SystemExit("--episodes-per-iteration must be a multiple of --group-size, which is at least 2")
     if args.max_staleness and args.dynamic_sampling:
         raise SystemExit("--max-staleness and --dynamic-sampling contradict: a batch sampled ahead can't be filled up")
+    if args.scale_by != "auto" and not args.scale_rewards:
+        raise SystemExit("--scale-by does nothing with --no-scale-rewards")
     if args.loss_mask and not args.advantage_mask:
         raise SystemExit("--no-advantage-mask changes nothing without --no-loss-mask: only the loss reads advantages")
 
@@ -196,7 +199,7 @@ def group_advantages(
     if scale_by == "auto":
         scale_by = "others" if credit == "turn" else "group"
     if not scale:
-        table = table - table.mean(0)  # but for the factor (G - 1) / G the same as less the mean of the others
+        table = table - table.mean(0)  # as published: (G - 1) / G of what the mean of the others would leave
     elif scale_by == "others":
         table = (table - others_mean(table)) / (deviation or others_deviation(totals)[:, None])
     else:  # equal returns that were earned in different turns need a least deviation
@@ -230,7 +233,7 @@ def policy_loss(
     new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float,
     segments: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
-    """The clipped objective per token [N], to be minimised, and figures per token for the log.
+    """The clipped objective of PPO per token [N], to be minimised, and figures per token for the log.
 
     `segments` [N] numbers the stretches over which the ratio is the geometric mean (GSPO, arXiv 2507.18071, eq. 7);
     every token keeps its own advantage and gradient (GSPO-token, eq. 14).
@@ -317,7 +320,7 @@ if __name__ == "__main__":
                     more = run.collect_more(episodes(iteration, attempt))
                     useful += groups_with_signal(more, args.group_size, args.credit)
             if args.dynamic_sampling:
-                rows = useful[:count] or rows
+                rows = sum(list(in_groups(useful, args.group_size))[: count // args.group_size], []) or rows
             run.mark("rollout")
 
             # log-probabilities and advantages

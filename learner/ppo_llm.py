@@ -24,7 +24,7 @@ from torch import nn
 from transformers import AutoModel
 
 import agent_r1  # noqa: F401  (registers the environments)
-from llm_utils import checkpoint, distributed
+from llm_utils import arguments, checkpoint, distributed
 from llm_utils.forward import check_finite, gather, pad, policy_forward, uses_gradient_checkpointing
 from llm_utils.kl import kl_divergence
 from llm_utils.loading import enable_gradient_checkpointing
@@ -118,7 +118,8 @@ class Args:
     num_minibatches: int = 4
     """optimizer steps in a pass"""
     microbatch_tokens: int = 4096
-    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same"""
+    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same
+    (but for rounding, in bf16)"""
     advantage: Literal["tokens", "turns", "bilevel"] = "tokens"
     """what GAE runs over: action tokens, turns, or turns and then the tokens of each turn"""
     gamma: float = 1.0
@@ -167,6 +168,13 @@ class Args:
     """the split that is evaluated on"""
     eval_every: int = 5
     """iterations between evaluations (there is one at the start and one at the end)"""
+
+
+def check(args: Args) -> None:
+    """Refuse arguments that contradict each other, before any work."""
+    arguments.check(args)
+    if args.advantage == "turns" and not args.advantage_mask:
+        raise SystemExit("--advantage turns runs over turns, not tokens: --no-advantage-mask contradicts it")
 
 
 # ------------------------------------------------------------------------------------------------------- advantages
@@ -379,7 +387,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: boo
 
 
 if __name__ == "__main__":
-    args = prepare(tyro.cli(Args))
+    args = prepare(tyro.cli(Args), check)
     envs = eval_envs = None
     if distributed.rank() == 0:  # one process plays
         kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **json.loads(args.env_kwargs)}

@@ -120,7 +120,8 @@ class Args:
     num_minibatches: int = 4
     """optimizer steps in a pass"""
     microbatch_tokens: int = 4096
-    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same"""
+    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same
+    (but for rounding, in bf16)"""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """mean over tokens (DAPO), over episodes of their means (GRPO), or the sum over episodes x constant (Dr. GRPO)"""
     constant_length: int = 256
@@ -171,14 +172,14 @@ def check(args: Args) -> None:
 
 
 def batch_advantages(
-    rewards: Sequence[Array], lengths: Sequence[Array], groups: Sequence[int] | None = None, credit: str = "turn",
+    rewards: Sequence[Array], lengths: Sequence[Array], groups: list[int] | None = None, credit: str = "turn",
     gamma: float = 1.0, by_others: bool = True, whitened: bool = True,
 ) -> list[Array]:  # fmt: skip
     """Advantages of the turns of all episodes of a batch, from the rewards and the `lengths` in tokens of their turns.
 
     Returns from each turn on (or of the whole episode); with `groups`, the number of each episode's group, minus what
     the others of the group earned from there, 0 after their end; then whitened over the batch, in which every token
-    counts the same (arXiv 2501.03262, equations 8 and 9).
+    counts the same (arXiv 2501.03262, equations 8 and 9). An episode that is alone in its group counts for nothing.
     """
     table = returns_to_go(rewards, gamma)
     if credit == "episode":
@@ -187,8 +188,11 @@ def batch_advantages(
     for group in set(labels.tolist()):
         of_group = labels == group
         table[of_group] -= others_mean(table[of_group]) if by_others else table[of_group].mean(0)
+    counts = np.array([groups.count(group) > 1 for group in groups] if groups else [True] * len(table))
+    table = table * counts[:, None]
     values = [row[: len(own)] for row, own in zip(table, rewards, strict=True)]
-    return whiten(values, [np.asarray(n, float) for n in lengths], by_others, groups) if whitened else values
+    weights = [np.asarray(n, float) * counted for n, counted in zip(lengths, counts, strict=True)]
+    return whiten(values, weights, by_others, groups) if whitened else values
 
 
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:

@@ -116,7 +116,8 @@ class Args:
     num_minibatches: int = 4
     """optimizer steps in a pass"""
     microbatch_tokens: int = 4096
-    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same"""
+    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same
+    (but for rounding, in bf16)"""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """mean over tokens (DAPO), over episodes of their means (GRPO), or the sum over episodes x constant (Dr. GRPO)"""
     constant_length: int = 256

@@ -103,7 +103,8 @@ class Args:
     batch_size: int = 64
     """demonstrations a step"""
     microbatch_tokens: int = 4096
-    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same"""
+    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same
+    (but for rounding, in bf16)"""
     learning_rate: float | None = None
     """peak learning rate: cosine decay to a hundredth, linear warm-up (None: 3e-3 for "scratch" and "tiny"; for a model
     given by name or folder 2e-5, or 1e-4 with --lora-rank)"""

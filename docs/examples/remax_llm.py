@@ -53,6 +53,7 @@ if __name__ == "__main__":
             rows = run.collect(iteration, episodes)
             tasks = [(row.episode, row.task_index) for row in rows]
             greedy = rollout(run.envs, run.eval_engine, tasks, args.seed) if rows else []
+            run.played += greedy  # they count for the axes, too
             rows = [row for row, other in zip(rows, greedy, strict=True) if not other.fault]
             greedy = [other for other in greedy if not other.fault]
             run.mark("rollout")

@@ -10,14 +10,24 @@ import gymnasium as gym
 from llm_utils import distributed
 
 RATES = ("learning_rate", "critic_learning_rate")
+# What has a least value; a share has a largest, too. A learner has some of them.
+LEAST = {
+    **dict.fromkeys(("num_envs", "total_episodes", "episodes_per_iteration", "num_minibatches", "update_epochs"), 1),
+    **dict.fromkeys(("microbatch_tokens", "constant_length", "importance_cap"), 1),
+    **dict.fromkeys(("max_staleness", "lora_rank", "dynamic_sampling", "num_threads", "checkpoint_every"), 0),
+    **dict.fromkeys(("eval_episodes", "eval_every", "kl_coef", "clip_coef", "clip_coef_high", "clip_coef_value"), 0),
+}
+SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn")
 
 
 def check(args: Any) -> None:
     """Refuse arguments that are out of range, or contradict each other, in any learner."""
-    counts = ("num_envs", "total_episodes", "episodes_per_iteration", "num_minibatches", "microbatch_tokens")
-    for name in (*counts, "constant_length"):
-        if getattr(args, name, 1) < 1:
-            raise SystemExit(f"--{name.replace('_', '-')} is at least 1")
+    for name, least in LEAST.items():
+        if getattr(args, name, least) < least:
+            raise SystemExit(f"--{name.replace('_', '-')} is at least {least}")
+    for name in SHARES:
+        if not 0 <= getattr(args, name, 0) <= 1:
+            raise SystemExit(f"--{name.replace('_', '-')} is between 0 and 1")
     try:
         readable = isinstance(json.loads(args.env_kwargs), dict)
     except ValueError:
@@ -31,15 +41,12 @@ def check(args: Any) -> None:
         (not 0 < args.top_p <= 1, "--top-p is above 0 and at most 1"),
         (any((getattr(args, name, 0) or 0) < 0 for name in RATES), "a learning rate is at least 0"),
         (args.max_grad_norm <= 0, "--max-grad-norm is above 0; a large one clips nothing"),
-        (not 0 <= args.max_invalid <= 1, "--max-invalid is a share, from 0 to 1"),
-        (args.importance_cap <= 0, "--importance-cap is above 0"),
         (args.reject_ratio != 0 and args.reject_ratio <= 1, "--reject-ratio is a factor above 1, or 0 for none"),
         (
             args.reject_ratio > 0 and args.old_logprobs == "sampler",
             "--reject-ratio compares with the trainer's log-probabilities: give --old-logprobs trainer",
         ),
         (args.num_minibatches > args.episodes_per_iteration, "--num-minibatches exceeds --episodes-per-iteration"),
-        (args.max_staleness < 0 or args.lora_rank < 0, "--max-staleness and --lora-rank are at least 0"),
         (
             args.deterministic and args.max_staleness > 0,
             "--deterministic and --max-staleness contradict each other: what is in flight depends on the clock",

@@ -18,7 +18,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -60,6 +60,11 @@ def copied(content: Any, memory: Any) -> Any:
     return copy.deepcopy(content)
 
 
+def copied_bytes(trained: Iterable[torch.Tensor]) -> int:
+    """What a checkpoint holds of trained weights: themselves, Adam's two moments, and a float32 copy of others."""
+    return sum(p.numel() * (p.element_size() + (8 if p.dtype == torch.float32 else 12)) for p in trained)
+
+
 class Checkpointer:
     """Writes the state that a run had at its last iteration boundary.
 
@@ -72,7 +77,7 @@ class Checkpointer:
         self.folder, self.rank = run_dir / "checkpoint", rank
         self.policy, self.critic, self.optimizer = policy, critic, optimizer
         trained = [p for module in (policy, critic) if module for p in module.parameters() if p.requires_grad]
-        self.small = 3 * sum(p.numel() * p.element_size() for p in trained) <= MOST_BYTES
+        self.small = copied_bytes(trained) <= MOST_BYTES
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
         self.spare: dict[str, Any] | None = None  # memory for the next one: Ctrl-C while it is filled spoils nothing
         self.signal: int | None = None  # the signal that ends the run

@@ -8,6 +8,7 @@ import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
@@ -103,6 +104,7 @@ def demonstrate(env: Any, index: int, turns: Callable[[], list[str]]) -> Demonst
 def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
     """The rows of a JSONL file with `tokens` and `action_mask`, but for those in which nothing was sampled.
 
+    Where a learner logged a rewritten context (`segment_starts`), every segment is a row of its own.
     SystemExit names the line that is malformed.
     """
     rows = []
@@ -117,9 +119,11 @@ def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
             except (ValueError, KeyError, TypeError, AssertionError) as error:
                 message = f"{path}, line {number}: needs `tokens` and `action_mask`, alike in length: {error!r}"
                 raise SystemExit(message) from None
-            mask[0] = False  # nothing predicts the first token
-            if mask.any():
-                rows.append(Demonstration(tokens, mask, number))
+            for first, end in pairwise([*row.get("segment_starts", [0]), len(tokens)]):
+                part = mask[first:end].copy()
+                part[:1] = False  # nothing predicts the first token
+                if part.any():
+                    rows.append(Demonstration(tokens[first:end], part, number))
     if not rows:
         raise SystemExit(f"{path}: there is no row with a sampled token")
     return rows

@@ -83,7 +83,7 @@ class Logger:
             values = [log[name] for log in logs if name in log]
             if not name.startswith("gap_"):
                 shown[f"losses/{name}"] = float(max(values) if name.endswith("_max") else np.mean(values))
-            elif name in logs[0]:
+            elif name in logs[0] and f"sampler/{name}" not in shown:
                 shown[f"sampler/{name}"] = float(logs[0][name])
         for name, value in shown.items():
             self.writer.add_scalar(name, value, run["global_step"])

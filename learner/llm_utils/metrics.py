@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from llm_utils import distributed
+
+
+def sampler_gap(rows: Sequence[Any]) -> dict[str, float]:
+    """Distances between the log-probabilities of sampler and trainer over all sampled tokens of the trajectories.
+
+    `old_logprobs` must be the trainer's.
+    """
+    gaps = [np.abs(row.old_logprobs - row.logprobs)[row.action_mask] for row in rows]
+    gap = np.concatenate([*gaps, np.zeros(0, np.float32)])
+    if not len(gap):
+        return {}
+    found = {"mean": gap.mean(), "max": gap.max(), "beyond": (gap > math.log(1.05)).mean()}
+    return {f"sampler/gap_{name}": float(value) for name, value in found.items()}
 
 
 class TokenMeans:

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from llm_utils import distributed
-from llm_utils.checkpoint import MOST_BYTES
+from llm_utils.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.forward import LOGITS_BYTES, policy_forward
 from llm_utils.loading import choose_dtype, with_adapters
 from llm_utils.slots import bytes_per_token
@@ -138,7 +138,7 @@ def preflight(
     if in_process and world_size > 1:
         whole_copy = sum(p.nbytes for p in whole.parameters())
         add("sampler: weights", whole_copy, ALWAYS, "--engine vllm-server", "a smaller --model")
-    copied = 3 * sum(p.nbytes for _, parameters, _ in groups for p in parameters)
+    copied = sum(copied_bytes(parameters) for _, parameters, _ in groups)
     if on_cpu and copied <= MOST_BYTES:
         add("last two iterations, for checkpoints", 2 * copied)
     if world_size > 1:

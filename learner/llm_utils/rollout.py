@@ -12,6 +12,7 @@ from llm_utils.engine import Engine, Span
 from llm_utils.trajectory import Trajectory, Turn
 
 Array = np.ndarray
+TASKS, SAMPLING = 1, 2  # streams of random numbers that have nothing to do with each other
 
 
 class Sampler:
@@ -76,7 +77,7 @@ class Sampler:
                 self._end(slot, {})
                 continue
             info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
-            self.engine.feed(slot, states[slot], **info, seed=[self.seed, episode])
+            self.engine.feed(slot, states[slot], **info, seed=[self.seed, SAMPLING, episode])
 
     def _append(self, row: Trajectory, span: Span) -> None:
         start = len(row.tokens)
@@ -110,7 +111,7 @@ class Sampler:
         else:  # the model has to read the new context from its beginning
             row.segment_starts.append(len(row.tokens))
             row.tokens = np.concatenate([row.tokens, state])
-            self.engine.feed(slot, state, *room, seed=[self.seed, row.episode, len(row.segment_starts)])
+            self.engine.feed(slot, state, *room, seed=[self.seed, SAMPLING, row.episode, len(row.segment_starts)])
 
     def _end(self, slot: int, info: Any) -> None:
         """The episode is over."""
@@ -135,5 +136,5 @@ def draw_episodes(
     seed: int, iteration: int, count: int, num_tasks: int, group_size: int = 1, first: int = 0, attempt: int = 0
 ) -> list[tuple[int, int]]:
     """Numbers (from `first` on) and tasks of an iteration's episodes, a group side by side: a function of the seed."""
-    tasks = np.random.default_rng([seed, iteration, attempt]).integers(num_tasks, size=count // group_size)
+    tasks = np.random.default_rng([seed, TASKS, iteration, attempt]).integers(num_tasks, size=count // group_size)
     return list(enumerate(np.repeat(tasks, group_size).tolist(), first))

@@ -26,6 +26,7 @@ from llm_utils.engine import Engine, make_engine
 from llm_utils.forward import microbatches, score
 from llm_utils.loading import choose_dtype, load_policy
 from llm_utils.logger import Logger
+from llm_utils.metrics import sampler_gap
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.preflight import measure, preflight
 from llm_utils.rollout import Sampler, rollout
@@ -37,6 +38,8 @@ from llm_utils.sources import (
     tokenizer_source,
 )
 from llm_utils.trajectory import Segment, Trajectory
+
+ORDER = 3  # the stream of random numbers that minibatches are drawn from; rollout.py has the others
 
 Episodes = list[tuple[int, int]]  # numbers and task indexes
 
@@ -113,6 +116,7 @@ class Run:
     played: list[Trajectory] = field(default_factory=list)  # all of this iteration, also those that don't count
     metrics: list[dict[str, float]] = field(default_factory=list)  # of this iteration's optimizer steps
     seconds: dict[str, float] = field(default_factory=dict)  # of the parts of this iteration
+    gap: dict[str, float] = field(default_factory=dict)  # sampler to trainer, where that scored the rows
     last_mark: float = 0.0
 
     def start(self) -> None:
@@ -124,7 +128,7 @@ class Run:
 
     def begin_iteration(self, iteration: int) -> None:
         """Start the clock and set the learning rate."""
-        self.played, self.metrics, self.seconds, self.last_mark = [], [], {}, time.time()
+        self.played, self.metrics, self.seconds, self.gap, self.last_mark = [], [], {}, {}, time.time()
         left = 1 - (iteration - 1) / self.num_iterations
         self.optimizer.scale_learning_rates(left if self.args.anneal_lr else 1.0)
 
@@ -171,7 +175,10 @@ class Run:
         """Fill the trajectories' array `name` with the model's log-probabilities of what is trained on."""
         mine = distributed.scatter(rows)
         score(self.microbatches(mine), name, model, self.vocab_size, self.args.temperature)
-        return distributed.gather(mine)
+        scored = distributed.gather(mine)
+        if name == "old_logprobs":  # of all rows, before any is rejected for it
+            self.gap = sampler_gap(scored)
+        return scored
 
     def microbatches(self, rows: Sequence[Trajectory]) -> Iterator[tuple[list[Segment], int]]:
         """The rows in microbatches, each with the factor of its loss; the sampler is looked after in between."""
@@ -183,7 +190,7 @@ class Run:
 
     def minibatches(self, rows: Sequence[Trajectory], iteration: int) -> Iterator[list[Trajectory]]:
         """For every optimizer step of an iteration the trajectories that this process trains on."""
-        num_rows, rng = distributed.broadcast(len(rows)), np.random.default_rng([self.args.seed, iteration])
+        num_rows, rng = distributed.broadcast(len(rows)), np.random.default_rng([self.args.seed, ORDER, iteration])
         for _ in range(self.args.update_epochs):
             for part in np.array_split(rng.permutation(num_rows), self.args.num_minibatches):
                 if len(part):
@@ -209,14 +216,15 @@ class Run:
             self.state["global_step"] += int(turns)
             self.state["episodes"] += len(self.played)
             self.state["train_seconds"] += sum(self.seconds.values())
-            scalars |= {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+            scalars |= {f"time/{name}": seconds for name, seconds in self.seconds.items()} | self.gap
             scalars["charts/episodes"] = self.state["episodes"]
             scalars["charts/learning_rate"] = self.optimizer.adam.param_groups[0]["lr"]
             scalars["charts/SPS"] = turns / sum(self.seconds.values())
             self.log.iteration(rows, self.metrics, self.state, scalars, self.played)
+        self.boundary()  # before an evaluation that may fail
         if last or (args.eval_every and iteration % args.eval_every == 0):
             self.evaluate()
-        self.boundary()
+            self.boundary()  # with what it gave
         if args.checkpoint_every and (last or iteration % args.checkpoint_every == 0):
             self.saver.save()
 
@@ -225,6 +233,8 @@ class Run:
         if self.log is None or self.eval_envs is None or self.eval_engine is None:
             return
         tasks = [(i, i) for i in range(min(self.args.eval_episodes, self.eval_envs.envs[0].num_tasks))]
+        if not tasks:
+            return
         rows = rollout(self.eval_envs, self.eval_engine, tasks, self.args.seed)
         if all(row.fault for row in rows):
             raise RuntimeError(f"every episode of the evaluation was ended by a fault; the last one: {rows[-1].fault}")

@@ -89,8 +89,11 @@ class Trajectory:
         self.train_mask = self.value_mask = self.action_mask
 
     def after_prompt(self) -> Array:
-        """All tokens after the prompt, bool: what rows 2 and 3 of Agent-R1's table 4 train on."""
-        return np.arange(len(self.tokens)) >= self.prompt_length
+        """All tokens after the prompt (of each segment), bool: what rows 2 and 3 of Agent-R1's table 4 train on."""
+        mask = np.ones(len(self.tokens), bool)
+        for segment in self.segments():
+            mask[segment.start : segment.start + segment.prompt_length] = False
+        return mask
 
     def turn_rewards(self) -> Array:
         """The reward of each turn, float64 [turns]."""
@@ -101,10 +104,10 @@ class Trajectory:
         return np.array([values[turn.start : turn.end].sum() for turn in self.turns], float)
 
     def set_turn_advantages(self, values: Array, sampled_only: bool = True) -> None:
-        """Give every sampled token of a turn the turn's advantage; or every token up to the next turn."""
-        ends = [turn.start for turn in self.turns[1:]] + [len(self.tokens)]
-        for turn, end, value in zip(self.turns, ends, values, strict=True):
-            self.advantages[turn.start : turn.end if sampled_only else end] = value
+        """Give every sampled token of a turn the turn's advantage; or every token up to the next turn or segment."""
+        borders = np.array([turn.start for turn in self.turns] + [*self.segment_starts, len(self.tokens)])
+        for turn, value in zip(self.turns, values, strict=True):
+            self.advantages[turn.start : turn.end if sampled_only else borders[borders >= turn.end].min()] = value
 
     def segments(self) -> list[Segment]:
         """The rows that a model sees, one unless the context was rewritten."""

@@ -339,3 +339,25 @@ def test_loaded_weights_lie_as_those_of_a_new_model(policy_folder):
     """In a file's memory they begin anywhere; products then round otherwise than before the run was resumed."""
     policy = loading.load_policy(policy_folder, torch.device("cpu"))
     assert {weight.data_ptr() % 64 for weight in policy.parameters()} == {0}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_counts_as_small_is_what_is_copied(policy, dtype):
+    """bf16 weights have float32 copies: 14 bytes each, not 6."""
+    from llm_utils.optimizer import Float32AdamW
+
+    policy = policy.to(getattr(torch, dtype))
+    adam = Float32AdamW([policy], [1e-3], betas=(0.9, 0.95))
+    policy(torch.arange(5)[None]).logits.sum().backward()
+    adam.step(1.0)
+    saver = checkpoint.Checkpointer(Path("unused"), policy, None, adam)
+
+    def size(content):
+        if isinstance(content, torch.Tensor):
+            return content.nbytes
+        values = content.values() if isinstance(content, dict) else content if isinstance(content, list) else []
+        return sum(map(size, values))
+
+    head = policy.get_output_embeddings().weight.nbytes  # a tied one stands twice in the state dict, once in memory
+    counted = checkpoint.copied_bytes(p for p in policy.parameters() if p.requires_grad)
+    assert size(saver._content()) - head == pytest.approx(counted, rel=0.01)

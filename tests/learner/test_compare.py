@@ -79,7 +79,7 @@ def test_the_table_and_the_plot(runs, monkeypatch, capsys, tmp_path):
         ["Other-v0", "ppo_llm_long", "1"],
     ]
     assert rows[1][3] == "0.800 [0.600, 1.000]"  # the final values 0.6 and 1.0
-    assert rows[1][4] == "0.433 [0.300, 0.567]"
+    assert rows[1][4] == "0.487 [0.340, 0.633]"
     assert "left out, not finished" in printed.err and "grpo_llm__2" in printed.err
     assert plot.read_bytes().startswith(b"\x89PNG")
 

@@ -268,3 +268,18 @@ def test_a_rewritten_context_begins_a_new_segment(policy, make_envs, vocab_size)
     score([(batch, 1)], "ref_logprobs", policy, vocab_size, 1.0)
     for row in rows:
         np.testing.assert_allclose(row.logprobs, row.ref_logprobs, atol=1e-4)
+
+
+def test_all_tokens_after_the_prompts_of_all_segments_can_be_trained_on(policy, make_envs, vocab_size):
+    """Table 4 without the loss mask: what a context was rewritten to is a prompt, too."""
+    rows = play(policy, Rewriting(make_envs(4)), vocab_size, EPISODES[:6])
+    for row in rows:
+        row.train_mask = row.after_prompt()
+        assert not (row.action_mask & ~row.train_mask).any()
+        row.set_turn_advantages(np.ones(len(row.turns)), sampled_only=False)
+        assert not row.advantages[~row.train_mask].any()
+        for segment in row.segments():
+            assert not segment.train_mask[: segment.prompt_length].any()
+    batch = [segment for row in rows for segment in row.segments()]
+    logprobs, _ = policy_forward(policy, batch, vocab_size, 1.0)
+    assert len(logprobs) == sum(row.train_mask.sum() for row in rows)

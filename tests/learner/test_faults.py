@@ -1,6 +1,7 @@
 """What breaks in the environment's machinery is no training signal: such episodes are dropped, counted, and bounded."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
 pytest.importorskip("tensorboard")
-pytest.importorskip("faulty_world")
+faulty_world = pytest.importorskip("faulty_world")
 
 from llm_utils.rollout import rollout  # noqa: E402
 from llm_utils.sources import model_source  # noqa: E402
@@ -78,3 +79,24 @@ def test_an_episode_that_cannot_begin_is_not_sampled(policy, vocab_size):
         assert not row.turns and not row.action_mask.any() and row.truncated and not row.terminated
         assert "corpus server is down" in row.fault
     envs.close()
+
+
+def test_an_evaluation_says_what_faults_ended_and_costs_no_iteration(learn, monkeypatch):
+    more = ["--total-episodes", 32, "--eval-episodes", 16, "--max-invalid", 1, "--checkpoint-every", 1]
+    run_dir = learn("grpo_llm", *flags(kind="episode", rate=0.4), *more)
+    logged = scalars(run_dir)["eval/invalid"]
+    assert len(logged) == 2 and all(0 < share < 1 for share in logged)
+    begun, start = [], faulty_world.FaultyWorldEnv.start_episode
+
+    def breaking_later(env, task):
+        begun.append(env.split)
+        if begun.count("test") > 16:  # after the first evaluation
+            raise ConnectionError("the corpus server is down")
+        start(env, task)
+
+    monkeypatch.setattr(faulty_world.FaultyWorldEnv, "start_episode", breaking_later)
+    with pytest.raises(RuntimeError, match="every episode of the evaluation was ended by a fault"):
+        learn("grpo_llm", *flags(kind="none"), *more, "--exp-name", "late")
+    (late,) = Path("runs").glob("*late*")
+    state = json.loads((late / "checkpoint" / "state.json").read_text())
+    assert state["run"]["iteration"] == 1  # trained, although its evaluation failed

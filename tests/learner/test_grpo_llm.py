@@ -149,6 +149,19 @@ def test_dropped_episodes_leave_smaller_groups(make_row, script):
     assert [row.advantages[1] for row in rows] == pytest.approx([*sum(of_three, []), 0.0])
 
 
+def test_an_episode_without_its_group_changes_nothing_in_reinforce_pp_baseline(make_row):
+    """Its raw return says how hard its task is, not how good it was."""
+    rewards = {0: 1.0, 1: 0.0, 2: 1.0, 4: 0.0, 5: 1.0, 9: 1.0}  # groups of four; the last one stands alone
+    rows = [make_row([(1, 3, reward)], 3, episode=i) for i, reward in rewards.items()]
+    for norm in ("others", "batch"):
+        args = reinforce_pp_llm.Args(baseline=True, group_size=4, adv_norm=norm)
+        reinforce_pp_llm.compute_advantages(rows[:-1], args)
+        expected = [row.advantages[1] for row in rows[:-1]]
+        reinforce_pp_llm.compute_advantages(rows, args)
+        assert rows[-1].advantages.tolist() == [0, 0, 0]
+        assert np.sign([row.advantages[1] for row in rows[:-1]]).tolist() == np.sign(expected).tolist()
+
+
 def test_the_noise_of_a_kl_divergence_is_not_scaled_up_in_a_solved_group(make_row):
     """All episodes of the group succeed: what is left is the KL divergence, as small as it is."""
     for script in (grpo_llm, rloo_llm, reinforce_pp_llm, ppo_llm):
@@ -433,6 +446,23 @@ def test_in_bf16_no_ratio_is_clipped_before_an_update(learn):
     assert 0 <= default["sampler/gap_beyond"][0] < 1
 
 
+def test_the_gap_is_that_of_all_rows_also_of_rejected_ones(learn):
+    bfloat16_or_skip()
+    flags = ["--total-episodes", 16, "--dtype", "bfloat16", "--reject-ratio", 1.0005]
+    logged = scalars(learn("grpo_llm", *GROUPS, *flags))
+    assert logged["charts/rejected"][0] > 0.3
+    assert logged["sampler/gap_mean"][0] > 5e-4 and logged["sampler/gap_max"][0] > logged["sampler/gap_mean"][0]
+
+
+def test_random_streams_have_nothing_in_common():
+    """Tasks, minibatches and sampling of the same number are drawn from different streams."""
+    from llm_utils.rollout import SAMPLING, TASKS
+    from llm_utils.run import ORDER
+
+    drawn = [np.random.default_rng([1, tag, 7]).random(4) for tag in (TASKS, SAMPLING, ORDER)]
+    assert len({round(float(x), 9) for numbers in drawn for x in numbers}) == 12
+
+
 def test_rows_far_from_the_trainer_are_rejected(make_row):
     from llm_utils.run import reject_far_rows
 
@@ -498,7 +528,7 @@ def test_contradicting_flags_are_named_before_any_work(learn):
         (["--engine", "vllm", "--deterministic"], "--deterministic and --engine vllm contradict"),
         (["--kl-in", "reward"], "--kl-in reward needs a --kl-coef above 0"),
         (["--num-minibatches", 17], "--num-minibatches exceeds --episodes-per-iteration"),
-        (["--max-staleness", -1], "--max-staleness and --lora-rank are at least 0"),
+        (["--max-staleness", -1], "--max-staleness is at least 0"),
         (["--model", "./nowhere"], "no such folder"),
         (["--resume", "."], "no checkpoint"),
         (["--temperature", 0], "--temperature is above 0"),
@@ -511,10 +541,15 @@ def test_contradicting_flags_are_named_before_any_work(learn):
         (["--env-id", "AgentR1/Nope-v0"], "there is no such environment; there are AgentR1/"),
         (["--no-advantage-mask"], "--no-advantage-mask changes nothing without --no-loss-mask"),
         (["--max-grad-norm", -1], "--max-grad-norm is above 0"),
-        (["--max-invalid", 2], "--max-invalid is a share"),
+        (["--max-invalid", 2], "--max-invalid is between 0 and 1"),
         (["--reject-ratio", 0.5], "--reject-ratio is a factor above 1"),
         (["--reject-ratio", 2, "--old-logprobs", "sampler"], "give --old-logprobs trainer"),
         (["--memory-gb", 0.001], "this run doesn't fit"),
+        (["--kl-coef", -0.5], "--kl-coef is at least 0"),
+        (["--update-epochs", 0], "--update-epochs is at least 1"),
+        (["--gamma", -3], "--gamma is between 0 and 1"),
+        (["--importance-cap", 0.5], "--importance-cap is at least 1"),
+        (["--no-scale-rewards", "--scale-by", "others"], "--scale-by does nothing"),
         (["--env-kwargs", '{"max_context_tokens": 40000}'], "the model has 32768 positions"),
     ):
         with pytest.raises(SystemExit, match=message):

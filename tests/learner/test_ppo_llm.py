@@ -147,6 +147,7 @@ def test_clear_errors_before_any_work(learn, policy_folder, tmp_path, vocab_size
         (["--model", tmp_path / "nowhere"], "no such folder"),
         (["--model", tmp_path / "short"], f"the tokenizer has {vocab_size} tokens"),
         (["--model", policy_folder, "--resume", tmp_path], "no checkpoint"),
+        (["--model", policy_folder, "--advantage", "turns", "--no-advantage-mask"], "--no-advantage-mask contradicts"),
     ):
         with pytest.raises(SystemExit, match=message):
             learn("ppo_llm", *SMALL, *arguments)

@@ -62,7 +62,7 @@ class Script:
 
     def feed(self, slot, tokens, max_new_tokens, stop_token_ids, seed=None):
         if seed is not None:
-            self.episode[slot], self.turn[slot] = seed[1], 0
+            self.episode[slot], self.turn[slot] = seed[2], 0
         self.fed.append((slot, self.episode[slot], self.turn[slot], tokens.tolist()))
         self.left[slot] = self.steps[self.episode[slot]]
 

@@ -187,6 +187,14 @@ def test_contradictions_are_refused(learn, arguments):
         learn("sft_llm", *arguments)
 
 
+def test_a_rewritten_context_is_read_as_rows_of_its_own(tmp_path):
+    row = {"tokens": [5, 6, 7, 8, 9, 5, 6, 7], "action_mask": [0, 0, 1, 1, 0, 0, 0, 1], "segment_starts": [0, 5]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    rows = read_rows(str(tmp_path / "rows.jsonl"), 20)
+    assert [row.tokens.tolist() for row in rows] == [[5, 6, 7, 8, 9], [5, 6, 7]]
+    assert [row.action_mask.astype(int).tolist() for row in rows] == [[0, 0, 1, 1, 0], [0, 0, 1]]
+
+
 def test_a_row_longer_than_the_model_is_made_for_is_refused(learn, flags, tmp_path):
     rows = tmp_path / "long.jsonl"
     rows.write_text(json.dumps({"tokens": [1] * 32769, "action_mask": [0] * 32768 + [1]}) + "\n")
