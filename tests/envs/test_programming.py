@@ -164,6 +164,29 @@ def test_a_judge_that_is_killed_from_outside_is_asked_again(env, say, monkeypatc
     assert reward == 1.0 and not victims
 
 
+@pytest.mark.parametrize("error", [SandboxError("the fork server has ended"), OSError(24, "Too many open files")])
+def test_a_candidate_sandbox_that_is_lost_during_a_test_is_a_fault(env, say, monkeypatch, error):
+    """The program is right, and its process can't be asked: not a test that fails."""
+    session = type(env._judge_sandbox.session())
+    call, lost = session.call, [1]
+
+    def lose(self, *arguments):
+        if lost:
+            lost.pop()
+            raise error
+        return call(self, *arguments)
+
+    monkeypatch.setattr(session, "call", lose)
+    env.fault_deadline = 0
+    _, reward, terminated, truncated, info = say(env, f"<answer>{env.task.answers[0]}</answer>")
+    assert (reward, terminated, truncated) == (0.0, False, True)
+    assert info["fault"] == f"judge: {type(error).__name__}: {error}"
+    env.fault_deadline = 10
+    env.reset(options={"task_index": 0})
+    lost.append(1)
+    assert say(env, f"<answer>{env.task.answers[0]}</answer>")[1] == 1 and not lost  # tried again
+
+
 # ---------------------------------------------------------------------- turns
 
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agent_r1.datasets import Program, load_questions
 from agent_r1.dialects import Call
 from agent_r1.tool_env import Task, ToolEnv
-from agent_r1_tools import Tool, ToolResult
+from agent_r1_tools import Tool, ToolFault, ToolResult
 
 if TYPE_CHECKING:
-    from agent_r1_tools.python import Sandbox, Session
+    from agent_r1_tools.python import Run, Sandbox, Session
 
 PROGRAM_SECONDS = 5.0  # of processor time, for the program to load and for each call
 _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)  # more programs at a time would take time from each other
@@ -82,7 +82,7 @@ def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = 
     With `explain` all are run, until one runs out of time, and a failed `assert f(x) == y` says what f(x) was. Where a
     process died all is done once more: what dies twice dies of the program.
 
-    Raises SandboxError where the sandbox is at fault.
+    Raises SandboxError or OSError where the sandbox is at fault.
     """
     outcome = _check_once(sandbox, program, tests, explain)
     return _check_once(sandbox, program, tests, explain) if outcome.died else outcome
@@ -96,18 +96,25 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> 
             return Outcome(loaded.output.strip() or loaded.error or loaded.status, (), loaded.status == "died")
         tester: Session = candidate
         functions: dict[str, Callable[..., Any]] = {}
+        faults: list[Exception] = []  # of the candidate's sandbox, while a test called it
         if not tests.one_process:
             tester = stack.enter_context(sandbox.session())
-            functions = {name: _proxy(candidate, name) for name in tests.names}
-        tester.run(tests.setup, functions)
+            functions = {name: _proxy(candidate, name, faults) for name in tests.names}
+
+        def run_in_tester(code: str) -> Run:
+            run = tester.run(code, functions)
+            if faults:
+                raise faults[0]
+            return run
+
+        died = run_in_tester(tests.setup).status == "died"
         errors: list[str | None] = []
-        died = False
         for test in tests.tests:
-            run = tester.run(test, functions)
+            run = run_in_tester(test)
             error = None if run.ok else run.error or run.status
             died = died or run.status == "died" or "Died: " in (error or "")
             if error and explain and error.startswith("AssertionError") and (left := _left_side(test)):
-                error = f"{left} is {tester.run(left, functions).output.strip()}"
+                error = f"{left} is {run_in_tester(left).output.strip()}"
             errors.append(error)
             if error and (not explain or run.status in ("timeout", "died") or "Timeout" in error):
                 break
@@ -115,8 +122,17 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> 
         return Outcome(None, (*errors, *errors[-1:] * not_run), died)
 
 
-def _proxy(candidate: Session, name: str) -> Callable[..., Any]:
-    return lambda *args, **kwargs: candidate.call(name, args, kwargs)
+def _proxy(candidate: Session, name: str, faults: list[Exception]) -> Callable[..., Any]:
+    """The candidate's function, for a test. A fault would only be an exception inside the test, so it is noted."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return candidate.call(name, args, kwargs)
+        except (ToolFault, OSError) as error:
+            faults.append(error)
+            raise
+
+    return call
 
 
 def _left_side(test: str) -> str | None:
