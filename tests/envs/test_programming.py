@@ -148,6 +148,18 @@ def test_a_sandbox_that_breaks_is_a_fault_and_raises_nothing(env, say, monkeypat
     assert info["fault"] == "judge: SandboxError: no more processes" and not info["is_success"]
 
 
+def test_a_sandbox_that_is_not_permitted_is_a_fault_of_run_tests(env, say, monkeypatch):
+    """A program is no path: what the machine doesn't find or allow is its own doing."""
+
+    def forbidden(self, code):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(type(env._judge_sandbox), "start", forbidden)
+    env.fault_deadline = 0
+    info = say(env, run_tests(env, env.task.answers[0]))[4]
+    assert info["fault"] == "tool run_tests: ToolFault: PermissionError: [Errno 1] Operation not permitted"
+
+
 def test_a_judge_that_is_killed_from_outside_is_asked_again(env, say, monkeypatch):
     """The first process that runs a program dies, as if the machine had run out of memory."""
     start, victims = type(env._judge_sandbox).start, [1]

@@ -25,6 +25,7 @@ from agent_r1.datasets import Program, load_questions
 from agent_r1.dialects import Call
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
+from agent_r1_tools.running import describe
 
 if TYPE_CHECKING:
     from agent_r1_tools.python import Run, Sandbox, Session
@@ -167,7 +168,10 @@ class RunTests(Tool):
         self.complete: Callable[[str], str] = str
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        outcome = check_program(self.sandbox, self.complete(arguments["code"]), self.tests, explain=True)
+        try:
+            outcome = check_program(self.sandbox, self.complete(arguments["code"]), self.tests, explain=True)
+        except OSError as error:  # of the sandbox, whatever it is: a program names no path
+            raise ToolFault(describe(error)) from error
         if outcome.load_error is not None:
             return ToolResult(
                 f"The program does not run:\n{outcome.load_error}",
