@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agent_r1.datasets import DataFormatError, Program, load_questions
+from agent_r1.tasks import programming
 from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
 from agent_r1_tools.python import SandboxError, probe
 
@@ -158,6 +159,20 @@ def test_a_sandbox_that_is_not_permitted_is_a_fault_of_run_tests(env, say, monke
     env.fault_deadline = 0
     info = say(env, run_tests(env, env.task.answers[0]))[4]
     assert info["fault"] == "tool run_tests: ToolFault: PermissionError: [Errno 1] Operation not permitted"
+
+
+@pytest.mark.parametrize(
+    ("body", "runs"),
+    [("raise ValueError('Died: me')", 1), ("raise type('Died', (Exception,), {})('me')", 1), ("os._exit(0)", 2)],
+)
+def test_only_a_process_that_died_is_run_again(env, name, say, monkeypatch, body, runs):
+    """What a program says of itself is no reason."""
+    begun = []
+    check = programming._check_once
+    monkeypatch.setattr(programming, "_check_once", lambda *arguments: (begun.append(1), check(*arguments))[1])
+    function = SOLUTIONS[name].split("(")[0].removeprefix("def ")
+    assert say(env, f"<answer>import os\ndef {function}(x): {body}</answer>")[1] == 0
+    assert len(begun) == runs
 
 
 def test_a_judge_that_is_killed_from_outside_is_asked_again(env, say, monkeypatch):

@@ -28,7 +28,7 @@ from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
 
 if TYPE_CHECKING:
-    from agent_r1_tools.python import Run, Sandbox, Session
+    from agent_r1_tools.python import CallError, Run, Sandbox, Session
 
 PROGRAM_SECONDS = 5.0  # of processor time, for the program to load and for each call
 _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)  # more programs at a time would take time from each other
@@ -98,9 +98,10 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> 
         tester: Session = candidate
         functions: dict[str, Callable[..., Any]] = {}
         faults: list[Exception] = []  # of the candidate's sandbox, while a test called it
+        deaths: list[CallError] = []  # of its process
         if not tests.one_process:
             tester = stack.enter_context(sandbox.session())
-            functions = {name: _proxy(candidate, name, faults) for name in tests.names}
+            functions = {name: _proxy(candidate, name, faults, deaths) for name in tests.names}
 
         def run_in_tester(code: str) -> Run:
             run = tester.run(code, functions)
@@ -113,24 +114,31 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> 
         for test in tests.tests:
             run = run_in_tester(test)
             error = None if run.ok else run.error or run.status
-            died = died or run.status == "died" or "Died: " in (error or "")
+            died = died or run.status == "died"
             if error and explain and error.startswith("AssertionError") and (left := _left_side(test)):
                 error = f"{left} is {run_in_tester(left).output.strip()}"
             errors.append(error)
             if error and (not explain or run.status in ("timeout", "died") or "Timeout" in error):
                 break
         not_run = len(tests.tests) - len(errors)
-        return Outcome(None, (*errors, *errors[-1:] * not_run), died)
+        return Outcome(None, (*errors, *errors[-1:] * not_run), died or bool(deaths))
 
 
-def _proxy(candidate: Session, name: str, faults: list[Exception]) -> Callable[..., Any]:
-    """The candidate's function, for a test. A fault would only be an exception inside the test, so it is noted."""
+def _proxy(
+    candidate: Session, name: str, faults: list[Exception], deaths: list[CallError]
+) -> Callable[..., Any]:
+    """The candidate's function, for a test. A fault or a death would only be an exception inside, so it is noted."""
+    from agent_r1_tools.python import CallError
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return candidate.call(name, args, kwargs)
         except (ToolFault, OSError) as error:
             faults.append(error)
+            raise
+        except CallError as error:
+            if error.kind == "Died":
+                deaths.append(error)
             raise
 
     return call
