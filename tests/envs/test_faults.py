@@ -286,6 +286,18 @@ def test_a_session_goes_back_before_its_call_is_made_again():
     assert env.messages[-1]["content"] == "count 1" and env.tools["count"].counted == 1
 
 
+def test_a_session_that_cannot_go_back_is_not_called_again():
+    class Forgets(Count):
+        def get_state(self):
+            raise NotImplementedError("the game can't be saved")
+
+    env = World(machine := Machine(count=1))
+    env.tools["count"] = Forgets(machine)
+    (step,) = play(env, [turn(env, ("count", 1))])
+    assert step[4]["fault"] == "tool count: ConnectionError: count is down"
+    assert machine.count("count") == env.tools["count"].counted == 1
+
+
 def test_a_session_that_may_still_be_at_work_is_not_called_again():
     class Hangs(Count):
         timeout, timeout_is_fault = 0.05, True

@@ -141,7 +141,11 @@ class Tool(ABC):
         return f"Expected: {', '.join(parts) or 'no arguments'}."
 
     def get_state(self) -> Any:
-        """The state of the tool's session, from which `set_state` can branch; None for a tool without one."""
+        """The state of the tool's session, from which `set_state` can branch; None for a tool without one.
+
+        None says that a call which faulted leaves nothing behind, and may be made again as it is. A session that can't
+        tell its state raises: its calls are made once, and a fault ends the episode.
+        """
         return None
 
     def set_state(self, state: Any) -> None:
