@@ -77,6 +77,7 @@ class Calls:
         self._patience = Patience(seconds)
         self._pause: float | None = None  # before the call that faulted is made again
         self._session: Any = None  # the session before that call
+        self._can_return = True
 
     def run(self, wait: bool = True) -> list[ToolResult] | None:
         """The results, in order; a fault that lasts is the last one that counts, and calls after it are not made.
@@ -86,7 +87,7 @@ class Calls:
         for pending in self.calls[len(self.results) :]:
             assert pending.tool is not None
             if self._pause is None:
-                self._session = _session(pending.tool) if self._seconds > 0 else None
+                self._session, self._can_return = _session(pending.tool) if self._seconds > 0 else (None, True)
             while True:
                 result = self._attempt(pending.tool, pending.arguments)
                 if result.fault is None:
@@ -103,7 +104,8 @@ class Calls:
     def faulted(self, tool: Tool, result: ToolResult) -> bool:
         """Note that the next call was made and faulted. False where it isn't to be made again."""
         stuck = isinstance(result.data, dict) and result.data.get("error") == "timeout"
-        if stuck and not tool.concurrency_safe:  # that call may still be at work in the session
+        # A call that is stuck may still be at work in the session, and a session of unknown state can't go back.
+        if not tool.concurrency_safe and (stuck or not self._can_return):
             return False
         self._pause = self._patience.next()
         return self._pause is not None
@@ -120,11 +122,11 @@ class Calls:
         return run_tool(tool, arguments)
 
 
-def _session(tool: Tool) -> Any:
-    """The state of a tool's session, or None where it has none or cannot say."""
+def _session(tool: Tool) -> tuple[Any, bool]:
+    """The state of a tool's session (None: it has none), and whether it is known."""
     if tool.concurrency_safe:
-        return None
+        return None, True
     try:
-        return tool.get_state()
+        return tool.get_state(), True
     except Exception:
-        return None
+        return None, False

@@ -100,7 +100,8 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     What faults (see `ToolEnv`) is tried again in threads, where it delays its own episode only. An episode that cannot
     begin is tried again while `reset` waits, for `fault_deadline` seconds in all; it then ends with its first turn, and
-    `info["fault"]` says so at once.
+    `info["fault"]` says so at once. After that each `reset` makes one attempt and waits for nothing, until `num_envs`
+    episodes in a row have begun: broken tasks among others cost one such wait, not one each.
 
     Calls of a tool with `timeout=inf` run at once, in the caller's thread; other calls run in threads, where a slow
     or failing one delays its own episode only. Calls of equal tools go to `batch_execute` together where the tool has
@@ -155,6 +156,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self._waiting: list[_Job] = []  # for a tool that another job uses alone
         self._occupied: set[int] = set()  # ids of those tools
         self._equal: dict[Any, _Job] = {}  # jobs under way that equal calls can join
+        self._distrust = 0  # so many episodes must begin in a row until a reset waits for one again
         self._answered: deque[_Slot] = deque()  # all calls answered, the turn not yet judged
         self._outcomes: dict[int, tuple[Any, float, bool, bool, dict[str, Any]]] = {}  # judged, not yet received
 
@@ -305,8 +307,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self, slot: _Slot, seed: int | None, options: dict[str, Any], patience: Patience
     ) -> dict[str, Any]:
         slot.phase = Phase.OVER  # should the reset fail
-        slot.env.reset_patience = patience
+        slot.env.reset_patience = Patience(0) if self._distrust else patience
         state, info = slot.env.reset(seed=seed, options=options)
+        self._distrust = self.num_envs if "fault" in info else max(0, self._distrust - 1)
         slot.phase, slot.steps, slot.known = Phase.READY, 0, 0
         slot.room = info["max_new_tokens"]
         slot.observation = self._view(slot, state)

@@ -286,6 +286,18 @@ def test_a_session_goes_back_before_its_call_is_made_again():
     assert env.messages[-1]["content"] == "count 1" and env.tools["count"].counted == 1
 
 
+def test_a_session_that_cannot_go_back_is_not_called_again():
+    class Forgets(Count):
+        def get_state(self):
+            raise NotImplementedError("the game can't be saved")
+
+    env = World(machine := Machine(count=1))
+    env.tools["count"] = Forgets(machine)
+    (step,) = play(env, [turn(env, ("count", 1))])
+    assert step[4]["fault"] == "tool count: ConnectionError: count is down"
+    assert machine.count("count") == env.tools["count"].counted == 1
+
+
 def test_a_session_that_may_still_be_at_work_is_not_called_again():
     class Hangs(Count):
         timeout, timeout_is_fault = 0.05, True
@@ -350,6 +362,43 @@ def test_a_third_of_the_episodes_broken_from_the_start():
         envs.close()
     finally:
         gym.registry.pop("Third/World-v0")
+
+
+class OnlySome(World):
+    """Every third task is broken for good."""
+
+    def start_episode(self, task):
+        if int(task.id[5:]) % 3 == 0:
+            raise ToolFault("no world left")
+
+
+@pytest.mark.parametrize("mode", ["Disabled", "SameStep"])
+def test_tasks_that_cannot_begin_wait_once_and_not_once_each(mode, monkeypatch):
+    """A rollout frees its slots one by one; whoever begins one waits for it, and so does everybody else."""
+    sleep, slept = time.sleep, []
+    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
+    envs = ToolVectorEnv(OnlySome, 4, fault_deadline=0.05, autoreset_mode=mode)
+    envs.reset(seed=1, options={"task_index": [1, 2, 4, 5]})
+    span, broken = turn(envs, text="<answer>x</answer>"), 0
+    for begun in range(40):
+        envs.send([span], [begun % 4])
+        info = envs.recv()[5][0]
+        broken += "fault" in info.get("final_info", info)
+        if mode == "Disabled":
+            mask = np.arange(4) == begun % 4
+            envs.reset(options={"reset_mask": mask, "task_index": 3 * (begun % 2) + 1 if begun % 3 else 3})
+    assert broken >= 7 and 0 < sum(slept) <= 0.16  # now and then four others begin in a row
+    envs.close()
+
+
+def test_after_an_outage_episodes_are_waited_for_again():
+    envs = ToolVectorEnv(World, 2, machine=(machine := Machine(start=math.inf)), fault_deadline=0.05)
+    envs.reset(seed=0)
+    machine.failures["start"] = 0
+    envs.reset(seed=0)  # both begin
+    machine.failures["start"] = 2
+    assert "fault" not in envs.reset(seed=0)[1] and machine.failures["start"] < 0
+    envs.close()
 
 
 def test_a_snapshot_of_an_episode_that_could_not_begin():

@@ -289,5 +289,32 @@ def test_a_judge_that_is_killed_from_outside_is_a_fault():
     assert raised == [math_judge.TOO_BUSY]
 
 
+@pytest.mark.parametrize(("seconds", "reason"), [(0.5, TOO_COSTLY), (0.0, math_judge.TOO_BUSY)])
+def test_an_alarm_is_the_answers_doing_where_it_has_used_the_processor(seconds, reason):
+    """The alarm of the clock comes early, as it does on a machine so busy that the processor's limit is not reached."""
+    math_judge.server.close()
+    judge("2", f"1 + 1 + {'0' if seconds else '0 + 0'}")  # starts the server
+    before = set(_children(math_judge.server.process.pid))
+    said = []
+
+    def ask():
+        try:
+            said.append(judge("7", f"98^{{98}}! / {11 if seconds else 13}").reason)
+        except ConnectionError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while thread.is_alive() and time.monotonic() < deadline:
+        for pid in set(_children(math_judge.server.process.pid)) - before:
+            with suppress(OSError):
+                times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+                if sum(map(int, times)) / os.sysconf("SC_CLK_TCK") >= seconds:
+                    os.kill(pid, signal.SIGALRM)
+    thread.join()
+    assert said == [reason]
+
+
 def _children(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

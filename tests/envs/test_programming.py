@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agent_r1.datasets import DataFormatError, Program, load_questions
+from agent_r1.tasks import programming
 from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
 from agent_r1_tools.python import SandboxError, probe
 
@@ -148,6 +149,32 @@ def test_a_sandbox_that_breaks_is_a_fault_and_raises_nothing(env, say, monkeypat
     assert info["fault"] == "judge: SandboxError: no more processes" and not info["is_success"]
 
 
+def test_a_sandbox_that_is_not_permitted_is_a_fault_of_run_tests(env, say, monkeypatch):
+    """A program is no path: what the machine doesn't find or allow is its own doing."""
+
+    def forbidden(self, code):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(type(env._judge_sandbox), "start", forbidden)
+    env.fault_deadline = 0
+    info = say(env, run_tests(env, env.task.answers[0]))[4]
+    assert info["fault"] == "tool run_tests: ToolFault: PermissionError: [Errno 1] Operation not permitted"
+
+
+@pytest.mark.parametrize(
+    ("body", "runs"),
+    [("raise ValueError('Died: me')", 1), ("raise type('Died', (Exception,), {})('me')", 1), ("os._exit(0)", 2)],
+)
+def test_only_a_process_that_died_is_run_again(env, name, say, monkeypatch, body, runs):
+    """What a program says of itself is no reason."""
+    begun = []
+    check = programming._check_once
+    monkeypatch.setattr(programming, "_check_once", lambda *arguments: (begun.append(1), check(*arguments))[1])
+    function = SOLUTIONS[name].split("(")[0].removeprefix("def ")
+    assert say(env, f"<answer>import os\ndef {function}(x): {body}</answer>")[1] == 0
+    assert len(begun) == runs
+
+
 def test_a_judge_that_is_killed_from_outside_is_asked_again(env, say, monkeypatch):
     """The first process that runs a program dies, as if the machine had run out of memory."""
     start, victims = type(env._judge_sandbox).start, [1]
@@ -162,6 +189,29 @@ def test_a_judge_that_is_killed_from_outside_is_asked_again(env, say, monkeypatc
     monkeypatch.setattr(type(env._judge_sandbox), "start", killed)
     _, reward, *_ = say(env, f"<answer>{env.task.answers[0]}</answer>")
     assert reward == 1.0 and not victims
+
+
+@pytest.mark.parametrize("error", [SandboxError("the fork server has ended"), OSError(24, "Too many open files")])
+def test_a_candidate_sandbox_that_is_lost_during_a_test_is_a_fault(env, say, monkeypatch, error):
+    """The program is right, and its process can't be asked: not a test that fails."""
+    session = type(env._judge_sandbox.session())
+    call, lost = session.call, [1]
+
+    def lose(self, *arguments):
+        if lost:
+            lost.pop()
+            raise error
+        return call(self, *arguments)
+
+    monkeypatch.setattr(session, "call", lose)
+    env.fault_deadline = 0
+    _, reward, terminated, truncated, info = say(env, f"<answer>{env.task.answers[0]}</answer>")
+    assert (reward, terminated, truncated) == (0.0, False, True)
+    assert info["fault"] == f"judge: {type(error).__name__}: {error}"
+    env.fault_deadline = 10
+    env.reset(options={"task_index": 0})
+    lost.append(1)
+    assert say(env, f"<answer>{env.task.answers[0]}</answer>")[1] == 1 and not lost  # tried again
 
 
 # ---------------------------------------------------------------------- turns

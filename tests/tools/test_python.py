@@ -620,6 +620,34 @@ def test_a_server_that_is_gone_is_a_fault(sandbox_server, monkeypatch):
     assert run_tool(tool, {"code": "x + 1"}).content == "42"
 
 
+@pytest.mark.parametrize("status", [413, 500])
+def test_a_program_that_a_server_refuses_is_a_failed_call(sandbox_server, monkeypatch, status):
+    """But only if the server takes other programs."""
+    sandbox = open_sandbox("remote", url=sandbox_server)
+    tool = PythonTool(sandbox)
+    assert run_tool(tool, {"code": "x = 41"}).ok
+    monkeypatch.setattr("agent_r1_tools.python.remote.time.sleep", lambda seconds: None)
+    post, refused, all_refused = sandbox._client.post, [], []
+
+    def refuse(url, json):
+        if all_refused or "#" * 70_000 in json["code"]:
+            refused.append(status)
+            return sandbox._httpx.Response(status, text="no")
+        return post(url, json=json)
+
+    monkeypatch.setattr(sandbox._client, "post", refuse)
+    large = "x = 1  " + "#" * 70_000
+    result = run_tool(tool, {"code": large})
+    assert (result.ok, result.fault, result.data["status"]) == (False, None, "exception")
+    assert f"status {status}" in result.content and "127.0.0.1" not in result.content
+    assert len(refused) == (1 if status == 413 else 5)
+    assert run_tool(tool, {"code": "x + 1"}).content == "42"  # the session is as it was
+    with pytest.raises(CallError, match="Refused"):
+        sandbox.session().call("f", [large])
+    all_refused.append(True)
+    assert "SandboxError" in run_tool(tool, {"code": "x"}).fault
+
+
 def test_a_sandbox_that_is_killed_from_outside_costs_nothing():
     tool = PythonTool(open_sandbox("subprocess", unsafe=True))
     pid = run_tool(tool, {"code": "import os\nx = 41\nos.getpid()"}).content
@@ -629,6 +657,26 @@ def test_a_sandbox_that_is_killed_from_outside_costs_nothing():
     died = run_tool(tool, {"code": "os._exit(0)"})  # the code's own doing, the second time too
     assert (died.ok, died.fault, died.data["status"]) == (False, None, "died")
     assert run_tool(tool, {"code": "x"}).content == "41"
+    tool.close()
+
+
+def test_code_that_ends_its_process_is_tried_twice_once_in_a_session(monkeypatch):
+    """A second attempt replays the session; and what has died late or before is not tried again."""
+    tool = PythonTool(open_sandbox("subprocess", unsafe=True))
+    run, codes = type(tool._session).run, []
+    monkeypatch.setattr(type(tool._session), "run", lambda self, code: (codes.append(code), run(self, code))[1])
+    monkeypatch.setattr("agent_r1_tools.python.python_tool.QUICK_SECONDS", 0.3)
+    run_tool(tool, {"code": "import os, time\nx = 1"})
+    late, early = "time.sleep(0.4); os._exit(0)", "os._exit(0)"
+    for code, attempts in ((late, 1), (early, 2), (early, 1), ("x", 1)):
+        codes.clear()
+        result = run_tool(tool, {"code": code})
+        assert (len(codes), result.ok, result.fault) == (attempts, code == "x", None)
+    tool.set_state(None)
+    run_tool(tool, {"code": "import os"})
+    codes.clear()
+    run_tool(tool, {"code": early})
+    assert len(codes) == 2  # another episode
     tool.close()
 
 

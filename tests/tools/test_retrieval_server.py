@@ -20,7 +20,7 @@ import pytest
 
 from agent_r1_tools import run_batch, run_tool
 from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, RetrievalError, SearchTool
-from agent_r1_tools.search.passages import Hit
+from agent_r1_tools.search.passages import Hit, QueryRefused
 from agent_r1_tools.search.server import MAX_BODY_BYTES, Batcher
 
 PASSAGES = [
@@ -286,7 +286,7 @@ def test_a_lasting_failure_is_counted_once() -> None:
         retriever = client(address)
         with pytest.raises(RetrievalError, match="status 500: the index is broken"):
             retriever.search(["q"], 1)
-        assert (retriever.faults, len(requests)) == (1, 4)
+        assert (retriever.faults, len(requests)) == (1, 5)  # the fifth asks whether it is the query
         retriever.close()
 
 
@@ -350,7 +350,7 @@ def test_proxy_settings_are_left_alone(address: str) -> None:
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize("status", [400, 403, 422, 500, 503])
 def test_a_query_that_the_server_refuses_is_the_policys(status: int) -> None:
     """But only if the server takes other queries."""
     good = json.dumps(GOOD).encode()
@@ -364,6 +364,52 @@ def test_a_query_that_the_server_refuses_is_the_policys(status: int) -> None:
         retriever = client(address)
         assert "RetrievalError" in str(run_tool(SearchTool(retriever, 1), {"query": "bad"}).fault)
         retriever.close()
+
+
+def test_a_server_that_comes_back_while_it_is_checked_refuses_nothing() -> None:
+    """Down for the query and all its repetitions, up for the check."""
+    with answering(lambda n: (503, b"starting") if n < 5 else (200, json.dumps(GOOD).encode())) as (address, requests):
+        retriever = client(address)
+        assert retriever.search(["q"], 1) == [[(Passage("A", "text"), 2.0)]]
+        assert len(requests) == 6 and retriever.faults == 0
+        retriever.close()
+
+
+def test_one_query_that_fails_is_looked_for_at_once() -> None:
+    """The batch is not repeated as a whole, and the other queries wait for no pauses."""
+    good = json.dumps(GOOD).encode()
+    with answering(lambda n: (500, b"no") if b"boom" in requests[n - 1] else (200, good)) as (address, requests):
+        retriever = client(address)
+        results = run_batch(SearchTool(retriever, 1), [{"query": query} for query in ("a", "boom", "b")])
+        assert [result.ok for result in results] == [True, False, True] and results[1].fault is None
+        assert [json.loads(request)["queries"] for request in requests[:3]] == [["a", "boom", "b"], ["test"], ["a"]]
+        assert len(requests) == 2 + 2 + 6 and retriever.faults == 0
+        retriever.close()
+
+
+def test_a_query_that_breaks_the_retriever_breaks_no_other_request() -> None:
+    class Picky:
+        timeout = 60.0
+
+        def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+            if "refused" in queries:
+                raise QueryRefused("no such language")
+            if "broken" in queries:
+                raise ValueError("broken")
+            return [[(Passage(query, ""), 1.0)] for query in queries]
+
+    async def ask() -> list[Any]:
+        batcher = Batcher(Picky())
+        task = asyncio.create_task(batcher.run())
+        asked = [["a"], ["broken"], ["b", "c"], ["refused"]]
+        found = await asyncio.gather(*(batcher.search(queries, 1) for queries in asked), return_exceptions=True)
+        task.cancel()
+        return found
+
+    a, broken, bc, refused = asyncio.run(ask())
+    assert [[p.title for p, _ in hits] for hits in [*a, *bc]] == [["a"], ["b"], ["c"]]
+    assert (broken.status_code, refused.status_code) == (500, 422)
+    assert "ValueError: broken" in str(broken) and "no such language" in str(refused)
 
 
 @pytest.mark.parametrize(

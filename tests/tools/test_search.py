@@ -175,6 +175,19 @@ def test_a_retriever_that_fails_is_a_fault() -> None:
         assert result.fault == "RetrievalError: the server at 10.0.0.7 is down"
 
 
+def test_an_index_that_is_gone_is_a_fault() -> None:
+    """A query names no file."""
+
+    class Gone:
+        timeout = 20.0
+
+        def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+            raise FileNotFoundError("index.faiss")
+
+    result = run_tool(SearchTool(Gone()), {"query": "a"})
+    assert result.fault == "FileNotFoundError: index.faiss"
+
+
 def test_a_retriever_that_hangs_is_a_fault() -> None:
     class Hangs:
         timeout = 0.05

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from typing import Any, Literal, Optional
 
 import pytest
@@ -508,10 +509,26 @@ def test_what_the_machinery_does_wrong_is_a_fault(error: Any, says: str) -> None
     assert result.fault.startswith(says) and len(result.fault) <= 300
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), ValueError("no"), KeyError("x"), 5, None])
+NAMED = [FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError]
+"""What a path that the policy names may lead to."""
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("division by zero"), ValueError("no"), KeyError("x"), 5, None, *(e("x") for e in NAMED)]
+)
 def test_any_other_exception_is_a_failed_call(error: Any) -> None:
     result = run_tool(breaks(error), {})
     assert result.fault is None and result.ok == (not isinstance(error, Exception))
+
+
+def test_a_path_that_the_policy_names_is_its_own(tmp_path: Path) -> None:
+    def read(path: str) -> str:
+        return Path(path).read_text()
+
+    tool = Tool.from_function(read)
+    for path in ("nope.txt", ".", f"{__file__}/x", "x" * 1000):
+        result = run_tool(tool, {"path": str(tmp_path / path)})
+        assert (result.ok, result.fault, result.data) == (False, None, {"error": "exception"})
 
 
 def test_a_timeout_is_a_fault_only_of_a_tool_that_says_so() -> None:

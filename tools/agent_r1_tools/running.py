@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1_tools.text import clean_text
-from agent_r1_tools.tool import Tool, ToolFault, ToolResult
+from agent_r1_tools.tool import Tool, ToolResult, is_fault
 
 # The most calls of one batch that run at the same time; a call counts its timeout from its own start.
 MAX_PARALLEL_CALLS = min(32, (os.cpu_count() or 1) + 4)
@@ -23,7 +23,7 @@ def run_tool(tool: Tool, arguments: Any) -> ToolResult:
 
     Whatever goes wrong (arguments that don't fit, an exception, a timeout, a result of the wrong type) becomes a
     `ToolResult(ok=False)` whose content the policy can read. What is the machinery's fault has `fault` set as well:
-    `ToolFault`, OSError (so ConnectionError and TimeoutError, too), a result that says so, and a timeout of a tool with
+    `ToolFault`, OSError (but for those of a path, see `is_fault`), a result that says so, and a timeout of a tool with
     `timeout_is_fault`. The content is bounded by `tool.max_result_chars` and is always encodable: lone surrogates and
     NUL become U+FFFD. After a timeout the call goes on in a daemon thread, which keeps nobody from exiting. Only
     KeyboardInterrupt and SystemExit in the main thread pass through.
@@ -125,7 +125,7 @@ def _guarded(function: Callable[[Any], Any], argument: Any) -> Any:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is threading.main_thread():
             raise
-        return _Failed("exception", describe(error), fault=isinstance(error, ToolFault | OSError))
+        return _Failed("exception", describe(error), fault=is_fault(error))
 
 
 def _start(thread: threading.Thread) -> bool:

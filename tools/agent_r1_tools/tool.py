@@ -5,13 +5,14 @@ that means. A tool may raise, hang or return nonsense; `run_tool` and `run_batch
 it, and they always answer.
 
 What goes wrong is one of two things. A failed call is the policy's: bad arguments, a title that isn't there, code that
-raises, and any exception of a tool that isn't named here. A fault is the machinery's (a server that is down, a lost
-sandbox) and is never held against the policy: a tool raises `ToolFault`, ConnectionError, TimeoutError or another
-OSError, or returns a result with `fault`.
+raises, a path that leads nowhere, and any exception of a tool that isn't named here. A fault is the machinery's (a
+server that is down, a lost sandbox) and is never held against the policy: a tool raises `ToolFault`, ConnectionError,
+TimeoutError or another OSError, or returns a result with `fault`; see `is_fault`.
 """
 
 from __future__ import annotations
 
+import errno
 import inspect
 import re
 from abc import ABC, abstractmethod
@@ -33,6 +34,19 @@ class ToolFault(Exception):
 
     The message goes to whoever runs the experiment; the same call may be made again.
     """
+
+
+PATH_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
+"""What a path that a policy names may lead to."""
+PATH_CODES = (errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an exception of a tool says that the machinery is at fault: `ToolFault`, or an OSError that says more
+    than that a path leads nowhere. A tool whose arguments name no path turns those into `ToolFault`."""
+    if isinstance(error, PATH_ERRORS) or (isinstance(error, OSError) and error.errno in PATH_CODES):
+        return False
+    return isinstance(error, ToolFault | OSError)
 
 
 @dataclass(frozen=True)
@@ -89,8 +103,8 @@ class Tool(ABC):
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         """Make one call. `arguments` fit `parameters`.
 
-        May raise: `ToolFault` or an OSError says that the machinery is at fault, anything else is reported to the
-        policy as a failed call.
+        May raise: `ToolFault` or an OSError says that the machinery is at fault (see `is_fault`), anything else is
+        reported to the policy as a failed call.
         """
 
     def batch_execute(self, batch: list[dict[str, Any]]) -> list[ToolResult]:
@@ -127,7 +141,11 @@ class Tool(ABC):
         return f"Expected: {', '.join(parts) or 'no arguments'}."
 
     def get_state(self) -> Any:
-        """The state of the tool's session, from which `set_state` can branch; None for a tool without one."""
+        """The state of the tool's session, from which `set_state` can branch; None for a tool without one.
+
+        None says that a call which faulted leaves nothing behind, and may be made again as it is. A session that can't
+        tell its state raises: its calls are made once, and a fault ends the episode.
+        """
         return None
 
     def set_state(self, state: Any) -> None:
@@ -154,8 +172,9 @@ class Tool(ABC):
 
         The schema comes from the type hints (str, int, float, bool, list, dict, Optional, Union, Literal, Any), the
         descriptions from the docstring, and parameters with a default are optional. The function may return a
-        `ToolResult`; any other value becomes `ToolResult(content=str(value), data=value)`. A function that opens what
-        the policy names catches FileNotFoundError itself: an OSError is a fault of the machinery.
+        `ToolResult`; any other value becomes `ToolResult(content=str(value), data=value)`. A function that fetches
+        what the policy names, a host say, catches the errors of that itself: an OSError is a fault of the machinery,
+        except where a path leads nowhere (see `is_fault`).
 
         Raises:
             TypeError: the signature cannot be written as a JSON schema (*args, other types, an async function).

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agent_r1.datasets import Program, load_questions
 from agent_r1.dialects import Call
 from agent_r1.tool_env import Task, ToolEnv
-from agent_r1_tools import Tool, ToolResult
+from agent_r1_tools import Tool, ToolFault, ToolResult
+from agent_r1_tools.running import describe
 
 if TYPE_CHECKING:
-    from agent_r1_tools.python import Sandbox, Session
+    from agent_r1_tools.python import CallError, Run, Sandbox, Session
 
 PROGRAM_SECONDS = 5.0  # of processor time, for the program to load and for each call
 _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)  # more programs at a time would take time from each other
@@ -82,7 +83,7 @@ def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = 
     With `explain` all are run, until one runs out of time, and a failed `assert f(x) == y` says what f(x) was. Where a
     process died all is done once more: what dies twice dies of the program.
 
-    Raises SandboxError where the sandbox is at fault.
+    Raises SandboxError or OSError where the sandbox is at fault.
     """
     outcome = _check_once(sandbox, program, tests, explain)
     return _check_once(sandbox, program, tests, explain) if outcome.died else outcome
@@ -96,27 +97,51 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> 
             return Outcome(loaded.output.strip() or loaded.error or loaded.status, (), loaded.status == "died")
         tester: Session = candidate
         functions: dict[str, Callable[..., Any]] = {}
+        faults: list[Exception] = []  # of the candidate's sandbox, while a test called it
+        deaths: list[CallError] = []  # of its process
         if not tests.one_process:
             tester = stack.enter_context(sandbox.session())
-            functions = {name: _proxy(candidate, name) for name in tests.names}
-        tester.run(tests.setup, functions)
+            functions = {name: _proxy(candidate, name, faults, deaths) for name in tests.names}
+
+        def run_in_tester(code: str) -> Run:
+            run = tester.run(code, functions)
+            if faults:
+                raise faults[0]
+            return run
+
+        died = run_in_tester(tests.setup).status == "died"
         errors: list[str | None] = []
-        died = False
         for test in tests.tests:
-            run = tester.run(test, functions)
+            run = run_in_tester(test)
             error = None if run.ok else run.error or run.status
-            died = died or run.status == "died" or "Died: " in (error or "")
+            died = died or run.status == "died"
             if error and explain and error.startswith("AssertionError") and (left := _left_side(test)):
-                error = f"{left} is {tester.run(left, functions).output.strip()}"
+                error = f"{left} is {run_in_tester(left).output.strip()}"
             errors.append(error)
             if error and (not explain or run.status in ("timeout", "died") or "Timeout" in error):
                 break
         not_run = len(tests.tests) - len(errors)
-        return Outcome(None, (*errors, *errors[-1:] * not_run), died)
+        return Outcome(None, (*errors, *errors[-1:] * not_run), died or bool(deaths))
 
 
-def _proxy(candidate: Session, name: str) -> Callable[..., Any]:
-    return lambda *args, **kwargs: candidate.call(name, args, kwargs)
+def _proxy(
+    candidate: Session, name: str, faults: list[Exception], deaths: list[CallError]
+) -> Callable[..., Any]:
+    """The candidate's function, for a test. A fault or a death would only be an exception inside, so it is noted."""
+    from agent_r1_tools.python import CallError
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return candidate.call(name, args, kwargs)
+        except (ToolFault, OSError) as error:
+            faults.append(error)
+            raise
+        except CallError as error:
+            if error.kind == "Died":
+                deaths.append(error)
+            raise
+
+    return call
 
 
 def _left_side(test: str) -> str | None:
@@ -151,7 +176,10 @@ class RunTests(Tool):
         self.complete: Callable[[str], str] = str
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        outcome = check_program(self.sandbox, self.complete(arguments["code"]), self.tests, explain=True)
+        try:
+            outcome = check_program(self.sandbox, self.complete(arguments["code"]), self.tests, explain=True)
+        except OSError as error:  # of the sandbox, whatever it is: a program names no path
+            raise ToolFault(describe(error)) from error
         if outcome.load_error is not None:
             return ToolResult(
                 f"The program does not run:\n{outcome.load_error}",

@@ -343,7 +343,7 @@ def call_result(answer: Any) -> Any:
         kind, message = (str(part)[:1000] for part in answer["error"])
     except BROKEN:
         raise CallError("Died", "the process gave no answer that makes sense") from None
-    raise CallError(kind, message)
+    raise CallError(kind if kind != "Died" else "Exception", message)  # a program's own class may have that name
 
 
 def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:

@@ -11,6 +11,8 @@ from agent_r1_tools.running import describe
 from agent_r1_tools.tool import Tool, ToolResult
 
 MAX_CODE_CHARS = 100_000
+QUICK_SECONDS = 1.0
+"""A run that died later than that is not tried again: it would cost as much once more."""
 
 
 class PythonTool(Tool):
@@ -20,8 +22,9 @@ class PythonTool(Tool):
     `stateless`, not at all. `ToolResult.ok` says whether the program ended without an exception and in time, and `data`
     is `{"status": "ok" | "exception" | "timeout" | "died", "error": line or None, "backend": name, "seconds": number}`.
     Where the sandbox itself fails the result is a fault, and `data` is
-    `{"error": "sandbox_unavailable", "message": why}`. A process that died is tried once more, as something outside
-    may have killed it; what dies twice dies of the code.
+    `{"error": "sandbox_unavailable", "message": why}`. A process that died within `QUICK_SECONDS` is tried once more,
+    as something outside may have killed it; what dies twice dies of the code, and from then on all deaths of the
+    session do: each attempt replays the session.
 
     Args:
         sandbox: where to run; None opens one with the next arguments (see `open_sandbox`).
@@ -56,6 +59,7 @@ class PythonTool(Tool):
     ) -> None:
         self.sandbox = sandbox if sandbox is not None else open_sandbox(backend, limits)
         self.concurrency_safe = stateless
+        self._dies = False  # whether this session's code has ended its process
         self._session: Session | None = None if stateless else self.sandbox.session()
         limits = self.sandbox.limits
         # The sandbox keeps to its own time; this is for the case that it doesn't.
@@ -70,8 +74,9 @@ class PythonTool(Tool):
         run = self.sandbox.run if self._session is None else self._session.run
         try:
             ran = run(code)
-            if ran.status == "died":  # the session is as it was before
-                ran = run(code)
+            if ran.status == "died" and ran.seconds < QUICK_SECONDS and not self._dies:
+                ran = run(code)  # the session is as it was before
+                self._dies = ran.status == "died" and self._session is not None
         except (SandboxError, OSError) as error:
             failed = {"error": "sandbox_unavailable", "message": str(error)}
             return ToolResult("Python is not available at the moment.", ok=False, data=failed, fault=describe(error))
@@ -84,6 +89,7 @@ class PythonTool(Tool):
     def set_state(self, state: State | None) -> None:
         if self._session is not None:
             self._session.set_state(state)
+            self._dies = self._dies and state is not None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_session": self.get_state()}  # a process cannot be pickled or copied, its state can

@@ -40,6 +40,10 @@ SLACK_SECONDS = 30.0
 """How much longer than the program the server may take to answer."""
 
 
+class Refused(Exception):
+    """A server does not take this program, and takes others."""
+
+
 class Remote(Sandbox):
     """Sessions on a SandboxFusion server.
 
@@ -75,6 +79,7 @@ class Remote(Sandbox):
 
         Raises:
             SandboxError: the server did not answer, or not as the protocol says.
+            Refused: it runs other programs, but not this one.
         """
         body = {
             "code": code,
@@ -82,31 +87,41 @@ class Remote(Sandbox):
             "run_timeout": self.limits.wall_seconds,
             "memory_limit_MB": self.limits.memory >> 20,
         }
-        problem = ""
         for attempt in range(RETRIES + 1):
             if attempt:
                 time.sleep(0.5 * 2 ** (attempt - 1))
-            try:
-                response = self._client.post(self._endpoint, json=body)
-                if response.status_code == 200:
-                    answer = response.json()
-                    if answer["status"] != "SandboxError":
-                        result: dict[str, Any] = answer["run_result"]
-                        return {
-                            "status": str(result["status"]),
-                            "return_code": result.get("return_code"),
-                            "stdout": str(result.get("stdout") or ""),
-                        }
-                    problem = f"the server reports an error: {str(answer.get('message'))[:200]}"
-                else:
-                    problem = f"status {response.status_code}: {response.text[:200]}"
-                    if response.status_code != 429 and response.status_code < 500:
-                        break  # asking the same again would be refused again
-            except self._httpx.HTTPError as error:
-                problem = f"{type(error).__name__} {error}".strip()
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise SandboxError(f"{self._endpoint} doesn't answer as SandboxFusion does: {error!r}") from error
-        raise SandboxError(f"{self._endpoint} failed ({problem})")
+            status, said = self._attempt(body)
+            if isinstance(said, dict):
+                return said
+            if 0 < status < 500 and status != 429:
+                break  # asking the same again would be refused again
+        if status not in (0, 429) and isinstance(self._attempt(body | {"code": "1 + 1"})[1], dict):
+            if status >= 500:  # unless the server has just come back
+                again = self._attempt(body)[1]
+                if isinstance(again, dict):
+                    return again
+            raise Refused(f"the sandbox does not take this program (status {status})")
+        raise SandboxError(f"{self._endpoint} failed ({said})")
+
+    def _attempt(self, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
+        """The status, 0 for no answer; and `run_result`, or what went wrong."""
+        try:
+            response = self._client.post(self._endpoint, json=body)
+            if response.status_code != 200:
+                return response.status_code, f"status {response.status_code}: {response.text[:200]}"
+            answer = response.json()
+            if answer["status"] == "SandboxError":
+                return 500, f"the server reports an error: {str(answer.get('message'))[:200]}"
+            result: dict[str, Any] = answer["run_result"]
+            return 200, {
+                "status": str(result["status"]),
+                "return_code": result.get("return_code"),
+                "stdout": str(result.get("stdout") or ""),
+            }
+        except self._httpx.HTTPError as error:
+            return 0, f"{type(error).__name__} {error}".strip()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SandboxError(f"{self._endpoint} doesn't answer as SandboxFusion does: {error!r}") from error
 
 
 class RemoteSession(Session):
@@ -122,11 +137,15 @@ class RemoteSession(Session):
         if functions:
             raise SandboxError("a remote sandbox cannot call functions of this process; use another backend for that")
         code = encodable(code)
-        printed, answer, restored = self._ask([*self._codes(), code], None)
-        if self._cells and not restored:
-            self._cells.clear()
-            printed, answer, _ = self._ask([code], None)
-            printed = LOST + printed
+        try:
+            printed, answer, restored = self._ask([*self._codes(), code], None)
+            if self._cells and not restored:
+                self._cells.clear()
+                printed, answer, _ = self._ask([code], None)
+                printed = LOST + printed
+        except Refused as refused:
+            seconds = time.monotonic() - begun
+            return Run(UNCHANGED.format(refused), "exception", str(refused), self._sandbox.backend, seconds)
         status, error, ending = outcome(answer) if answer is not None else ("died", ENDED, "")
         if status in ("timeout", "died"):
             ending = UNCHANGED.format(error)
@@ -136,7 +155,10 @@ class RemoteSession(Session):
         return Run(output, status, error, self._sandbox.backend, time.monotonic() - begun)
 
     def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        _, answer, _ = self._ask(self._codes(), [name, check_arguments(args, kwargs)])
+        try:
+            _, answer, _ = self._ask(self._codes(), [name, check_arguments(args, kwargs)])
+        except Refused as refused:
+            raise CallError("Refused", str(refused)) from None
         if answer is None:
             raise CallError("Died", ENDED)
         return call_result(answer)

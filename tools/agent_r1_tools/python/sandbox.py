@@ -30,7 +30,7 @@ class CallError(Exception):
     Attributes:
         kind: the name of the exception that it raised; or "Timeout", "Died" (the process ended or was killed),
             "NotLiteral" (it returned something that is not made of built-in literals), "Missing" (the interpreter
-            lacks what it needs).
+            lacks what it needs), "Refused" (a server takes other programs, but not this one).
         message: the message of the exception.
     """
 

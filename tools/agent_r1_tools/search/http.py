@@ -11,8 +11,8 @@ from agent_r1_tools.search.passages import Hit, QueryRefused, RetrievalError, pa
 
 MAX_QUERIES = 256
 """The most queries in one request; larger batches are sent in parts."""
-REFUSALS = frozenset({400, 413, 414, 422})
-"""Status codes with which a server may refuse one query and take others; all else that isn't 200 is its own fault."""
+CONTROL = ["test"]
+"""What a server is asked to find out whether it refuses a query or all of them."""
 MAX_BACKOFF = 8.0
 """The longest pause between two attempts, in seconds."""
 
@@ -32,8 +32,9 @@ class HTTPRetriever:
 
     `python -m agent_r1_tools.search.server` speaks both. A request that fails (no connection, too slow, status 429 or
     5xx) is repeated after a pause that doubles each time; one that still fails raises `RetrievalError` and adds one to
-    `faults`. A query that the server refuses (status 400, 413, 414 or 422) while it answers another one raises
-    `QueryRefused`. Proxy settings of the environment are respected and never changed.
+    `faults`. A query that gets any status but 200 and 429, while the server answers another one, raises `QueryRefused`;
+    so do several queries, at once, because one among them may be to blame. Proxy settings of the environment are
+    respected and never changed.
 
     Args:
         url: the server's address, such as "http://127.0.0.1:8000".
@@ -86,7 +87,7 @@ class HTTPRetriever:
             RetrievalError: there is no server, or it speaks another protocol.
         """
         try:
-            self._ask(["test"], 1, pauses=[])
+            self._ask(CONTROL, 1, pauses=[])
         except RetrievalError as error:
             start = "python -m agent_r1_tools.search.server --corpus FILE --port PORT"
             raise RetrievalError(f"{error}. Check the address and the protocol, or start a server: {start}") from error
@@ -129,24 +130,40 @@ class HTTPRetriever:
         return found
 
     def _post(self, body: dict[str, Any], pauses: list[float]) -> Any:
-        problem = ""
+        one = len(body["queries"]) == 1
         for pause in [*pauses, None]:
-            try:
-                response = self._client.post(self._endpoint, json=body)
-            except self._httpx.HTTPError as error:
-                problem = f"{type(error).__name__} {error}".strip()
-            else:
-                if response.status_code == 200:
-                    return _json(response, self._endpoint)
-                problem = f"status {response.status_code}: {response.text[:200]}"
-                if response.status_code in REFUSALS and body["queries"] != ["test"]:
-                    self._ask(["test"], 1, pauses=[])  # raises where the server takes no query at all
-                    raise QueryRefused(f"{self._endpoint} refuses the query ({problem})")
-                if response.status_code != 429 and response.status_code < 500:
-                    break  # asking the same again would be refused again
-            if pause is not None:
-                time.sleep(pause * self._random.uniform(0.5, 1.0))
-        raise RetrievalError(f"{self._endpoint} failed ({problem})")
+            status, said = self._attempt(body)
+            if status == 200:
+                return said
+            last = pause is None or (0 < status < 500 and status != 429)  # asked again it would be refused again
+            if (last or not one) and status not in (0, 429) and body["queries"] != CONTROL and self._takes_others():
+                if status >= 500 and one:  # unless the server has just come back
+                    status, again = self._attempt(body)
+                    if status == 200:
+                        return again
+                raise QueryRefused(f"{self._endpoint} refuses the query ({said})")
+            if last or pause is None:
+                break
+            time.sleep(pause * self._random.uniform(0.5, 1.0))
+        raise RetrievalError(f"{self._endpoint} failed ({said})")
+
+    def _attempt(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """The status, 0 for no answer; and what the server said, or why it said nothing."""
+        try:
+            response = self._client.post(self._endpoint, json=body)
+        except self._httpx.HTTPError as error:
+            return 0, f"{type(error).__name__} {error}".strip()
+        if response.status_code == 200:
+            return 200, _json(response, self._endpoint)
+        return response.status_code, f"status {response.status_code}: {response.text[:200]}"
+
+    def _takes_others(self) -> bool:
+        """Whether the server answers a query of ours."""
+        try:
+            self._ask(CONTROL, 1, pauses=[])
+        except RetrievalError:
+            return False
+        return True
 
     @property
     def _endpoint(self) -> str:

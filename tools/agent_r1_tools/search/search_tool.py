@@ -48,7 +48,7 @@ class SearchTool(Tool):
     def batch_execute(self, batch: list[dict[str, Any]]) -> list[ToolResult]:
         try:
             found = self.retriever.search([_clean(arguments["query"]) for arguments in batch], self.top_k)
-        except RetrievalError as error:
+        except (RetrievalError, OSError) as error:  # a query names no path
             data = {"error": "retrieval_unavailable", "message": str(error)}
             content = "The search is not available at the moment."
             return [ToolResult(content, ok=False, data=data, fault=describe(error))] * len(batch)

@@ -4,7 +4,8 @@
 
 It answers POST /retrieve (Search-R1's protocol), GET and POST /search (Agent-R1's) and GET /health. Queries that arrive
 within a few milliseconds of each other go to the retriever together. A request that is too large or malformed gets
-status 422. There is no authentication: let it listen on an address that only the training machines reach.
+status 422, and so does one that the retriever refuses. There is no authentication: let it listen on an address that
+only the training machines reach.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from agent_r1_tools.search.http import MAX_QUERIES
-from agent_r1_tools.search.passages import Hit, Passage, Retriever, load_corpus
+from agent_r1_tools.search.passages import Hit, Passage, QueryRefused, Retriever, load_corpus
 
 try:
     import uvicorn
@@ -53,6 +54,7 @@ class SearchRequest(BaseModel):
 
 
 Body = TypeVar("Body", bound=BaseModel)
+Waiting: TypeAlias = tuple[list[str], int, asyncio.Future[list[list[Hit]]]]  # queries, top_k, and their hits
 
 
 class Batcher:
@@ -60,7 +62,7 @@ class Batcher:
 
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
-        self._waiting: asyncio.Queue[tuple[list[str], int, asyncio.Future[list[list[Hit]]]]] = asyncio.Queue()
+        self._waiting: asyncio.Queue[Waiting] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(max_workers=1)
 
     async def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
@@ -75,22 +77,29 @@ class Batcher:
             await asyncio.sleep(BATCH_WINDOW)
             while not self._waiting.empty() and sum(len(queries) for queries, _, _ in requests) < MAX_QUERIES:
                 requests.append(self._waiting.get_nowait())
-            queries = [query for part, _, _ in requests for query in part]
-            most = max(top_k for _, top_k, _ in requests)  # the best 3 are the first 3 of the best 5
-            search = asyncio.get_running_loop().run_in_executor(self._thread, self._retriever.search, queries, most)
-            try:
-                found = iter(await search)
-            except Exception as error:
-                for _, _, future in requests:
-                    if not future.done():
-                        future.set_exception(
-                            HTTPException(500, f"the retriever failed: {type(error).__name__}: {error}")
-                        )
+            if len(requests) > 1 and await self._answer(requests) is None:
                 continue
-            for part, top_k, future in requests:
-                hits = [next(found)[:top_k] for _ in part]
-                if not future.done():  # a client that went away has cancelled it
-                    future.set_result(hits)
+            for request in requests:  # alone, or one among them is to blame
+                error = await self._answer([request])
+                if error is not None and not request[2].done():
+                    request[2].set_exception(error)
+
+    async def _answer(self, requests: list[Waiting]) -> HTTPException | None:
+        """Search for these together; the error where that fails, and then nobody has an answer."""
+        queries = [query for part, _, _ in requests for query in part]
+        most = max(top_k for _, top_k, _ in requests)  # the best 3 are the first 3 of the best 5
+        search = asyncio.get_running_loop().run_in_executor(self._thread, self._retriever.search, queries, most)
+        try:
+            found = iter(await search)
+        except QueryRefused as error:
+            return HTTPException(422, f"the retriever refuses the query: {error}")
+        except Exception as error:
+            return HTTPException(500, f"the retriever failed: {type(error).__name__}: {error}")
+        for part, top_k, future in requests:
+            hits = [next(found)[:top_k] for _ in part]
+            if not future.done():  # a client that went away has cancelled it
+                future.set_result(hits)
+        return None
 
 
 def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
