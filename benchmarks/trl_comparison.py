@@ -101,6 +101,7 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     tokenizer.response_template = qwen3_template
     num_tasks = gym.make(ENV_ID).unwrapped.num_tasks
+    sys.path.insert(0, str(ROOT / "learner"))
     from llm_utils.rollout import draw_episodes
 
     drawn = [draw_episodes(args.seed, i, args.prompts, num_tasks) for i in range(1, args.steps + 1)]  # as grpo_llm.py

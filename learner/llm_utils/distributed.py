@@ -54,6 +54,7 @@ def setup(cuda: bool) -> None:
 def leave() -> None:
     """The last line of a run that went well. After an error a process just ends, and torchrun ends the others."""
     if dist.is_initialized():
+        dist.barrier()  # a process whose peer has gone may abort while its connections close
         dist.destroy_process_group()
 
 

@@ -108,9 +108,10 @@ def test_spans_end_at_the_bound_or_at_a_stop_token(policy, make_envs, vocab_size
 
 
 def test_a_long_span_grows_the_buffers(policy, make_envs, vocab_size):
-    (row,) = play(policy, make_envs(2, max_turns=1, max_action_tokens=150), vocab_size, [(5, 5)])
-    assert row.action_mask.sum() > 64
-    assert row.logprobs[row.action_mask].all()
+    rows = play(policy, make_envs(4, max_turns=1, max_action_tokens=150), vocab_size)
+    assert max(row.action_mask.sum() for row in rows) > 64
+    for row in rows:
+        assert row.logprobs[row.action_mask].all()
 
 
 def test_sampling_follows_the_distribution():

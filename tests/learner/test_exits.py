@@ -162,11 +162,12 @@ def test_of_several_processes_the_first_saves_what_another_could_not(tmp_path, e
     script.write_text(f"""
 import os, runpy, sys
 job = ({str(tmp_path)!r}, "grpo_llm", {flags!r}, ("OutOfMemoryError", "update" * (os.environ["RANK"] == "1"), False))
-sys.path.insert(0, {str(Path(kill_resume.__file__).parent)!r})
+sys.path[:0] = [{str(Path(checkpoint.__file__).parents[1])!r}, {str(Path(kill_resume.__file__).parent)!r}]
 runpy.run_path({__file__!r}, {{"job": job}}, "worker")
 """)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(command, cwd=tmp_path, env=environment_of_scripts, capture_output=True, text=True)
+    assert (tmp_path / "log.txt").is_file(), done.stdout + done.stderr
     printed = (tmp_path / "log.txt").read_text()
     assert done.returncode == 1, done.stderr
     assert "[rank1]: torch.OutOfMemoryError: CUDA out of memory" in printed

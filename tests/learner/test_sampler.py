@@ -213,13 +213,13 @@ def test_new_weights_are_sampled_from_at_once(policy, make_envs, vocab_size):
     envs = make_envs(1, max_turns=1, max_action_tokens=40)
     engine = TransformersEngine(policy, 1, vocab_size)
     sampler = rollout.Sampler(envs, engine, seed=1)
-    sampler.queue.append((0, 0))
+    sampler.queue.append((3, 0))
     for _ in range(20):
         sampler.advance()
     old = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
     name = "model.norm.weight"  # the head sees it, keys and values don't
     engine.update([(name, old[name] * 1.5)], version=1)
-    (row,) = sampler.collect([0])
+    (row,) = sampler.collect([3])
     versions = row.versions[row.action_mask]
     assert versions.tolist() == [0] * 20 + [1] * 20
     mask = row.action_mask
