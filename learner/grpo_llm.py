@@ -30,7 +30,7 @@ from llm_utils.metrics import TokenMeans
 from llm_utils.returns import other_groups_deviation, others_deviation, others_mean, returns_to_go
 from llm_utils.rollout import draw_episodes
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
-from llm_utils.trajectory import Trajectory, groups_with_signal, in_groups, segment_numbers
+from llm_utils.trajectory import Trajectory, groups_with_signal, in_groups, segment_numbers, token_weights
 
 Array = np.ndarray
 
@@ -272,13 +272,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
             figures["ref_kl"] = kl_divergence(new - reference, "k3")
             if args.kl_in == "loss":
                 losses = losses + args.kl_coef * kl_divergence(new - reference, args.kl_estimator)
-        counts = [int(row.train_mask.sum()) for row in batch]
-        weight = {  # of a token
-            "token": [1 / max(1, num_tokens)] * len(batch),
-            "sequence": [1 / max(1, int(row.trajectory.train_mask.sum())) / max(1, num_rows) for row in batch],
-            "constant": [1 / args.constant_length / max(1, num_rows)] * len(batch),
-        }[args.loss_aggregation]
-        weights = torch.tensor(np.repeat(weight, counts), dtype=torch.float32, device=device)
+        weights = token_weights(batch, args.loss_aggregation, num_tokens, num_rows, args.constant_length).to(device)
         loss = check_finite((losses * weights).sum(), batch)
         (loss * scale).backward()
         if scale:

@@ -70,7 +70,7 @@ class Logger:
         trainer) the first step's, because later ones hold the policy's own change. `scalars` are logged as they are.
         """
         played = rows if played is None else played
-        valid = [row for row in played if not fault_of(row)]
+        valid = [row for row in played if not row.fault]
         stats = mean_stats(valid)
         names = {"return": "episodic_return", "turns": "episodic_length", "em": "exact_match"}
         shown = {f"charts/{names.get(name, name)}": value for name, value in stats.items()} | share_of_faults(played)
@@ -96,8 +96,8 @@ class Logger:
 
     def evaluation(self, rows: Sequence[Any], run: dict[str, Any]) -> None:
         """Note what an evaluation after `run["iteration"]` iterations gave; the summary has the first and the last."""
-        result = mean_stats([row for row in rows if not fault_of(row)])
-        if any(map(fault_of, rows)):
+        result = mean_stats([row for row in rows if not row.fault])
+        if any(row.fault for row in rows):
             result |= {"invalid": share_of_faults(rows)["charts/invalid"]}
         for name, value in result.items():
             self.writer.add_scalar(f"eval/{name}", value, run["global_step"])
@@ -129,11 +129,6 @@ def mean_stats(rows: Sequence[Any]) -> dict[str, float]:
     return {name: float(np.mean([row.stats[name] for row in rows])) for name in names}
 
 
-def fault_of(row: Any) -> str | None:
-    """What broke the episode that wasn't the policy's doing; None: nothing."""
-    return getattr(row, "fault", None)
-
-
 def share_of_faults(rows: Sequence[Any]) -> dict[str, float]:
     """The share of episodes that a fault broke, of all and by the number of tool calls in them.
 
@@ -143,5 +138,5 @@ def share_of_faults(rows: Sequence[Any]) -> dict[str, float]:
     for row in rows:
         calls = int(row.stats["tool_calls"])
         for name in ("invalid", f"invalid_calls_{calls if calls < 3 else '3+'}"):
-            groups.setdefault(f"charts/{name}", []).append(bool(fault_of(row)))
+            groups.setdefault(f"charts/{name}", []).append(bool(row.fault))
     return {name: float(np.mean(broken)) for name, broken in groups.items() if broken}

@@ -12,6 +12,8 @@ import torch
 
 from llm_utils import distributed
 
+BEYOND = math.log(1.05)  # of a gap between log-probabilities
+
 
 def sampler_gap(rows: Sequence[Any]) -> dict[str, float]:
     """Distances between the log-probabilities of sampler and trainer over all sampled tokens of the trajectories.
@@ -22,7 +24,7 @@ def sampler_gap(rows: Sequence[Any]) -> dict[str, float]:
     gap = np.concatenate([*gaps, np.zeros(0, np.float32)])
     if not len(gap):
         return {}
-    found = {"mean": gap.mean(), "max": gap.max(), "beyond": (gap > math.log(1.05)).mean()}
+    found = {"mean": gap.mean(), "max": gap.max(), "beyond": (gap > BEYOND).mean()}
     return {f"sampler/gap_{name}": float(value) for name, value in found.items()}
 
 
@@ -51,7 +53,7 @@ class TokenMeans:
     def add_gap(self, gaps: torch.Tensor) -> None:
         """Add the distances [N] between the sampler's and the trainer's log-probabilities of sampled tokens."""
         gaps = gaps.detach().abs()
-        beyond = (gaps > math.log(1.05)).float()
+        beyond = (gaps > BEYOND).float()
         found = {"gap_mean": float(gaps.sum()), "gap_beyond": float(beyond.sum()), "gap_tokens": len(gaps)}
         for name, value in found.items():
             self.sums[name] += value

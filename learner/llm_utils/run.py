@@ -144,7 +144,6 @@ class Run:
         count, on rank 0."""
         if self.sampler is None:
             return []
-        self.queued = max(self.queued, iteration - 1)
         while self.queued < min(self.num_iterations, iteration + self.args.max_staleness):
             self.queued += 1
             self.sampler.queue.extend(episodes(self.queued))

@@ -171,3 +171,19 @@ def segment_numbers(rows: Sequence[Segment], by_turn: bool) -> torch.Tensor:
             starts = row.turn_starts[1:] if by_turn else []
             numbers.append(first + np.searchsorted(starts, np.flatnonzero(row.train_mask), side="right"))
     return torch.from_numpy(np.concatenate(numbers))
+
+
+def token_weights(
+    rows: Sequence[Segment], aggregation: str, num_tokens: int, num_rows: int, constant_length: int
+) -> torch.Tensor:
+    """What each trained token of the rows counts in the loss: float32 [N].
+
+    "token": the mean over the `num_tokens` of the step. "sequence": the mean over its `num_rows` episodes of their
+    means. "constant": the sum over episodes, divided by their number and `constant_length`.
+    """
+    weight = {
+        "token": [1 / max(1, num_tokens)] * len(rows),
+        "sequence": [1 / max(1, int(row.trajectory.train_mask.sum())) / max(1, num_rows) for row in rows],
+        "constant": [1 / constant_length / max(1, num_rows)] * len(rows),
+    }[aggregation]
+    return torch.tensor(np.repeat(weight, [int(row.train_mask.sum()) for row in rows]), dtype=torch.float32)
