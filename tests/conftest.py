@@ -2,12 +2,17 @@
 
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fuzz_spans import write_made_up_data
 from hypothesis import settings
+
+# The learners need the extra [train]; without it their tests are left out, all of them, and the first line says so.
+NOT_INSTALLED = [name for name in ("torch", "transformers", "tyro", "tensorboard") if find_spec(name) is None]
+collect_ignore = ["learner"] if NOT_INSTALLED else []
 
 # A shell starts background jobs with Ctrl-C ignored, and their children would inherit that; some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -16,6 +21,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_report_header() -> list[str]:
+    return [f"tests/learner is left out: {', '.join(NOT_INSTALLED)} not installed"] if NOT_INSTALLED else []
 
 
 @pytest.fixture(scope="session")

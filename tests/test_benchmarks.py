@@ -22,6 +22,7 @@ RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatc
 SMALL = {  # script -> flags that make it small, and what it needs
     "arithmetic_seeds": (f'--seeds 1 --splits test --episodes 8 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "check_dialects": (f"--tokenizer {TINY} --count 10 --force", ("renderers", "transformers")),
+    "dtype_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "estimators": ("--games 4 --steps 10", LEARNING),
     "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
     "fuzz_spans": ("--spans 300", ()),
@@ -157,6 +158,8 @@ def test_a_benchmark_runs(case, runs):
     (clone, run), name = runs[case], case.split()[0]
     done = run.result()
     logs = "".join(path.read_text()[-2000:] for path in (clone / "runs" / "logs").glob("*.log"))
+    if "in bf16 failed on this processor" in done.stderr + logs:
+        pytest.skip("this processor can't multiply in bf16")
     assert done.returncode == (case in DIFFERENCES), f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{logs}"
     assert "|" in done.stdout or "{" in done.stdout  # a table, or JSON
     assert not re.search(r"\bnan\b", done.stdout), done.stdout

@@ -114,8 +114,8 @@ def test_commands_have_options_of_their_learner(path):
 
 def read_args(script: Path, words: list[str]):
     """The arguments of a learner that these words stand for, checked as it checks them."""
-    tyro, arguments = pytest.importorskip("tyro"), pytest.importorskip("llm_utils.arguments")
-    learner = importlib.import_module(script.stem)
+    tyro = pytest.importorskip("tyro")
+    learner, arguments = importlib.import_module(script.stem), importlib.import_module("llm_utils.arguments")
     args = tyro.cli(learner.Args, args=words)
     getattr(learner, "check", arguments.check)(args)
     return args
@@ -133,7 +133,7 @@ def test_published_algorithms_are_arguments_that_a_learner_takes(page):
 def test_commands_that_train_models_of_real_size_fit():
     """On cards of 80 GB, as the preflight computes them from the shapes of the models."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    preflight = pytest.importorskip("llm_utils.preflight")
+    preflight = importlib.import_module("llm_utils.preflight")
     lines = (ROOT / "benchmarks" / "preflight.py").read_text()
     tree = next(n for n in ast.parse(lines).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SIZES")
     sizes, checked = ast.literal_eval(tree.value), set()

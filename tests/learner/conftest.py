@@ -8,13 +8,12 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-import agent_r1  # noqa: E402, F401  (registers the environments)
-from llm_utils.run import Run  # noqa: E402
-from llm_utils.trajectory import Trajectory, Turn  # noqa: E402
+import agent_r1  # noqa: F401  (registers the environments)
+from llm_utils.run import Run
+from llm_utils.trajectory import Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
 ENV_ID = "AgentR1/MultihopWorld-v0"

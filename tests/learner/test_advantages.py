@@ -1,11 +1,10 @@
 """The advantage estimators, against golden vectors and a definition that is too slow to use."""
 
 import numpy as np
+import ppo_llm
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-ppo_llm = pytest.importorskip("ppo_llm")
 
 # Two turns: three action tokens, four of the environment, two action tokens. Turn rewards 0.2 and 1.
 MASK = np.array([1, 1, 1, 0, 0, 0, 0, 1, 1], bool)

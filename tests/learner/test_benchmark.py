@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tyro")
-benchmark = pytest.importorskip("llm_utils.benchmark")
+from llm_utils import benchmark
 
 LEARNER = Path(__file__).parents[2] / "learner"
 ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})

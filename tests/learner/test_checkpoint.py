@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-checkpoint = pytest.importorskip("llm_utils.checkpoint")
-engine = pytest.importorskip("llm_utils.engine")
-loading = pytest.importorskip("llm_utils.loading")
-optimizer = pytest.importorskip("llm_utils.optimizer")
+from llm_utils import checkpoint, engine, loading, optimizer
 
 
 def state(iteration):

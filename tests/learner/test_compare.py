@@ -5,10 +5,9 @@ import sys
 
 import numpy as np
 import pytest
+from torch.utils import tensorboard
 
-pytest.importorskip("tensorboard")
-compare = pytest.importorskip("llm_utils.compare")
-tensorboard = pytest.importorskip("torch.utils.tensorboard")
+from llm_utils import compare
 
 STEPS = [0, 700, 1500, 2200]  # turns so far, at the start and after each of three iterations
 PLAYED = [0, 256, 512, 960]  # episodes so far: some iterations play more than they train on

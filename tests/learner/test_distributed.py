@@ -10,20 +10,18 @@ import sys
 import time
 from pathlib import Path
 
+import grpo_llm
 import numpy as np
+import ppo_llm
 import pytest
+import torch
+from safetensors import torch as safetensors
 
-torch = pytest.importorskip("torch")
-safetensors = pytest.importorskip("safetensors.torch")
-grpo_llm = pytest.importorskip("grpo_llm")
-
-import ppo_llm  # noqa: E402
-
-from llm_utils import distributed  # noqa: E402
-from llm_utils.loading import load_policy  # noqa: E402
-from llm_utils.optimizer import Float32AdamW  # noqa: E402
-from llm_utils.run import Run  # noqa: E402
-from llm_utils.trajectory import Trajectory, Turn  # noqa: E402
+from llm_utils import distributed
+from llm_utils.loading import load_policy
+from llm_utils.optimizer import Float32AdamW
+from llm_utils.run import Run
+from llm_utils.trajectory import Trajectory, Turn
 
 LEARNER = Path(__file__).parents[2] / "learner"
 SMALL = ["--env-kwargs", '{"max_turns": 3, "max_action_tokens": 24}', "--num-envs", "8", "--num-threads", "1"]

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-rollout = pytest.importorskip("llm_utils.rollout")
-
-from llm_utils.forward import policy_forward, score  # noqa: E402
-from llm_utils.transformers_engine import TransformersEngine, sample  # noqa: E402
+from llm_utils import rollout
+from llm_utils.forward import policy_forward, score
+from llm_utils.transformers_engine import TransformersEngine, sample
 
 EPISODES = [(i, 7 * i) for i in range(10)]
 

@@ -2,15 +2,13 @@
 
 from itertools import product
 
+import estimators
 import numpy as np
 import pytest
+import reinforce_pp_llm
+from estimators import AUDITED, ESTIMATORS, cosine, expected_gradient, true_gradient
 
-pytest.importorskip("ppo_llm")
-import estimators  # noqa: E402
-import reinforce_pp_llm  # noqa: E402
-from estimators import AUDITED, ESTIMATORS, cosine, expected_gradient, true_gradient  # noqa: E402
-
-from llm_utils.returns import others_deviation, others_mean, whiten  # noqa: E402
+from llm_utils.returns import others_deviation, others_mean, whiten
 
 BY_NAME = {entry.name: entry for entry in ESTIMATORS}
 DEFAULT, OLD = "GRPO turn, scale of the others (default)", "GRPO turn, scale of the columns (old default)"

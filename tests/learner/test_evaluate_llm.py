@@ -5,13 +5,9 @@ import runpy
 import sys
 from pathlib import Path
 
-import gymnasium as gym
+import evaluate_llm
 import numpy as np
 import pytest
-
-pytest.importorskip("tyro")
-evaluate_llm = pytest.importorskip("evaluate_llm")
-naive_rag = pytest.importorskip("llm_utils.naive_rag")
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "learner" / "evaluate_llm.py"
@@ -68,33 +64,3 @@ def test_the_baseline_of_a_run_is_what_it_began_with(monkeypatch, tmp_path, poli
     assert trained["model"] == str(run_dir / "model")
     base, _ = run(monkeypatch, tmp_path, "--model", run_dir, *SMALL, "--mode", "base_tool_call")
     assert base["model"] == str(policy_folder)
-
-
-def test_naive_rag_puts_the_passages_of_one_search_into_the_prompt():
-    plain = gym.make(ENV_ID, split="test").unwrapped
-    plain.reset(seed=0, options={"task_index": 4})
-    passages = plain.tools["search"].execute({"query": plain.task.question}).content
-    env = naive_rag.naive_rag(type(plain))(split="test")
-    tokens, info = env.reset(seed=0, options={"task_index": 4})
-    text = env.tokenizer.decode(tokens.tolist())
-    assert naive_rag.question_with_passages(plain.task.question, passages) in text
-    assert naive_rag.INSTRUCTIONS in text
-    assert "search" not in text and env.max_turns == 1
-    answer = env.tokenizer.encode(f"<answer>{plain.task.answers[0]}</answer>{env.dialect.end_of_turn}")
-    _, reward, terminated, _, info = env.step(np.array(answer, np.int32))
-    assert (reward, terminated, info["is_success"], info["metrics"]["em"]) == (1, True, True, 1)
-
-
-def test_naive_rag_ends_after_a_turn_without_an_answer():
-    env = naive_rag.naive_rag(type(gym.make(ENV_ID).unwrapped))()
-    env.reset(seed=0)
-    call = env.tokenizer.encode(env.dialect.tool_call("search", {"query": "x"}) + env.dialect.end_of_turn)
-    _, reward, terminated, truncated, info = env.step(np.array(call, np.int32))
-    assert terminated and not truncated and not info["is_success"] and reward < 0
-
-
-def test_naive_rag_needs_a_search_tool():
-    from agent_r1 import ToolEnv
-
-    with pytest.raises(ValueError, match="needs a tool named search"):
-        naive_rag.naive_rag(ToolEnv)()

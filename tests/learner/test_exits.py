@@ -12,18 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpo_llm
+import kill_resume
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tyro")
-pytest.importorskip("tensorboard")
-checkpoint = pytest.importorskip("llm_utils.checkpoint")
-grpo_llm = pytest.importorskip("grpo_llm")
-kill_resume = pytest.importorskip("kill_resume")
-
-from llm_utils.engine import EngineDied  # noqa: E402
-from llm_utils.optimizer import Float32AdamW  # noqa: E402
-from llm_utils.slots import SlotModel  # noqa: E402
+from llm_utils import checkpoint
+from llm_utils.engine import EngineDied
+from llm_utils.optimizer import Float32AdamW
+from llm_utils.slots import SlotModel
 
 SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", "8", "--temperature", "2"]
 SMALL += ["--num-threads", "1", "--eval-episodes", "0", "--episodes-per-iteration", "8", "--num-minibatches", "2"]

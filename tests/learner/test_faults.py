@@ -3,17 +3,13 @@
 import json
 from pathlib import Path
 
+import faulty_world
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tyro")
-pytest.importorskip("tensorboard")
-faulty_world = pytest.importorskip("faulty_world")
-
-from llm_utils.rollout import rollout  # noqa: E402
-from llm_utils.sources import model_source  # noqa: E402
-from llm_utils.transformers_engine import TransformersEngine  # noqa: E402
+from llm_utils.rollout import rollout
+from llm_utils.sources import model_source
+from llm_utils.transformers_engine import TransformersEngine
 
 FLAGS = ["--env-id", "faulty_world:AgentR1Faulty/MultihopWorld-v0", "--num-envs", 16, "--num-threads", 1]
 FLAGS += ["--episodes-per-iteration", 32, "--num-minibatches", 2, "--eval-episodes", 0, "--learning-rate", 3e-4]

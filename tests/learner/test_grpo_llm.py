@@ -8,24 +8,20 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import grpo_llm
 import numpy as np
+import ppo_llm
 import pytest
+import reinforce_pp_llm
+import rloo_llm
+import torch
+from safetensors import torch as safetensors
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tyro")
-pytest.importorskip("tensorboard")
-grpo_llm = pytest.importorskip("grpo_llm")
-safetensors = pytest.importorskip("safetensors.torch")
-
-import ppo_llm  # noqa: E402
-import reinforce_pp_llm  # noqa: E402
-import rloo_llm  # noqa: E402
-
-from llm_utils.forward import policy_forward, score  # noqa: E402
-from llm_utils.loading import load_policy  # noqa: E402
-from llm_utils.returns import other_groups_deviation  # noqa: E402
-from llm_utils.sources import model_source  # noqa: E402
-from llm_utils.trajectory import groups_with_signal, segment_numbers  # noqa: E402
+from llm_utils.forward import policy_forward, score
+from llm_utils.loading import load_policy
+from llm_utils.returns import other_groups_deviation
+from llm_utils.sources import model_source
+from llm_utils.trajectory import groups_with_signal, segment_numbers
 
 LEARNER = Path(__file__).parents[2] / "learner"
 SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-threads", 1, "--num-envs", 16]

@@ -5,14 +5,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-checkpoint = pytest.importorskip("llm_utils.checkpoint")
-distributed = pytest.importorskip("llm_utils.distributed")
-forward = pytest.importorskip("llm_utils.forward")
-loading = pytest.importorskip("llm_utils.loading")
-sources = pytest.importorskip("llm_utils.sources")
-optimizer = pytest.importorskip("llm_utils.optimizer")
+from llm_utils import checkpoint, distributed, forward, loading, optimizer, sources
 
 
 def linear(dtype, weight=1.0):

@@ -3,15 +3,12 @@
 import json
 from types import SimpleNamespace
 
+import grpo_llm
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tensorboard")
-grpo_llm = pytest.importorskip("grpo_llm")
-run_files = pytest.importorskip("llm_utils.run_files")
-
-from llm_utils.logger import Logger  # noqa: E402
+from llm_utils import run_files
+from llm_utils.logger import Logger
 
 
 @pytest.fixture

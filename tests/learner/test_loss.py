@@ -3,15 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
+import ppo_llm
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-ppo_llm = pytest.importorskip("ppo_llm")
-
-from llm_utils.forward import microbatches, score  # noqa: E402
-from llm_utils.kl import kl_divergence  # noqa: E402
-from llm_utils.rollout import rollout  # noqa: E402
-from llm_utils.transformers_engine import TransformersEngine  # noqa: E402
+from llm_utils.forward import microbatches, score
+from llm_utils.kl import kl_divergence
+from llm_utils.rollout import rollout
+from llm_utils.transformers_engine import TransformersEngine
 
 ARGS = ppo_llm.Args(ent_coef=0.01, kl_coef=0.1)
 

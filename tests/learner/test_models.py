@@ -7,11 +7,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-loading = pytest.importorskip("llm_utils.loading")
-
-from llm_utils import deterministic, forward, sources  # noqa: E402
+from llm_utils import deterministic, forward, loading, sources
 
 CPU = torch.device("cpu")
 

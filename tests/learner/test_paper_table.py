@@ -2,13 +2,13 @@
 
 import importlib
 
+import gradient_noise
 import numpy as np
+import paper_table
 import pytest
+import tyro
 
-tyro = pytest.importorskip("tyro")
-paper_table = pytest.importorskip("paper_table")
-gradient_noise = pytest.importorskip("gradient_noise")
-arguments = pytest.importorskip("llm_utils.arguments")
+from llm_utils import arguments
 
 
 @pytest.mark.parametrize("label", [*paper_table.ALGORITHMS, *paper_table.ABLATIONS])

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("tyro")
-pytest.importorskip("tensorboard")
-safetensors = pytest.importorskip("safetensors.torch")
+from safetensors import torch as safetensors
 
 SCRIPT = Path(__file__).parents[2] / "learner" / "ppo_llm.py"
 ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})

@@ -5,10 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-preflight = pytest.importorskip("llm_utils.preflight")
+from llm_utils import preflight
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 QWEN_3B = {

@@ -5,14 +5,11 @@ import random
 import shutil
 from pathlib import Path
 
+import kill_resume
 import pytest
+from safetensors import torch as safetensors
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tyro")
-pytest.importorskip("tensorboard")
-safetensors = pytest.importorskip("safetensors.torch")
-kill_resume = pytest.importorskip("kill_resume")
-checkpoint = pytest.importorskip("llm_utils.checkpoint")
+from llm_utils import checkpoint
 
 SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", "8", "--temperature", "2"]
 SMALL += ["--num-threads", "1", "--eval-episodes", "4", "--episodes-per-iteration", "8", "--num-minibatches", "2"]

@@ -6,15 +6,14 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-rollout = pytest.importorskip("llm_utils.rollout")
-
-from agent_r1 import Task, Tool, ToolEnv, ToolResult  # noqa: E402
-from agent_r1.vector import ToolVectorEnv  # noqa: E402
-from llm_utils.engine import Span  # noqa: E402
-from llm_utils.forward import policy_forward  # noqa: E402
-from llm_utils.transformers_engine import TransformersEngine  # noqa: E402
+from agent_r1 import Task, Tool, ToolEnv, ToolResult
+from agent_r1.vector import ToolVectorEnv
+from llm_utils import rollout
+from llm_utils.engine import Span
+from llm_utils.forward import policy_forward
+from llm_utils.transformers_engine import TransformersEngine
 
 NUMBER = {"type": "object", "properties": {"episode": {"type": "integer"}}, "required": ["episode"]}
 

@@ -10,23 +10,19 @@ import sys
 import time
 from pathlib import Path
 
+import kill_resume
 import numpy as np
 import pytest
+import sft_llm
+import torch
+from safetensors import torch as safetensors
+from transformers import GraniteConfig, GraniteForCausalLM
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tyro")
-pytest.importorskip("tensorboard")
-safetensors = pytest.importorskip("safetensors.torch")
-kill_resume = pytest.importorskip("kill_resume")
-sft_llm = pytest.importorskip("sft_llm")
-
-from transformers import GraniteConfig, GraniteForCausalLM  # noqa: E402
-
-from llm_utils import checkpoint  # noqa: E402
-from llm_utils.demonstrations import Demonstration, Demonstrations, demonstrate, read_rows  # noqa: E402
-from llm_utils.loading import choose_dtype, load_policy  # noqa: E402
-from llm_utils.optimizer import Float32AdamW  # noqa: E402
-from llm_utils.scratch import initialize  # noqa: E402
+from llm_utils import checkpoint
+from llm_utils.demonstrations import Demonstration, Demonstrations, demonstrate, read_rows
+from llm_utils.loading import choose_dtype, load_policy
+from llm_utils.optimizer import Float32AdamW
+from llm_utils.scratch import initialize
 
 SCRIPT = Path(__file__).parents[2] / "learner" / "sft_llm.py"
 ENV_ID = "AgentR1/MultihopWorld-v0"

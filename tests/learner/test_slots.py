@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-slots = pytest.importorskip("llm_utils.slots")
+from llm_utils import slots
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("wandb")
-pytest.importorskip("tensorboard")
 
 SCRIPT = Path(__file__).parents[2] / "learner" / "ppo_llm.py"
 ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})

@@ -2,20 +2,19 @@
 
 import copy
 
+import grpo_llm
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import agent_r1
+from llm_utils.rollout import rollout
+from llm_utils.transformers_engine import TransformersEngine
+
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
-grpo_llm = pytest.importorskip("grpo_llm")
-
-import gymnasium as gym  # noqa: E402
-
-import agent_r1  # noqa: E402
-from llm_utils.rollout import rollout  # noqa: E402
-from llm_utils.transformers_engine import TransformersEngine  # noqa: E402
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
 AGGREGATION = {"grpo": "sequence", "dr_grpo": "constant", "dapo": "token"}
