@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,13 @@ ENVIRONMENTS = {
 }
 
 
-def oracle_turns(env: Any) -> Iterator[str]:
-    """The oracle's turns on the task at hand, as text: a search for each gold title, then the gold answer."""
-    for title in env.task.metadata["supports"]:
-        yield env.dialect.tool_call("search", {"query": title}) + env.dialect.end_of_turn
-    yield f"<answer>{env.task.answers[0]}</answer>{env.dialect.end_of_turn}"
-
-
 def play(env: gym.Env[Any, Any], index: int) -> tuple[float, dict[str, Any]]:
     """One episode of the oracle on task `index`: its return and the last info."""
     _, info = env.reset(seed=0, options={"task_index": index})
     unwrapped: Any = env.unwrapped
     total, over = 0.0, False
-    for text in oracle_turns(unwrapped):
+    for text in unwrapped.demonstration():
+        text += unwrapped.dialect.end_of_turn
         span = np.asarray(unwrapped.tokenizer.encode(text, add_special_tokens=False), np.int32)
         _, reward, terminated, truncated, info = env.step(span)
         total += float(reward)

@@ -1,5 +1,5 @@
 # docs and results: docs/learners/evaluate_llm.md
-"""Evaluates a policy on held-out tasks, as an agent or as one of the two baselines of Agent-R1.
+"""Evaluates a policy on held-out tasks, as an agent or as a baseline without tools.
 
 python learner/evaluate_llm.py                                         # the tiny policy as it is shipped
 python learner/evaluate_llm.py --model runs/RUN                        # what a run has learned
@@ -23,12 +23,12 @@ from gymnasium.envs.registration import load_env_creator
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.naive_rag import naive_rag
+from agent_r1.naive_rag import BASELINES
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import distributed, run_files
 from llm_utils.compare import bootstrap
 from llm_utils.engine import make_engine
-from llm_utils.loading import choose_dtype, load_policy
+from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.rollout import Sampler
 from llm_utils.sources import arguments_of_run, check_vocabulary, model_source, tokenizer_source
 from llm_utils.trajectory import Trajectory
@@ -55,11 +55,14 @@ class Args:
     """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}'"""
     model: str = "tiny"
     """a Hugging Face name, a folder, a run's folder, or "tiny": the policy shipped for the environment"""
+    adapter: str | None = None
+    """a folder with LoRA adapters for --model, such as runs/RUN/checkpoint/policy; with --engine transformers"""
     tokenizer: str | None = None
     """a tokenizer's name or folder (None: the model's own; "byte": the built-in byte tokenizer)"""
-    mode: Literal["agent", "base_tool_call", "naive_rag"] = "agent"
+    mode: Literal["agent", "base_tool_call", "naive_rag", "closed_book"] = "agent"
     """agent: with tools, as trained. base_tool_call: the same with the model that a run began with.
-    naive_rag: one retrieval with the question, the passages in the prompt, one answer, no tools"""
+    naive_rag: one retrieval with the question, the passages in the prompt, one answer, no tools.
+    closed_book: the question alone, one answer"""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """what the model computes in (auto: float32 on a CPU, bfloat16 on a GPU)"""
@@ -123,10 +126,10 @@ if __name__ == "__main__":
     kwargs = {"tokenizer": tokenizer, "split": args.split, **json.loads(args.env_kwargs)}
     if args.data_dir is not None:
         kwargs["data_dir"] = args.data_dir
-    if args.mode == "naive_rag":
+    if args.mode in BASELINES:
         spec: Any = gym.spec(args.env_id)
         env_class: Any = load_env_creator(spec.entry_point)
-        envs: Any = ToolVectorEnv(naive_rag(env_class), args.num_envs, **{**spec.kwargs, **kwargs})
+        envs: Any = ToolVectorEnv(BASELINES[args.mode](env_class), args.num_envs, **{**spec.kwargs, **kwargs})
     else:
         envs = gym.make_vec(args.env_id, num_envs=args.num_envs, **kwargs)
     vocab_size = envs.single_action_space.vocab_size
@@ -134,6 +137,10 @@ if __name__ == "__main__":
     if args.engine == "transformers":
         policy = load_policy(source, device, dtype=choose_dtype(args.dtype, device))
         check_vocabulary(policy, vocab_size)
+        if args.adapter is not None:
+            policy = merge_adapters(policy, args.adapter)
+    elif args.adapter is not None:
+        raise SystemExit("--adapter goes with --engine transformers; for vLLM merge it with peft's merge_and_unload()")
     engine = make_engine(args, source, vocab_size, policy, tokenizer)
 
     # play

@@ -64,14 +64,17 @@ class Args:
     """the split that demonstrations come from"""
     data: str = ""
     """a JSONL file of rows with `tokens` and `action_mask` (as the learners log them) instead of demonstrations"""
+    eval_data: str = ""
+    """with --data: held-out rows that the expert-token loss is measured on"""
     expert_share: float = 0.38
     """share of expert demonstrations; the rest is sloppy (what reinforcement learning is to mend)"""
     rag_share: float = 0.0
     """share of one-turn demonstrations in the naive RAG prompt, so that the policy has seen that baseline's prompt"""
     num_demonstrations: int = 80_000
-    """demonstrations that are made before training"""
+    """tasks that are demonstrated before training (a split with fewer gives what it has)"""
     eval_demonstrations: int = 512
-    """held-out expert demonstrations that the expert-token loss is measured on (0: none)"""
+    """further tasks, held out, whose expert demonstrations the loss is measured on (0: none; at most a tenth of a small
+    split)"""
     eval_every: int = 500
     """steps between two measurements (there is one at the start and one at the end)"""
     num_workers: int = 2
@@ -134,6 +137,7 @@ def check(args: Args) -> None:
         (args.lora_rank < 0, "--lora-rank is at least 0"),
         (args.model == "scratch" and args.lora_rank > 0, "--lora-rank needs a trained --model"),
         (args.model == "scratch" and args.tokenizer is not None, "--model scratch makes its own tokenizer"),
+        (bool(args.eval_data) and not args.data, "--eval-data goes with --data"),
         (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),
     ]
     for wrong, why in contradictions:
@@ -225,10 +229,14 @@ if __name__ == "__main__":
     heldout: list[Demonstration] = []
     if args.data:
         rows = read_rows(args.data, vocab_size)
+        heldout = read_rows(args.eval_data, vocab_size) if args.eval_data else []
     else:
         maker = replace(maker, tokenizer=tokenizer)
-        rows = maker.make(0, args.num_demonstrations, args.expert_share, args.rag_share, args.num_workers)
-        heldout = maker.make(args.num_demonstrations, args.eval_demonstrations, 1.0, num_workers=args.num_workers)
+        count, rest = maker.split_tasks(args.num_demonstrations, args.eval_demonstrations)
+        rows = maker.make(0, count, args.expert_share, args.rag_share, args.num_workers)
+        heldout = maker.make(count, rest, 1.0, num_workers=args.num_workers)
+        if not rows:
+            raise SystemExit(f"none of {count} demonstrations ended well; is max_context_tokens or max_turns small?")
     longest, positions = max(len(r.tokens) for r in rows), getattr(policy.config, "max_position_embeddings", math.inf)
     if longest > positions:
         raise SystemExit(f"a row has {longest} tokens, but the model is made for {positions}; lower max_context_tokens")

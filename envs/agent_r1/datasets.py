@@ -455,7 +455,8 @@ def _read_gsm8k(row: Row) -> Problem:
     found = _GSM8K_ANSWER.search(row.text("answer"))
     if not found:
         raise row.error("answer", "a solution that ends in '#### number'")
-    return Problem(f"{row.split}-{row.index}", row.text("question"), found[1].replace(",", ""))
+    answer = found[1].replace(",", "")
+    return Problem(f"{row.split}-{row.index}", row.text("question"), answer, {"solution": row.text("answer")})
 
 
 def _read_math(row: Row) -> Problem:
@@ -465,7 +466,7 @@ def _read_math(row: Row) -> Problem:
     if not answer:
         raise row.error("solution", "a solution with its answer in \\boxed{}")
     name = row.name("unique_id") if "unique_id" in row.fields else f"{row.split}-{row.index}"
-    return Problem(name, row.text("problem"), answer, row.extras("level", "type", "subject"))
+    return Problem(name, row.text("problem"), answer, row.extras("level", "type", "subject", "solution"))
 
 
 def _read_humaneval(row: Row) -> Program:

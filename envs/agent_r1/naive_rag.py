@@ -1,6 +1,10 @@
-"""The baseline "naive RAG" of Agent-R1: one retrieval with the question itself, one answer, no tools.
+"""Baselines without tools, one turn an episode: naive RAG (Agent-R1's) and closed book.
 
-The prompt is a system message, `INSTRUCTIONS`, and a user message, `question_with_passages(question, passages)`.
+    env_class = naive_rag(HotpotQAEnv)      # the passages of one search with the question stand in the prompt
+    env_class = closed_book(HotpotQAEnv)    # the question alone
+
+The prompt is a system message, the class's `instructions`, and a user message: the question, in naive RAG
+`question_with_passages(question, passages)`.
 """
 
 from __future__ import annotations
@@ -15,11 +19,35 @@ INSTRUCTIONS = (
     "Answer the question from the passages. "
     "Give the answer in as few words as possible as <answer>your answer</answer>."
 )
+CLOSED_BOOK_INSTRUCTIONS = (
+    "Answer the question. Give the answer in as few words as possible as <answer>your answer</answer>."
+)
 
 
 def question_with_passages(question: str, passages: str) -> str:
     """The user message: what the environment's search tool answered, a blank line, the question."""
     return f"{passages}\n\n{question}"
+
+
+def closed_book(env_class: type[ToolEnv]) -> type[ToolEnv]:
+    """An environment with the tasks and judgements of `env_class` in which there is one turn and no tools."""
+
+    class ClosedBook(env_class):  # type: ignore[valid-type, misc]
+        instructions = CLOSED_BOOK_INSTRUCTIONS
+
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**{**kwargs, "max_turns": 1})
+
+        @property
+        def schemas(self) -> list[dict[str, Any]]:
+            """None: the policy is told of no tools."""
+            return []
+
+        def demonstration(self, rng: Any = None) -> list[str]:
+            """The gold answer."""
+            return [f"<answer>{self.task.answers[0]}</answer>"]
+
+    return ClosedBook
 
 
 def naive_rag(env_class: type[ToolEnv]) -> type[ToolEnv]:
@@ -29,18 +57,13 @@ def naive_rag(env_class: type[ToolEnv]) -> type[ToolEnv]:
     has no tool named search.
     """
 
-    class NaiveRAG(env_class):  # type: ignore[valid-type, misc]
+    class NaiveRAG(closed_book(env_class)):  # type: ignore[misc]
         instructions = INSTRUCTIONS
 
         def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**{**kwargs, "max_turns": 1})
+            super().__init__(**kwargs)
             if "search" not in self.tools:
                 raise ValueError(f"naive RAG needs a tool named search, {env_class.__name__} has {list(self.tools)}")
-
-        @property
-        def schemas(self) -> list[dict[str, Any]]:
-            """None: the policy is told of no tools."""
-            return []
 
         def make_task(self, index: int) -> Task:
             task = super().make_task(index)
@@ -50,4 +73,13 @@ def naive_rag(env_class: type[ToolEnv]) -> type[ToolEnv]:
                 raise ToolFault(found.fault)
             return replace(task, question=question_with_passages(task.question, found.content))
 
+        def demonstration(self, rng: Any = None) -> list[str]:
+            """What the environment says can be answered from passages (`rag_demonstration`), else the gold answer."""
+            from_passages = getattr(self, "rag_demonstration", None)
+            return from_passages() if from_passages else super().demonstration(rng)
+
     return NaiveRAG
+
+
+BASELINES = {"naive_rag": naive_rag, "closed_book": closed_book}
+"""How evaluate_llm.py and sft_llm.py name them."""

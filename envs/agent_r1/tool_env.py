@@ -37,6 +37,7 @@ __all__ = ["End", "Episode", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolE
 
 MAX_CALLS = 8  # tool calls that are run in one turn
 CUT = "... [cut to fit the context]"
+ONLY_EXPERTS = "{name} has no worker that makes mistakes; take the expert's demonstrations (--expert-share 1)"
 NO_ACTION_HINT = "Neither a tool call nor an answer was found. Call a tool, or answer as <answer>your answer</answer>."
 # What a terminal would obey or cannot write: control characters but tab and newline, lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")

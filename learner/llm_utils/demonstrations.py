@@ -6,7 +6,7 @@ import itertools
 import json
 import multiprocessing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.naive_rag import naive_rag
+from agent_r1.naive_rag import BASELINES
 
 Array = np.ndarray
 
@@ -28,6 +28,7 @@ class Demonstration:
     tokens: Array  # int32 [T]
     action_mask: Array  # bool [T]: did the demonstrator write the token?
     task_index: int
+    is_success: bool = True  # did the episode end so?
 
     @property
     def train_mask(self) -> Array:
@@ -49,18 +50,31 @@ class Demonstrations:
     env_kwargs: dict[str, Any]
     tokenizer: str | None  # a name or folder; None: bytes
     seed: int
+    mode: str = "agent"  # as evaluate_llm.py's: with tools, or one of the baselines without
 
     def make_env(self) -> Any:
         """The environment, unwrapped."""
-        return gym.make(self.env_id, tokenizer=self.tokenizer, split=self.split, **self.env_kwargs).unwrapped
+        env = gym.make(self.env_id, tokenizer=self.tokenizer, split=self.split, **self.env_kwargs).unwrapped
+        if self.mode == "agent":
+            return env
+        return BASELINES[self.mode](type(env))(tokenizer=self.tokenizer, split=self.split, **self.env_kwargs)
+
+    def split_tasks(self, num_demonstrations: int, num_heldout: int) -> tuple[int, int]:
+        """Numbers of tasks to train on and to hold out: those asked for; of a smaller split nine in ten and one."""
+        num_tasks = self.make_env().num_tasks
+        if num_demonstrations + num_heldout <= num_tasks:
+            return num_demonstrations, num_heldout
+        num_heldout = min(num_heldout, num_tasks // 10)
+        return min(num_demonstrations, num_tasks - num_heldout), num_heldout
 
     def make(
         self, first: int, count: int, expert_share: float, rag_share: float = 0.0, num_workers: int = 0
     ) -> list[Demonstration]:
-        """`count` demonstrations from task `first` on. They are the same for any number of processes.
+        """Demonstrations of `count` tasks from `first` on. They are the same for any number of processes.
 
         A row is the expert's with probability `expert_share`, else sloppy; with probability `rag_share` it is instead a
-        one-turn answer in the prompt of naive RAG.
+        one-turn answer in the prompt of naive RAG. Where even the expert fails (a search that doesn't find the title,
+        a context that is too short), the task gives no row.
         """
         stop = first + count
         jobs = [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(first, stop, 500)]
@@ -75,30 +89,32 @@ class Demonstrations:
         env = self.make_env()
         rag_env: Any = None
         if rag_share:
-            rag_env = naive_rag(type(env))(tokenizer=self.tokenizer, split=self.split, **self.env_kwargs)
+            rag_env = replace(self, mode="naive_rag").make_env()
         rows = []
         for index in indexes:
             rng = np.random.default_rng([self.seed, index])
             if rag_env is not None and rng.random() < rag_share:
-                rows.append(demonstrate(rag_env, index, rag_env.rag_demonstration))
+                rows.append(demonstrate(rag_env, index, rag_env.demonstration))
             else:
                 worker = None if rng.random() < expert_share else rng
-                rows.append(demonstrate(env, index, partial(env.demonstration, worker)))
+                row = demonstrate(env, index, partial(env.demonstration, worker))
+                if worker is not None or row.is_success:
+                    rows.append(row)
         return rows
 
 
 def demonstrate(env: Any, index: int, turns: Callable[[], list[str]]) -> Demonstration:
     """Play one demonstration through the environment, so that a row is what a policy would have met, to the token."""
     state, _ = env.reset(seed=0, options={"task_index": index})
-    mask = np.zeros(len(state), bool)
+    mask, info = np.zeros(len(state), bool), {}
     for text in turns():
         span = env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False)
         start = len(state)
-        state, _, terminated, truncated, _ = env.step(span)
+        state, _, terminated, truncated, info = env.step(span)
         mask = np.concatenate([mask, np.ones(len(span), bool), np.zeros(len(state) - start - len(span), bool)])
         if terminated or truncated:
             break
-    return Demonstration(state, mask, index)
+    return Demonstration(state, mask, index, bool(info.get("is_success")))
 
 
 def read_rows(path: str, vocab_size: int) -> list[Demonstration]:

@@ -85,11 +85,21 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
     try:
         import peft
     except ImportError as error:
-        raise SystemExit("--lora-rank needs peft: pip install 'agent-r1[lora]'") from error
+        raise SystemExit("LoRA adapters need peft: pip install 'agent-r1[lora]'") from error
     if folder is not None:
         return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     return peft.get_peft_model(model, config)
+
+
+def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
+    """The model with the LoRA adapters in `folder` added to its weights. SystemExit where they are not of this model."""
+    if not (Path(folder) / "adapter_config.json").is_file():
+        raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give a folder that peft saved")
+    try:
+        return with_adapters(model, 0, Path(folder)).merge_and_unload().eval()
+    except (RuntimeError, ValueError) as error:
+        raise SystemExit(f"--adapter {folder} doesn't fit --model: {error}") from error
 
 
 class Float32Linear(nn.Linear):

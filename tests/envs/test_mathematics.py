@@ -1,6 +1,7 @@
 """GSM8K and MATH: the official answers, the tools, and what a result and an answer are worth."""
 
 import copy
+import json
 import pickle
 import time
 
@@ -166,3 +167,59 @@ def test_a_row_in_another_format_is_named(tmp_path, name, line, field):
     (tmp_path / "train.jsonl").write_text(line)
     with pytest.raises(DataFormatError, match=rf"row 0 .*field '{field}'"):
         load_questions(name, "train", tmp_path)
+
+
+SOLUTION = (
+    "Weng earns 12/60 = $<<12/60=0.2>>0.2 per minute.\n"
+    "Working 50 minutes, she earned 0.2 x 50 = $<<0.2*50=10>>10.\n"
+    "#### 10"
+)
+PLAIN = "Weng earns 12/60 = $0.2 per minute. Working 50 minutes, she earned 0.2 x 50 = $10."
+
+
+@pytest.fixture
+def annotated(tmp_path):
+    rows = [{"question": "How much did Weng earn?", "answer": SOLUTION}, {"question": "How old?", "answer": "#### 7"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_annotated_steps_are_demonstrated_as_calculator_calls(annotated, say):
+    env = gym.make("AgentR1/GSM8K-v0", data_dir=annotated, tools=("calculator",)).unwrapped
+    env.reset(options={"task_index": 0})
+    turns = env.demonstration()
+    assert turns == [
+        "<think>Weng earns 12/60 = $</think>" + env.dialect.tool_call("calculator", {"expression": "12/60"}),
+        "<think>0.2 per minute. Working 50 minutes, she earned 0.2 x 50 = $</think>"
+        + env.dialect.tool_call("calculator", {"expression": "0.2*50"}),
+        "<think>10.</think><answer>10</answer>",
+    ]
+    for turn in turns:
+        _, reward, terminated, _, info = say(env, turn)
+    assert terminated and info["is_success"] and reward == 1
+    assert [message["content"] for message in env.messages if message["role"] == "tool"] == ["0.2", "10"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "index", "turns"),
+    [
+        (("python",), 0, [f"<think>{PLAIN}</think><answer>10</answer>"]),
+        (("calculator",), 1, ["<answer>7</answer>"]),
+    ],
+)
+def test_without_calculator_or_annotation_the_solution_is_one_turn(annotated, tools, index, turns):
+    env = gym.make("AgentR1/GSM8K-v0", data_dir=annotated, tools=tools).unwrapped
+    env.reset(options={"task_index": index})
+    assert env.demonstration() == turns
+
+
+@pytest.mark.parametrize("env_id", ["GSM8K", "MATH"])
+def test_the_expert_is_right_and_there_is_no_other(env_id, say):
+    env = gym.make(f"AgentR1/{env_id}-v0").unwrapped
+    for index in range(env.num_tasks):
+        env.reset(options={"task_index": index})
+        for turn in env.demonstration():
+            _, _, terminated, _, info = say(env, turn)
+        assert terminated and info["is_success"]
+    with pytest.raises(ValueError, match="--expert-share 1"):
+        env.demonstration(np.random.default_rng(0))

@@ -4,7 +4,7 @@ import gymnasium as gym
 import pytest
 
 from agent_r1 import ToolEnv, ToolFault, ToolResult
-from agent_r1.naive_rag import INSTRUCTIONS, naive_rag, question_with_passages
+from agent_r1.naive_rag import INSTRUCTIONS, closed_book, naive_rag, question_with_passages
 from agent_r1.vector import ToolVectorEnv
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
@@ -50,3 +50,19 @@ def test_a_search_that_is_down_is_a_fault(plain, monkeypatch):
     _, infos = envs.reset(seed=0)
     assert infos["fault"].tolist() == ["reset: ToolFault: the server is down"] * 2
     envs.close()
+
+
+def test_closed_book_is_the_question_alone(plain, say):
+    env = closed_book(type(plain))(split="test")
+    tokens, _ = env.reset(options={"task_index": 4})
+    text = env.tokenizer.decode(tokens.tolist())
+    assert plain.task.question in text and "search" not in text and env.max_turns == 1 and env.schemas == []
+    for turn in env.demonstration():
+        _, reward, terminated, _, info = say(env, turn)
+    assert (reward, terminated, info["is_success"]) == (1, True, True)
+
+
+def test_what_naive_rag_demonstrates_is_what_the_passages_give(plain):
+    env = naive_rag(type(plain))(split="test")
+    env.reset(options={"task_index": 4})
+    assert env.demonstration() == env.rag_demonstration()

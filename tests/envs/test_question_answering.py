@@ -482,3 +482,30 @@ def test_a_server_that_is_down_for_a_while_changes_no_reward(make, monkeypatch):
         assert env.unwrapped.tools["search"].retriever.faults > 0
     finally:
         server.stop()
+
+
+# ---------------------------------------------------------------------- demonstrations
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_expert_searches_each_gold_title_and_answers(make, name):
+    for task in range(len(QUESTIONS)):
+        env = make(name, task, top_k=1).unwrapped
+        turns = env.demonstration()
+        titles = env.task.metadata["supports"]
+        calls = [env.dialect.tool_call("search", {"query": title}) for title in titles]
+        assert turns == [*calls, f"<answer>{env.task.answers[0]}</answer>"]
+        for turn in turns:
+            _, _, terminated, _, info = say(env, turn)
+        assert terminated and info["is_success"] and info["metrics"]["support_recall"] == 1
+
+
+def test_the_expert_leaves_a_turn_for_the_answer(make):
+    env = make(max_turns=2).unwrapped
+    turns = env.demonstration()
+    assert len(turns) == 2 and "<answer>" in turns[-1]
+
+
+def test_there_is_no_sloppy_worker(make):
+    with pytest.raises(ValueError, match="HotpotQAEnv .* --expert-share 1"):
+        make().unwrapped.demonstration(np.random.default_rng(0))

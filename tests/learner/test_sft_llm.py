@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import kill_resume
@@ -82,6 +83,47 @@ def test_demonstrations_are_a_function_of_seed_and_index():
     for index, row in zip((3, 4), rows, strict=True):
         same = demonstrate(env, index, env.demonstration)
         assert np.array_equal(row.tokens, same.tokens) and np.array_equal(row.action_mask, same.action_mask)
+
+
+@pytest.fixture
+def gsm8k(tmp_path):
+    """50 problems; every fifth solution is too long for a turn, so its expert fails."""
+    pytest.importorskip("math_verify")
+    rows = [{"question": f"What is {n} and {n}?", "answer": f"{'So ' * 99 * (n % 5 == 0)}it is {2 * n}.\n#### {2 * n}"}
+            for n in range(50)]  # fmt: skip
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kwargs = {"data_dir": str(tmp_path), "max_action_tokens": 200}
+    return Demonstrations("AgentR1/GSM8K-v0", "train", kwargs, None, 0)
+
+
+def test_a_small_split_gives_what_it_has(gsm8k):
+    assert gsm8k.split_tasks(30, 10) == (30, 10)
+    assert gsm8k.split_tasks(80_000, 512) == (45, 5)
+    assert gsm8k.split_tasks(80_000, 0) == (50, 0)
+
+
+def test_an_expert_that_fails_gives_no_row(gsm8k):
+    assert [row.task_index for row in gsm8k.make(0, 12, 1.0)] == [1, 2, 3, 4, 6, 7, 8, 9, 11]
+
+
+def test_question_answer_pairs_are_demonstrated_without_tools(gsm8k):
+    (row,) = replace(gsm8k, mode="closed_book").make(5, 1, 1.0)
+    env = gsm8k.make_env()
+    assert env.tokenizer.decode(row.tokens[row.action_mask].tolist()) == f"<answer>10</answer>{env.dialect.end_of_turn}"
+    assert "calculator" not in env.tokenizer.decode(row.tokens.tolist())
+
+
+def test_a_split_in_which_every_expert_fails_is_refused(learn, gsm8k, policy_folder):
+    kwargs = json.dumps(gsm8k.env_kwargs | {"max_action_tokens": 4})
+    flags = ["--model", policy_folder, "--tokenizer", "byte", "--env-id", gsm8k.env_id, "--env-kwargs", kwargs]
+    with pytest.raises(SystemExit, match="none of 45 demonstrations ended well"):
+        learn("sft_llm", *flags, "--expert-share", "1", "--num-workers", "0")
+
+
+def test_the_loss_on_recorded_held_out_rows(learn, flags, rows_file):
+    run_dir = learn("sft_llm", *flags, "--eval-data", rows_file, "--num-steps", "2")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["eval/expert_token_loss_first"] > summary["eval/expert_token_loss_last"] > 0
 
 
 def test_processes_make_the_same_demonstrations():

@@ -13,14 +13,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from agent_r1.datasets import load_questions
 from agent_r1.dialects import Call
 from agent_r1.math_judge import judge, require_math_verify
-from agent_r1.tool_env import Task, ToolEnv
+from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.calculator import Calculator
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>]*)>>")  # GSM8K writes 48/2 = <<48/2=24>>24
 
 
 class MathematicsEnv(ToolEnv):
@@ -106,6 +109,11 @@ def _python(sandbox: str) -> Tool:
     return PythonTool(backend=sandbox)
 
 
+def _thought(text: str) -> str:
+    text = " ".join(text.split())
+    return f"<think>{text}</think>" if text else ""
+
+
 def _numbers(text: str) -> set[float]:
     return {float(number) for number in _NUMBER.findall(text)}
 
@@ -163,6 +171,25 @@ class GSM8KEnv(MathematicsEnv):
         """Problem `index` in the order of the file."""
         problem = self.problems[index]
         return Task(problem.id, problem.question, [problem.answer], dict(problem.metadata))
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The official solution as turns: each annotated step is a calculator call, what is said before it its thought.
+
+        The number itself is read from the tool, and the next thought goes on behind it. Without a calculator, or where
+        nothing is annotated, the whole solution is the thought of one turn. Raises: ValueError with `rng`, which asks
+        for a worker that makes mistakes: there is only the expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        solution = self.task.metadata["solution"].split("####")[0]
+        if "calculator" not in self.tools:
+            solution = _ANNOTATION.sub("", solution)
+        turns, said = [], 0
+        for step in _ANNOTATION.finditer(solution):
+            call = self.dialect.tool_call("calculator", {"expression": step[1].strip()})
+            turns.append(_thought(solution[said : step.start()]) + call)
+            said = step.end()
+        return [*turns, f"{_thought(solution[said:])}<answer>{self.task.answers[0]}</answer>"]
 
 
 class MATHEnv(GSM8KEnv):

@@ -14,10 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from agent_r1.datasets import load_questions
 from agent_r1.dialects import Call
 from agent_r1.rewards import PROCESS_WEIGHTS, exact_match, f1
-from agent_r1.tool_env import Task, ToolEnv
+from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.search import (
     BM25Retriever,
@@ -266,6 +268,17 @@ class MultihopQAEnv(QuestionAnsweringEnv):
     def pooled_passages(self) -> tuple[Passage, ...]:
         """The paragraphs of all questions of the split, each (title, text) once, in the order of the file."""
         return tuple(dict.fromkeys(p for question in self.questions for p in question.paragraphs))
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The expert's turns on the current task as text: a search for each gold title in turn, then the gold answer.
+
+        Raises: ValueError with `rng`, which asks for a worker that makes mistakes: there is only the expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        titles = self.task.metadata["supports"][: self.max_turns - 1]
+        searches = [self.dialect.tool_call("search", {"query": title}) for title in titles]
+        return [*searches, f"<answer>{self.task.answers[0]}</answer>"]
 
 
 class HotpotQAEnv(MultihopQAEnv):

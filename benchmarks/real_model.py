@@ -1,0 +1,412 @@
+"""A real model learns real questions: supervised on demonstrations, then by reinforcement, then judged on dev.
+
+    python benchmarks/real_model.py --part sft --suite wiki --model FOLDER --data DATA
+    python benchmarks/real_model.py --part rl --suite wiki --model FOLDER --data DATA
+    python benchmarks/real_model.py --part evaluate --suite wiki --model FOLDER --data DATA
+
+`--suite wiki` is HotpotQA, 2WikiMultihopQA and MuSiQue with a search tool (reinforcement on the first two), `--suite
+gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-Instruct), DATA holds hotpotqa/,
+2wikimultihopqa/, musique/, gsm8k/ in the official formats. A tenth of the training questions is held out to choose by;
+dev (GSM8K: test) is read by `--part evaluate` only.
+
+Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes its checkpoint, and the same command
+goes on. Finished runs are not repeated (llm_utils/benchmark.py). `--flags` goes to the learners, e.g. on a GPU
+"--engine vllm". Tables and JSON go to results/.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import record_results
+from paper_table import cell, interval
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "learner"))
+from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
+from llm_utils.compare import read_curve  # noqa: E402
+from llm_utils.demonstrations import Demonstrations  # noqa: E402
+from llm_utils.run_files import write_json  # noqa: E402
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One set: its environment, and where its questions stand."""
+
+    env_id: str
+    folder: str
+    train: str  # the official file
+    heldout: str  # the file that the environment reads in `split`; ours holds training questions
+    split: str
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is trained on, what it is judged by, and how."""
+
+    sets: dict[str, DataSet]
+    reinforced: list[str]  # the sets that reinforcement sees, one format
+    columns: dict[str, list[str]]  # of the table: name -> sets that are averaged
+    env_kwargs: dict[str, Any]
+    modes: dict[str, str]  # baselines of the model as it comes: label -> mode of evaluate_llm.py
+    sft: list[str]
+    pairs: list[str]
+    rl: list[str]
+    no_process: dict[str, Any] = field(default_factory=lambda: {"process_reward": False})
+
+
+HOTPOT = DataSet("AgentR1/HotpotQA-v0", "hotpotqa", "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json", "dev")
+WIKI = Suite(
+    {
+        "HotpotQA": HOTPOT,
+        "2WikiMultihopQA": DataSet("AgentR1/2WikiMultihopQA-v0", "2wikimultihopqa", "train.json", "dev.json", "dev"),
+        "MuSiQue": DataSet(
+            "AgentR1/MuSiQue-v0", "musique", "musique_ans_v1.0_train.jsonl", "musique_ans_v1.0_dev.jsonl", "dev"
+        ),
+    },
+    ["HotpotQA", "2WikiMultihopQA"],
+    {"in domain": ["HotpotQA", "2WikiMultihopQA"], "out of domain": ["MuSiQue"]},
+    {"top_k": 1, "max_turns": 6, "max_context_tokens": 2048, "max_action_tokens": 64},
+    {"base, naive RAG": "naive_rag", "base tool call": "agent"},
+    ["--num-steps", "224", "--batch-size", "8", "--learning-rate", "1e-4", "--warmup-steps", "10"],
+    ["--num-steps", "224", "--batch-size", "8", "--learning-rate", "1e-4", "--warmup-steps", "10"],
+    ["--total-episodes", "4096", "--episodes-per-iteration", "64", "--num-minibatches", "1", "--num-envs", "64"],
+)
+GSM8K = Suite(
+    {"GSM8K": DataSet("AgentR1/GSM8K-v0", "gsm8k", "train.jsonl", "test.jsonl", "test")},
+    ["GSM8K"],
+    {},
+    {"tools": ["calculator"], "max_turns": 10, "max_context_tokens": 1024, "max_action_tokens": 96},
+    {"base tool call": "agent"},
+    ["--num-steps", "1681", "--batch-size", "8", "--learning-rate", "1e-4", "--warmup-steps", "50"],
+    ["--num-steps", "1681", "--batch-size", "8", "--learning-rate", "1e-4", "--warmup-steps", "50"],
+    ["--total-episodes", "4096", "--episodes-per-iteration", "64", "--num-minibatches", "1", "--num-envs", "64"],
+)
+SUITES = {"wiki": WIKI, "gsm8k": GSM8K}
+LEARNERS = {  # label -> script, process rewards
+    "GRPO": ("grpo_llm.py", True),
+    "GRPO, outcome only": ("grpo_llm.py", False),
+    "PPO": ("ppo_llm.py", True),
+    "PPO, outcome only": ("ppo_llm.py", False),
+}
+START = "SFT on demonstrations"
+PAIRS = "SFT on question-answer pairs"
+ERRORS = ("format", "search", "copying", "reasoning")
+
+
+# ---------------------------------------------------------------------------------------------------------- questions
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of an official file, JSON or JSON lines, packed or not."""
+    found = next((p for p in (path, path.with_name(path.name + ".gz")) if p.is_file()), None)
+    if found is None:
+        raise SystemExit(f"there is no {path} (nor with .gz); --data holds a folder for each set, see docs/data.md")
+    text = gzip.open(found, "rt").read() if found.suffix == ".gz" else found.read_text()
+    return [json.loads(line) for line in text.splitlines()] if ".jsonl" in path.name else json.loads(text)
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = path.suffix == ".jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if lines else json.dumps(rows))
+
+
+def split_questions(suite: Suite, data: Path, work: Path) -> None:
+    """Write nine tenths of each set's training questions as its train file, the others as its held-out file.
+
+    The sets that reinforcement sees stand together in `reinforced/`, in the format of the first one.
+    """
+    rng = np.random.default_rng(0)
+    together: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for name, data_set in suite.sets.items():
+        rows = read_rows(data / data_set.folder / data_set.train)
+        out = set(rng.permutation(len(rows))[: len(rows) // 10].tolist())
+        for is_out, file in ((False, data_set.train), (True, data_set.heldout)):
+            some = [row for index, row in enumerate(rows) if (index in out) == is_out]
+            write_rows(work / data_set.folder / file, some)
+            if name in suite.reinforced:
+                together[is_out] += some
+    first = suite.sets[suite.reinforced[0]]
+    for is_out, file in ((False, first.train), (True, first.heldout)):
+        order = rng.permutation(len(together[is_out]))
+        write_rows(work / "reinforced" / file, [together[is_out][index] for index in order])
+
+
+def env_kwargs(suite: Suite, folder: Path, **more: Any) -> str:
+    return json.dumps({**suite.env_kwargs, "data_dir": str(folder), **more})
+
+
+def write_demonstrations(suite: Suite, model: str, work: Path) -> None:
+    """Rows of tokens for sft_llm.py: demonstrations with tools, and question-answer pairs without."""
+    for kind in ("agent", "closed_book"):
+        for part in ("train", "heldout"):
+            path = work / f"{kind}_{part}.jsonl"
+            rows = []
+            for data_set in suite.sets.values():
+                split = "train" if part == "train" else data_set.split
+                kwargs = json.loads(env_kwargs(suite, work / data_set.folder))
+                maker = Demonstrations(data_set.env_id, split, kwargs, model, seed=0, mode=kind)
+                rows += maker.make(0, maker.make_env().num_tasks, expert_share=1.0)
+            content = [{"tokens": r.tokens.tolist(), "action_mask": r.action_mask.astype(int).tolist()} for r in rows]
+            write_rows(path, content)
+            lengths = [len(r.tokens) for r in rows]
+            print(f"{path}: {len(rows)} rows of {np.mean(lengths):.0f} tokens, the longest of {max(lengths)}")
+
+
+# --------------------------------------------------------------------------------------------------------------- jobs
+
+
+def sft_jobs(suite: Suite, model: str, work: Path, flags: Sequence[str]) -> dict[str, Job]:
+    jobs = {}
+    for label, kind, own in ((START, "agent", suite.sft), (PAIRS, "closed_book", suite.pairs)):
+        words = ["python", "learner/sft_llm.py", "--exp-name", f"real_{work.name}_{kind}", "--model", model]
+        words += ["--env-id", next(iter(suite.sets.values())).env_id, "--data", str(work / f"{kind}_train.jsonl")]
+        words += ["--eval-data", str(work / f"{kind}_heldout.jsonl"), "--microbatch-tokens", "2048"]
+        words += ["--eval-every", "56", "--checkpoint-every", "56", "--out", str(work / f"sft_{kind}")]
+        jobs[label] = make_job([*words, *own, *flags])
+    return jobs
+
+
+def rl_job(suite: Suite, work: Path, label: str, seed: int, flags: Sequence[str]) -> Job:
+    script, process = LEARNERS[label]
+    first = suite.sets[suite.reinforced[0]]
+    kwargs = env_kwargs(suite, work / "reinforced", **({} if process else suite.no_process))
+    name = re.sub(r"\W+", "_", f"real_{work.name}_{label.lower()}")
+    words = ["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), "--env-id", first.env_id]
+    words += ["--env-kwargs", kwargs, "--model", str(work / "sft_agent"), "--save-model"]
+    words += ["--eval-split", first.split, "--eval-episodes", "200", "--eval-every", "8", "--checkpoint-every", "8"]
+    return make_job([*words, *suite.rl, *flags])
+
+
+def evaluation_job(suite: Suite, name: str, data: Path, label: str, seed: int, model: str, mode: str,
+                   flags: Sequence[str]) -> Job:  # fmt: skip
+    data_set = suite.sets[name]
+    exp_name = re.sub(r"\W+", "_", f"real_{label.lower()}_{name.lower()}")
+    words = ["python", "learner/evaluate_llm.py", "--exp-name", exp_name, "--seed", str(seed), "--model", model]
+    words += ["--mode", mode, "--env-id", data_set.env_id, "--split", data_set.split, "--episodes", "1000000"]
+    words += ["--env-kwargs", env_kwargs(suite, data / data_set.folder), "--num-envs", "32"]
+    return make_job([*words, *flags])
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+
+
+def well_formed(row: dict[str, Any]) -> bool:
+    return not {"outcome/format", "outcome/unfinished"} & row["reward_terms"].keys()
+
+
+def kind_of_error(row: dict[str, Any], text: str, answer: str) -> str | None:
+    """What went wrong in an episode: the first of `ERRORS` that holds; None where it was right.
+
+    format: no well-formed answer. search: not every gold passage was found. copying: the answer stands in nothing that
+    the tools said. reasoning: it does, and is wrong.
+    """
+    if row["stats"].get("success"):
+        return None
+    if not well_formed(row):
+        return "format"
+    if row["stats"].get("support_recall", 1.0) < 1.0:
+        return "search"
+    shown = " ".join(text.casefold().split())
+    return "reasoning" if " ".join(answer.casefold().split()) in shown else "copying"
+
+
+def read_episodes(folder: Path, tokenizer: Any) -> list[dict[str, Any]]:
+    """The episodes of an evaluation in the order of their tasks, with `text`, `answer` and `error`."""
+    rows = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    for row in rows:
+        mask, start = np.array(row["action_mask"], bool), row["prompt_length"]
+        tokens = np.array(row["tokens"])
+        given = tokenizer.decode(tokens[start:][~mask[start:]].tolist())
+        last = row["turns"][-1] if row["turns"] else [0, 0]
+        said = tokenizer.decode(tokens[last[0] : last[1]].tolist())
+        row["answer"] = (re.findall(r"<answer>(.*?)</answer>", said, re.DOTALL) or [""])[-1].strip()
+        row["text"] = tokenizer.decode(tokens.tolist())
+        row["error"] = kind_of_error(row, given, row["answer"])
+    return sorted(rows, key=lambda row: row["task_index"])
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+METRICS = {"em": "EM", "f1": "F1", "support_recall": "support recall", "format": "right format", "tool_calls": "calls",
+           "tool_errors": "tool errors"}  # fmt: skip
+
+
+def proportion(values: Sequence[float]) -> str:
+    import evaluate_llm
+
+    low, high = evaluate_llm.wilson(values)
+    return cell(float(np.mean(values)), low, high)
+
+
+def tables(suite: Suite, episodes: dict[str, dict[str, list[list[dict[str, Any]]]]]) -> tuple[str, dict[str, Any]]:
+    """`episodes` is label -> set -> one list of episodes a seed. Markdown, and the same as numbers."""
+    numbers: dict[str, Any] = {"metrics": {}, "differences": {}, "errors": {}, "questions": {}}
+    lines = ["| policy | set | questions | " + " | ".join(METRICS.values()) + " |", "|---" * (3 + len(METRICS)) + "|"]
+    scores: dict[str, dict[str, np.ndarray]] = {}
+    for label, sets in episodes.items():
+        scores[label] = {}
+        for name, seeds in sets.items():
+            values = {metric: [[float(row["stats"].get(metric, np.nan)) for row in rows] for rows in seeds]
+                      for metric in METRICS}  # fmt: skip
+            values["format"] = [[float(well_formed(row)) for row in rows] for rows in seeds]
+            scores[label][name] = np.array(values["em"])
+            numbers["questions"][name] = len(seeds[0])
+            numbers["metrics"].setdefault(label, {})[name] = {
+                metric: [float(np.mean(seed)) for seed in found] for metric, found in values.items()
+            }
+            cells = []
+            for metric, found in values.items():
+                flat = np.concatenate(found)
+                if np.isnan(flat).any():
+                    cells.append("–")
+                elif metric in ("em", "format"):
+                    cells.append(proportion(found[0]) if len(found) == 1 else
+                                 cell(*interval({name: np.array(found)})))  # fmt: skip
+                else:
+                    cells.append(f"{flat.mean():.3f}")
+            lines.append(f"| {label} | {name} | {len(seeds[0])} | " + " | ".join(cells) + " |")
+            kinds = {kind: sum(row["error"] == kind for rows in seeds for row in rows) for kind in ERRORS}
+            numbers["errors"].setdefault(label, {})[name] = kinds
+    columns = {name: [name] for name in suite.sets} | suite.columns
+    lines += ["", "| EM against " + START + " | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    for label in scores:
+        if label == START or START not in scores:
+            continue
+        found = {column: interval(scores[label], scores[START], names) for column, names in columns.items()}
+        numbers["differences"][label] = found
+        lines.append(f"| {label} | " + " | ".join(cell(*value, sign="+") for value in found.values()) + " |")
+    lines += ["", "| what went wrong, episodes | set | " + " | ".join(ERRORS) + " |", "|---" * (2 + len(ERRORS)) + "|"]
+    for label, sets in numbers["errors"].items():
+        for name, kinds in sets.items():
+            lines.append(f"| {label} | {name} | " + " | ".join(str(kinds[kind]) for kind in ERRORS) + " |")
+    return "\n".join(lines), numbers
+
+
+def curves(runs: dict[str, list[Path]]) -> dict[str, list[dict[str, list[float]]]]:
+    """Training return and held-out EM of each run, against episodes and hours of training."""
+    found: dict[str, list[dict[str, list[float]]]] = {}
+    for label, folders in runs.items():
+        for folder in folders:
+            one = {}
+            for metric in ("charts/episodic_return", "charts/exact_match", "eval/em"):
+                for x in ("episodes", "seconds"):
+                    at, values = read_curve(folder, metric, x)
+                    one[f"{metric} at {x}"] = at.tolist()
+                    one[metric] = values.tolist()
+            found.setdefault(label, []).append(one)
+    return found
+
+
+def plot(found: dict[str, list[dict[str, list[float]]]], path: Path) -> None:
+    """Left the training return, right the greedy exact match on held-out questions."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4))
+    for axes, metric, shown in zip(panels, ("charts/episodic_return", "eval/em"),
+                                   ("training return", "exact match, greedy, held-out questions"), strict=True):
+        for number, (label, runs) in enumerate(found.items()):
+            for index, run in enumerate(runs):
+                axes.plot(run[f"{metric} at episodes"], run[metric], color=f"C{number}", linewidth=1.5,
+                          label=label if index == 0 else None)  # fmt: skip
+        axes.set(xlabel="training episodes", ylabel=shown)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[1].legend(frameon=False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+# --------------------------------------------------------------------------------------------------------------- main
+
+
+def evaluate(suite: Suite, model: str, data: Path, work: Path, runs: dict[str, list[Path]], flags: Sequence[str],
+             workers: int) -> tuple[str, dict[str, Any]]:  # fmt: skip
+    from agent_r1.tokenizers import load_tokenizer
+
+    policies = {label: [(model, mode)] for label, mode in suite.modes.items()}
+    policies |= {PAIRS: [(str(work / "sft_closed_book"), "closed_book")], START: [(str(work / "sft_agent"), "agent")]}
+    policies |= {label: [(str(folder), "agent") for folder in folders] for label, folders in runs.items()}
+    jobs = {
+        (label, name, seed): evaluation_job(suite, name, data, label, seed, policy, mode, flags)
+        for label, group in policies.items() for name in suite.sets for seed, (policy, mode) in enumerate(group, 1)
+    }  # fmt: skip
+    tokenizer = load_tokenizer(model)
+    episodes: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
+    for (label, name, _), folder in zip(jobs, finish(list(jobs.values()), workers), strict=True):
+        episodes.setdefault(label, {}).setdefault(name, []).append(read_episodes(folder, tokenizer))
+    return tables(suite, episodes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["sft", "rl", "evaluate"], required=True)
+    parser.add_argument("--suite", choices=list(SUITES), required=True)
+    parser.add_argument("--model", required=True, help="the chat model to begin with: a folder or a Hugging Face name")
+    parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets' folders")
+    parser.add_argument("--learners", nargs="+", choices=list(LEARNERS), default=["GRPO"], help="of parts rl, evaluate")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each learner")
+    parser.add_argument("--workers", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--hours", type=float, default=2.0, help="stop after so many hours; the same command goes on")
+    parser.add_argument("--flags", default="", help="further flags of the learners, in quotation marks")
+    parser.add_argument("--name", help="of the results and of the folder below runs/ (default: real_model_SUITE)")
+    args = parser.parse_args()
+    os.chdir(ROOT)
+    suite, data = SUITES[args.suite], args.data.resolve()
+    model = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
+    name = args.name or f"real_model_{args.suite}"
+    work = ROOT / "runs" / "prepared" / name
+    flags = shlex.split(args.flags)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
+    signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
+    prepared = work / "prepared.json"
+    facts = {"model": model, "data": str(data), "suite": args.suite}
+    if not prepared.is_file() or json.loads(prepared.read_text()) != facts:
+        split_questions(suite, data, work)
+        write_demonstrations(suite, model, work)
+        write_json(prepared, facts)
+    if args.part == "sft":
+        jobs = sft_jobs(suite, model, work, flags)
+        for label, folder in zip(jobs, finish(list(jobs.values()), args.workers), strict=True):
+            report = json.loads((folder / "summary.json").read_text())
+            print(f"{label}: loss {report['eval/expert_token_loss_first']:.3f} -> "
+                  f"{report['eval/expert_token_loss_last']:.3f} on held-out questions, "
+                  f"{report['train_seconds'] / 60:.0f} minutes; {folder}")  # fmt: skip
+        return
+    seeds = range(1, args.seeds + 1)
+    wanted = [(label, seed) for label in args.learners for seed in seeds]
+    folders = finish([rl_job(suite, work, label, seed, flags) for label, seed in wanted], args.workers)
+    runs: dict[str, list[Path]] = {}
+    for (label, _), folder in zip(wanted, folders, strict=True):
+        runs.setdefault(label, []).append(folder)
+        report = json.loads((folder / "summary.json").read_text())
+        print(f"{label}: held-out EM {report['eval/exact_match_first']:.3f} -> {report['eval/exact_match_last']:.3f}, "
+              f"{report['train_seconds'] / 3600:.1f} hours; {folder}")  # fmt: skip
+    results: dict[str, Any] = {"curves": curves(runs)}
+    plot(results["curves"], ROOT / "docs" / "images" / f"{name}.png")
+    if args.part == "rl":
+        return
+    table, numbers = evaluate(suite, model, data, work, runs, [], args.workers)
+    print(table)
+    learners = " ".join(f'"{label}"' for label in args.learners)
+    command = f"python benchmarks/real_model.py --part evaluate --suite {args.suite} --model FOLDER --data DATA"
+    command += f" --learners {learners} --seeds {args.seeds}" + (f' --flags "{args.flags}"' if args.flags else "")
+    record_results(name, results | numbers, table, command)
+
+
+if __name__ == "__main__":
+    main()
