@@ -1,8 +1,8 @@
 """A real model learns real questions: supervised on demonstrations, then by reinforcement, then judged on dev.
 
     python benchmarks/real_model.py --part sft --suite wiki --model FOLDER --data DATA
-    python benchmarks/real_model.py --part rl --suite wiki --model FOLDER --data DATA
-    python benchmarks/real_model.py --part evaluate --suite wiki --model FOLDER --data DATA
+    python benchmarks/real_model.py --part rl --suite wiki --model FOLDER --data DATA         # begins with sft
+    python benchmarks/real_model.py --part evaluate --suite wiki --model FOLDER --data DATA   # begins with both
 
 `--suite wiki` is HotpotQA, 2WikiMultihopQA and MuSiQue with a search tool (reinforcement on the first two), `--suite
 gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-Instruct), DATA holds hotpotqa/,
@@ -10,8 +10,8 @@ gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-In
 dev (GSM8K: test) is read by `--part evaluate` only.
 
 Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes its checkpoint, and the same command
-goes on. Finished runs are not repeated (llm_utils/benchmark.py). `--flags` goes to the learners, e.g. on a GPU
-"--engine vllm". Tables and JSON go to results/.
+goes on. Finished runs are not repeated (llm_utils/benchmark.py). On a GPU `--rl-flags "--engine vllm"` and the like
+speed things up. Tables and JSON go to results/.
 """
 
 import argparse
@@ -101,6 +101,7 @@ LEARNERS = {  # label -> script, process rewards
 }
 START = "SFT on demonstrations"
 PAIRS = "SFT on question-answer pairs"
+PARTS = ("sft", "rl", "evaluate")
 ERRORS = ("format", "search", "copying", "reasoning")
 
 
@@ -131,7 +132,7 @@ def split_questions(suite: Suite, data: Path, work: Path) -> None:
     together: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for name, data_set in suite.sets.items():
         rows = read_rows(data / data_set.folder / data_set.train)
-        out = set(rng.permutation(len(rows))[: len(rows) // 10].tolist())
+        out = set(rng.permutation(len(rows))[: max(1, len(rows) // 10)].tolist())
         for is_out, file in ((False, data_set.train), (True, data_set.heldout)):
             some = [row for index, row in enumerate(rows) if (index in out) == is_out]
             write_rows(work / data_set.folder / file, some)
@@ -173,18 +174,18 @@ def sft_jobs(suite: Suite, model: str, work: Path, flags: Sequence[str]) -> dict
         words = ["python", "learner/sft_llm.py", "--exp-name", f"real_{work.name}_{kind}", "--model", model]
         words += ["--env-id", next(iter(suite.sets.values())).env_id, "--data", str(work / f"{kind}_train.jsonl")]
         words += ["--eval-data", str(work / f"{kind}_heldout.jsonl"), "--microbatch-tokens", "2048"]
-        words += ["--eval-every", "56", "--checkpoint-every", "56", "--out", str(work / f"sft_{kind}")]
+        words += ["--eval-every", "56", "--checkpoint-every", "56"]
         jobs[label] = make_job([*words, *own, *flags])
     return jobs
 
 
-def rl_job(suite: Suite, work: Path, label: str, seed: int, flags: Sequence[str]) -> Job:
+def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: Sequence[str]) -> Job:
     script, process = LEARNERS[label]
     first = suite.sets[suite.reinforced[0]]
     kwargs = env_kwargs(suite, work / "reinforced", **({} if process else suite.no_process))
     name = re.sub(r"\W+", "_", f"real_{work.name}_{label.lower()}")
     words = ["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), "--env-id", first.env_id]
-    words += ["--env-kwargs", kwargs, "--model", str(work / "sft_agent"), "--save-model"]
+    words += ["--env-kwargs", kwargs, "--model", str(start), "--save-model"]
     words += ["--eval-split", first.split, "--eval-episodes", "200", "--eval-every", "8", "--checkpoint-every", "8"]
     return make_job([*words, *suite.rl, *flags])
 
@@ -334,13 +335,14 @@ def plot(found: dict[str, list[dict[str, list[float]]]], path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- main
 
 
-def evaluate(suite: Suite, model: str, data: Path, work: Path, runs: dict[str, list[Path]], flags: Sequence[str],
+def evaluate(suite: Suite, model: str, data: Path, runs: dict[str, list[Path]], flags: Sequence[str],
              workers: int) -> tuple[str, dict[str, Any]]:  # fmt: skip
+    """Play every policy on every set's dev questions; tables and numbers."""
     from agent_r1.tokenizers import load_tokenizer
 
     policies = {label: [(model, mode)] for label, mode in suite.modes.items()}
-    policies |= {PAIRS: [(str(work / "sft_closed_book"), "closed_book")], START: [(str(work / "sft_agent"), "agent")]}
-    policies |= {label: [(str(folder), "agent") for folder in folders] for label, folders in runs.items()}
+    for label, folders in runs.items():
+        policies[label] = [(str(folder), "closed_book" if label == PAIRS else "agent") for folder in folders]
     jobs = {
         (label, name, seed): evaluation_job(suite, name, data, label, seed, policy, mode, flags)
         for label, group in policies.items() for name in suite.sets for seed, (policy, mode) in enumerate(group, 1)
@@ -354,7 +356,7 @@ def evaluate(suite: Suite, model: str, data: Path, work: Path, runs: dict[str, l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["sft", "rl", "evaluate"], required=True)
+    parser.add_argument("--part", choices=PARTS, required=True, help="how far to go; what a part builds on comes first")
     parser.add_argument("--suite", choices=list(SUITES), required=True)
     parser.add_argument("--model", required=True, help="the chat model to begin with: a folder or a Hugging Face name")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets' folders")
@@ -362,7 +364,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time")
     parser.add_argument("--hours", type=float, default=2.0, help="stop after so many hours; the same command goes on")
-    parser.add_argument("--flags", default="", help="further flags of the learners, in quotation marks")
+    parser.add_argument("--sft-flags", default="", help="further flags of sft_llm.py, in quotation marks")
+    parser.add_argument("--rl-flags", default="", help="further flags of the learners, in quotation marks")
+    parser.add_argument("--evaluate-flags", default="", help="further flags of evaluate_llm.py, in quotation marks")
     parser.add_argument("--name", help="of the results and of the folder below runs/ (default: real_model_SUITE)")
     args = parser.parse_args()
     os.chdir(ROOT)
@@ -370,7 +374,6 @@ def main() -> None:
     model = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
     name = args.name or f"real_model_{args.suite}"
     work = ROOT / "runs" / "prepared" / name
-    flags = shlex.split(args.flags)
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
     prepared = work / "prepared.json"
@@ -379,32 +382,35 @@ def main() -> None:
         split_questions(suite, data, work)
         write_demonstrations(suite, model, work)
         write_json(prepared, facts)
+    jobs = sft_jobs(suite, model, work, shlex.split(args.sft_flags))
+    runs = {}
+    for label, folder in zip(jobs, finish(list(jobs.values()), args.workers), strict=True):
+        runs[label] = [folder]
+        report = json.loads((folder / "summary.json").read_text())
+        print(f"{label}: loss {report['eval/expert_token_loss_first']:.3f} -> "
+              f"{report['eval/expert_token_loss_last']:.3f} on held-out questions, "
+              f"{report['train_seconds'] / 60:.0f} minutes; {folder}")  # fmt: skip
     if args.part == "sft":
-        jobs = sft_jobs(suite, model, work, flags)
-        for label, folder in zip(jobs, finish(list(jobs.values()), args.workers), strict=True):
-            report = json.loads((folder / "summary.json").read_text())
-            print(f"{label}: loss {report['eval/expert_token_loss_first']:.3f} -> "
-                  f"{report['eval/expert_token_loss_last']:.3f} on held-out questions, "
-                  f"{report['train_seconds'] / 60:.0f} minutes; {folder}")  # fmt: skip
         return
-    seeds = range(1, args.seeds + 1)
-    wanted = [(label, seed) for label in args.learners for seed in seeds]
-    folders = finish([rl_job(suite, work, label, seed, flags) for label, seed in wanted], args.workers)
-    runs: dict[str, list[Path]] = {}
-    for (label, _), folder in zip(wanted, folders, strict=True):
-        runs.setdefault(label, []).append(folder)
+    wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
+    rl_jobs = [rl_job(suite, work, runs[START][0], label, seed, shlex.split(args.rl_flags)) for label, seed in wanted]
+    reinforced: dict[str, list[Path]] = {}
+    for (label, _), folder in zip(wanted, finish(rl_jobs, args.workers), strict=True):
+        reinforced.setdefault(label, []).append(folder)
         report = json.loads((folder / "summary.json").read_text())
         print(f"{label}: held-out EM {report['eval/exact_match_first']:.3f} -> {report['eval/exact_match_last']:.3f}, "
               f"{report['train_seconds'] / 3600:.1f} hours; {folder}")  # fmt: skip
-    results: dict[str, Any] = {"curves": curves(runs)}
+    results: dict[str, Any] = {"curves": curves(reinforced)}
     plot(results["curves"], ROOT / "docs" / "images" / f"{name}.png")
     if args.part == "rl":
         return
-    table, numbers = evaluate(suite, model, data, work, runs, [], args.workers)
+    table, numbers = evaluate(suite, model, data, runs | reinforced, shlex.split(args.evaluate_flags), args.workers)
     print(table)
-    learners = " ".join(f'"{label}"' for label in args.learners)
-    command = f"python benchmarks/real_model.py --part evaluate --suite {args.suite} --model FOLDER --data DATA"
-    command += f" --learners {learners} --seeds {args.seeds}" + (f' --flags "{args.flags}"' if args.flags else "")
+    command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
+    command += f" --data DATA --learners {shlex.join(args.learners)} --seeds {args.seeds}"
+    for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
+        if getattr(args, flag):
+            command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
     record_results(name, results | numbers, table, command)
 
 

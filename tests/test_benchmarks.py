@@ -36,6 +36,12 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "preflight --sizes": ("0.5B", LEARNING),
     "real_data": (f"--model {TINY} --data {{data}} --parts evaluate train --sets HotpotQA --episodes 2 --iterations 1 "
                   "--train-episodes 2 --threads 1", LEARNING),
+    "real_model": (
+        f"--part evaluate --suite wiki --model {TINY} --data {{data}} --name real_model "
+        '--sft-flags "--num-steps 4 --num-threads 1" --evaluate-flags "--num-threads 1" '
+        f'--rl-flags "{RUN} --group-size 2 --eval-episodes 2 --num-threads 1"',
+        LEARNING,
+    ),
     "retrieval_recall": ("--data-dir {data} --corpus {corpus}", ("bm25s",)),
     "sandbox_speed": ("--quick --force", ()),
     "sft_bf16": ("--num-steps 2 --batch-size 2 --heldout 2", LEARNING),
