@@ -37,10 +37,10 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "real_data": (f"--model {TINY} --data {{data}} --parts evaluate train --sets HotpotQA --episodes 2 --iterations 1 "
                   "--train-episodes 2 --threads 1", LEARNING),
     "real_model": (
-        f"--part evaluate --suite wiki --model {TINY} --data {{data}} --name real_model "
+        f"--part evaluate --suite gsm8k --model {TINY} --data {{data}} --name real_model "
         '--sft-flags "--num-steps 4 --num-threads 1" --evaluate-flags "--num-threads 1" '
         f'--rl-flags "{RUN} --group-size 2 --eval-episodes 2 --num-threads 1"',
-        LEARNING,
+        (*LEARNING, "math_verify"),
     ),
     "retrieval_recall": ("--data-dir {data} --corpus {corpus}", ("bm25s",)),
     "sandbox_speed": ("--quick --force", ()),

@@ -111,7 +111,7 @@ def demonstrate(env: Any, index: int, turns: Callable[[], list[str]]) -> Demonst
         span = env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False)
         start = len(state)
         state, _, terminated, truncated, info = env.step(span)
-        mask = np.concatenate([mask, np.ones(len(span), bool), np.zeros(len(state) - start - len(span), bool)])
+        mask = np.concatenate([mask, np.arange(len(state) - start) < len(span)])  # a span that doesn't fit is cut
         if terminated or truncated:
             break
     return Demonstration(state, mask, index, bool(info.get("is_success")))

@@ -93,7 +93,7 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
 
 
 def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
-    """The model with the LoRA adapters in `folder` added to its weights. SystemExit where they are not of this model."""
+    """The model with the LoRA adapters in `folder` added to its weights. SystemExit where they do not fit."""
     if not (Path(folder) / "adapter_config.json").is_file():
         raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give a folder that peft saved")
     try:

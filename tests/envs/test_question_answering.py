@@ -507,5 +507,5 @@ def test_the_expert_leaves_a_turn_for_the_answer(make):
 
 
 def test_there_is_no_sloppy_worker(make):
-    with pytest.raises(ValueError, match="HotpotQAEnv .* --expert-share 1"):
+    with pytest.raises(ValueError, match="HotpotQAEnv .*--expert-share 1"):
         make().unwrapped.demonstration(np.random.default_rng(0))
