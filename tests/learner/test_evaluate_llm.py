@@ -8,6 +8,9 @@ from pathlib import Path
 import evaluate_llm
 import numpy as np
 import pytest
+import torch
+
+from llm_utils.loading import load_policy, merge_adapters
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "learner" / "evaluate_llm.py"
@@ -41,13 +44,13 @@ def test_intervals_of_means():
     assert evaluate_llm.bootstrap([0.5] * 10, seed=1) == (0.5, 0.5)
 
 
-@pytest.mark.parametrize("mode", ["agent", "base_tool_call", "naive_rag"])
+@pytest.mark.parametrize("mode", ["agent", "base_tool_call", "naive_rag", "closed_book"])
 def test_a_run(monkeypatch, tmp_path, policy_folder, mode):
     result, rows = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--mode", mode)
     assert result["episodes"] == len(rows) == 6
     assert [row["task_index"] for row in rows] == list(range(6))
     metrics = result["metrics"]
-    assert metrics["turns"]["mean"] == (1 if mode == "naive_rag" else 2)
+    assert metrics["turns"]["mean"] == (1 if mode in ("naive_rag", "closed_book") else 2)
     for name in ("exact_match", "f1", "success", "format", "tool_errors", "turns"):
         assert metrics[name]["low"] <= metrics[name]["mean"] <= metrics[name]["high"]
     assert metrics["return"]["mean"] == pytest.approx(np.mean([row["stats"]["return"] for row in rows]))
@@ -64,3 +67,23 @@ def test_the_baseline_of_a_run_is_what_it_began_with(monkeypatch, tmp_path, poli
     assert trained["model"] == str(run_dir / "model")
     base, _ = run(monkeypatch, tmp_path, "--model", run_dir, *SMALL, "--mode", "base_tool_call")
     assert base["model"] == str(policy_folder)
+
+
+def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
+    peft = pytest.importorskip("peft")
+    policy = load_policy(policy_folder, torch.device("cpu"))
+    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(policy, config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = adapted(input_ids=ids).logits
+        merged = merge_adapters(load_policy(policy_folder, torch.device("cpu")), tmp_path / "adapter")
+        torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
+    _, plain = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL)
+    _, other = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path / "adapter")
+    assert [row["tokens"] for row in plain] != [row["tokens"] for row in other]
+    with pytest.raises(SystemExit, match="no adapter_config.json"):
+        run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path)
+    with pytest.raises(SystemExit, match="--engine transformers"):
+        run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--engine", "vllm")
