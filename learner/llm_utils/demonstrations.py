@@ -54,7 +54,7 @@ class Demonstrations:
 
     def make_env(self) -> Any:
         """The environment, unwrapped."""
-        env = gym.make(self.env_id, tokenizer=self.tokenizer, split=self.split, **self.env_kwargs).unwrapped
+        env: Any = gym.make(self.env_id, tokenizer=self.tokenizer, split=self.split, **self.env_kwargs).unwrapped
         if self.mode == "agent":
             return env
         return BASELINES[self.mode](type(env))(tokenizer=self.tokenizer, split=self.split, **self.env_kwargs)
