@@ -37,7 +37,7 @@ def success(
     """Greedy success of each model of each name: name -> split -> one figure a model."""
     jobs = {
         (name, split, seed): job("evaluate_llm.py", f"{name}_{split}", seed,
-                                 "--model", model, "--split", split, "--episodes", str(episodes))
+                                 "--model", model, "--split", split, "--env-kwargs", "{}", "--episodes", str(episodes))
         for name, group in models.items() for split in splits for seed, model in enumerate(group, 1)
     }  # fmt: skip
     found: dict[str, dict[str, list[float]]] = {name: {split: [] for split in splits} for name in models}

@@ -50,6 +50,7 @@ def training(kind: str, seed: int, episodes: int, *flags: str) -> Job:
 def evaluation(run: Path, kind: str, seed: int, *flags: str) -> Job:
     """The greedy evaluation of what a run has learned, in a world without faults."""
     words = ["python", "learner/evaluate_llm.py", "--model", str(run / "model"), "--num-threads", "1"]
+    words += ["--env-id", "AgentR1/MultihopWorld-v0"]
     return make_job([*words, "--exp-name", f"faults_eval_{kind}", "--seed", str(seed), *flags])
 
 

@@ -2,13 +2,14 @@
 """Evaluates a policy on held-out tasks, as an agent or as a baseline without tools.
 
 python learner/evaluate_llm.py                                         # the tiny policy as it is shipped
-python learner/evaluate_llm.py --model runs/RUN                        # what a run has learned
+python learner/evaluate_llm.py --model runs/RUN                        # what a run has learned, where it was trained
 python learner/evaluate_llm.py --model runs/RUN --mode base_tool_call  # what it began with
 python learner/evaluate_llm.py --model NAME --env-id AgentR1/HotpotQA-v0 --split dev --mode naive_rag
 """
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +31,7 @@ from llm_utils.compare import bootstrap
 from llm_utils.engine import make_engine
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.rollout import Sampler
-from llm_utils.sources import arguments_of_run, check_vocabulary, model_source, tokenizer_source
+from llm_utils.sources import arguments_of_run, check_vocabulary, fill_environment, model_source, tokenizer_source
 from llm_utils.trajectory import Trajectory
 
 
@@ -45,14 +46,14 @@ class Args:
     num_threads: int = 0
     """CPU threads of torch (0: all cores)"""
 
-    env_id: str = "AgentR1/MultihopWorld-v0"
-    """the id of the environment"""
-    split: str = "test"
-    """the split whose tasks are played"""
+    env_id: str | None = None
+    """the id of the environment (None: the one that a run in --model was trained on; else AgentR1/MultihopWorld-v0)"""
+    split: str | None = None
+    """the split whose tasks are played (None: that run's --eval-split, if the environment is its own; else test)"""
     data_dir: str | None = None
     """the folder of the data set, for environments that have one"""
-    env_kwargs: str = "{}"
-    """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}'"""
+    env_kwargs: str | None = None
+    """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}' (None: that run's; '{}': none)"""
     model: str = "tiny"
     """a Hugging Face name, a folder, a run's folder, or "tiny": the policy shipped for the environment"""
     adapter: str | None = None
@@ -113,6 +114,8 @@ def summarize(rows: Sequence[Trajectory], seed: int) -> dict[str, dict[str, floa
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
+    for line in fill_environment(args):
+        print(line, file=sys.stderr)
     run_name = f"{args.env_id}__{args.exp_name}__{args.mode}__{args.seed}__{int(time.time())}".replace("/", "_")
     device = distributed.device(args.cuda)
     torch.set_num_threads(args.num_threads or os.cpu_count() or 1)

@@ -54,6 +54,10 @@ def make_job(words: Sequence[str]) -> Job:
         from llm_utils.run import fill_defaults
 
         fill_defaults(args)
+    elif hasattr(args, "mode"):  # an evaluation notes what it plays
+        from llm_utils.sources import fill_environment
+
+        fill_environment(args)
     words = [sys.executable if word in ("python", "python3") else word for word in words]
     return Job(words, comparable(asdict(args)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def model_source(name: str, env_id: str) -> str:
 
     "tiny" is the policy shipped for the environment; a run's folder stands for its saved model, or its checkpoint.
     """
-    folder = agent_r1.tiny_policy(env_id) if name == "tiny" else name
+    folder = agent_r1.tiny_policy(env_id) if name == "tiny" else os.path.expanduser(name)
     if os.path.isdir(folder):
         for candidate in (folder, os.path.join(folder, "model"), os.path.join(folder, "checkpoint", "policy")):
             if os.path.isfile(os.path.join(candidate, "config.json")):
@@ -28,17 +29,46 @@ def model_source(name: str, env_id: str) -> str:
                     "model/ (--save-model), or merge the adapters with peft's merge_and_unload()"
                 )
         raise SystemExit(f"--model {name}: the folder holds no config.json; give one that save_pretrained() made")
-    if os.path.isabs(folder) or folder.startswith(".") or folder.count("/") > 1:
+    if os.path.isabs(folder) or folder.startswith((".", "~", "runs/")) or folder.count("/") > 1:
         raise SystemExit(f"--model {name}: there is no such folder")
     return folder
 
 
 def arguments_of_run(source: str) -> dict[str, str | None]:
     """The arguments of the run to which a model folder (or the run's folder itself) belongs; {} for other folders."""
-    for folder in (Path(source), *Path(source).parents[:2]):
+    path = Path(source).expanduser()
+    for folder in (path, *path.parents[:2]) if path.is_dir() else ():
         if (folder / "summary.json").is_file():
             return json.loads((folder / "summary.json").read_text()).get("args", {})
     return {}
+
+
+PLAYED = [  # what an evaluation may leave open: its argument, that of a run, and what it is without a run
+    ("env_id", "env_id", "AgentR1/MultihopWorld-v0"),
+    ("split", "eval_split", "test"),
+    ("env_kwargs", "env_kwargs", "{}"),
+]
+
+
+def fill_environment(args: Any) -> list[str]:
+    """Put in what an evaluation's arguments leave open: the environment that the run of `--model` was trained on.
+
+    The run's split and further arguments go with its environment only. Returns lines that say what was taken over, and
+    where the evaluation differs from the run.
+    """
+    run = (arguments_of_run(args.adapter) if args.adapter else {}) or arguments_of_run(args.model)
+    said, taken = [], []
+    if args.env_id not in (None, run.get("env_id", args.env_id)):
+        said.append(f"the run was trained on {run['env_id']}; it is played on {args.env_id}, as --env-id says")
+        run = {}
+    for name, name_in_run, default in PLAYED:
+        given, own, flag = getattr(args, name), run.get(name_in_run), f"--{name.replace('_', '-')}"
+        if given is None:
+            setattr(args, name, default if own is None else own)
+            taken += [] if own is None else [f"{flag} {shlex.quote(own)}"]
+        elif name == "env_kwargs" and own not in (None, given):
+            said.append(f"the run was trained with --env-kwargs {shlex.quote(str(own))}, which isn't taken over")
+    return said + ([f"as the run was trained: {' '.join(taken)}"] if taken else [])
 
 
 def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:

@@ -81,6 +81,17 @@ def test_two_runs_are_the_same_when_all_arguments_are(tmp_path, monkeypatch):
     assert benchmark.find(other) == (None, False)
 
 
+def test_an_evaluation_of_a_run_is_named_by_what_it_plays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_dir = Path("runs") / "one"
+    run_dir.mkdir(parents=True)
+    trained = {"env_id": "AgentR1/ArithmeticWorld-v0", "env_kwargs": '{"max_turns": 4}', "eval_split": "more_steps"}
+    (run_dir / "summary.json").write_text(json.dumps({"args": trained}))
+    job = benchmark.make_job(["python", str(LEARNER / "evaluate_llm.py"), "--model", str(run_dir)])
+    assert job.name == "AgentR1_ArithmeticWorld-v0__evaluate_llm__1"
+    assert (job.args["env_kwargs"], job.args["split"]) == ('{"max_turns": 4}', "more_steps")
+
+
 def test_what_makes_no_sense_ends_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = str(LEARNER / "ppo_llm.py")

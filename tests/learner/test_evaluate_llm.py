@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from llm_utils import sources
 from llm_utils.loading import load_policy, merge_adapters
 
 ROOT = Path(__file__).parents[2]
@@ -87,3 +89,44 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path)
     with pytest.raises(SystemExit, match="--engine transformers"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--engine", "vllm")
+
+
+@pytest.fixture
+def run_on_hotpotqa(tmp_path, policy_folder, made_up_data):
+    """The folder of a run that was trained on HotpotQA, with arguments of its own, and these arguments."""
+    kwargs = {"max_turns": 2, "max_action_tokens": 8, "data_dir": str(made_up_data / "hotpotqa")}
+    args = {"model": str(policy_folder), "tokenizer": "byte", "env_id": "AgentR1/HotpotQA-v0", "eval_split": "dev"}
+    args["env_kwargs"] = json.dumps(kwargs)
+    run_dir = tmp_path / "runs" / "a_run"
+    shutil.copytree(policy_folder, run_dir / "model")
+    (run_dir / "summary.json").write_text(json.dumps({"args": args}))
+    return run_dir, args
+
+
+def test_a_run_is_played_where_it_was_trained(monkeypatch, tmp_path, run_on_hotpotqa, capsys):
+    run_dir, args = run_on_hotpotqa
+    played, rows = run(monkeypatch, tmp_path, "--model", run_dir, *SMALL[:-2])
+    assert {name: played["args"][name] for name in ("env_id", "split", "env_kwargs")} == {
+        "env_id": args["env_id"], "split": "dev", "env_kwargs": args["env_kwargs"],
+    }  # fmt: skip
+    assert len(rows) == 2 and rows[0]["stats"].keys() >= {"support_recall"}
+    printed = capsys.readouterr()
+    assert "--env-id AgentR1/HotpotQA-v0 --split dev --env-kwargs '{" in printed.err
+    assert "AgentR1/HotpotQA-v0, dev: 2 episodes" in printed.out
+
+
+def test_where_a_run_is_played_elsewhere_that_is_said(run_on_hotpotqa):
+    run_dir, args = run_on_hotpotqa
+
+    def filled(**given):
+        evaluation = evaluate_llm.Args(**{"model": str(run_dir), **given})
+        said = "\n".join(sources.fill_environment(evaluation))
+        return evaluation.env_id, evaluation.split, evaluation.env_kwargs, said
+
+    *played, said = filled(env_id=ENV_ID)
+    assert played == [ENV_ID, "test", "{}"] and f"trained on {args['env_id']}; it is played on {ENV_ID}" in said
+    *played, said = filled(env_kwargs="{}", split="train")
+    assert played == [args["env_id"], "train", "{}"] and "max_action_tokens" in said and "isn't taken over" in said
+    *played, said = filled(model="Qwen/base", adapter=str(run_dir / "model"))
+    assert played == [args["env_id"], "dev", args["env_kwargs"]]
+    assert filled(model="tiny") == (ENV_ID, "test", "{}", "")
