@@ -3,13 +3,15 @@
     python learner/llm_utils/compare.py --exp-names ppo_llm grpo_llm --plot curves.png
     python learner/llm_utils/compare.py --metric charts/success --x seconds --group-by exp_name learning_rate
 
-Everything is read from disk: the arguments from summary.json, the curves from TensorBoard's event files.
+Everything is read from disk: the arguments from summary.json, the curves from TensorBoard's event files. Runs that
+aren't finished, or lack the scalar, are left out and named. Where the runs of a group differ in more
+than their seeds, that is said.
 """
 
 import argparse
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,20 @@ def find_runs(runs: Path, group_by: Sequence[str], only: dict[str, list[str]]) -
     return dict(sorted(groups.items()))
 
 
+def differences(folders: Sequence[Path]) -> list[str]:
+    """What keeps runs from being seeds of one experiment: arguments that differ, seeds that don't."""
+    args: list[dict[str, Any]] = [json.loads((folder / "summary.json").read_text())["args"] for folder in folders]
+    found = []
+    for name in dict.fromkeys(name for run in args for name in run):
+        values = dict.fromkeys(str(run.get(name, "-")) for run in args)
+        if len(values) > 1 and name not in ("seed", "resume"):
+            found.append(f"its runs differ in {name}: {', '.join(values)}")
+    for seed, count in Counter(run.get("seed") for run in args).items():
+        if count > 1:
+            found.append(f"{count} of its runs have seed {seed}")
+    return found
+
+
 def table(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str) -> str:
     """A markdown table. The areas of an environment's groups end where its shortest curve ends."""
     rows = [f"| environment | group | runs | final `{metric}` | area under the curve over {x} |"]
@@ -127,12 +143,21 @@ def main() -> None:
     groups = find_runs(args.runs, args.group_by, only)
     if not groups:
         sys.exit(f"no finished run in {args.runs} fits {only or 'yet'}")
-    curves = {}
+    curves: dict[tuple[str, ...], list[Curve]] = defaultdict(list)
     for group, folders in groups.items():
-        try:
-            curves[group] = [read_curve(folder, args.metric, args.x) for folder in folders]
-        except KeyError as error:
-            sys.exit(f"{', '.join(group)}: {error.args[0]}; give a --metric that all runs have")
+        used = []
+        for folder in folders:
+            try:
+                curve = read_curve(folder, args.metric, args.x)
+            except KeyError as error:
+                print(f"left out, {error.args[0]}: {folder}", file=sys.stderr)
+            else:
+                curves[group].append(curve)
+                used.append(folder)
+        for difference in differences(used):
+            print(f"{', '.join(group)}: {difference}", file=sys.stderr)
+    if not curves:
+        sys.exit(f"no run has {args.metric}; give a --metric that the runs have")
     print(table(curves, args.metric, args.x))
     if args.plot:
         plot(curves, args.metric, args.x, args.plot)

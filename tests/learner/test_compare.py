@@ -92,3 +92,27 @@ def test_what_is_compared_can_be_chosen(runs, monkeypatch, capsys):
         run_main(monkeypatch, "--runs", runs, "--exp-names", "nobody")
     with pytest.raises(SystemExit, match="eval/none.*--metric"):
         run_main(monkeypatch, "--runs", runs, "--metric", "eval/none")
+
+
+def test_a_run_without_the_metric_is_left_out_and_named(runs, monkeypatch, capsys):
+    run_dir = runs / "ppo_llm__3"  # one with --eval-episodes 0
+    with tensorboard.SummaryWriter(str(run_dir)) as writer:
+        writer.add_scalar("charts/episodes", 256, 700)
+    args = json.loads((runs / "ppo_llm__2" / "summary.json").read_text())["args"]
+    (run_dir / "summary.json").write_text(json.dumps({"args": {**args, "seed": 3}, "finished": True}))
+    run_main(monkeypatch, "--runs", runs, "--exp-names", "ppo_llm")
+    printed = capsys.readouterr()
+    assert printed.out.strip().splitlines()[-1].startswith("| AgentR1/MultihopWorld-v0 | ppo_llm | 2 | 0.800 ")
+    assert "left out" in printed.err and "eval/em" in printed.err and "ppo_llm__3" in printed.err
+
+
+def test_runs_that_are_no_seeds_of_one_experiment_are_told_apart(runs, monkeypatch, capsys):
+    run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0")
+    assert "differ" not in capsys.readouterr().err  # seeds 1 and 2, all else equal
+    write_run(runs, "again", 2, [0.0, 0.2, 0.4, 0.6], gamma=1.0, group_size=8)
+    run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0", "--group-by", "gamma")
+    assert capsys.readouterr().err.splitlines() == [
+        "AgentR1/MultihopWorld-v0, 1.0: its runs differ in exp_name: again, ppo_llm",
+        "AgentR1/MultihopWorld-v0, 1.0: its runs differ in group_size: 8, -",
+        "AgentR1/MultihopWorld-v0, 1.0: 2 of its runs have seed 2",
+    ]
