@@ -217,7 +217,7 @@ def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
             what = f"the checkpoint could not be written: {failure}; {what}"
     if not (saver.folder / "state.json").is_file():
         return what
-    command = [*distributed.launcher().split(), sys.argv[0], "--resume", str(saver.folder.parent)]
+    command = [*distributed.launcher(), sys.argv[0], "--resume", str(saver.folder.parent)]
     what = what if what.startswith("go on") else f"{what}; go on"
     return f"{what} with\n  {shlex.join(command)}"
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,9 +29,20 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def launcher() -> str:
-    """What this process was started with."""
-    return "python" if launched() == 1 else f"torchrun --nproc-per-node {local_world_size()}"
+def launcher() -> list[str]:
+    """What this process was started with, as one types it here."""
+    python = Path(sys.executable)
+    if launched() == 1:
+        return [typed(python)]
+    torchrun = python.with_name("torchrun")  # installed for one user only it lies elsewhere
+    return [typed(torchrun) if torchrun.exists() else "torchrun", "--nproc-per-node", str(local_world_size())]
+
+
+def typed(program: Path) -> str:
+    """The name of a program where the shell finds it by that, else its path: of one below this folder, from here."""
+    if shutil.which(program.name) == str(program):
+        return program.name
+    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
 
 
 def device(cuda: bool) -> torch.device:

@@ -260,9 +260,8 @@ def test_ctrl_c_leaves_a_checkpoint_with_which_one_process_goes_on(torchrun, mon
     process.send_signal(signal.SIGINT)
     output = finished(process, returncode=1)
     stopped = newest("stopped")
-    assert (
-        f"interrupted; go on after the last complete iteration with\n  torchrun --nproc-per-node 2 {LEARNER}" in output
-    )
+    command = f"{distributed.typed(Path(sys.executable).with_name('torchrun'))} --nproc-per-node 2 {LEARNER}"
+    assert f"interrupted; go on after the last complete iteration with\n  {command}" in output
     assert f"--resume {stopped}" in output
     assert json.loads((stopped / "checkpoint" / "state.json").read_text())["run"]["iteration"] < 3
     learn(monkeypatch, "ppo_llm.py", "--resume", stopped)

@@ -1,7 +1,10 @@
 """What the learners share: the optimizer, checkpoints, where models come from."""
 
+import importlib
 import json
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -94,6 +97,34 @@ def test_a_folder_without_a_tokenizer_asks_for_one(tmp_path):
 def test_a_hub_name_is_left_alone():
     assert sources.model_source("Qwen/Qwen2.5-3B-Instruct", "any") == "Qwen/Qwen2.5-3B-Instruct"
     assert sources.tokenizer_source(None, "Qwen/Qwen2.5-3B-Instruct", "any") == "Qwen/Qwen2.5-3B-Instruct"
+
+
+def test_the_line_to_go_on_names_a_program_that_is_there(monkeypatch, tmp_path):
+    python = Path(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert distributed.launcher() == [str(python)]
+    monkeypatch.chdir(python.parents[1])
+    assert distributed.launcher() == [os.path.join(python.parent.name, python.name)]
+    monkeypatch.setenv("PATH", str(python.parent))
+    assert distributed.launcher() == [python.name]
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert distributed.launcher() == ["torchrun", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize("name", ["runs/RUN", "./RUN", "../RUN", "~/RUN", "~nobody/RUN", "a/b/c"])
+def test_a_folder_that_is_not_there_is_no_hub_name(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SystemExit, match="no such folder"):
+        sources.model_source(name, "any")
+
+
+def test_a_folder_in_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make_run(tmp_path / "run", {"env_id": "any"}, "model")
+    assert sources.model_source("~/run", "any") == str(tmp_path / "run" / "model")
+    assert sources.arguments_of_run("~/run") == {"env_id": "any"}
 
 
 def test_vocabulary_check():
@@ -207,6 +238,13 @@ def test_without_peft_the_extra_is_named(policy_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(SystemExit, match=r"pip install 'agent-r1\[lora\]'"):
         load(policy_folder, lora_rank=2)
+
+
+def test_without_httpx_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "llm_utils.vllm_client", raising=False)
+    with pytest.raises(SystemExit, match=r"--engine vllm-server .* pip install 'agent-r1\[http\]'"):
+        importlib.import_module("llm_utils.vllm_client")
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

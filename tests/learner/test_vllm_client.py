@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+pytest.importorskip("httpx")
 from llm_utils import vllm_client
 from llm_utils.engine import EngineDied
 from llm_utils.vllm_client import ROUTES, VLLMClient
