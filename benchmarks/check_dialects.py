@@ -269,6 +269,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="texts per check")
     parser.add_argument("--force", action="store_true", help="measure times on a busy machine, too")
     args = parser.parse_args()
+    for name in args.tokenizer:
+        try:
+            load_tokenizer(name)
+        except (OSError, ValueError) as error:
+            sys.exit(f"--tokenizer {name}: {error}")
     require_quiet_machine(args.force)
     reports = [check(name, args.count) for name in args.tokenizer]
     shown = table(reports)

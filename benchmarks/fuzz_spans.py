@@ -534,7 +534,7 @@ def main() -> int:
     parser.add_argument("--spans", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dialects", nargs="+", default=list(DIALECTS), choices=list(DIALECTS))
-    parser.add_argument("--no-record", action="store_true", help="print only")
+    parser.add_argument("--no-record", action="store_true", help="print, but leave benchmarks/results as it is")
     arguments = parser.parse_args()
 
     from machine import busy, record_results

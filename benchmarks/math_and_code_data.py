@@ -10,9 +10,9 @@ results/math_and_code_data.json and .md. Takes about ten minutes; it measures no
 
 import argparse
 import ast
-import contextlib
 import random
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,16 @@ def {name}(*args, **kwargs): return Everything()
 
 
 def problems(data: Path, name: str) -> list[Problem]:
-    """The problems of all splits that are there."""
+    """The problems of all splits that are there. Raises DataNotFoundError where there is none."""
     found: list[Problem] = []
+    missing: list[DataNotFoundError] = []
     for split in DATA_SETS[name].files:
-        with contextlib.suppress(DataNotFoundError):
+        try:
             found += load_questions(name, split, data / DATA_SETS[name].folder)
+        except DataNotFoundError as error:
+            missing.append(error)
+    if not found:
+        raise missing[0]
     return found
 
 
@@ -62,15 +67,14 @@ def altered(answer: str, rng: random.Random) -> str:
     return rng.choice([other, f"{other} or {answer}", f"{answer} or {other}", f"{other}, {answer}"])
 
 
-def mathematics(data: Path) -> tuple[dict[str, Any], list[str]]:
+def mathematics(sets: dict[str, list[Problem]]) -> tuple[dict[str, Any], list[str]]:
     rng = random.Random(0)
     results: dict[str, Any] = {}
     rows = [
         "| gold answers | problems | judge | math-verify alone | 100 altered ones that pass |",
         "|---|---|---|---|---|",
     ]
-    for name in ("gsm8k", "math", "math500"):
-        everyone = problems(data, name)
+    for name, everyone in sets.items():
         golds = [problem.answer for problem in everyone]
         right = sum(judge(gold, gold).correct for gold in golds)
         alone = {gold: server.ask(gold, gold).correct for gold in tqdm(dict.fromkeys(golds), desc=name)}
@@ -171,17 +175,20 @@ def main() -> None:
     parser.add_argument("--mbpp-mutants", type=int, default=300)
     arguments = parser.parse_args()
 
-    results, rows = mathematics(arguments.data)
+    data = arguments.data
+    try:  # of all sets, before the first is judged
+        sets = {name: problems(data, name) for name in ("gsm8k", "math", "math500")}
+        human = [humaneval_task(program) for program in load_questions("humaneval", "test", data / "humaneval")]
+        splits = DATA_SETS["mbpp"].files
+        mbpp = [mbpp_task(program, 1) for split in splits for program in load_questions("mbpp", split, data / "mbpp")]
+    except DataNotFoundError as error:
+        sys.exit(str(error))
+    results, rows = mathematics(sets)
     rows += [
         "",
         "| programs | canonical that pass | mutants that fail | verdicts unlike the official | "
         "`__eq__` always true passes | in the official procedure |",
         "|---|---|---|---|---|---|",
-    ]
-    human = [humaneval_task(program) for program in load_questions("humaneval", "test", arguments.data / "humaneval")]
-    splits = DATA_SETS["mbpp"].files
-    mbpp = [
-        mbpp_task(program, 1) for split in splits for program in load_questions("mbpp", split, arguments.data / "mbpp")
     ]
     for name, tasks, mutants in (("HumanEval", human, len(human)), ("MBPP", mbpp, arguments.mbpp_mutants)):
         results[name.lower()], row = programming(name, tasks, mutants)

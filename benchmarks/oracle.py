@@ -19,6 +19,7 @@ import numpy as np
 from machine import record_results
 
 import agent_r1  # noqa: F401  (registers the environments)
+from agent_r1.datasets import DataNotFoundError
 
 ENVIRONMENTS = {
     "AgentR1/HotpotQA-v0": "hotpotqa",
@@ -71,7 +72,10 @@ def main() -> list[dict[str, Any]]:
     lines = ["| environment | split | questions | EM | F1 | support recall | return |", "|---|---|---|---|---|---|---|"]
     for env_id, folder in ENVIRONMENTS.items():
         for split in ("train", "dev"):
-            row = evaluate(env_id, split, arguments.data_dir / folder)
+            try:
+                row = evaluate(env_id, split, arguments.data_dir / folder)
+            except DataNotFoundError as error:
+                sys.exit(str(error))
             table.append(row)
             scores = " | ".join(f"{row[name]:.3f}" for name in ("em", "f1", "support_recall", "return"))
             lines.append(f"| {env_id} | {split} | {row['questions']} | {scores} |")

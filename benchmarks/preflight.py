@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,9 @@ def sizes(names: list[str], memory_gb: float = 80, longest_row: int = 8192) -> s
     from llm_utils.preflight import preflight
 
     kinds = {"GRPO": (False, 0), "GRPO, LoRA": (False, 16), "PPO": (True, 0), "PPO, LoRA": (True, 16)}
+    if find_spec("peft") is None:  # it is what knows the adapters' sizes
+        kinds = {kind: shape for kind, shape in kinds.items() if not shape[1]}
+        print("without LoRA, whose columns need peft: pip install 'agent-r1[lora]'", file=sys.stderr)
     lines = [f"| | {' | '.join(kinds)} |", "|---|" + "---|" * len(kinds)]
     for name in names:
         layers, hidden, inner, heads, keys, vocabulary, tied = SIZES[name]

@@ -11,21 +11,21 @@ gold titles. Table and JSON go to results/.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from machine import record_results
 
-from agent_r1.datasets import DATA_SETS, load_questions, read_rows
+from agent_r1.datasets import DATA_SETS, DataNotFoundError, Question, load_questions, read_rows
 from agent_r1_tools.search import BM25Retriever, Passage
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 DEPTHS = (2, 5, 10)
 
 
-def recall(retriever: BM25Retriever, name: str, split: str, data_dir: Path) -> dict[str, float]:
+def recall(retriever: BM25Retriever, questions: list[Question]) -> dict[str, float]:
     """Recall at each depth, and the number of questions."""
-    questions = load_questions(name, split, data_dir)
     totals = dict.fromkeys(DEPTHS, 0.0)
     for question in questions:
         (hits,) = retriever.search([question.question], max(DEPTHS))
@@ -43,6 +43,14 @@ def main() -> list[dict[str, Any]]:
     parser.add_argument("--split", default="dev")
     arguments = parser.parse_args()
 
+    if not arguments.corpus.is_file():
+        sys.exit(f"--corpus {arguments.corpus}: there is no such file")
+    try:
+        questions = {
+            name: load_questions(name, arguments.split, arguments.data_dir / DATA_SETS[name].folder) for name in SETS
+        }
+    except DataNotFoundError as error:
+        sys.exit(str(error))
     corpus = list(read_rows(arguments.corpus))
     table = []
     lines = ["| data set | questions | passages | " + " | ".join(f"recall@{k}" for k in DEPTHS) + " |"]
@@ -50,7 +58,7 @@ def main() -> list[dict[str, Any]]:
     for name in SETS:
         data_set = DATA_SETS[name]
         passages = [Passage(r["title"], r["text"]) for r in corpus if name.startswith(r.get("source", ""))]
-        scores = recall(BM25Retriever(passages), name, arguments.split, arguments.data_dir / data_set.folder)
+        scores = recall(BM25Retriever(passages), questions[name])
         table.append({"set": data_set.name, "split": arguments.split, "passages": len(passages)} | scores)
         values = " | ".join(f"{scores[f'recall@{k}']:.3f}" for k in DEPTHS)
         lines.append(f"| {data_set.name} | {scores['questions']} | {len(passages)} | {values} |")

@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, to see that it runs")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
-    parser.add_argument("--dry-run", action="store_true", help="print, but leave benchmarks/results as it is")
+    parser.add_argument("--no-record", action="store_true", help="print, but leave benchmarks/results as it is")
     args = parser.parse_args()
     require_quiet_machine(args.force)
     logging.disable()  # GEM's import says much
@@ -185,7 +185,7 @@ def main() -> None:
     )
     table += "".join(f"\n- not measured: {name} ({why})" for name, why in missing.items())
     print(table)
-    if not (args.dry_run or args.quick):
+    if not (args.no_record or args.quick):
         record_results("sandbox_speed", results, table, "python benchmarks/sandbox_speed.py", forced=args.force)
 
 

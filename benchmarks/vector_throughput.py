@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, to see that it runs")
     parser.add_argument("--episodes", type=int, default=0, help="only measure memory, over so many episodes")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
-    parser.add_argument("--dry-run", action="store_true", help="print, but leave benchmarks/results as it is")
+    parser.add_argument("--no-record", action="store_true", help="print, but leave benchmarks/results as it is")
     args = parser.parse_args()
     if not args.episodes:  # others take time, but not this process's memory
         require_quiet_machine(args.force)
@@ -210,7 +210,7 @@ def main() -> None:
     table = "\n".join(f"| {left} | {right} |" for left, right in rows)
     table = table.replace("|\n", "|\n|---|---|\n", 1)
     print(table)
-    if not (args.dry_run or args.quick):
+    if not (args.no_record or args.quick):
         record_results(name, results, table, command, forced=args.force)
 
 

@@ -1,5 +1,6 @@
 """Every benchmark that the docs name starts as they say, from a clean clone. Small sizes; nothing that is measured."""
 
+import importlib
 import json
 import os
 import re
@@ -181,9 +182,31 @@ def test_without_data_a_benchmark_says_what_is_missing(name, clone, tmp_path):
         pytest.importorskip("math_verify")
     done = start(clone, f"benchmarks/{name}.py")
     assert done.returncode == 2 and "required: --" in done.stderr
-    if name == "oracle":
-        done = start(clone, "benchmarks/oracle.py", "--data-dir", str(tmp_path))
-        assert done.returncode and "hotpot" in done.stderr
+    words, why = {
+        "oracle": (["--data-dir", tmp_path], "no data for HotpotQA"),
+        "retrieval_recall": (["--data-dir", tmp_path, "--corpus", ROOT / "README.md"], "no data for HotpotQA"),
+        "math_and_code_data": (["--data", tmp_path], "no data for GSM8K"),
+    }.get(name, ([], ""))
+    if words:
+        done = start(clone, f"benchmarks/{name}.py", *map(str, words))
+        assert done.returncode == 1 and done.stderr.startswith(why), done.stderr
+
+
+@pytest.mark.parametrize(("command", "why"), [
+    ("retrieval_recall.py --data-dir {data} --corpus nowhere.jsonl", "--corpus nowhere.jsonl: there is no such file"),
+    ("check_dialects.py --tokenizer ./nowhere", "--tokenizer ./nowhere: there is no"),
+])  # fmt: skip
+def test_a_file_that_is_missing_is_named_before_anything_else(command, why, clone, places):
+    done = start(clone, *shlex.split(f"benchmarks/{command.format(**places)}"))
+    assert done.returncode == 1 and done.stderr.startswith(why), done.stderr
+
+
+def test_sizes_need_no_peft_but_for_its_columns(monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    monkeypatch.setitem(sys.modules, "peft", None)  # Python's own way to say: not there
+    table = importlib.import_module("preflight").sizes(["0.5B"])
+    assert table.splitlines()[0] == "| | GRPO | PPO |" and table.splitlines()[2].startswith("| 0.5B | ")
+    assert "agent-r1[lora]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("command", "why"), [
