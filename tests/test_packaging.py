@@ -118,3 +118,40 @@ def test_no_test_is_skipped_because_a_file_of_ours_is_missing():
     ]
     assert len(asked) > 10
     assert not [(name, module) for name, module in asked if module.split(".")[0] in ours]
+
+
+INSTALL = re.compile(r"pip install -e \"\.\[([a-z,]+)\]\"")
+FLAGS = {"--engine vllm": "vllm", "--engine vllm-server": "http", "--lora-rank": "lora", "--track": "track"}
+EXTRAS = list(CONFIG["options.extras_require"])
+
+
+def test_the_docs_install_extras_that_there_are_from_where_they_are():
+    """The package is not on PyPI: `pip install "agent-r1[...]"` is for where it is installed already."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert set(re.findall(r"agent-r1\[([^]]*)\]", text)) <= {"EXTRA"}
+    assert {name for names in INSTALL.findall(text) for name in names.split(",")} <= set(EXTRAS)
+    table = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("| extra | for |")[2]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == EXTRAS
+
+
+def brought(extra: str) -> set[str]:
+    """An extra and those that it brings."""
+    own = {name for line in lines(CONFIG["options.extras_require"][extra]) if line.startswith("agent-r1[")
+           for name in Requirement(line).extras}  # fmt: skip
+    return {extra}.union(*map(brought, own))
+
+
+SCRIPTS = sorted(path.stem for path in (ROOT / "learner").glob("*.py"))
+PAGES = ["README", "docs/engines", "docs/scaling", *(f"docs/learners/{script}" for script in SCRIPTS)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_extras_that_commands_need_are_named_above_them(page):
+    installed: set[str] = set()
+    for line in (ROOT / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
+        for names in INSTALL.findall(line):
+            installed = installed.union(*map(brought, names.split(",")))
+        if re.match(r"([A-Z_]+=\S+ )*(python|torchrun .*) learner/", line):
+            needed = {FLAGS[flag] for flag in FLAGS if re.search(rf"{flag}(?![\w-])", line)}
+            assert needed | {"train"} <= installed, line
