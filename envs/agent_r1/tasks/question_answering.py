@@ -98,8 +98,9 @@ class QuestionAnsweringEnv(ToolEnv):
         unknown = [name for name in tools if name not in ("search", "lookup")]
         if unknown or not tools or isinstance(tools, str):
             raise ValueError(f"tools are any of 'search' and 'lookup', as a tuple; got {tools!r}")
-        given = isinstance(corpus, str | os.PathLike) or not hasattr(corpus, "search")
-        self.corpus: str | Retriever = str(corpus) if given else corpus
+        if isinstance(corpus, str | os.PathLike) or not hasattr(corpus, "search"):
+            corpus = str(corpus)
+        self.corpus: str | Retriever = corpus
         self.top_k = top_k
         self._tool_names = tuple(tools)
         super().__init__(self._shared_tools(), **kwargs)
