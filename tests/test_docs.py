@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+import agent_r1
+
 ROOT = Path(__file__).parents[1]
 TOP = [ROOT / f"{page}.md" for page in ("README", "CONTRIBUTING", "CHANGELOG")]
 PAGES = [page for page in [*TOP, *sorted((ROOT / "docs").rglob("*.md"))] if page.exists()]
@@ -50,16 +52,41 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             assert printed.getvalue() == block["printed"]
 
 
+def links(page: Path) -> list[tuple[str, str]]:
+    """What a page links in this repository: (file or "", anchor or "")."""
+    return re.findall(r"\]\((?!https?://|mailto:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\((?!https?://|mailto:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8"))
-    for target, anchor in links:
+    for target, anchor in links(page):
         path = (page.parent / target) if target else page
         assert path.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
             assert anchor in [heading.replace(" ", "-") for heading in words], f"{target}#{anchor}"
+
+
+def test_every_page_is_found_from_the_index():
+    """Through links; the pages of a table of docs/index.md directly."""
+
+    def linked(page):
+        return {(page.parent / target).resolve() for target, _ in links(page)} & pages
+
+    index = (ROOT / "docs" / "index.md").resolve()
+    pages = {page.resolve() for page in (ROOT / "docs").rglob("*.md")}
+    found, new = set(), {index}
+    while new:
+        found |= new
+        new = set().union(*map(linked, new)) - found
+    tables = {page for page in pages if page.parent.name in ("environments", "tools", "learners")}
+    assert not sorted(map(name, pages - found | tables - linked(index)))
+
+
+def test_every_environment_has_a_page():
+    texts = [page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "environments"]
+    assert not [env_id for env_id in agent_r1.ENVIRONMENTS if not any(f"# {env_id}\n" in text for text in texts)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

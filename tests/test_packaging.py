@@ -5,6 +5,7 @@ import configparser
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,32 @@ def test_every_data_file_is_listed(package):
     listed = {path for pattern in patterns for path in root.glob(pattern)}
     there = {p for p in root.rglob("*") if p.is_file() and p.suffix != ".py" and "__pycache__" not in p.parts}
     assert there == listed
+
+
+def test_every_learner_has_types_a_page_and_tests():
+    learners = {path.stem for path in (ROOT / "learner").glob("*_llm.py")}
+    places = {
+        "mypy's modules": tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["modules"],
+        "docs/learners": {path.stem for path in (ROOT / "docs" / "learners").glob("*.md")},
+        "tests/learner": {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "learner").glob("test_*.py")},
+        "README.md": re.findall(r"`learner/(\w+)\.py`", (ROOT / "README.md").read_text()),
+    }
+    assert not [f"{name} is not in {place}" for place, names in places.items() for name in learners - set(names)]
+    assert set(places["mypy's modules"]) <= learners
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "learner").glob("*_llm.py")), ids=lambda path: path.stem)
+def test_the_files_stay_short(path):
+    """A reader sees an algorithm at a glance; what all learners share stands in llm_utils."""
+    text = path.read_text()
+    (args,) = (node for node in ast.parse(text).body if getattr(node, "name", "") == "Args")
+    assert len(text.splitlines()) - (args.end_lineno - args.lineno + 1) <= (390 if path.stem == "ppo_llm" else 330)
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_what_tells_grpo_from_rloo_is_short():
+    files = [str(ROOT / "learner" / f"{name}_llm.py") for name in ("grpo", "rloo")]
+    assert len(subprocess.run(["diff", *files], capture_output=True, text=True).stdout.splitlines()) <= 130
 
 
 def test_versions_agree():

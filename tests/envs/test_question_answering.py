@@ -1,6 +1,7 @@
 """HotpotQA, 2WikiMultihopQA and MuSiQue on made-up questions in the official formats."""
 
 import json
+import pickle
 import socket
 import threading
 import time
@@ -146,7 +147,7 @@ def test_wrong_arguments_say_what_is_right(make, tmp_path):
         make(split="test")
     with pytest.raises(DataNotFoundError, match="three ways"):
         make(data_dir=str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="'own', 'pooled', a file .* or the http"):
+    with pytest.raises(FileNotFoundError, match="'own', 'pooled', a file .* the http.* or a retriever"):
         make(corpus=str(tmp_path / "none.jsonl"))
     with pytest.raises(ValueError, match="'search' and 'lookup'"):
         make(tools=("search", "browse"))
@@ -400,6 +401,36 @@ def test_corpus_from_a_file_counts_by_title(make, tmp_path):
         make(corpus=str(tmp_path / "broken.jsonl"))
 
 
+class ByLength:
+    """Finds the shortest passages, whatever was asked."""
+
+    timeout = 5.0
+
+    def __init__(self, passages):
+        self.passages = sorted(passages, key=lambda passage: len(passage.text))
+
+    def search(self, queries, top_k):
+        return [[(passage, 1.0 / len(passage.text)) for passage in self.passages[:top_k]] for _ in queries]
+
+
+def test_corpus_may_be_a_retriever(make, data):
+    retriever = ByLength([Passage("Rome", "A city, and an old one."), Passage("Ada Quill", "The playwright.")])
+    env = make(corpus=retriever, top_k=1)
+    assert search(env, "what is it?")[1] == pytest.approx(0.15)  # by its title, as in any corpus from elsewhere
+    assert last_message(env) == "[1] Ada Quill: The playwright."
+    copy = pickle.loads(pickle.dumps(env))
+    search(copy, "and now?")
+    assert last_message(copy) == last_message(env)
+    with pytest.raises(ValueError, match="a retriever or a retrieval server only searches"):
+        make(corpus=retriever, tools=("search", "lookup"))
+    envs = gym.make_vec(IDS["hotpotqa"], num_envs=2, data_dir=str(data / "hotpotqa"), corpus=retriever, top_k=1)
+    envs.reset(seed=[0, 0])
+    span = env.unwrapped.tokenizer.encode(env.unwrapped.dialect.tool_call("search", {"query": "what?"}))
+    calls = envs.step([span, span])[4]["tool_calls"]
+    assert [[call["ok"] for call in of_one] for of_one in calls] == [[True], [True]]
+    envs.close()
+
+
 def test_environments_share_their_indexes(make):
     def retriever(env):
         return env.unwrapped.tools["search"].retriever
@@ -449,7 +480,7 @@ def test_retrieval_server(make, path):
         make(corpus=address)
     if path:  # asking a dead server takes its retries; once is enough
         return
-    env.fault_deadline = 0
+    env.unwrapped.fault_deadline = 0
     _, reward, terminated, truncated, info = search(env, "city")
     assert (reward, terminated, truncated, info["reward_terms"]) == (0.0, False, True, {})
     assert info["truncation_reason"] == "fault" and info["fault"].startswith("tool search: RetrievalError: ")

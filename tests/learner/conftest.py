@@ -1,8 +1,10 @@
 """A tiny random policy, the real environment with the byte tokenizer, and rows that are made up."""
 
+import math
 import os
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -12,6 +14,7 @@ import torch
 import transformers
 
 import agent_r1  # noqa: F401  (registers the environments)
+from llm_utils.forward import score
 from llm_utils.run import Run
 from llm_utils.trajectory import Trajectory, Turn
 
@@ -167,6 +170,79 @@ def as_run(vocab_size):
         return Run(**names)
 
     return make
+
+
+def slow_loss(model, rows, args, vocab_size):
+    """The loss, one row and one token after the other."""
+    row_losses, row_lengths, span = [], [], getattr(args, "ratio", "token")  # only GRPO has others
+    for row in rows:
+        ids = torch.from_numpy(row.tokens).long()
+        logits = model(input_ids=ids[None]).logits[0, :, :vocab_size].float() / args.temperature
+        new = torch.log_softmax(logits, -1)[:-1].gather(1, ids[1:, None])[:, 0]
+        tokens = [t for t in range(row.prompt_length, len(ids)) if row.action_mask[t] or not args.loss_mask]
+        segments = {}
+        for t in tokens:
+            turn = max([0] + [k for k, other in enumerate(row.turns) if t >= other.start])
+            segments.setdefault({"token": t, "turn": turn, "sequence": 0}[span], []).append(t)
+        losses = []
+        for segment in segments.values():
+            mean = sum(new[t - 1].item() - float(row.old_logprobs[t]) for t in segment) / len(segment)
+            for t in segment:
+                ratio = math.exp(mean) * torch.exp(new[t - 1] - new[t - 1].detach())
+                clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef_high)
+                advantage = float(row.advantages[t])
+                loss = -torch.minimum(ratio * advantage, clipped * advantage)
+                if row.action_mask[t]:
+                    loss = loss * min(math.exp(row.old_logprobs[t] - row.logprobs[t]), args.importance_cap)
+                if args.kl_coef and args.kl_in == "loss":
+                    x = new[t - 1] - float(row.ref_logprobs[t])
+                    kl = {"k1": x, "k2": x**2 / 2, "k3": torch.exp(-x) - 1 + x}[args.kl_estimator]
+                    loss = loss + args.kl_coef * kl
+                losses.append(loss)
+        row_losses.append(sum(losses, torch.zeros(())))
+        row_lengths.append(len(losses))
+    if args.loss_aggregation == "token":
+        return sum(row_losses) / sum(row_lengths)
+    if args.loss_aggregation == "sequence":
+        return sum(loss / n for loss, n in zip(row_losses, row_lengths, strict=True)) / len(rows)
+    return sum(row_losses) / len(rows) / args.constant_length
+
+
+def gradient_of(model):
+    flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return flat
+
+
+@pytest.fixture
+def compare_with_loops(small_model, made_up_rows, vocab_size, as_run):
+    """compare_with_loops(script, **arguments): the loss and the gradient of a learner without a critic."""
+
+    def compare(script, **case):
+        model, rows = small_model("qwen2"), made_up_rows(groups=3, size=3)
+        with torch.no_grad():  # ratios near 1, some of them clipped
+            for row in rows:
+                row.train_mask = row.after_prompt()
+                score([(row.segments(), 1)], "logprobs", model, vocab_size, case.get("temperature", 1.0))
+        rng = np.random.default_rng(0)
+        for row in rows:
+            for name in ("old_logprobs", "ref_logprobs"):
+                setattr(row, name, row.logprobs + rng.normal(0, 0.2, size=len(row.tokens)).astype(np.float32))
+            row.logprobs[~row.action_mask] = 0  # the sampler has none there
+            row.train_mask = row.action_mask if case.get("loss_mask", True) else row.after_prompt()
+        args = script.Args(constant_length=30, group_size=3, **case)
+        loss = slow_loss(model, rows, args, vocab_size)
+        loss.backward()
+        expected = gradient_of(model)
+        for budget in (10**6, 120, 1):
+            cut = replace(args, microbatch_tokens=budget)
+            logs = script.backward(rows, cut, as_run(cut, model))
+            got = gradient_of(model)
+            assert (got - expected).norm() / expected.norm() < 1e-5
+            if case.get("kl_in", "loss") == "loss" and not case.get("kl_coef"):
+                assert logs["policy_loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
+
+    return compare
 
 
 @pytest.fixture

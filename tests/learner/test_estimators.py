@@ -91,19 +91,20 @@ def test_a_baseline_carries_the_own_return_into_the_others(monkeypatch):
 
 
 def test_prompts_drawn_at_random_keep_the_direction_if_the_scale_is_of_other_groups():
-    """A scale of the prompt's own weighs prompts differently, and may turn their sum."""
+    """A scale of the prompt's own weighs prompts differently, and may turn their sum.
+
+    Over the four pairs of two prompts: (b, a) gives what (a, b) gives, and a group alone the same in every pair.
+    """
     rng, alike = np.random.default_rng(3), 0
     own = estimators.Entry("", lambda groups: estimators.grpo_alone(groups, credit="turn"))
     for _ in range(20):
-        pair = [estimators.one_parameter_game(rng) for _ in range(2)]
-        truth = sum(true_gradient(game)[0] for game in pair)
-        found = [
-            sum(sum(p["sum"])[0] for p in (estimators.expected_gradients([a, b], entry.estimator, 3)
-                                           for a, b in product(pair, pair)))
-            for entry in (BY_NAME[DEFAULT], own)
-        ]  # fmt: skip
-        assert found[0] * truth > 0
-        alike += found[1] / found[0] == pytest.approx(1, rel=0.02)
+        a, b = (estimators.one_parameter_game(rng) for _ in range(2))
+        truth = sum(true_gradient(game)[0] for game in (a, b))
+        pairs = [(1, (a, a)), (2, (a, b)), (1, (b, b))]
+        of_pairs = (n * sum(estimators.expected_gradients(p, BY_NAME[DEFAULT].estimator, 3)["sum"]) for n, p in pairs)
+        found, alone = sum(of_pairs)[0], sum(2 * expected_gradient(game, own, 3)["sum"][0] for game in (a, b))
+        assert found * truth > 0
+        alike += alone / found == pytest.approx(1, rel=0.02)
     assert alike < 10
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import agent_r1_tools
+
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "tools").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -33,4 +35,8 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def test_there_is_a_page_for_every_tool() -> None:
-    assert {page.stem for page in PAGES} >= {"index", "search", "lookup", "calculator", "your_own_tool"}
+    sources = [path.read_text(encoding="utf-8") for path in Path(agent_r1_tools.__file__).parent.rglob("*.py")]
+    names = {name for text in sources for name in re.findall(r'^    name = "(\w+)"$', text, re.MULTILINE)}
+    assert len(names) >= 4 and {*names, "index", "your_own_tool"} <= {page.stem for page in PAGES}
+    overview = (PAGES[0].parent / "index.md").read_text(encoding="utf-8")
+    assert not [name for name in names if f"({name}.md)" not in overview]

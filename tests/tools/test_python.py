@@ -18,6 +18,7 @@ from agent_r1_tools import run_tool
 from agent_r1_tools.python import CallError, Limits, PythonTool, SandboxError, choose, open_sandbox, probe
 from agent_r1_tools.python.guest import NotLiteral, decode, encode
 from agent_r1_tools.python.sandbox import Cell, State
+from agent_r1_tools.python.unsafe import BareProcess
 
 LIMITS = Limits(wall_seconds=5, cpu_seconds=5, output=400)
 QUICK = Limits(wall_seconds=0.5, cpu_seconds=5)
@@ -28,8 +29,9 @@ def works(backend):
     return pytest.param(backend, marks=pytest.mark.skipif(problem is not None, reason=f"{backend}: {problem}"))
 
 
-FULL = [works("bubblewrap"), works("fork_server")]
-LOCAL = [works("monty"), *FULL]
+LOCAL = [works(name) for name in choose.LOCAL]
+FULL = [works(name) for name, local in choose.LOCAL.items() if local.all_of_python]
+NETWORK = [name for name, local in choose.LOCAL.items() if local.network]
 
 
 @pytest.fixture(params=[*LOCAL, "remote", "subprocess"])
@@ -164,7 +166,7 @@ def test_a_snapshot_can_be_restored_by_another_backend(opened):
     with opened().session() as session:
         session.run("x = 41")
         state = session.get_state()
-    for backend in ("monty", "bubblewrap"):
+    for backend in choose.LOCAL:
         if probe(backend) is None:
             with open_sandbox(backend).session() as other:
                 other.set_state(state)
@@ -176,7 +178,7 @@ def test_random_numbers_are_the_same_in_every_session(opened):
     assert opened().run(code).output == opened().run(code).output
 
 
-@pytest.mark.parametrize("backend", [works("monty"), *FULL, "subprocess"])
+@pytest.mark.parametrize("backend", [*LOCAL, "subprocess"])
 def test_functions_of_ours_can_be_called(backend):
     sandbox = open_sandbox(backend, unsafe=backend == "subprocess")
     calls = []
@@ -311,15 +313,15 @@ def test_sessions_do_not_see_each_others_files(backend):
         assert other.run("import os\nos.listdir('/tmp')").output == "[]\n"
 
 
-@pytest.mark.parametrize("backend", [works("bubblewrap")])
+@pytest.mark.parametrize("backend", [works(name) for name in NETWORK])
 def test_network_is_there_where_it_is_allowed(backend):
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5).close()"
         assert open_sandbox(backend, Limits(network=True)).run(code).ok
         assert not open_sandbox(backend, Limits()).run(code).ok
-    assert open_sandbox("auto", Limits(network=True)).backend == "bubblewrap"
-    for other in ("monty", "fork_server"):
-        if probe(other) is None:
+    assert open_sandbox("auto", Limits(network=True)).backend in NETWORK
+    for other in choose.LOCAL:
+        if other not in NETWORK and probe(other) is None:
             with pytest.raises(SandboxError, match="network"):
                 open_sandbox(other, Limits(network=True))
 
@@ -456,7 +458,7 @@ def running(pid):
 
 
 def test_auto_says_what_it_picked_and_never_leaves_the_sandboxes():
-    working = [name for name in ("monty", "bubblewrap", "fork_server") if probe(name) is None]
+    working = [name for name in choose.LOCAL if probe(name) is None]
     if not working:
         with pytest.raises(SandboxError, match="no sandbox works here"):
             open_sandbox()
@@ -531,6 +533,32 @@ def test_no_sandbox_at_all_is_an_error_that_lists_them(monkeypatch):
     monkeypatch.setattr(choose, "_probed", dict.fromkeys(choose.LOCAL, "not here"))
     with pytest.raises(SandboxError, match="monty: not here.*bubblewrap: not here.*fork_server: not here.*remote"):
         open_sandbox()
+
+
+def test_a_row_is_all_that_another_backend_needs(monkeypatch):
+    monty_works = probe("monty") is None
+
+    class Broken(BareProcess):
+        def start(self, code):
+            raise SandboxError("the box has no lid")
+
+    monkeypatch.setitem(choose.LOCAL, "mybox", choose.Backend(Broken, "buy a lid", network=True))
+    monkeypatch.setattr(choose, "_probed", dict.fromkeys(choose.LOCAL, "not here"))
+    choose._probed.pop("mybox")
+    with pytest.raises(SandboxError, match="mybox doesn't work here: the box has no lid. Remedy: buy a lid"):
+        open_sandbox("mybox")
+    for limits in (Limits(), Limits(network=True)):
+        with pytest.raises(SandboxError, match=r"no sandbox works here.*mybox: the box has no lid \(buy a lid\)"):
+            open_sandbox("auto", limits)
+    choose._probed["mybox"] = None  # as if it worked and were safe
+    monkeypatch.setitem(choose.LOCAL, "mybox", choose.Backend(BareProcess, "buy a lid"))
+    assert open_sandbox("mybox").run("1").output == open_sandbox("auto").run("1").output == "1\n"
+    assert open_sandbox("auto").backend == BareProcess.backend
+    if monty_works:
+        choose._probed["monty"] = None
+        assert open_sandbox("auto").backend == "monty, then subprocess"
+    with pytest.raises(SandboxError, match="mybox: cannot allow network"):
+        open_sandbox("auto", Limits(network=True))
 
 
 def test_auto_takes_what_is_there(monkeypatch):

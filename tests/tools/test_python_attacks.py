@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1_tools.python import CallError, Limits, open_sandbox, probe
+from agent_r1_tools.python import CallError, Limits, choose, open_sandbox, probe
 
 SECRET = "the-hidden-tests-say-42-0b5c"
 MARK = f"agent-r1-attack-{os.getpid()}"
 LIMITS = Limits(wall_seconds=1.5, cpu_seconds=1.5, memory=512 << 20, output=2000, files=4 << 20)
-BACKENDS = ["monty", "bubblewrap", "fork_server", "remote"]
+BACKENDS = [*choose.LOCAL, "remote"]
 
 # PATH, FOLDER, PORT, VICTIM, PARENT, ABSTRACT and MARK stand for what the test planted.
 ATTACKS = {
@@ -627,7 +627,7 @@ def double(x):
 }
 
 
-@pytest.fixture(params=["monty", "bubblewrap", "fork_server", "auto"], scope="module")
+@pytest.fixture(params=[*choose.LOCAL, "auto"], scope="module")
 def judging(request):
     """The backends that can hold both sides: a remote one cannot call back."""
     problem = probe(request.param) if request.param != "auto" else None

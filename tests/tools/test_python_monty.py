@@ -161,7 +161,7 @@ def test_sleep_in_monty_is_counted():
 # --- functions of ours ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["monty", "bubblewrap", "fork_server"])
+@pytest.mark.parametrize("backend", choose.LOCAL)
 def test_functions_of_ours_override_those_of_the_session(backend):
     if probe(backend) is not None:
         pytest.skip(f"{backend}: {probe(backend)}")

@@ -297,9 +297,10 @@ def complete_program(task: Task, code: str) -> str:
 def judge_sandbox(backend: str) -> Sandbox:
     """The sandbox that programs are judged in: for "auto" the first that is there and has all of CPython."""
     from agent_r1_tools.python import Limits, SandboxError, open_sandbox
+    from agent_r1_tools.python.choose import LOCAL
 
     limits = Limits(wall_seconds=2 * PROGRAM_SECONDS, cpu_seconds=PROGRAM_SECONDS)
-    for full in ("bubblewrap", "fork_server") if backend == "auto" else ():
+    for full in [name for name, local in LOCAL.items() if local.all_of_python] if backend == "auto" else []:
         try:
             return open_sandbox(full, limits)
         except SandboxError:

@@ -70,10 +70,10 @@ class QuestionAnsweringEnv(ToolEnv):
 
     Args:
         corpus: "own" (the passages of the question), "pooled" (those of all questions of the split), a file of JSON
-            lines with `title` and `text`, or the http(s) address of a retrieval server (Search-R1's protocol, or
-            Agent-R1's where the address ends in /search; see `HTTPRetriever`).
+            lines with `title` and `text`, the http(s) address of a retrieval server (Search-R1's protocol, or
+            Agent-R1's where the address ends in /search; see `HTTPRetriever`), or a `Retriever`.
         top_k: passages in one search result, at most.
-        tools: "search", "lookup" (a passage by its title; not with a server), or both.
+        tools: "search", "lookup" (a passage by its title; not with a server or a retriever), or both.
         kwargs: the arguments of `ToolEnv`.
 
     Raises: FileNotFoundError for a corpus file that isn't there; RetrievalError for a server that doesn't answer.
@@ -90,7 +90,7 @@ class QuestionAnsweringEnv(ToolEnv):
     def __init__(
         self,
         *,
-        corpus: str | os.PathLike[str] = "own",
+        corpus: str | os.PathLike[str] | Retriever = "own",
         top_k: int = 5,
         tools: Sequence[str] = ("search",),
         **kwargs: Any,
@@ -98,7 +98,9 @@ class QuestionAnsweringEnv(ToolEnv):
         unknown = [name for name in tools if name not in ("search", "lookup")]
         if unknown or not tools or isinstance(tools, str):
             raise ValueError(f"tools are any of 'search' and 'lookup', as a tuple; got {tools!r}")
-        self.corpus = str(corpus)
+        if isinstance(corpus, str | os.PathLike) or not hasattr(corpus, "search"):
+            corpus = str(corpus)
+        self.corpus: str | Retriever = corpus
         self.top_k = top_k
         self._tool_names = tuple(tools)
         super().__init__(self._shared_tools(), **kwargs)
@@ -117,23 +119,27 @@ class QuestionAnsweringEnv(ToolEnv):
 
     def _shared_tools(self) -> list[Tool]:
         """The tools over a corpus that all episodes share; for "own" over nothing, until an episode begins."""
-        if self.corpus.startswith(("http://", "https://")):
+        corpus = self.corpus
+        if isinstance(corpus, str) and corpus.startswith(("http://", "https://")):
+            corpus = _server(corpus)
+            corpus.check()
+        if not isinstance(corpus, str):
             if self._tool_names != ("search",):
-                raise ValueError("a retrieval server only searches; lookup needs corpus 'own', 'pooled' or a file")
-            retriever = _server(self.corpus)
-            retriever.check()
-            return [SearchTool(retriever, self.top_k)]
-        if self.corpus == "own":
+                raise ValueError(
+                    "a retriever or a retrieval server only searches; lookup needs corpus 'own', 'pooled' or a file"
+                )
+            return [SearchTool(corpus, self.top_k)]
+        if corpus == "own":
             passages: tuple[Passage, ...] = ()
-        elif self.corpus == "pooled":
+        elif corpus == "pooled":
             passages = self.pooled_passages()
-        elif Path(self.corpus).is_file():
-            stat = os.stat(self.corpus)
-            passages = _corpus_file(Path(self.corpus), stat.st_mtime_ns, stat.st_size)
+        elif Path(corpus).is_file():
+            stat = os.stat(corpus)
+            passages = _corpus_file(Path(corpus), stat.st_mtime_ns, stat.st_size)
         else:
             raise FileNotFoundError(
-                f"there is no corpus file {self.corpus!r}; corpus is 'own', 'pooled', a file of JSON lines with title "
-                "and text, or the http(s) address of a retrieval server"
+                f"there is no corpus file {corpus!r}; corpus is 'own', 'pooled', a file of JSON lines with title "
+                "and text, the http(s) address of a retrieval server, or a retriever"
             )
         return self._tools(_shared_index(passages), passages)
 
@@ -241,7 +247,7 @@ class MultihopQAEnv(QuestionAnsweringEnv):
         *,
         split: str = "train",
         data_dir: str | os.PathLike[str] | None = None,
-        corpus: str | os.PathLike[str] = "own",
+        corpus: str | os.PathLike[str] | Retriever = "own",
         top_k: int = 5,
         tools: Sequence[str] = ("search",),
         **kwargs: Any,
@@ -307,8 +313,8 @@ class HotpotQAEnv(MultihopQAEnv):
     `info["metrics"]` then has em, f1, support_recall and tool_faults; `info["is_success"]` is em = 1.
 
     ## Arguments
-    `data_dir`, `split` ("train", "dev" or "validation"), `corpus` ("own", "pooled", a file, an address), `top_k` (5),
-    `tools` (("search",); "lookup" by choice), and those of `ToolEnv`.
+    `data_dir`, `split` ("train", "dev" or "validation"), `corpus` ("own", "pooled", a file, an address, a
+    `Retriever`), `top_k` (5), `tools` (("search",); "lookup" by choice), and those of `ToolEnv`.
 
     ## Version history
     v0: first version.

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agent_r1_tools.python.bubblewrap import Bubblewrap
@@ -19,17 +20,38 @@ from agent_r1_tools.python.remote import Remote
 from agent_r1_tools.python.sandbox import CallError, Functions, Limits, Run, Sandbox, SandboxError, Session, State
 from agent_r1_tools.python.unsafe import BareProcess
 
-LOCAL: dict[str, Callable[[Limits], Sandbox]] = {
-    "monty": Monty,
-    "bubblewrap": Bubblewrap,
-    "fork_server": ForkServer,
+
+@dataclass(frozen=True)
+class Backend:
+    """A kind of sandbox on this machine.
+
+    Attributes:
+        open: makes one; SandboxError where it can't.
+        remedy: what would help where it doesn't work.
+        all_of_python: whether it runs CPython; where not, "auto" needs another for the programs that want more.
+        network: whether it can allow network.
+        only_linux: whether it needs Linux.
+    """
+
+    open: Callable[[Limits], Sandbox]
+    remedy: str
+    all_of_python: bool = True
+    network: bool = False
+    only_linux: bool = True
+
+
+LOCAL = {
+    "monty": Backend(Monty, 'pip install "agent-r1[python]"', all_of_python=False, only_linux=False),
+    "bubblewrap": Backend(
+        Bubblewrap,
+        "apt-get install bubblewrap; in a container it needs user namespaces, or root with CAP_SYS_ADMIN",
+        network=True,
+    ),
+    "fork_server": Backend(
+        ForkServer, "needs Linux with Landlock and seccomp, and user namespaces, or root with CAP_SYS_ADMIN"
+    ),
 }
-"""The sandboxes of this machine, the safest first."""
-REMEDIES = {
-    "monty": 'pip install "agent-r1[python]"',
-    "bubblewrap": "apt-get install bubblewrap; in a container it needs user namespaces, or root with CAP_SYS_ADMIN",
-    "fork_server": "needs Linux with Landlock and seccomp, and user namespaces, or root with CAP_SYS_ADMIN",
-}
+"""The sandboxes of this machine, in the order in which "auto" looks at them: the safest first."""
 
 # What a sandbox must not let through; the function runs inside of it.
 PROBE = """
@@ -54,9 +76,10 @@ def open_sandbox(
     """A place to run code that nobody trusts.
 
     Args:
-        backend: "monty", "bubblewrap", "fork_server", "remote" (a SandboxFusion server at `url`), "subprocess" (no
-            sandbox: needs `unsafe=True`), or "auto": monty, and for programs that need more than it knows bubblewrap,
-            or the fork server where there is no bubblewrap. What was picked is in `Sandbox.backend`.
+        backend: "monty", "bubblewrap", "fork_server" (the names in `LOCAL`), "remote" (a SandboxFusion server at
+            `url`), "subprocess" (no sandbox: needs `unsafe=True`), or "auto": monty, and for programs that need more
+            than it knows bubblewrap, or the fork server where there is no bubblewrap. What was picked is in
+            `Sandbox.backend`.
         limits: what a program may use; None for the defaults of `Limits`.
         unsafe: the word that "subprocess" needs.
         url: the address of the server of "remote".
@@ -82,12 +105,13 @@ def open_sandbox(
         return remote
     if backend == "auto":
         return _pick(limits)
-    if backend not in LOCAL:
+    local = LOCAL.get(backend)
+    if local is None:
         raise ValueError(f"unknown backend {backend!r}; there are auto, {', '.join(LOCAL)}, remote, subprocess")
     problem = probe(backend)
     if problem is not None:
-        raise SandboxError(f"{backend} doesn't work here: {problem}. Remedy: {REMEDIES[backend]}. Else: {_present()}")
-    return LOCAL[backend](limits)
+        raise SandboxError(f"{backend} doesn't work here: {problem}. Remedy: {local.remedy}. Else: {_present()}")
+    return local.open(limits)
 
 
 def probe(backend: str) -> str | None:
@@ -113,10 +137,10 @@ os.register_at_fork(after_in_child=_forget_probes)
 
 
 def _problem(backend: str) -> str | None:
-    if sys.platform != "linux" and backend != "monty":
+    if sys.platform != "linux" and LOCAL[backend].only_linux:
         return "it needs Linux"
     try:
-        _try(LOCAL[backend](Limits()))
+        _try(LOCAL[backend].open(Limits()))
     except (SandboxError, OSError) as error:
         return str(error)
     return None
@@ -153,22 +177,24 @@ def _present() -> str:
 
 
 def _pick(limits: Limits) -> Sandbox:
-    full = next((name for name in ("bubblewrap", "fork_server") if _fits(name, limits)), None)
-    if _fits("monty", limits):
-        return Auto(Monty(limits), LOCAL[full](limits)) if full else Monty(limits)
-    if full:
-        return LOCAL[full](limits)
+    fitting = (local for name, local in LOCAL.items() if _fits(name, limits))
+    first = next(fitting, None)
+    if first is not None:
+        full = None if first.all_of_python else next((local for local in fitting if local.all_of_python), None)
+        return Auto(first.open(limits), full.open(limits)) if full else first.open(limits)
     problems = "; ".join(
-        f"{name}: cannot allow network"
-        if limits.network and name != "bubblewrap"
-        else f"{name}: {probe(name)} ({REMEDIES[name]})"
-        for name in LOCAL
+        f"{name}: {probe(name)} ({local.remedy})" if _may(local, limits) else f"{name}: cannot allow network"
+        for name, local in LOCAL.items()
     )
     raise SandboxError(f"no sandbox works here. {problems}. A SandboxFusion server would do (backend='remote')")
 
 
 def _fits(name: str, limits: Limits) -> bool:
-    return probe(name) is None and (not limits.network or name == "bubblewrap")
+    return _may(LOCAL[name], limits) and probe(name) is None
+
+
+def _may(local: Backend, limits: Limits) -> bool:
+    return local.network or not limits.network
 
 
 # --- monty first, then all of Python ----------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class Retriever(Protocol):
     """Finds passages.
 
     `timeout` is the longest that a search can take, in seconds; `math.inf` for one that computes in process and never
-    blocks.
+    blocks. Searches of one with a finite timeout run in other threads, several at the same time.
     """
 
     @property

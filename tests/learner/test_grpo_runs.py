@@ -1,0 +1,244 @@
+"""Runs of learner/grpo_llm.py: what they leave behind, options, and what stops them."""
+
+import json
+from pathlib import Path
+
+import grpo_llm
+import numpy as np
+import pytest
+import torch
+from safetensors import torch as safetensors
+
+from llm_utils.loading import load_policy
+from llm_utils.returns import other_groups_deviation
+from llm_utils.sources import model_source
+
+SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-threads", 1, "--num-envs", 16]
+SMALL += ["--episodes-per-iteration", 16, "--num-minibatches", 2, "--eval-episodes", 0]
+SMALL += ["--temperature", 2.0]  # so that the episodes of a group differ
+GROUPS = [*SMALL, "--group-size", 4]
+
+
+def jsonl(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def scalars(run_dir):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir)).Reload()
+    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def events_step(run_dir):
+    """The number of turns that the axes of the log have counted."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(run_dir)).Reload().Scalars("charts/SPS")[-1].step
+
+
+def test_a_run_leaves_what_is_promised(learn, monkeypatch):
+    from llm_utils.logger import Logger
+
+    monkeypatch.setattr(Logger, "TRAJECTORIES", 16)
+    flags = ["--total-episodes", 32, "--save-model", "--eval-episodes", 4]
+    run_dir = learn("grpo_llm", *GROUPS, *flags)
+    assert run_dir.name.startswith("AgentR1_MultihopWorld-v0__grpo_llm__1__")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["finished"] and {"eval/success_first", "eval/exact_match_last"} <= summary.keys()
+    rows = jsonl(run_dir / "trajectories.jsonl")
+    assert [row["iteration"] for row in rows] == [1] * 16 + [2] * 16
+    assert [row["episode"] for row in rows] == list(range(32))
+    for row in rows:
+        lengths = {len(row[k]) for k in ("tokens", "action_mask", "rewards", "versions", "logprobs", "advantages")}
+        assert lengths == {len(row["tokens"])}
+        mask = np.array(row["action_mask"], bool)
+        assert not mask[: row["prompt_length"]].any() and mask.any()
+        for name in ("rewards", "logprobs", "advantages", "versions"):
+            assert not np.array(row[name])[~mask].any()
+        assert np.array_equal(np.flatnonzero(mask), np.concatenate([np.arange(a, b) for a, b in row["turns"]]))
+        assert set(np.array(row["versions"])[mask]) == {row["iteration"] - 1}
+        assert sum(row["rewards"]) == pytest.approx(row["stats"]["return"], abs=1e-5)
+    totals = [np.array([sum(row["rewards"]) for row in rows[first : first + 4]]) for first in range(0, 32, 4)]
+    deviations = [*other_groups_deviation(totals[:4]), *other_groups_deviation(totals[4:])]
+    for first, deviation in zip(range(0, 32, 4), deviations, strict=True):
+        of_group = rows[first : first + 4]
+        assert len({tuple(row["tokens"][: row["prompt_length"]]) for row in of_group}) == 1
+        turn_rewards = [np.array([sum(row["rewards"][a:b]) for a, b in row["turns"]]) for row in of_group]
+        expected = grpo_llm.group_advantages(turn_rewards, "turn", deviation=deviation)
+        for row, values in zip(of_group, expected, strict=True):
+            for (start, end), value in zip(row["turns"], values, strict=True):
+                np.testing.assert_allclose(row["advantages"][start:end], value, atol=1e-4)
+    before = safetensors.load_file(model_source("tiny", "AgentR1/MultihopWorld-v0") + "/model.safetensors")
+    after = safetensors.load_file(run_dir / "model" / "model.safetensors")
+    assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)
+    assert (run_dir / "model" / "tokenizer.json").is_file()
+    logged = scalars(run_dir)
+    assert logged["charts/staleness"] == [0, 0]
+    assert all(0 <= value <= 1 for value in logged["charts/groups_with_signal"])
+    assert {"losses/policy_loss", "losses/clipfrac", "losses/entropy", "losses/grad_norm"} <= logged.keys()
+    assert {f"time/{name}" for name in ("rollout", "score", "train", "sync")} <= logged.keys()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--credit", "episode", "--no-scale-rewards", "--loss-aggregation", "constant", "--constant-length", 32],
+        ["--ratio", "sequence", "--loss-aggregation", "sequence", "--clip-coef", 3e-4, "--clip-coef-high", 4e-4],
+        ["--ratio", "turn", "--old-logprobs", "trainer", "--gamma", 0.9, "--top-p", 0.9, "--update-epochs", 2],
+        ["--no-loss-mask", "--no-advantage-mask", "--no-anneal-lr", "--microbatch-tokens", 256],
+        ["--kl-coef", 0.1, "--kl-estimator", "k2", "--lora-rank", 2, "--max-grad-norm", 0.5],
+        ["--gradient-checkpointing", "--max-staleness", 2],
+    ],
+    ids=lambda options: options[0],
+)
+def test_options_run(learn, options):
+    run_dir = learn("grpo_llm", *GROUPS, "--total-episodes", 32, *options)
+    assert all(np.isfinite(row["advantages"]).all() for row in jsonl(run_dir / "trajectories.jsonl"))
+    logged = scalars(run_dir)
+    assert len(logged["losses/policy_loss"]) == 2 and np.isfinite(logged["losses/grad_norm"]).all()
+    assert logged["losses/grad_norm"][0] > 0
+
+
+def test_log_probabilities_of_the_trainer_are_those_of_the_sampler(learn):
+    """With --old-logprobs trainer on the first step of an iteration every ratio and every weight is 1."""
+    flags = ["--total-episodes", 16, "--num-minibatches", 1, "--no-scale-rewards"]
+    one, two = (scalars(learn("grpo_llm", *GROUPS, *flags, "--old-logprobs", x, "--exp-name", x))
+                for x in ("sampler", "trainer"))  # fmt: skip
+    assert one["losses/approx_kl"][0] == pytest.approx(0, abs=1e-6)
+    assert two["losses/clipfrac"] == [0]
+    assert one["losses/grad_norm"][0] == pytest.approx(two["losses/grad_norm"][0], rel=1e-3)
+
+
+@pytest.mark.parametrize("rounds", [0, 8])
+def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, monkeypatch, rounds):
+    from llm_utils.logger import Logger
+
+    monkeypatch.setattr(Logger, "TRAJECTORIES", 16)
+    flags = ["--total-episodes", 32, "--temperature", 0.7, "--dynamic-sampling", rounds, "--group-size", 2]
+    run_dir = learn("grpo_llm", *GROUPS, *flags)
+    rows = jsonl(run_dir / "trajectories.jsonl")
+    assert len(rows) == 32 and len({row["episode"] for row in rows}) == 32
+    groups = [rows[i : i + 2] for i in range(0, 32, 2)]
+    assert all(one["task_index"] == two["task_index"] for one, two in groups)
+    earned = [[[sum(row["rewards"][a:]) for a, _ in row["turns"]] for row in group] for group in groups]
+    even = [
+        np.allclose(one[: len(two)], two[: len(one)]) and not any(one[len(two) :] + two[len(one) :])
+        for one, two in earned
+    ]
+    logged = scalars(run_dir)
+    if rounds:
+        assert not any(even)
+        assert logged["charts/episodes"][-1] > 32 and events_step(run_dir) > sum(row["stats"]["turns"] for row in rows)
+    else:
+        assert any(even)
+        assert logged["charts/groups_with_signal"] == pytest.approx([1 - np.mean(even[:8]), 1 - np.mean(even[8:])])
+
+
+def bfloat16_or_skip():
+    from llm_utils.loading import choose_dtype
+
+    try:
+        choose_dtype("bfloat16", torch.device("cpu"))
+    except SystemExit as error:
+        pytest.skip(str(error))
+
+
+def test_in_bf16_no_ratio_is_clipped_before_an_update(learn):
+    """Sampling and training round differently in bf16: against the sampler's log-probabilities GSPO's narrow range
+    would clip most episodes at once. The default compares with the trainer's, and the gap is logged."""
+    bfloat16_or_skip()
+    flags = ["--total-episodes", 16, "--num-minibatches", 1, "--dtype", "bfloat16", "--ratio", "sequence"]
+    flags += ["--loss-aggregation", "sequence", "--clip-coef", 3e-4, "--clip-coef-high", 4e-4]
+    default, sampler = (
+        scalars(learn("grpo_llm", *GROUPS, *flags, *more, "--exp-name", name))
+        for name, more in (("default", []), ("sampler", ["--old-logprobs", "sampler"]))
+    )
+    # a few differ for the trainer, too, where an update forms other batches than the scoring
+    assert default["losses/clipfrac"][0] < 0.1 and sampler["losses/clipfrac"][0] > 0.2
+    assert 0 < default["sampler/gap_mean"][0] < default["sampler/gap_max"][0] < 1
+    assert 0 <= default["sampler/gap_beyond"][0] < 1
+
+
+def test_the_gap_is_that_of_all_rows_also_of_rejected_ones(learn):
+    bfloat16_or_skip()
+    flags = ["--total-episodes", 16, "--dtype", "bfloat16", "--reject-ratio", 1.0005]
+    logged = scalars(learn("grpo_llm", *GROUPS, *flags))
+    assert logged["charts/rejected"][0] > 0.3
+    assert logged["sampler/gap_mean"][0] > 5e-4 and logged["sampler/gap_max"][0] > logged["sampler/gap_mean"][0]
+
+
+def test_staleness_occurs_and_is_bounded(learn):
+    run_dir = learn("grpo_llm", *GROUPS, "--total-episodes", 64, "--max-staleness", 2)
+    staleness = [
+        row["iteration"] - 1 - version
+        for row in jsonl(run_dir / "trajectories.jsonl")
+        for version, sampled in zip(row["versions"], row["action_mask"], strict=True)
+        if sampled
+    ]
+    assert 0 < max(staleness) <= 2 and min(staleness) >= 0
+    logged = scalars(run_dir)["charts/staleness"]
+    assert logged[0] == 0 and max(logged) <= 2 and logged[-1] > 0
+
+
+def test_lora_trains_adapters_and_saves_them_merged(learn):
+    peft = pytest.importorskip("peft")
+    flags = ["--total-episodes", 32, "--lora-rank", 2, "--save-model", "--checkpoint-every", 1]
+    run_dir = learn("grpo_llm", *GROUPS, *flags, "--learning-rate", 3e-3)
+    source = model_source("tiny", "AgentR1/MultihopWorld-v0")
+    adapters = safetensors.load_file(run_dir / "checkpoint" / "policy" / "adapter_model.safetensors")
+    assert all(".lora_" in name for name in adapters) and any(x.abs().max() > 0 for x in adapters.values())
+    base = load_policy(source, torch.device("cpu"))
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        before = base(input_ids=ids).logits
+        merged = load_policy(run_dir / "model", torch.device("cpu"))(input_ids=ids).logits
+        expected = peft.PeftModel.from_pretrained(base, run_dir / "checkpoint" / "policy")(input_ids=ids).logits
+    torch.testing.assert_close(merged, expected, atol=1e-4, rtol=1e-4)
+    assert (merged - before).abs().max() > 0.01
+
+
+def test_contradicting_flags_are_named_before_any_work(learn):
+    for arguments, message in (
+        (["--group-size", 5], "--episodes-per-iteration must be a multiple of --group-size"),
+        (["--group-size", 1], "--group-size, which is at least 2"),
+        (["--max-staleness", 1, "--dynamic-sampling", 1], "--max-staleness and --dynamic-sampling contradict"),
+        (["--max-staleness", 1, "--deterministic"], "--deterministic and --max-staleness contradict"),
+        (["--engine", "vllm", "--deterministic"], "--deterministic and --engine vllm contradict"),
+        (["--kl-in", "reward"], "--kl-in reward needs a --kl-coef above 0"),
+        (["--num-minibatches", 17], "--num-minibatches exceeds --episodes-per-iteration"),
+        (["--max-staleness", -1], "--max-staleness is at least 0"),
+        (["--model", "./nowhere"], "no such folder"),
+        (["--resume", "."], "no checkpoint"),
+        (["--temperature", 0], "--temperature is above 0"),
+        (["--top-p", 0], "--top-p is above 0"),
+        (["--learning-rate", -1], "a learning rate is at least 0"),
+        (["--num-minibatches", 0], "--num-minibatches is at least 1"),
+        (["--constant-length", 0], "--constant-length is at least 1"),
+        (["--num-envs", 0], "--num-envs is at least 1"),
+        (["--env-kwargs", "{bad"], "--env-kwargs takes a JSON object"),
+        (["--env-id", "AgentR1/Nope-v0"], "there is no such environment; there are AgentR1/"),
+        (["--no-advantage-mask"], "--no-advantage-mask changes nothing without --no-loss-mask"),
+        (["--max-grad-norm", -1], "--max-grad-norm is above 0"),
+        (["--max-invalid", 2], "--max-invalid is between 0 and 1"),
+        (["--reject-ratio", 0.5], "--reject-ratio is a factor above 1"),
+        (["--reject-ratio", 2, "--old-logprobs", "sampler"], "give --old-logprobs trainer"),
+        (["--memory-gb", 0.001], "this run doesn't fit"),
+        (["--kl-coef", -0.5], "--kl-coef is at least 0"),
+        (["--update-epochs", 0], "--update-epochs is at least 1"),
+        (["--gamma", -3], "--gamma is between 0 and 1"),
+        (["--importance-cap", 0.5], "--importance-cap is at least 1"),
+        (["--no-scale-rewards", "--scale-by", "others"], "--scale-by does nothing"),
+        (["--env-kwargs", '{"max_context_tokens": 40000}'], "the model has 32768 positions"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            learn("grpo_llm", *GROUPS, *arguments)
+    assert not Path("runs").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(learn):
+    with pytest.raises(SystemExit, match="stopped: .*(nan|inf|finite)"):
+        learn("grpo_llm", *GROUPS, "--total-episodes", 48, "--learning-rate", "1e30")
+    (run_dir,) = Path("runs").iterdir()
+    rows = jsonl(run_dir / "not_finite.jsonl")
+    assert rows and all(row["tokens"] for row in rows)
