@@ -509,6 +509,124 @@ def test_what_the_machinery_does_wrong_is_a_fault(error: Any, says: str) -> None
     assert result.fault.startswith(says) and len(result.fault) <= 300
 
 
+class Truncated(OSError):
+    """As libraries write them: with a number of its own."""
+
+
+MACHINERY = [
+    OSError("the disk is gone"),
+    *(OSError(getattr(errno, name), name) for name in ("EIO", "EBADF", "ENOSPC", "ENOMEM", "EMFILE", "ESRCH")),
+    ConnectionResetError(errno.ECONNRESET, "reset"),
+    TimeoutError(errno.ETIMEDOUT, "too late"),
+    urllib.error.URLError("refused"),
+    socket.gaierror(errno.ENOEXEC, "no such host"),  # macOS has small positive numbers
+    ssl.SSLEOFError(errno.ENOEXEC, "the server hung up"),  # SSL_ERROR_EOF
+    ssl.SSLZeroReturnError(errno.ENXIO, "the server hung up"),
+    ssl.SSLCertVerificationError(1, "expired"),  # a ValueError too
+    Truncated(errno.EINVAL, "?"),
+]
+
+
+@pytest.mark.parametrize("error", MACHINERY, ids=lambda error: f"{type(error).__name__}-{error.errno}")
+def test_an_oserror_that_arguments_do_not_cause_is_a_fault(error: OSError) -> None:
+    assert run_tool(breaks(error), {}).fault is not None
+
+
+def test_the_errors_of_requests_are_told_apart() -> None:
+    requests = pytest.importorskip("requests").exceptions
+    for kind, fault in {
+        requests.ConnectionError: True,
+        requests.Timeout: True,
+        requests.HTTPError: True,
+        requests.MissingSchema: False,
+        requests.InvalidSchema: False,
+        requests.InvalidURL: False,
+    }.items():
+        assert (run_tool(breaks(kind("x")), {}).fault is not None) == fault, kind
+
+
+NUMBERS = [
+    *("ENAMETOOLONG", "ELOOP", "EILSEQ", "ENOTEMPTY", "EXDEV", "EBUSY", "ETXTBSY", "EROFS"),
+    *("ENXIO", "ENODEV", "ENOTTY", "ESPIPE", "EOPNOTSUPP", "ENOEXEC", "E2BIG"),
+    *("EINVAL", "EDOM", "ERANGE", "EOVERFLOW", "EFBIG"),
+]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_arguments_cause_is_the_policys(name: str) -> None:
+    assert run_tool(breaks(OSError(getattr(errno, name), name)), {}).fault is None
+
+
+def test_the_list_of_numbers_is_the_one_above() -> None:
+    assert {getattr(errno, name) for name in NUMBERS} == POLICY_NUMBERS
+
+
+FAR_OFF = 10**17
+"""A time in seconds that no calendar has."""
+
+
+def open_image(data: bytes) -> None:
+    pytest.importorskip("PIL.Image").open(io.BytesIO(data))
+
+
+def with_file(path: Path, use: Callable[[io.BufferedReader], Any]) -> None:
+    with path.open("rb") as file:
+        use(file)
+
+
+def execute(path: Path) -> None:
+    path.chmod(0o755)
+    subprocess.run([path])
+
+
+def seek_in_a_pipe() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"), open(writing, "wb"):
+        os.lseek(reading, 0, os.SEEK_SET)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other numbers for some of these")
+@pytest.mark.parametrize(
+    ("code", "call"),
+    [
+        (errno.EOVERFLOW, lambda folder: datetime.fromtimestamp(FAR_OFF)),
+        (errno.EINVAL, lambda folder: with_file(folder / "file", lambda file: file.seek(-1))),
+        (errno.EINVAL, lambda folder: os.rename(folder / "full", folder / "full" / "inside" / "x")),
+        (errno.EINVAL, lambda folder: os.readlink(folder / "file")),
+        (errno.ENOTEMPTY, lambda folder: os.rmdir(folder / "full")),
+        (errno.EXDEV, lambda folder: os.rename(folder / "file", "/proc/x")),
+        (errno.ENXIO, lambda folder: open(folder / "socket")),
+        (errno.ELOOP, lambda folder: open(folder / "loop")),
+        (errno.ENAMETOOLONG, lambda folder: open(folder / ("x" * 1000))),
+        (errno.ENOTTY, lambda folder: with_file(folder / "file", lambda file: os.get_terminal_size(file.fileno()))),
+        (errno.ESPIPE, lambda folder: seek_in_a_pipe()),
+        (errno.ENOEXEC, lambda folder: execute(folder / "file")),
+        (errno.E2BIG, lambda folder: subprocess.run([sys.executable, "x" * 10**6])),
+        (None, lambda folder: shutil.copy(folder / "file", folder / "file")),
+        (None, lambda folder: shutil.copytree(folder / "full", folder / "full", dirs_exist_ok=True)),
+        (None, lambda folder: shutil.unpack_archive(folder / "file", folder / "new", "tar")),
+        (None, lambda folder: shutil.copyfile(folder / "pipe", folder / "new")),
+        (None, lambda folder: gzip.open(folder / "file").read()),
+        (None, lambda folder: open_image(b"x")),
+        (None, lambda folder: with_file(folder / "file", lambda file: file.write(b"x"))),
+    ],
+)
+def test_what_a_value_of_the_policy_brings_about_is_a_failed_call(tmp_path: Path, code: int | None, call: Any) -> None:
+    """Were it a fault, the policy could have its bad episodes left out."""
+    (tmp_path / "file").write_text("hello")
+    (tmp_path / "full" / "inside").mkdir(parents=True)
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    os.mknod(tmp_path / "socket", stat.S_IFSOCK | 0o600)
+    with pytest.raises(OSError) as raised:
+        call(tmp_path)
+    assert raised.value.errno == code
+    tool = Tool.from_function(lambda: call(tmp_path), name="call")
+    result = run_tool(tool, {})
+    assert (result.ok, result.fault, result.data) == (False, None, {"error": "exception"})
+
+
 NAMED = [FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError]
 """What a path that the policy names may lead to."""
 
