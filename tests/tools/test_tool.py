@@ -1,13 +1,24 @@
 """The contract of tools: schemas, validation, and calls that always answer."""
 
+import errno
 import functools
+import gzip
+import io
 import json
 import math
+import os
+import shutil
+import socket
+import ssl
+import stat
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import urllib.error
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Optional
 
@@ -17,8 +28,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from agent_r1_tools import Tool, ToolFault, ToolResult, run_batch, run_tool
+from agent_r1_tools.running import at_work
 from agent_r1_tools.schemas import Checker
 from agent_r1_tools.text import clean_text
+from agent_r1_tools.tool import POLICY_NUMBERS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -654,6 +667,32 @@ def test_a_timeout_is_a_fault_only_of_a_tool_that_says_so() -> None:
         tool = Tool.from_function(lambda: time.sleep(5), name="f", timeout=0.02, timeout_is_fault=is_fault)
         result = run_tool(tool, {})
         assert result.data == {"error": "timeout"} and (result.fault is not None) == is_fault
+
+
+def test_a_call_waits_for_its_lane_before_its_time_runs() -> None:
+    lanes = threading.Semaphore(0)
+
+    class Lane(Echo):
+        timeout = 0.1
+
+        def lane(self) -> Any:
+            return lanes
+
+    threading.Timer(0.3, lanes.release).start()
+    assert run_tool(Lane(), {"text": "a"}).content == "a"
+    assert run_tool(Lane(), {"text": "sleep"}).data == {"error": "timeout"}
+    assert lanes.acquire(timeout=0)  # who ran out of time has given it back
+
+
+def test_a_call_that_ran_out_of_time_is_at_work_until_it_ends() -> None:
+    end = threading.Event()
+    hangs, idle = (Tool.from_function(end.wait, name=name, timeout=0.02) for name in ("hangs", "idle"))
+    assert not at_work(hangs)
+    run_tool(hangs, {})
+    assert at_work(hangs) and not at_work(idle)
+    end.set()
+    while at_work(hangs):
+        time.sleep(0.01)
 
 
 def test_what_is_cut_or_cleaned_keeps_the_rest_of_the_result() -> None:

@@ -17,6 +17,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,6 +179,21 @@ class Tool(ABC):
     def set_state(self, state: Any) -> None:
         """Go back to what `get_state` gave; nothing to do for a tool without a session."""
         return None
+
+    def new_session(self) -> bool:
+        """Leave the session to a call that ran out of time, and may still be at work in it, and begin one that this
+        call cannot reach. False where that can't be done: the next episode then waits until the call has ended.
+
+        What stands here is enough for a tool without a session.
+        """
+        return type(self).set_state is Tool.set_state
+
+    def lane(self) -> AbstractContextManager[Any]:
+        """What a call waits for and holds while it is made, such as one of a few processors; its time begins then.
+
+        Not for a tool with `timeout=math.inf`.
+        """
+        return nullcontext()
 
     def close(self) -> None:
         """End what runs for the tool's session, such as a process; nothing to do for a tool without one."""
