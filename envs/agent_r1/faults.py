@@ -9,25 +9,35 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_r1_tools import Tool, ToolFault, ToolResult, run_tool
-from agent_r1_tools.running import MAX_FAULT_CHARS, describe
-from agent_r1_tools.text import clean_text
+from agent_r1_tools.running import MAX_FAULT_CHARS, at_work, describe
+from agent_r1_tools.text import clean_text, printable
 
 if TYPE_CHECKING:
     from agent_r1.episode import PendingCall
 
-FAULTS = (ToolFault, OSError)  # ConnectionError and TimeoutError are OSErrors
 FIRST_PAUSE = 0.1  # seconds
 LONGEST_PAUSE = 5.0
 
 
 def fault_line(where: str, what: str | BaseException) -> str:
-    """What `info["fault"]` says, such as "tool search: ConnectionError: refused": one line of bounded length."""
+    """What `info["fault"]` says, such as "tool search: ConnectionError: refused": one short printable line."""
     text = describe(what) if isinstance(what, BaseException) else what
-    return clean_text(" ".join(f"{where}: {text}".split()), MAX_FAULT_CHARS)
+    return clean_text(printable(" ".join(f"{where}: {text}".split())), MAX_FAULT_CHARS)
+
+
+def begin_sessions(tools: Mapping[str, Tool], states: Mapping[str, Any]) -> None:
+    """Put the sessions of the tools into these states (None: its beginning), out of reach of calls of other episodes.
+
+    Raises ToolFault where a call that ran out of time is still at work in a session that its tool cannot leave to it.
+    """
+    for name, tool in tools.items():
+        if not tool.concurrency_safe and at_work(tool) and not tool.new_session():
+            raise ToolFault(f"a call of {name} that ran out of time is still at work in its session")
+        tool.set_state(copy.deepcopy(states.get(name)))
 
 
 class Patience:
@@ -105,7 +115,7 @@ class Calls:
         """Note that the next call was made and faulted. False where it isn't to be made again."""
         stuck = isinstance(result.data, dict) and result.data.get("error") == "timeout"
         # A call that is stuck may still be at work in the session, and a session of unknown state can't go back.
-        if not tool.concurrency_safe and (stuck or not self._can_return):
+        if not tool.concurrency_safe and (stuck or at_work(tool) or not self._can_return):
             return False
         self._pause = self._patience.next()
         return self._pause is not None

@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import json
 import operator
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -26,12 +25,14 @@ import numpy as np
 
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens
-from agent_r1.faults import FAULTS, Calls, Patience, fault_line
+from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
+from agent_r1_tools.text import printable
+from agent_r1_tools.tool import is_fault
 
 __all__ = ["End", "Episode", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv"]
 
@@ -39,8 +40,6 @@ MAX_CALLS = 8  # tool calls that are run in one turn
 CUT = "... [cut to fit the context]"
 ONLY_EXPERTS = "{name} has no worker that makes mistakes; take the expert's demonstrations (--expert-share 1)"
 NO_ACTION_HINT = "Neither a tool call nor an answer was found. Call a tool, or answer as <answer>your answer</answer>."
-# What a terminal would obey or cannot write: control characters but tab and newline, lone surrogates.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class ToolEnv(gym.Env[Tokens, Tokens]):
@@ -131,9 +130,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._reserve = max(1, min(self.max_action_tokens, 256, self.max_context_tokens // 8))
         self._episode: Episode | None = None
         self._task: Task | None = None
-        # Set by a vector environment, which shares it among the episodes that it begins together: one that cannot
-        # begin is then handed out as an episode that ends with a fault at its first turn, and `reset` doesn't raise.
-        self.reset_patience: Patience | None = None
 
     # ------------------------------------------------------------------ what a task says
 
@@ -160,7 +156,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """What an answer is worth: a score from 0 to 1 (1 is success), and metrics for `info["metrics"]`.
 
         A judge that is itself broken raises `ToolFault` or an OSError, or says why in `memory["judge_error"]`: a fault,
-        which is tried again and never paid. That holds for all judges; what they noted in `memory` is taken back.
+        which is tried again and never paid. That holds for all judges; what they noted in `memory` is taken back. What
+        an answer can bring about (it names no file, it is no number) is no fault: a judge catches that and pays 0.
         """
         raise NotImplementedError
 
@@ -177,11 +174,15 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tokens, dict[str, Any]]:
         """Begin an episode: `seed` draws its task, options `task_index` names it and `max_turns` bounds it.
 
-        Raises ValueError for other options or values, and for a prompt that leaves no room in the context.
+        A vector environment adds `patience`, a `Patience` which it shares among the episodes that it begins together:
+        one that cannot begin is then handed out as an episode that ends with a fault at its first turn.
+
+        Raises ValueError for other options or values, and for a prompt that leaves no room in the context; ToolFault
+        for a fault that lasts; and what `make_task` and `start_episode` raise that is no fault (see `is_fault`).
         """
         super().reset(seed=seed)
-        shared, self.reset_patience = self.reset_patience, None
         options = dict(options or {})
+        shared: Patience | None = options.pop("patience", None)
         index = options.pop("task_index", None)
         max_turns = options.pop("max_turns", None)
         if options:
@@ -197,7 +198,9 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             try:
                 self._begin(int(index), horizon)
                 break
-            except FAULTS as error:
+            except Exception as error:
+                if not is_fault(error):
+                    raise
                 if patience.wait():
                     continue
                 if shared is None:
@@ -220,7 +223,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         episode = self.episode
         if episode.over:
             raise RuntimeError("step() after the end of the episode; call reset() first")
-        span = self._check(action)
+        span = self.check_action(action)
         room = min(self.max_action_tokens, self.max_context_tokens - episode.length)
         self._append(span[:room])
         episode.turn += 1
@@ -259,7 +262,9 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             try:
                 turn.judged = self.judge_answer(answer)
                 self._check_judge()
-            except FAULTS as error:
+            except Exception as error:
+                if not is_fault(error):
+                    raise
                 self._return_to(mark, turn)
                 if not patience.wait():
                     turn.fault = fault_line("judge", error)
@@ -292,8 +297,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         first_message = len(self.episode.messages) - 1
         mark = self._mark(turn)
         try:
-            outcome = self._settle(turn, results)
-        except FAULTS as error:
+            outcome = self._settle(turn, results, mark)
+        except Exception as error:
+            if not is_fault(error):
+                raise
             self._return_to(mark, turn)
             raise ToolFault(fault_line("judge", error)) from error
         if self.render_mode == "human":
@@ -301,7 +308,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return outcome
 
     def _settle(
-        self, turn: OpenTurn, results: Sequence[ToolResult]
+        self, turn: OpenTurn, results: Sequence[ToolResult], mark: tuple[Any, ...]
     ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         episode = self.episode
         amounts: dict[str, float] = {}
@@ -309,22 +316,21 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         responses: list[tuple[str, str]] = []
         end: End | None = None
         waiting = iter(results)
-        broken = turn.fault is not None or any(result.fault is not None for result in results)
         for pending in turn.calls:
             call = pending.call
             result = ToolResult(pending.error or "", ok=False) if pending.tool is None else next(waiting)
-            if not broken:
+            if result.fault is not None:  # an end before it counts, and the fault doesn't
+                turn.fault = turn.fault or fault_line(f"tool {call.name}", result.fault)
+            elif turn.fault is None:
                 end = self._judge_call(call, result, amounts)
             error = call.error or (None if result.ok else result.content)
             record = {"name": call.name, "arguments": pending.arguments, "ok": result.ok}
             records.append(record | ({"error": error} if error else {}))
             responses.append((call.name, result.content))
-            if result.fault is not None:
-                turn.fault = turn.fault or fault_line(f"tool {call.name}", result.fault)
-                break
-            if end is not None:
+            if result.fault is not None or end is not None:
                 break
         if turn.fault is not None:
+            self._return_to(mark, turn)
             return self._end_by_fault(turn, records)
         if turn.skipped_calls and end is None:
             responses.append(("", f"{turn.skipped_calls} more calls were not run: at most {MAX_CALLS} in one turn."))
@@ -393,7 +399,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from a snapshot of `get_state`; the snapshot itself stays as it is.
 
-        Raises ValueError for a snapshot of an environment with other tasks or a larger context.
+        Raises ValueError for a snapshot of an environment with other tasks or a larger context, and ToolFault where a
+        call that ran out of time is still at work in a tool's session.
         """
         episode: Episode = copy.deepcopy(state["episode"])
         if episode.length > self.max_context_tokens:
@@ -412,8 +419,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             )
         self._episode, self._task = episode, task
         self.start_episode(task)
-        for name, tool in self.tools.items():
-            tool.set_state(copy.deepcopy(state["tools"].get(name)))
+        begin_sessions(self.tools, state["tools"])
 
     def render(self) -> str | None:
         """The conversation so far as text (mode "ansi"); in mode "human" it was printed as it went."""
@@ -466,8 +472,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._task = None
         self._task = task = self.make_task(index)
         self._open(task, index, max_turns)
-        for tool in self.tools.values():
-            tool.set_state(None)
+        begin_sessions(self.tools, {})
         self.start_episode(task)
 
     def _begin_broken(self, index: int, max_turns: int, fault: str) -> None:
@@ -503,7 +508,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if "judge_error" in self.memory:
             raise ToolFault(str(self.memory["judge_error"]))
 
-    def _check(self, action: Any) -> Tokens:
+    def check_action(self, action: Any) -> Tokens:
+        """The action as int32. Raises ValueError for what is no 1-D array of ids of the vocabulary."""
         try:
             span = np.asarray(action)
         except ValueError:  # nested lists of different lengths
@@ -645,7 +651,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                     named = ", ".join(f"{name} {value:+.2f}" for name, value in terms.items())
                     lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
                 turn += 1
-        return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match[0]):02x}", "\n".join(lines))
+        return printable("\n".join(lines))
 
 
 def _messages(instructions: str, question: str) -> list[dict[str, Any]]:

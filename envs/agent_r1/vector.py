@@ -307,7 +307,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self, slot: _Slot, seed: int | None, options: dict[str, Any], patience: Patience
     ) -> dict[str, Any]:
         slot.phase = Phase.OVER  # should the reset fail
-        slot.env.reset_patience = Patience(0) if self._distrust else patience
+        options = options | {"patience": Patience(0) if self._distrust else patience}
         state, info = slot.env.reset(seed=seed, options=options)
         self._distrust = self.num_envs if "fault" in info else max(0, self._distrust - 1)
         slot.phase, slot.steps, slot.known = Phase.READY, 0, 0
@@ -318,7 +318,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
     def _span(self, slot: _Slot, action: Any) -> Tokens:
         if self.text:
             return encode_turn(slot.env, action, slot.room)
-        return slot.env._check(action)
+        return slot.env.check_action(action)
 
     def _view(self, slot: _Slot, state: Tokens) -> Any:
         tokens = state[slot.known :] if self.observe_new else state

@@ -5,6 +5,7 @@ import math
 import pickle
 import threading
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +15,7 @@ from agent_r1 import End, Task, Tool, ToolEnv, ToolFault, ToolResult, faults
 from agent_r1.faults import Patience, fault_line
 from agent_r1.vector import ToolVectorEnv
 from agent_r1.wrappers import RecordTrajectories
+from agent_r1_tools.running import at_work
 
 NUMBER = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
 
@@ -312,6 +314,136 @@ def test_a_session_that_may_still_be_at_work_is_not_called_again():
     assert step[4]["fault"] == "tool count: no result within 0.05 seconds" and machine.count("hang") == 1
 
 
+def test_a_session_in_which_a_failed_call_is_at_work_does_not_go_back():
+    class TooSlow(Stays):
+        timeout_is_fault = False
+
+    env = World(machine := Machine(count=1))
+    tool = env.tools["count"] = TooSlow(machine)
+    (step,) = play(env, [turn(env, ("count", 0), ("count", 1))])
+    assert step[4]["fault"] == "tool count: ConnectionError: count is down" and machine.count("count") == 1
+    tool.go_on.set()
+
+
+class Stays(Count):
+    """A call of it goes on after its time, and counts then."""
+
+    timeout, timeout_is_fault = 0.05, True
+
+    def __init__(self, machine):
+        super().__init__(machine)
+        self.go_on = threading.Event()
+
+    def execute(self, arguments):
+        if arguments["x"] == 0:
+            self.go_on.wait(20)
+        return super().execute(arguments)
+
+
+class Moves(Stays):
+    """Its sessions are objects of their own."""
+
+    def __init__(self, machine):
+        super().__init__(machine)
+        self.session = [0]
+
+    def execute(self, arguments):
+        session = self.session
+        if arguments["x"] == 0:
+            self.go_on.wait(20)
+        session[0] += 1
+        return ToolResult(f"count {session[0]}")
+
+    def set_state(self, state):
+        self.session[0] = state or 0
+
+    def get_state(self):
+        return self.session[0]
+
+    def new_session(self):
+        self.session = [0]
+        return True
+
+
+def left_in_a_session(tool_class, **kwargs):
+    """An environment whose tool is still at work for an episode that is over."""
+    env = World(**kwargs)
+    tool = env.tools["count"] = tool_class(env.machine)
+    env.reset(options={"task_index": 3})
+    env.step(turn(env, ("count", 1)))
+    state = env.get_state()
+    assert env.step(turn(env, ("count", 0)))[4]["fault"] == "tool count: no result within 0.05 seconds"
+    return env, tool, state
+
+
+def wait_until_nothing_is_at_work_in(tool):
+    tool.go_on.set()
+    while at_work(tool):
+        time.sleep(0.01)
+
+
+def test_a_call_that_ran_out_of_time_is_left_in_the_session_of_its_episode():
+    env, tool, state = left_in_a_session(Moves, fault_deadline=0)
+    env.reset(options={"task_index": 3})
+    env.step(turn(env, ("count", 1)))
+    wait_until_nothing_is_at_work_in(tool)
+    env.step(turn(env, ("count", 2)))
+    assert env.messages[-1]["content"] == "count 2"
+    tool.go_on.clear()
+    env.step(turn(env, ("count", 0)))
+    env.set_state(state)
+    wait_until_nothing_is_at_work_in(tool)
+    env.step(turn(env, ("count", 2)))
+    assert env.messages[-1]["content"] == "count 2"
+
+
+def test_a_session_that_cannot_be_left_behind_is_waited_for():
+    env, tool, state = left_in_a_session(Stays, fault_deadline=20)
+    threading.Timer(0.2, tool.go_on.set).start()
+    env.reset(options={"task_index": 3})
+    env.step(turn(env, ("count", 1)))
+    assert env.messages[-1]["content"] == "count 1"
+    env, tool, state = left_in_a_session(Stays, fault_deadline=0)
+    for go_on in (env.reset, lambda: env.set_state(state)):
+        with pytest.raises(ToolFault, match="a call of count that ran out of time is still at work in its session"):
+            go_on()
+    wait_until_nothing_is_at_work_in(tool)
+    env.set_state(state)
+    env.step(turn(env, ("count", 1)))
+    assert env.messages[-1]["content"] == "count 2"
+
+
+@pytest.mark.parametrize("what", ["make_task", "start_episode"])
+def test_a_file_that_is_not_there_is_said_at_once(what, monkeypatch):
+    """Waiting for it would not make it, and the message is the one of the missing file."""
+    monkeypatch.setattr(World, what, lambda self, argument: open("/no/such/file"))
+    with pytest.raises(FileNotFoundError, match="/no/such/file"):
+        World().reset(seed=0)
+    with pytest.raises(FileNotFoundError, match="/no/such/file"):
+        ToolVectorEnv(World, 2).reset(seed=0)
+
+
+@pytest.mark.parametrize("env_class", [World, Slow])
+def test_an_answer_that_a_judge_trips_over_raises_at_once(env_class):
+    """What an answer brings about is nothing that passes: were it a fault, such answers would be left out."""
+
+    class Reads(env_class):
+        def judge_answer(self, answer):
+            if not answer:
+                return 0.0, {}
+            self.machine.try_("read")
+            return float(Path(answer).read_text() == "42"), {}
+
+    for answer, error in {"/no/such/file": FileNotFoundError, "/": IsADirectoryError, "x" * 300: OSError}.items():
+        env = Reads()
+        span = turn(env, text=f"<answer>{answer}</answer>")
+        with pytest.raises(error):
+            play(env, [span])
+        assert env.machine.count("read") == 1
+        with pytest.raises(error):
+            play_vector(Reads, [span], Machine())
+
+
 @pytest.mark.parametrize("what", ["task", "start"])
 def test_an_episode_that_cannot_begin(what, monkeypatch):
     with pytest.raises(ToolFault, match=rf"task 3 of 'train' could not begin: ConnectionError: {what} is down"):
@@ -503,6 +635,24 @@ def test_a_tool_that_is_done_ends_the_episode_where_the_task_says_so(process_rew
     assert play_vector(World, spans, Machine(), process_reward=process_reward, max_turns=2) == [first, last]
 
 
+def test_a_fault_counts_only_before_an_end():
+    """A turn is judged in the order of its calls; what was judged before a fault leaves no trace."""
+    end = [("count", 1)] * 3
+    clean = play(World(), [turn(World(), *end)])
+    for play_ in (
+        lambda spans, machine: play(World(machine, fault_deadline=0.05), spans),
+        lambda spans, machine: play_vector(World, spans, machine, fault_deadline=0.05),
+    ):
+        (step,) = play_([turn(World(), *end, ("ask", 1))], Machine(ask=math.inf))
+        assert step[1:] == clean[0][1:] and step[2]
+        (step,) = play_([turn(World(), *end[1:], ("ask", 1), ("count", 1))], Machine(ask=math.inf))
+        assert step[1:4] == [0.0, False, True] and step[4]["fault"] == "tool ask: ConnectionError: ask is down"
+        assert [call["ok"] for call in step[4]["tool_calls"]] == [True, True, False]
+    env = World(Machine(ask=math.inf), fault_deadline=0)
+    play(env, [turn(env, ("count", 1), ("ask", 1))])
+    assert env.memory == {} and env.episode.seen_calls == set()
+
+
 def test_an_end_pays_the_format_as_an_answer_would():
     env = World(process_reward=False)
     spans = [turn(env, text="<tool_call>\n{broken\n</tool_call>"), turn(env, *[("count", 1)] * 3)]
@@ -536,3 +686,8 @@ def test_patience_doubles_its_pauses_and_ends_at_the_deadline(monkeypatch):
 def test_a_fault_is_one_short_line():
     line = fault_line("tool x", OSError("two\nlines " * 1000))
     assert line.startswith("tool x: OSError: two lines two") and len(line) <= 300 and "\n" not in line
+
+
+def test_a_fault_has_nothing_that_a_terminal_obeys():
+    line = fault_line("tool x", "\x1b[2Jno\thost \u202eevil\u2066\x07\x9b\ud800 é")
+    assert line == "tool x: \\x1b[2Jno host \\u202eevil\\u2066\\x07\\x9b\\ud800 é"

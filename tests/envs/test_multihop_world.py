@@ -148,7 +148,7 @@ def test_the_expert_solves_every_task(split):
     for index in range(TASKS):
         total, info = demonstrate(env, index)
         assert info["is_success"] and info["answer"] == env.task.answers[0]
-        assert info["metrics"] == {"em": 1.0, "f1": 1.0, "support_recall": 1.0, "tool_faults": 0.0}
+        assert info["metrics"] == {"em": 1.0, "f1": 1.0, "support_recall": 1.0, "tool_bugs": 0.0}
         assert total == pytest.approx(1.3)  # every support pays its share of 0.3
 
 

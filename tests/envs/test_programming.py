@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import threading
 from dataclasses import replace
 
 import gymnasium as gym
@@ -159,6 +160,36 @@ def test_a_sandbox_that_is_not_permitted_is_a_fault_of_run_tests(env, say, monke
     env.fault_deadline = 0
     info = say(env, run_tests(env, env.task.answers[0]))[4]
     assert info["fault"] == "tool run_tests: ToolFault: PermissionError: [Errno 1] Operation not permitted"
+
+
+def test_a_sandbox_that_is_not_permitted_is_a_fault_of_the_judge(env, say, monkeypatch):
+    def forbidden(self, code):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(type(env._judge_sandbox), "start", forbidden)
+    env.fault_deadline = 0
+    info = say(env, f"<answer>{env.task.answers[0]}</answer>")[4]
+    assert info["fault"] == "judge: ToolFault: PermissionError: [Errno 1] Operation not permitted"
+
+
+def test_waiting_for_other_programs_is_no_fault(say, monkeypatch):
+    """A program waits for a processor for longer than it may run; a judge holds one too."""
+    env = gym.make("AgentR1/HumanEval-v0").unwrapped
+    env.reset(options={"task_index": 0})
+    lanes, held = threading.BoundedSemaphore(1), []
+    check = programming._check_once
+    monkeypatch.setattr(programming, "_lanes", lanes)
+    monkeypatch.setattr(
+        programming, "_check_once", lambda *a, **k: (held.append(not lanes.acquire(timeout=0)), check(*a, **k))[1]
+    )
+    monkeypatch.setattr(env.tools["run_tests"], "timeout", 2.0)
+    env.fault_deadline = 0
+    lanes.acquire()
+    threading.Timer(2.1, lanes.release).start()
+    info = say(env, run_tests(env, TWICE))[4]
+    assert "fault" not in info and info["tool_calls"][0]["ok"]
+    assert say(env, f"<answer>{TWICE}</answer>")[1] == 1
+    assert held == [True, True] and lanes.acquire(timeout=0)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_an_unfinished_episode_keeps_its_penalty(make):
     _, reward, terminated, truncated, info = search(env, "Lornby")
     assert (reward, terminated, truncated) == (-0.5, False, True)
     assert info["reward_terms"] == {"outcome/unfinished": -0.5} and info["truncation_reason"] == "turns"
-    assert info["metrics"] == {"em": 0.0, "f1": 0.0, "support_recall": 1.0, "tool_faults": 0.0}
+    assert info["metrics"] == {"em": 0.0, "f1": 0.0, "support_recall": 1.0, "tool_bugs": 0.0}
     env = make(max_turns=1, unfinished_reward=0.0, process_reward=False)
     assert search(env, "Ada Quill")[1:4] == (0.0, True, False)
 
@@ -292,7 +292,7 @@ def test_bad_calls_are_answered_and_named(make):
         assert info["reward_terms"] == {"process/failed_call": -0.05} and not info["tool_calls"][0]["ok"]
         assert "Error" in last_message(env)
     _, reward, _, _, info = say(env, "<answer>River Lorn</answer>")
-    assert reward == 1.0 and info["metrics"]["tool_faults"] == 0.0  # the policy's fault, not the tool's
+    assert reward == 1.0 and info["metrics"]["tool_bugs"] == 0.0  # the policy's fault, not the tool's
 
 
 def test_a_search_that_finds_nothing_is_no_failure(make):
@@ -383,7 +383,7 @@ def test_lookup_by_choice(make):
     info = say(env, tool_call("lookup", {"title": "Cleo Finch"}))[4]  # a passage of another question
     assert info["reward_terms"] == {"process/failed_call": -0.05}
     assert search(env, "town playwright")[1] == pytest.approx(0.15)
-    assert say(env, "<answer>Pell</answer>")[4]["metrics"]["tool_faults"] == 0.0
+    assert say(env, "<answer>Pell</answer>")[4]["metrics"]["tool_bugs"] == 0.0
     env = make(tools=("lookup",), corpus="pooled")
     say(env, env.unwrapped.dialect.tool_call("lookup", {"title": "cleo finch"}))
     assert "engraver" in last_message(env)

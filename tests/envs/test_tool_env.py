@@ -982,8 +982,8 @@ def test_human_prints_the_same_as_it_goes(make, say, capsys):
 
 def test_control_characters_are_spelled_out(make, say):
     env = make(render_mode="ansi")
-    say(env, "\x1b[2J\x07\r\tone\ntwo\x9b")
-    assert "\\x1b[2J\\x07\\x0d\tone\ntwo\\x9b\n" in env.render()
+    say(env, "\x1b[2J\x07\r\tone\ntwo\x9b\u202e")
+    assert "\\x1b[2J\\x07\\x0d\tone\ntwo\\x9b\\u202e\n" in env.render()
 
 
 def test_rendering_what_a_terminal_cannot_write(say, capsys):

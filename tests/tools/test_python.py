@@ -19,6 +19,7 @@ from agent_r1_tools.python import CallError, Limits, PythonTool, SandboxError, c
 from agent_r1_tools.python.guest import NotLiteral, decode, encode
 from agent_r1_tools.python.sandbox import Cell, State
 from agent_r1_tools.python.unsafe import BareProcess
+from agent_r1_tools.running import at_work
 
 LIMITS = Limits(wall_seconds=5, cpu_seconds=5, output=400)
 QUICK = Limits(wall_seconds=0.5, cpu_seconds=5)
@@ -676,6 +677,34 @@ def test_a_program_that_a_server_refuses_is_a_failed_call(sandbox_server, monkey
     assert "SandboxError" in run_tool(tool, {"code": "x"}).fault
 
 
+@pytest.mark.parametrize("poison", ["silence", "nonsense"])
+def test_a_program_that_silences_a_server_is_a_failed_call(sandbox_server, monkeypatch, poison):
+    """But only if the server answers other programs."""
+    sandbox = open_sandbox("remote", url=sandbox_server)
+    tool = PythonTool(sandbox)
+    assert run_tool(tool, {"code": "x = 41"}).ok
+    monkeypatch.setattr("agent_r1_tools.python.remote.time.sleep", lambda seconds: None)
+    post, silenced, all_silenced = sandbox._client.post, [], []
+
+    def silence(url, json):
+        if all_silenced or "poison" in json["code"]:
+            silenced.append(poison)
+            if poison == "silence":
+                raise sandbox._httpx.RemoteProtocolError("Server disconnected without sending a response.")
+            return sandbox._httpx.Response(200, json={"status": "Failed", "run_result": None})
+        return post(url, json=json)
+
+    monkeypatch.setattr(sandbox._client, "post", silence)
+    result = run_tool(tool, {"code": "'poison'"})
+    assert (result.ok, result.fault, result.data["status"]) == (False, None, "exception")
+    assert "it gets no answer that can be read" in result.content and "127.0.0.1" not in result.content
+    assert len(silenced) == (5 if poison == "silence" else 2)
+    assert run_tool(tool, {"code": "x + 1"}).content == "42"  # the session is as it was
+    all_silenced.append(True)
+    says = "Server disconnected" if poison == "silence" else "doesn't answer as SandboxFusion does"
+    assert says in run_tool(tool, {"code": "x"}).fault
+
+
 def test_a_sandbox_that_is_killed_from_outside_costs_nothing():
     tool = PythonTool(open_sandbox("subprocess", unsafe=True))
     pid = run_tool(tool, {"code": "import os\nx = 41\nos.getpid()"}).content
@@ -705,6 +734,26 @@ def test_code_that_ends_its_process_is_tried_twice_once_in_a_session(monkeypatch
     codes.clear()
     run_tool(tool, {"code": early})
     assert len(codes) == 2  # another episode
+    tool.close()
+
+
+@pytest.mark.parametrize("backend", [works("monty"), "subprocess"])
+def test_a_run_that_the_tool_gave_up_is_left_in_its_session(backend):
+    """It goes on to its own end, and the next episode doesn't see it."""
+    tool = PythonTool(open_sandbox(backend, Limits(wall_seconds=30), unsafe=backend == "subprocess"))
+    run_tool(tool, {"code": "import time"})
+    seconds, tool.timeout = tool.timeout, 0.2
+    assert "no result within" in run_tool(tool, {"code": "time.sleep(1)\nsecret = 1"}).fault
+    tool.timeout = seconds
+    assert at_work(tool) and tool.new_session()
+    tool.set_state(None)
+    assert run_tool(tool, {"code": "mine = 2"}).ok
+    begun = time.monotonic()
+    while at_work(tool):
+        time.sleep(0.02)
+    assert time.monotonic() - begun < 20  # nobody has closed what it waits for
+    assert run_tool(tool, {"code": "mine"}).content == "2"
+    assert "NameError" in run_tool(tool, {"code": "secret"}).data["error"]
     tool.close()
 
 

@@ -229,7 +229,8 @@ def test_an_address_and_a_protocol_are_checked() -> None:
 
 def test_the_timeout_covers_all_attempts() -> None:
     retriever = HTTPRetriever("http://x", request_timeout=2.0, retries=6, backoff=1.0, check=False)
-    assert retriever.timeout == 7 * 2.0 + (1 + 2 + 4 + 8 + 8 + 8) + 1.0
+    # Seven attempts, then a query of ours, and one more attempt.
+    assert retriever.timeout == (7 + 1 + 1) * 2.0 + (1 + 2 + 4 + 8 + 8 + 8) + 1.0
     assert SearchTool(retriever).timeout == retriever.timeout
     retriever.close()
 
@@ -241,13 +242,17 @@ GOOD = {"result": [[{"document": {"contents": '"A"\ntext'}, "score": 2}]]}
 
 @contextmanager
 def answering(answer: Callable[[int], tuple[int, bytes]]) -> Iterator[tuple[str, list[bytes]]]:
-    """A server on loopback whose n-th answer is `answer(n)`; gives its address and the requests that it has got."""
+    """A server on loopback whose n-th answer is `answer(n)`; gives its address and the requests that it has got.
+    It hangs up instead of a status 0."""
     requests: list[bytes] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             requests.append(self.rfile.read(int(self.headers["Content-Length"])))
             status, body = answer(len(requests))
+            if status == 0:
+                self.close_connection = True
+                return
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -332,7 +337,7 @@ def test_nonsense_is_an_error_that_says_what_is_wrong(body: bytes, says: str) ->
         retriever = client(address)
         with pytest.raises(RetrievalError, match=says):
             retriever.search(["q"], 1)
-        assert len(requests) == 1
+        assert (retriever.faults, len(requests)) == (1, 2)  # the second asks whether it is the query
         retriever.close()
 
 
@@ -366,12 +371,54 @@ def test_a_query_that_the_server_refuses_is_the_policys(status: int) -> None:
         retriever.close()
 
 
-def test_a_server_that_comes_back_while_it_is_checked_refuses_nothing() -> None:
-    """Down for the query and all its repetitions, up for the check."""
-    with answering(lambda n: (503, b"starting") if n < 5 else (200, json.dumps(GOOD).encode())) as (address, requests):
+SILENCE = [(0, b""), (200, b"<html>"), (200, b'{"result": [[{"document": {"contents": "A"}, "score": null}]]}')]
+"""A server that breaks at a query."""
+
+
+@pytest.mark.parametrize("broken", [*SILENCE, (200, b'{"result": []}')])
+def test_a_query_that_silences_the_server_is_the_policys(broken: tuple[int, bytes]) -> None:
+    """But only if the server answers other queries."""
+
+    def answer(n: int) -> tuple[int, bytes]:
+        queries = json.loads(requests[n - 1])["queries"]
+        return broken if "bad" in queries else (200, json.dumps({"result": GOOD["result"] * len(queries)}).encode())
+
+    with answering(answer) as (address, requests):
+        retriever = client(address)
+        tool = SearchTool(retriever, 1)
+        calls = [{"query": query} for query in ("a", "bad", "b")]
+        assert [result.fault for result in run_batch(tool, calls)] == [None] * 3
+        bad = run_tool(tool, {"query": "bad"})
+        assert (bad.ok, bad.fault, bad.data) == (False, None, {"error": "query_refused"})
+        assert run_tool(tool, {"query": "fine"}).ok and retriever.faults == 0
+        retriever.close()
+
+
+def test_a_query_that_hangs_the_server_is_refused_within_the_timeout() -> None:
+    done = threading.Event()
+
+    def answer(n: int) -> tuple[int, bytes]:
+        if b"bad" in requests[n - 1]:
+            done.wait(20)
+        return 200, json.dumps(GOOD).encode()
+
+    with answering(answer) as (address, requests):
+        retriever = client(address, request_timeout=0.3, retries=1)
+        result = run_tool(SearchTool(retriever, 1), {"query": "bad"})
+        done.set()
+        assert (result.ok, result.data) == (False, {"error": "query_refused"})
+        assert [json.loads(request)["queries"] for request in requests] == [["bad"], ["bad"], ["test"], ["bad"]]
+        retriever.close()
+
+
+@pytest.mark.parametrize("down", [(503, b"starting"), *SILENCE])
+def test_a_server_that_comes_back_while_it_is_checked_refuses_nothing(down: tuple[int, bytes]) -> None:
+    """Down for the query and all its repetitions (nonsense isn't asked for again), up for the check."""
+    attempts = 1 if down[0] == 200 else 4
+    with answering(lambda n: down if n <= attempts else (200, json.dumps(GOOD).encode())) as (address, requests):
         retriever = client(address)
         assert retriever.search(["q"], 1) == [[(Passage("A", "text"), 2.0)]]
-        assert len(requests) == 6 and retriever.faults == 0
+        assert len(requests) == attempts + 2 and retriever.faults == 0
         retriever.close()
 
 

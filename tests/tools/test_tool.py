@@ -1,13 +1,24 @@
 """The contract of tools: schemas, validation, and calls that always answer."""
 
+import errno
 import functools
+import gzip
+import io
 import json
 import math
+import os
+import shutil
+import socket
+import ssl
+import stat
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import urllib.error
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Optional
 
@@ -17,8 +28,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from agent_r1_tools import Tool, ToolFault, ToolResult, run_batch, run_tool
+from agent_r1_tools.running import at_work
 from agent_r1_tools.schemas import Checker
 from agent_r1_tools.text import clean_text
+from agent_r1_tools.tool import POLICY_NUMBERS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -509,6 +522,124 @@ def test_what_the_machinery_does_wrong_is_a_fault(error: Any, says: str) -> None
     assert result.fault.startswith(says) and len(result.fault) <= 300
 
 
+class Truncated(OSError):
+    """As libraries write them: with a number of its own."""
+
+
+MACHINERY = [
+    OSError("the disk is gone"),
+    *(OSError(getattr(errno, name), name) for name in ("EIO", "EBADF", "ENOSPC", "ENOMEM", "EMFILE", "ESRCH")),
+    ConnectionResetError(errno.ECONNRESET, "reset"),
+    TimeoutError(errno.ETIMEDOUT, "too late"),
+    urllib.error.URLError("refused"),
+    socket.gaierror(errno.ENOEXEC, "no such host"),  # macOS has small positive numbers
+    ssl.SSLEOFError(errno.ENOEXEC, "the server hung up"),  # SSL_ERROR_EOF
+    ssl.SSLZeroReturnError(errno.ENXIO, "the server hung up"),
+    ssl.SSLCertVerificationError(1, "expired"),  # a ValueError too
+    Truncated(errno.EINVAL, "?"),
+]
+
+
+@pytest.mark.parametrize("error", MACHINERY, ids=lambda error: f"{type(error).__name__}-{error.errno}")
+def test_an_oserror_that_arguments_do_not_cause_is_a_fault(error: OSError) -> None:
+    assert run_tool(breaks(error), {}).fault is not None
+
+
+def test_the_errors_of_requests_are_told_apart() -> None:
+    requests = pytest.importorskip("requests").exceptions
+    for kind, fault in {
+        requests.ConnectionError: True,
+        requests.Timeout: True,
+        requests.HTTPError: True,
+        requests.MissingSchema: False,
+        requests.InvalidSchema: False,
+        requests.InvalidURL: False,
+    }.items():
+        assert (run_tool(breaks(kind("x")), {}).fault is not None) == fault, kind
+
+
+NUMBERS = [
+    *("ENAMETOOLONG", "ELOOP", "EILSEQ", "ENOTEMPTY", "EXDEV", "EBUSY", "ETXTBSY", "EROFS"),
+    *("ENXIO", "ENODEV", "ENOTTY", "ESPIPE", "EOPNOTSUPP", "ENOEXEC", "E2BIG"),
+    *("EINVAL", "EDOM", "ERANGE", "EOVERFLOW", "EFBIG"),
+]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_arguments_cause_is_the_policys(name: str) -> None:
+    assert run_tool(breaks(OSError(getattr(errno, name), name)), {}).fault is None
+
+
+def test_the_list_of_numbers_is_the_one_above() -> None:
+    assert {getattr(errno, name) for name in NUMBERS} == POLICY_NUMBERS
+
+
+FAR_OFF = 10**17
+"""A time in seconds that no calendar has."""
+
+
+def open_image(data: bytes) -> None:
+    pytest.importorskip("PIL.Image").open(io.BytesIO(data))
+
+
+def with_file(path: Path, use: Callable[[io.BufferedReader], Any]) -> None:
+    with path.open("rb") as file:
+        use(file)
+
+
+def execute(path: Path) -> None:
+    path.chmod(0o755)
+    subprocess.run([path])
+
+
+def seek_in_a_pipe() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"), open(writing, "wb"):
+        os.lseek(reading, 0, os.SEEK_SET)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other numbers for some of these")
+@pytest.mark.parametrize(
+    ("code", "call"),
+    [
+        (errno.EOVERFLOW, lambda folder: datetime.fromtimestamp(FAR_OFF)),
+        (errno.EINVAL, lambda folder: with_file(folder / "file", lambda file: file.seek(-1))),
+        (errno.EINVAL, lambda folder: os.rename(folder / "full", folder / "full" / "inside" / "x")),
+        (errno.EINVAL, lambda folder: os.readlink(folder / "file")),
+        (errno.ENOTEMPTY, lambda folder: os.rmdir(folder / "full")),
+        (errno.EXDEV, lambda folder: os.rename(folder / "file", "/proc/x")),
+        (errno.ENXIO, lambda folder: open(folder / "socket")),
+        (errno.ELOOP, lambda folder: open(folder / "loop")),
+        (errno.ENAMETOOLONG, lambda folder: open(folder / ("x" * 1000))),
+        (errno.ENOTTY, lambda folder: with_file(folder / "file", lambda file: os.get_terminal_size(file.fileno()))),
+        (errno.ESPIPE, lambda folder: seek_in_a_pipe()),
+        (errno.ENOEXEC, lambda folder: execute(folder / "file")),
+        (errno.E2BIG, lambda folder: subprocess.run([sys.executable, "x" * 10**6])),
+        (None, lambda folder: shutil.copy(folder / "file", folder / "file")),
+        (None, lambda folder: shutil.copytree(folder / "full", folder / "full", dirs_exist_ok=True)),
+        (None, lambda folder: shutil.unpack_archive(folder / "file", folder / "new", "tar")),
+        (None, lambda folder: shutil.copyfile(folder / "pipe", folder / "new")),
+        (None, lambda folder: gzip.open(folder / "file").read()),
+        (None, lambda folder: open_image(b"x")),
+        (None, lambda folder: with_file(folder / "file", lambda file: file.write(b"x"))),
+    ],
+)
+def test_what_a_value_of_the_policy_brings_about_is_a_failed_call(tmp_path: Path, code: int | None, call: Any) -> None:
+    """Were it a fault, the policy could have its bad episodes left out."""
+    (tmp_path / "file").write_text("hello")
+    (tmp_path / "full" / "inside").mkdir(parents=True)
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    os.mknod(tmp_path / "socket", stat.S_IFSOCK | 0o600)
+    with pytest.raises(OSError) as raised:
+        call(tmp_path)
+    assert raised.value.errno == code
+    tool = Tool.from_function(lambda: call(tmp_path), name="call")
+    result = run_tool(tool, {})
+    assert (result.ok, result.fault, result.data) == (False, None, {"error": "exception"})
+
+
 NAMED = [FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError]
 """What a path that the policy names may lead to."""
 
@@ -536,6 +667,32 @@ def test_a_timeout_is_a_fault_only_of_a_tool_that_says_so() -> None:
         tool = Tool.from_function(lambda: time.sleep(5), name="f", timeout=0.02, timeout_is_fault=is_fault)
         result = run_tool(tool, {})
         assert result.data == {"error": "timeout"} and (result.fault is not None) == is_fault
+
+
+def test_a_call_waits_for_its_lane_before_its_time_runs() -> None:
+    lanes = threading.Semaphore(0)
+
+    class Lane(Echo):
+        timeout = 0.1
+
+        def lane(self) -> Any:
+            return lanes
+
+    threading.Timer(0.3, lanes.release).start()
+    assert run_tool(Lane(), {"text": "a"}).content == "a"
+    assert run_tool(Lane(), {"text": "sleep"}).data == {"error": "timeout"}
+    assert lanes.acquire(timeout=0)  # who ran out of time has given it back
+
+
+def test_a_call_that_ran_out_of_time_is_at_work_until_it_ends() -> None:
+    end = threading.Event()
+    hangs, idle = (Tool.from_function(end.wait, name=name, timeout=0.02) for name in ("hangs", "idle"))
+    assert not at_work(hangs)
+    run_tool(hangs, {})
+    assert at_work(hangs) and not at_work(idle)
+    end.set()
+    while at_work(hangs):
+        time.sleep(0.01)
 
 
 def test_what_is_cut_or_cleaned_keeps_the_rest_of_the_result() -> None:

@@ -23,10 +23,10 @@ def run_tool(tool: Tool, arguments: Any) -> ToolResult:
 
     Whatever goes wrong (arguments that don't fit, an exception, a timeout, a result of the wrong type) becomes a
     `ToolResult(ok=False)` whose content the policy can read. What is the machinery's fault has `fault` set as well:
-    `ToolFault`, OSError (but for those of a path, see `is_fault`), a result that says so, and a timeout of a tool with
-    `timeout_is_fault`. The content is bounded by `tool.max_result_chars` and is always encodable: lone surrogates and
-    NUL become U+FFFD. After a timeout the call goes on in a daemon thread, which keeps nobody from exiting. Only
-    KeyboardInterrupt and SystemExit in the main thread pass through.
+    `ToolFault`, OSError (but for those that arguments cause, see `is_fault`), a result that says so, and a timeout of a
+    tool with `timeout_is_fault`. The content is bounded by `tool.max_result_chars` and is always encodable: lone
+    surrogates and NUL become U+FFFD. After a timeout the call goes on in a daemon thread (see `at_work`), which keeps
+    nobody from exiting. Only KeyboardInterrupt and SystemExit in the main thread pass through.
     """
     failure = _reject(tool, arguments)
     return _execute(tool, arguments) if failure is None else failure
@@ -49,6 +49,11 @@ def run_batch(tool: Tool, batch: Iterable[Any]) -> list[ToolResult]:
         for index in indexes:
             results[index] = answer
     return [result for result in results if result is not None]
+
+
+def at_work(tool: Tool) -> bool:
+    """Whether a call that ran out of time is still at work in the tool."""
+    return any(getattr(thread, "left_in", None) is tool for thread in threading.enumerate())
 
 
 def describe(error: BaseException) -> str:
@@ -101,10 +106,25 @@ def _execute_all(tool: Tool, batch: list[dict[str, Any]]) -> list[ToolResult]:
     return [result for result in results if result is not None]
 
 
+class _Call(threading.Thread):
+    """Makes a call. `left_in` is its tool once nobody waits for it any more."""
+
+    left_in: Tool | None = None
+
+
 def _attempt(tool: Tool, function: Callable[[Any], Any], argument: Any) -> Any:
     """The outcome of a call: whatever the tool returned, or `_Failed`."""
     if tool.timeout == math.inf:
         return _guarded(function, argument)
+
+    def in_lane(argument: Any) -> Any:
+        with tool.lane():  # waiting for it is no part of the call's time
+            return _in_time(tool, function, argument)
+
+    return _guarded(in_lane, argument)
+
+
+def _in_time(tool: Tool, function: Callable[[Any], Any], argument: Any) -> Any:
     outcomes: list[Any] = []
     finished = threading.Event()
 
@@ -112,9 +132,11 @@ def _attempt(tool: Tool, function: Callable[[Any], Any], argument: Any) -> Any:
         outcomes.append(_guarded(function, argument))
         finished.set()
 
-    if not _start(threading.Thread(target=work, daemon=True, name=f"tool-{tool.name}")):
+    thread = _Call(target=work, daemon=True, name=f"tool-{tool.name}")
+    if not _start(thread):
         return _Failed("exception", "no thread could be started", fault=True)
     if not finished.wait(min(tool.timeout, threading.TIMEOUT_MAX)):
+        thread.left_in = tool
         return _Failed("timeout", f"no result within {tool.timeout:g} seconds", fault=tool.timeout_is_fault)
     return outcomes[0]
 

@@ -1,4 +1,4 @@
-"""Text that can be encoded and has a bounded length: what tools hand on."""
+"""Text that can be encoded and has a bounded length, or can be shown: what tools and environments hand on."""
 
 from __future__ import annotations
 
@@ -20,4 +20,11 @@ def encodable(text: str) -> str:
     return text.replace("\0", "\ufffd") if "\0" in text else text
 
 
+def printable(text: str) -> str:
+    """Text with escapes such as \\x1b for what a terminal would obey: control characters (but tab and newline), and
+    those that turn the direction of writing; and for lone surrogates, which it cannot write."""
+    return _UNPRINTABLE.sub(lambda match: ("\\x%02x" if match[0] < "\u0100" else "\\u%04x") % ord(match[0]), text)
+
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SURROGATES = re.compile("[\ud800-\udfff]")

@@ -7,7 +7,7 @@ it, and they always answer.
 What goes wrong is one of two things. A failed call is the policy's: bad arguments, a title that isn't there, code that
 raises, a path that leads nowhere, and any exception of a tool that isn't named here. A fault is the machinery's (a
 server that is down, a lost sandbox) and is never held against the policy: a tool raises `ToolFault`, ConnectionError,
-TimeoutError or another OSError, or returns a result with `fault`; see `is_fault`.
+TimeoutError or another OSError that arguments don't cause, or returns a result with `fault`; see `is_fault`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,17 +37,44 @@ class ToolFault(Exception):
     """
 
 
-PATH_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
-"""What a path that a policy names may lead to."""
-PATH_CODES = (errno.ENAMETOOLONG, errno.ELOOP)
+# OSErrors that a value brings about which the policy chose. Were they faults, a policy could have its bad episodes left
+# out. Not here is what also a broken machine says: EIO, EBADF, ENOSPC, ENOMEM, EMFILE, ESRCH, and an OSError in words.
+POLICY_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
+"""What a path may lead to."""
+POLICY_NUMBERS = frozenset(
+    [
+        errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ,  # a path that cannot be
+        errno.ENOTEMPTY, errno.EXDEV,  # a folder to remove that is full, a place where a file cannot be moved
+        errno.EBUSY, errno.ETXTBSY, errno.EROFS,  # what is mounted, running, or not to be written
+        errno.ENXIO, errno.ENODEV, errno.ENOTTY, errno.ESPIPE, errno.EOPNOTSUPP,  # a socket, a device, a pipe
+        errno.ENOEXEC, errno.E2BIG,  # a program that is none, arguments that are too long
+        errno.EINVAL, errno.EDOM, errno.ERANGE, errno.EOVERFLOW, errno.EFBIG,  # seek(-1), a date too far off
+    ]
+)  # fmt: skip
+"""`errno` of a plain OSError; its subclasses (of ssl and socket, say) may have numbers of their own."""
+POLICY_NAMES = frozenset(
+    [
+        "gzip.BadGzipFile",
+        "shutil.Error",  # SameFileError too
+        "shutil.ReadError",
+        "shutil.SpecialFileError",
+        "PIL.UnidentifiedImageError",
+    ]
+)
+"""What a file may hold; named, because nobody imports them here."""
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether an exception of a tool says that the machinery is at fault: `ToolFault`, or an OSError that says more
-    than that a path leads nowhere. A tool whose arguments name no path turns those into `ToolFault`."""
-    if isinstance(error, PATH_ERRORS) or (isinstance(error, OSError) and error.errno in PATH_CODES):
+    """Whether an exception says that the machinery is at fault: `ToolFault`, or an OSError that no value which the
+    policy chose brings about (POLICY_ERRORS, POLICY_NUMBERS, POLICY_NAMES, and what is a ValueError too, such as
+    io.UnsupportedOperation). A tool whose arguments have no part in its OSErrors turns them into `ToolFault`."""
+    if not isinstance(error, OSError):
+        return isinstance(error, ToolFault)
+    if isinstance(error, POLICY_ERRORS) or (type(error) is OSError and error.errno in POLICY_NUMBERS):
         return False
-    return isinstance(error, ToolFault | OSError)
+    if isinstance(error, ValueError) and error.errno is None:  # a certificate that cannot be verified has a number
+        return False
+    return not any(f"{kind.__module__}.{kind.__qualname__}" in POLICY_NAMES for kind in type(error).__mro__)
 
 
 @dataclass(frozen=True)
@@ -103,8 +131,8 @@ class Tool(ABC):
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         """Make one call. `arguments` fit `parameters`.
 
-        May raise: `ToolFault` or an OSError says that the machinery is at fault (see `is_fault`), anything else is
-        reported to the policy as a failed call.
+        May raise: `ToolFault`, or an OSError that arguments don't cause, says that the machinery is at fault (see
+        `is_fault`); anything else is reported to the policy as a failed call.
         """
 
     def batch_execute(self, batch: list[dict[str, Any]]) -> list[ToolResult]:
@@ -152,6 +180,21 @@ class Tool(ABC):
         """Go back to what `get_state` gave; nothing to do for a tool without a session."""
         return None
 
+    def new_session(self) -> bool:
+        """Leave the session to a call that ran out of time, and may still be at work in it, and begin one that this
+        call cannot reach. False where that can't be done: the next episode then waits until the call has ended.
+
+        What stands here is enough for a tool without a session.
+        """
+        return type(self).set_state is Tool.set_state
+
+    def lane(self) -> AbstractContextManager[Any]:
+        """What a call waits for and holds while it is made, such as one of a few processors; its time begins then.
+
+        Not for a tool with `timeout=math.inf`.
+        """
+        return nullcontext()
+
     def close(self) -> None:
         """End what runs for the tool's session, such as a process; nothing to do for a tool without one."""
         return None
@@ -174,7 +217,7 @@ class Tool(ABC):
         descriptions from the docstring, and parameters with a default are optional. The function may return a
         `ToolResult`; any other value becomes `ToolResult(content=str(value), data=value)`. A function that fetches
         what the policy names, a host say, catches the errors of that itself: an OSError is a fault of the machinery,
-        except where a path leads nowhere (see `is_fault`).
+        except where arguments cause it as a path does that leads nowhere (see `is_fault`).
 
         Raises:
             TypeError: the signature cannot be written as a JSON schema (*args, other types, an async function).

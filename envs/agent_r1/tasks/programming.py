@@ -16,7 +16,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +26,7 @@ from agent_r1.dialects import Call
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
+from agent_r1_tools.tool import is_fault
 
 if TYPE_CHECKING:
     from agent_r1_tools.python import CallError, Run, Sandbox, Session
@@ -83,14 +84,17 @@ def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = 
     With `explain` all are run, until one runs out of time, and a failed `assert f(x) == y` says what f(x) was. Where a
     process died all is done once more: what dies twice dies of the program.
 
-    Raises SandboxError or OSError where the sandbox is at fault.
+    Raises ToolFault or an OSError that is one (see `is_fault`) where the sandbox is at fault.
     """
-    outcome = _check_once(sandbox, program, tests, explain)
-    return _check_once(sandbox, program, tests, explain) if outcome.died else outcome
+    try:
+        outcome = _check_once(sandbox, program, tests, explain)
+        return _check_once(sandbox, program, tests, explain) if outcome.died else outcome
+    except OSError as error:  # the sandbox's, whatever it is: a program names no path out here
+        raise error if is_fault(error) else ToolFault(describe(error)) from error
 
 
 def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> Outcome:
-    with _lanes, ExitStack() as stack:
+    with ExitStack() as stack:
         candidate = stack.enter_context(sandbox.session())
         loaded = candidate.run(program)
         if not loaded.ok:
@@ -166,7 +170,7 @@ class RunTests(Tool):
         "required": ["code"],
         "additionalProperties": False,
     }
-    timeout = 3600.0  # the sandbox bounds every run; what takes long is waiting for other programs
+    timeout = 3600.0  # without waiting for other programs; the sandbox bounds every run
     timeout_is_fault = True
     concurrency_safe = False  # each episode has tests of its own
 
@@ -175,11 +179,11 @@ class RunTests(Tool):
         self.tests = Suite((), "", ())
         self.complete: Callable[[str], str] = str
 
+    def lane(self) -> AbstractContextManager[Any]:
+        return _lanes
+
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        try:
-            outcome = check_program(self.sandbox, self.complete(arguments["code"]), self.tests, explain=True)
-        except OSError as error:  # of the sandbox, whatever it is: a program names no path
-            raise ToolFault(describe(error)) from error
+        outcome = check_program(self.sandbox, self.complete(arguments["code"]), self.tests, explain=True)
         if outcome.load_error is not None:
             return ToolResult(
                 f"The program does not run:\n{outcome.load_error}",
@@ -275,7 +279,8 @@ class ProgrammingEnv(ToolEnv):
         correct = 0.0
         if answer:
             program = complete_program(self.task, answer)
-            correct = float(check_program(self._judge_sandbox, program, self.task.metadata["hidden"]).passed)
+            with _lanes:
+                correct = float(check_program(self._judge_sandbox, program, self.task.metadata["hidden"]).passed)
         shown = len(self.task.metadata["shown"].tests)
         return correct, {"em": correct, "shown_tests_passed": len(self.memory.get("tests_passed", ())) / max(1, shown)}
 

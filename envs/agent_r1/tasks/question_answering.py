@@ -164,7 +164,7 @@ class QuestionAnsweringEnv(ToolEnv):
         data = result.data if isinstance(result.data, dict) else {}
         if not result.ok:
             if data.get("error") in _TOOL_BUGS:
-                self.memory["tool_faults"] = self.memory.get("tool_faults", 0) + 1
+                self.memory["tool_bugs"] = self.memory.get("tool_bugs", 0) + 1
             return {}
         found: list[int] = self.memory.setdefault("supports_found", [])
         new = [
@@ -176,7 +176,7 @@ class QuestionAnsweringEnv(ToolEnv):
         return {"support_found": len(new) / len(self._gold)} if new else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """Exact match is the score; metrics are em, f1, support_recall and tool_faults. An empty answer scores 0."""
+        """Exact match is the score; metrics are em, f1, support_recall and tool_bugs. An empty answer scores 0."""
         em, f1_score = 0.0, 0.0
         if answer.strip():
             em = exact_match(answer, self.task.answers)
@@ -186,7 +186,7 @@ class QuestionAnsweringEnv(ToolEnv):
             "em": em,
             "f1": f1_score,
             "support_recall": found / len(self._gold) if self._gold else 1.0,
-            "tool_faults": float(self.memory.get("tool_faults", 0)),
+            "tool_bugs": float(self.memory.get("tool_bugs", 0)),
         }
         return em, metrics
 
@@ -310,7 +310,7 @@ class HotpotQAEnv(MultihopQAEnv):
 
     ## Episode end
     Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
-    `info["metrics"]` then has em, f1, support_recall and tool_faults; `info["is_success"]` is em = 1.
+    `info["metrics"]` then has em, f1, support_recall and tool_bugs; `info["is_success"]` is em = 1.
 
     ## Arguments
     `data_dir`, `split` ("train", "dev" or "validation"), `corpus` ("own", "pooled", a file, an address, a

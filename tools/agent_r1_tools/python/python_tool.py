@@ -71,12 +71,14 @@ class PythonTool(Tool):
         if len(code) > MAX_CODE_CHARS:
             content = f"The code was not run: it is longer than {MAX_CODE_CHARS} characters."
             return ToolResult(content, ok=False, data={"error": "code_too_long"})
-        run = self.sandbox.run if self._session is None else self._session.run
+        session = self._session
+        run = self.sandbox.run if session is None else session.run
         try:
             ran = run(code)
             if ran.status == "died" and ran.seconds < QUICK_SECONDS and not self._dies:
                 ran = run(code)  # the session is as it was before
-                self._dies = ran.status == "died" and self._session is not None
+                if session is self._session:  # and not left behind
+                    self._dies = ran.status == "died" and session is not None
         except (SandboxError, OSError) as error:
             failed = {"error": "sandbox_unavailable", "message": str(error)}
             return ToolResult("Python is not available at the moment.", ok=False, data=failed, fault=describe(error))
@@ -90,6 +92,11 @@ class PythonTool(Tool):
         if self._session is not None:
             self._session.set_state(state)
             self._dies = self._dies and state is not None
+
+    def new_session(self) -> bool:
+        if self._session is not None:  # not closed: whoever is at work in it does that, or the garbage collector
+            self._session, self._dies = self.sandbox.session(), False
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_session": self.get_state()}  # a process cannot be pickled or copied, its state can

@@ -78,7 +78,7 @@ class Remote(Sandbox):
         """Run a program: `run_result` of the answer.
 
         Raises:
-            SandboxError: the server did not answer, or not as the protocol says.
+            SandboxError: the server did not answer, or not as the protocol says, and not for another program either.
             Refused: it runs other programs, but not this one.
         """
         body = {
@@ -93,14 +93,15 @@ class Remote(Sandbox):
             status, said = self._attempt(body)
             if isinstance(said, dict):
                 return said
-            if 0 < status < 500 and status != 429:
-                break  # asking the same again would be refused again
-        if status not in (0, 429) and isinstance(self._attempt(body | {"code": "1 + 1"})[1], dict):
-            if status >= 500:  # unless the server has just come back
+            if 200 <= status < 500 and status != 429:
+                break  # asked again it would say the same
+        if status != 429 and isinstance(self._attempt(body | {"code": "1 + 1"})[1], dict):
+            if not 400 <= status < 500:  # unless the server has just come back
                 again = self._attempt(body)[1]
                 if isinstance(again, dict):
                     return again
-            raise Refused(f"the sandbox does not take this program (status {status})")
+            why = f"status {status}" if status >= 400 else "it gets no answer that can be read"
+            raise Refused(f"the sandbox does not take this program ({why})")
         raise SandboxError(f"{self._endpoint} failed ({said})")
 
     def _attempt(self, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
@@ -120,8 +121,8 @@ class Remote(Sandbox):
             }
         except self._httpx.HTTPError as error:
             return 0, f"{type(error).__name__} {error}".strip()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SandboxError(f"{self._endpoint} doesn't answer as SandboxFusion does: {error!r}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return 200, f"it doesn't answer as SandboxFusion does: {error!r}"
 
 
 class RemoteSession(Session):

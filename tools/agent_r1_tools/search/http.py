@@ -32,9 +32,9 @@ class HTTPRetriever:
 
     `python -m agent_r1_tools.search.server` speaks both. A request that fails (no connection, too slow, status 429 or
     5xx) is repeated after a pause that doubles each time; one that still fails raises `RetrievalError` and adds one to
-    `faults`. A query that gets any status but 200 and 429, while the server answers another one, raises `QueryRefused`;
-    so do several queries, at once, because one among them may be to blame. Proxy settings of the environment are
-    respected and never changed.
+    `faults`. A query that gets no answer, nonsense, or any status but 200 and 429, while the server answers another
+    one, raises `QueryRefused`; so do several queries, at once, because one among them may be to blame. Proxy settings
+    of the environment are respected and never changed.
 
     Args:
         url: the server's address, such as "http://127.0.0.1:8000".
@@ -77,8 +77,8 @@ class HTTPRetriever:
 
     @property
     def timeout(self) -> float:
-        """Seconds after which all attempts at one request are over."""
-        return (len(self._pauses) + 1) * self._request_timeout + sum(self._pauses) + 1.0
+        """Seconds after which all attempts at one request are over, with the control question and one more try."""
+        return (len(self._pauses) + 3) * self._request_timeout + sum(self._pauses) + 1.0
 
     def check(self) -> None:
         """Ask the server for one passage, once.
@@ -112,34 +112,17 @@ class HTTPRetriever:
         self._client.close()
 
     def _ask(self, queries: list[str], top_k: int, pauses: list[float]) -> list[list[Hit]]:
-        if self.protocol == "retrieve":
-            answer = self._post({"queries": queries, "topk": top_k, "return_scores": True}, pauses)
-        else:
-            answer = self._post({"queries": queries, "top_k": top_k}, pauses)
-        try:
-            if self.protocol == "retrieve":
-                lists = answer["result"]
-            else:
-                lists = [result["results"] for result in answer["query_results"]]
-            found = [[_hit(item) for item in items[:top_k]] for items in lists]
-        except (KeyError, TypeError, ValueError) as error:
-            problem = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
-            raise RetrievalError(f"{self._endpoint} doesn't answer as the protocol says: {problem}") from error
-        if len(found) != len(queries):
-            raise RetrievalError(f"{self._endpoint} gave {len(found)} results for {len(queries)} queries")
-        return found
-
-    def _post(self, body: dict[str, Any], pauses: list[float]) -> Any:
-        one = len(body["queries"]) == 1
-        for pause in [*pauses, None]:
-            status, said = self._attempt(body)
-            if status == 200:
+        one = len(queries) == 1
+        for attempt, pause in enumerate([*pauses, None]):
+            status, said = self._attempt(queries, top_k)
+            if isinstance(said, list):
                 return said
-            last = pause is None or (0 < status < 500 and status != 429)  # asked again it would be refused again
-            if (last or not one) and status not in (0, 429) and body["queries"] != CONTROL and self._takes_others():
-                if status >= 500 and one:  # unless the server has just come back
-                    status, again = self._attempt(body)
-                    if status == 200:
+            last = pause is None or (200 <= status < 500 and status != 429)  # asked again it would say the same
+            doubt = last or (attempt == 0 and not one)
+            if doubt and status != 429 and queries != CONTROL and self._takes_others():
+                if one and not 400 <= status < 500:  # unless the server has just come back
+                    _, again = self._attempt(queries, top_k)
+                    if isinstance(again, list):
                         return again
                 raise QueryRefused(f"{self._endpoint} refuses the query ({said})")
             if last or pause is None:
@@ -147,15 +130,32 @@ class HTTPRetriever:
             time.sleep(pause * self._random.uniform(0.5, 1.0))
         raise RetrievalError(f"{self._endpoint} failed ({said})")
 
-    def _attempt(self, body: dict[str, Any]) -> tuple[int, Any]:
-        """The status, 0 for no answer; and what the server said, or why it said nothing."""
+    def _attempt(self, queries: list[str], top_k: int) -> tuple[int, list[list[Hit]] | str]:
+        """The status, 0 for no answer; and what was found, or what went wrong."""
+        body: dict[str, Any] = {"queries": queries}
+        body |= {"topk": top_k, "return_scores": True} if self.protocol == "retrieve" else {"top_k": top_k}
         try:
             response = self._client.post(self._endpoint, json=body)
         except self._httpx.HTTPError as error:
             return 0, f"{type(error).__name__} {error}".strip()
-        if response.status_code == 200:
-            return 200, _json(response, self._endpoint)
-        return response.status_code, f"status {response.status_code}: {response.text[:200]}"
+        if response.status_code != 200:
+            return response.status_code, f"status {response.status_code}: {response.text[:200]}"
+        try:
+            answer = response.json()
+        except (ValueError, RecursionError):
+            return 200, f"it doesn't answer in JSON: {response.text[:200]!r}"
+        try:
+            if self.protocol == "retrieve":
+                lists = answer["result"]
+            else:
+                lists = [result["results"] for result in answer["query_results"]]
+            found = [[_hit(item) for item in items[:top_k]] for items in lists]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            problem = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+            return 200, f"it doesn't answer as the protocol says: {problem}"
+        if len(found) != len(queries):
+            return 200, f"it gave {len(found)} results for {len(queries)} queries"
+        return 200, found
 
     def _takes_others(self) -> bool:
         """Whether the server answers a query of ours."""
@@ -168,13 +168,6 @@ class HTTPRetriever:
     @property
     def _endpoint(self) -> str:
         return f"{self.url}/{self.protocol}"
-
-
-def _json(response: Any, endpoint: str) -> Any:
-    try:
-        return response.json()
-    except (ValueError, RecursionError) as error:
-        raise RetrievalError(f"{endpoint} doesn't answer in JSON: {response.text[:200]!r}") from error
 
 
 def _hit(item: Any) -> Hit:
