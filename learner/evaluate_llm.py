@@ -93,15 +93,15 @@ def wilson(values: Sequence[float]) -> tuple[float, float]:
 
 
 def summarize(rows: Sequence[Trajectory], seed: int) -> dict[str, dict[str, float]]:
-    """Mean and 95 % interval of every statistic of the episodes."""
+    """Mean and 95 % interval of every statistic over the episodes that have it."""
     for row in rows:  # a well-formed end: one answer, and no malformed call before it
         row.stats["format"] = float(not {"outcome/format", "outcome/unfinished"} & row.reward_terms.keys())
     names = {"em": "exact_match", "f1": "f1", "success": "success", "format": "format", "return": "return"}
     names |= {name: name for row in rows for name in row.stats if name not in names}
     table = {}
     for name, shown in names.items():
-        if any(name in row.stats for row in rows):
-            values = [float(row.stats[name]) for row in rows]
+        values = [float(row.stats[name]) for row in rows if name in row.stats]
+        if values and shown not in table:  # ours come first
             proportion = name in ("em", "success", "format", "truncated")
             low, high = wilson(values) if proportion else bootstrap(values, seed, resamples=2000)
             table[shown] = {"mean": float(np.mean(values)), "low": low, "high": high}

@@ -73,7 +73,8 @@ class Logger:
         valid = [row for row in played if not row.fault]
         stats = mean_stats(valid)
         names = {"return": "episodic_return", "turns": "episodic_length", "em": "exact_match"}
-        shown = {f"charts/{names.get(name, name)}": value for name, value in stats.items()} | share_of_faults(played)
+        ours_last = sorted(stats.items(), key=lambda item: item[0] in names)  # they win over a task's metric
+        shown = {f"charts/{names.get(name, name)}": value for name, value in ours_last} | share_of_faults(played)
         shown |= scalars
         ages = [run["iteration"] - 1 - row.versions[row.action_mask] for row in rows]
         shown["charts/staleness"] = float(np.concatenate(ages).mean()) if any(map(len, ages)) else 0.0
@@ -124,9 +125,9 @@ class Logger:
 
 
 def mean_stats(rows: Sequence[Any]) -> dict[str, float]:
-    """The mean of every statistic over the rows."""
+    """The mean of every statistic over the rows that have it: not every episode has all metrics of its task."""
     names = dict.fromkeys(name for row in rows for name in row.stats)
-    return {name: float(np.mean([row.stats[name] for row in rows])) for name in names}
+    return {name: float(np.mean([row.stats[name] for row in rows if name in row.stats])) for name in names}
 
 
 def share_of_faults(rows: Sequence[Any]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import torch
 from llm_utils.returns import returns_to_go
 
 Array = np.ndarray
+OF_TURNS = ("return", "turns", "tool_calls", "tool_errors")  # statistics of an episode that its turns add to
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Trajectory:
     terminated: bool = False
     truncated: bool = False
     fault: str | None = None  # what of the environment's own machinery broke; such an episode trains nothing
-    stats: Any = field(default_factory=Counter)  # floats: return, turns, success, exact match ...
+    stats: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OF_TURNS, 0))  # and the task's metrics
     reward_terms: Any = field(default_factory=Counter)  # the named terms, summed over the episode
 
     action_mask: Array = field(init=False)  # bool: was the token sampled?
