@@ -152,12 +152,12 @@ def in_groups(rows: Sequence[Any], size: int) -> Iterator[list[Any]]:
         yield list(group)
 
 
-def groups_with_signal(rows: Sequence[Trajectory], size: int, credit: str) -> list[Trajectory]:
-    """The rows of the groups in which not all episodes earned the same (from every turn on with credit "turn"): the
-    others have no gradient."""
+def groups_with_signal(rows: Sequence[Trajectory], size: int, credit: str, gamma: float) -> list[Trajectory]:
+    """The rows of the groups in which not all episodes have the same return (from every turn on with credit "turn"):
+    the rewards of the others have no gradient."""
     kept: list[Trajectory] = []
     for group in in_groups(rows, size):
-        table = returns_to_go([row.turn_rewards() for row in group]).round(6)
+        table = returns_to_go([row.turn_rewards() for row in group], gamma).round(6)
         if np.ptp(table[:, :1] if credit == "episode" else table, axis=0).any():
             kept += group
     return kept

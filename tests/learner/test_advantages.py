@@ -1,8 +1,11 @@
 """The advantage estimators, against golden vectors and a definition that is too slow to use."""
 
+import itertools
+
 import numpy as np
 import ppo_llm
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,6 +151,34 @@ def test_table_4_without_the_advantage_mask_runs_over_the_tools_tokens_too(traje
     plain = ppo_llm.gae_tokens(REWARDS, VALUES, np.ones(9), 1.0, 0.95)[0]
     np.testing.assert_allclose(row.advantages, np.concatenate([[0, 0], plain]), atol=1e-6)
     np.testing.assert_allclose(row.advantages[2:5], [0.5753, 0.7109, 0.8536], atol=5e-5)  # what walking over them does
+
+
+@pytest.mark.parametrize("advantage", ["tokens", "turns", "bilevel"])
+@pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
+def test_a_kl_divergence_in_the_reward_has_its_own_gradient(make_row, advantage, gae_lambda):
+    """Summed over all episodes of a game of one or two turns of two tokens, in which every token depends on those
+    before it. The divergence is not discounted, whatever rewards are."""
+    rng, sequences = np.random.default_rng(0), []
+    for tokens in itertools.product((0, 1), repeat=4):
+        if tokens[1] == 1 or tokens[2:] == (0, 0):  # the second token decides whether there is a second turn
+            sequences.append(tokens if tokens[1] == 1 else tokens[:2])
+    prefixes = sorted({tokens[:t] for tokens in sequences for t in range(len(tokens))})
+    logits, others = torch.from_numpy(rng.normal(size=(2, len(prefixes), 2)))
+    policy, reference = torch.log_softmax(logits.requires_grad_(), -1), torch.log_softmax(others, -1)
+    divergence, found = torch.zeros(()), torch.zeros(())
+    args = ppo_llm.Args(kl_coef=0.3, kl_in="reward", advantage=advantage, gae_lambda=gae_lambda, gamma=0.9)
+    for tokens in sequences:
+        at = [prefixes.index(tokens[:t]) for t in range(len(tokens))]
+        new, old = policy[at, tokens], reference[at, tokens]
+        probability = new.sum().exp()
+        divergence = divergence + probability * (new - old).sum()
+        row = make_row([(2, 4, 0.0), (6, 8, 0.0)][: len(tokens) // 2], 9)
+        row.old_logprobs[row.action_mask], row.ref_logprobs[row.action_mask] = new.detach(), old
+        ppo_llm.compute_advantages([row], args)
+        found = found + probability.detach() * (torch.from_numpy(row.advantages[row.action_mask]) * new).sum()
+    (expected,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+    (gradient,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(gradient, -0.3 * expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
