@@ -25,10 +25,11 @@ from tqdm import tqdm
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.naive_rag import BASELINES
 from agent_r1.vector import ToolVectorEnv
-from llm_utils import distributed, run_files
+from llm_utils import arguments, distributed, run_files
 from llm_utils.compare import bootstrap
-from llm_utils.engine import make_engine
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
+from llm_utils.logger import run_name
+from llm_utils.make_engine import make_engine
 from llm_utils.rollout import Sampler
 from llm_utils.sources import arguments_of_run, check_vocabulary, model_source, tokenizer_source
 from llm_utils.trajectory import Trajectory
@@ -81,6 +82,17 @@ class Args:
     """nucleus sampling (1: off)"""
 
 
+def check(args: Args) -> None:
+    """Refuse arguments that are out of range, or do nothing, before any work."""
+    arguments.check_each(args)
+    if args.top_p < 1 and args.temperature == 0:
+        raise SystemExit("--top-p does nothing without a --temperature above 0")
+    if args.engine != "transformers" and args.dtype != "auto":
+        raise SystemExit(f"--dtype does nothing with --engine {args.engine}")
+    if args.engine != "transformers" and args.adapter is not None:
+        raise SystemExit("--adapter goes with --engine transformers; for vLLM merge it with peft's merge_and_unload()")
+
+
 # ----------------------------------------------------------------------------------------------------------- statistics
 
 
@@ -113,7 +125,8 @@ def summarize(rows: Sequence[Trajectory], seed: int) -> dict[str, dict[str, floa
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    run_name = f"{args.env_id}__{args.exp_name}__{args.mode}__{args.seed}__{int(time.time())}".replace("/", "_")
+    check(args)
+    run_dir = Path("runs") / run_name(args, args.mode)
     device = distributed.device(args.cuda)
     torch.set_num_threads(args.num_threads or os.cpu_count() or 1)
 
@@ -139,8 +152,6 @@ if __name__ == "__main__":
         check_vocabulary(policy, vocab_size)
         if args.adapter is not None:
             policy = merge_adapters(policy, args.adapter)
-    elif args.adapter is not None:
-        raise SystemExit("--adapter goes with --engine transformers; for vLLM merge it with peft's merge_and_unload()")
     engine = make_engine(args, source, vocab_size, policy, tokenizer)
 
     # play
@@ -163,7 +174,6 @@ if __name__ == "__main__":
     if not rows:
         raise SystemExit("no episode is left to evaluate")
     table = summarize(rows, args.seed)
-    run_dir = Path("runs") / run_name
     run_dir.mkdir(parents=True)
     run_files.append_rows(run_dir / "trajectories.jsonl", played, mode=args.mode)
     counts = {"episodes": len(rows), "faults": len(played) - len(rows)}

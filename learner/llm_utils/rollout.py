@@ -136,9 +136,14 @@ def task_metrics(metrics: Mapping[str, Any], ours: Mapping[str, float]) -> dict[
     return {f"task_{name}" if name in ours else name: float(value) for name, value in numbers.items()}
 
 
-def rollout(envs: Any, engine: Engine, episodes: Sequence[tuple[int, int]], seed: int) -> list[Trajectory]:
-    """Play `episodes`, pairs of (episode number, task index), and return them in this order."""
-    sampler = Sampler(envs, engine, seed)
+def rollout(
+    envs: Any, engine: Engine, episodes: Sequence[tuple[int, int]], seed: int, in_order: bool = False
+) -> list[Trajectory]:
+    """Play `episodes`, pairs of (episode number, task index), and return them in this order.
+
+    `in_order` is that of `Sampler`.
+    """
+    sampler = Sampler(envs, engine, seed, in_order)
     sampler.queue.extend(episodes)
     return sampler.collect([episode for episode, _ in episodes])
 
