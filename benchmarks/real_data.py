@@ -101,8 +101,8 @@ def train(model: str, data: Path, iterations: int, episodes: int, threads: int) 
                   "--env-kwargs", env_kwargs, "--eval-episodes", "0",
                   "--total-episodes", str(iterations * episodes), "--episodes-per-iteration", str(episodes),
                   "--num-envs", str(episodes), "--num-minibatches", "1", "--learning-rate", "1e-5",
-                  "--critic-learning-rate", "1e-4", "--critic-warmup", "1", "--microbatch-tokens", "1024",
-                  "--num-threads", str(threads))
+                  "--critic-learning-rate", "1e-4", "--critic-warmup", str(min(1, iterations - 1)),
+                  "--microbatch-tokens", "1024", "--num-threads", str(threads))
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     names = ["charts/episodic_return", "charts/exact_match", "charts/f1", "charts/episodic_length", "charts/tokens",
              "losses/policy_loss", "losses/value_loss", "losses/approx_kl", "time/rollout", "time/train"]

@@ -26,10 +26,11 @@ from tqdm import tqdm
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.naive_rag import BASELINES
 from agent_r1.vector import ToolVectorEnv
-from llm_utils import distributed, run_files
+from llm_utils import arguments, distributed, run_files
 from llm_utils.compare import bootstrap
-from llm_utils.engine import make_engine
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
+from llm_utils.logger import run_name
+from llm_utils.make_engine import make_engine
 from llm_utils.rollout import Sampler
 from llm_utils.sources import arguments_of_run, check_vocabulary, fill_environment, model_source, tokenizer_source
 from llm_utils.trajectory import Trajectory
@@ -82,6 +83,17 @@ class Args:
     """nucleus sampling (1: off)"""
 
 
+def check(args: Args) -> None:
+    """Refuse arguments that are out of range, or do nothing, before any work."""
+    arguments.check_each(args)
+    if args.top_p < 1 and args.temperature == 0:
+        raise SystemExit("--top-p does nothing without a --temperature above 0")
+    if args.engine != "transformers" and args.dtype != "auto":
+        raise SystemExit(f"--dtype does nothing with --engine {args.engine}")
+    if args.engine != "transformers" and args.adapter is not None:
+        raise SystemExit("--adapter goes with --engine transformers; for vLLM merge it with peft's merge_and_unload()")
+
+
 # ----------------------------------------------------------------------------------------------------------- statistics
 
 
@@ -94,15 +106,15 @@ def wilson(values: Sequence[float]) -> tuple[float, float]:
 
 
 def summarize(rows: Sequence[Trajectory], seed: int) -> dict[str, dict[str, float]]:
-    """Mean and 95 % interval of every statistic of the episodes."""
+    """Mean and 95 % interval of every statistic over the episodes that have it."""
     for row in rows:  # a well-formed end: one answer, and no malformed call before it
         row.stats["format"] = float(not {"outcome/format", "outcome/unfinished"} & row.reward_terms.keys())
     names = {"em": "exact_match", "f1": "f1", "success": "success", "format": "format", "return": "return"}
     names |= {name: name for row in rows for name in row.stats if name not in names}
     table = {}
     for name, shown in names.items():
-        if any(name in row.stats for row in rows):
-            values = [float(row.stats[name]) for row in rows]
+        values = [float(row.stats[name]) for row in rows if name in row.stats]
+        if values and shown not in table:  # ours come first
             proportion = name in ("em", "success", "format", "truncated")
             low, high = wilson(values) if proportion else bootstrap(values, seed, resamples=2000)
             table[shown] = {"mean": float(np.mean(values)), "low": low, "high": high}
@@ -116,7 +128,8 @@ if __name__ == "__main__":
     args = tyro.cli(Args)
     for line in fill_environment(args):
         print(line, file=sys.stderr)
-    run_name = f"{args.env_id}__{args.exp_name}__{args.mode}__{args.seed}__{int(time.time())}".replace("/", "_")
+    check(args)
+    run_dir = Path("runs") / run_name(args, args.mode)
     device = distributed.device(args.cuda)
     torch.set_num_threads(args.num_threads or os.cpu_count() or 1)
 
@@ -142,8 +155,6 @@ if __name__ == "__main__":
         check_vocabulary(policy, vocab_size)
         if args.adapter is not None:
             policy = merge_adapters(policy, args.adapter)
-    elif args.adapter is not None:
-        raise SystemExit("--adapter goes with --engine transformers; for vLLM merge it with peft's merge_and_unload()")
     engine = make_engine(args, source, vocab_size, policy, tokenizer)
 
     # play
@@ -166,7 +177,6 @@ if __name__ == "__main__":
     if not rows:
         raise SystemExit("no episode is left to evaluate")
     table = summarize(rows, args.seed)
-    run_dir = Path("runs") / run_name
     run_dir.mkdir(parents=True)
     run_files.append_rows(run_dir / "trajectories.jsonl", played, mode=args.mode)
     counts = {"episodes": len(rows), "faults": len(played) - len(rows)}

@@ -169,10 +169,8 @@ def check(args: Args) -> None:
     arguments.check(args)
     if args.group_size < 2 or args.episodes_per_iteration % args.group_size:
         raise SystemExit("--episodes-per-iteration must be a multiple of --group-size, which is at least 2")
-    if args.max_staleness and args.dynamic_sampling:
-        raise SystemExit("--max-staleness and --dynamic-sampling contradict: a batch sampled ahead can't be filled up")
-    if args.scale_by != "auto" and not args.scale_rewards:
-        raise SystemExit("--scale-by does nothing with --no-scale-rewards")
+    if args.dynamic_sampling and args.kl_in == "reward":
+        raise SystemExit("--dynamic-sampling leaves out groups of equal rewards, which --kl-in reward would train on")
     if args.loss_mask and not args.advantage_mask:
         raise SystemExit("--no-advantage-mask changes nothing without --no-loss-mask: only the loss reads advantages")
 
@@ -212,6 +210,7 @@ def group_advantages(
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
     """Fill `advantages` of all rows. An episode that is alone in its group, as the others were dropped, gets 0."""
     groups = [group for group in in_groups(rows, args.group_size) if len(group) > 1]
+    by_others = args.scale_rewards and (args.scale_by == "others" or args.scale_by == "auto" and args.credit == "turn")
     totals = [returns_to_go([row.turn_rewards() for row in group], args.gamma)[:, :1].sum(1) for group in groups]
     for group, deviation in zip(groups, other_groups_deviation(totals), strict=True):
         rewards = [row.turn_rewards() for row in group]
@@ -220,7 +219,7 @@ def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
         )
         if args.kl_in == "reward":  # not scaled: in a solved group that would blow its noise up
             costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group]
-            kl = group_advantages(costs, args.credit, False, args.gamma)
+            kl = group_advantages(costs, args.credit, by_others, args.gamma, scale_by="others", deviation=1.0)
             advantages = [a + b for a, b in zip(advantages, kl, strict=True)]
         for row, values in zip(group, advantages, strict=True):
             row.set_turn_advantages(values, args.advantage_mask)
@@ -307,12 +306,12 @@ if __name__ == "__main__":
 
             # rollout
             rows = run.collect(iteration, episodes)
-            useful = groups_with_signal(rows, args.group_size, args.credit)
+            useful = groups_with_signal(rows, args.group_size, args.credit, args.gamma)
             signal = len(useful) / max(1, len(rows))
             for attempt in range(1, args.dynamic_sampling + 1):
                 if len(useful) < count:
                     more = run.collect_more(episodes(iteration, attempt))
-                    useful += groups_with_signal(more, args.group_size, args.credit)
+                    useful += groups_with_signal(more, args.group_size, args.credit, args.gamma)
             if args.dynamic_sampling:
                 rows = sum(list(in_groups(useful, args.group_size))[: count // args.group_size], []) or rows
             run.mark("rollout")

@@ -175,6 +175,13 @@ def check(args: Args) -> None:
     arguments.check(args)
     if args.advantage == "turns" and not args.advantage_mask:
         raise SystemExit("--advantage turns runs over turns, not tokens: --no-advantage-mask contradicts it")
+    if args.critic_warmup >= (iterations := max(1, args.total_episodes // args.episodes_per_iteration)):
+        raise SystemExit(
+            f"--critic-warmup {args.critic_warmup} leaves none of the {iterations} iterations to the policy: give a "
+            "smaller one, or more --total-episodes"
+        )
+    if args.truncation == "bootstrap" and json.loads(args.env_kwargs).get("unfinished_reward", 0) != 0:
+        raise SystemExit("--truncation bootstrap pays nothing for an unfinished episode: leave unfinished_reward out")
 
 
 # ------------------------------------------------------------------------------------------------------- advantages
@@ -236,31 +243,32 @@ def value_positions(row: Trajectory, args: Args) -> Array:
     return (row.action_mask if args.advantage_mask else row.after_prompt()) & row.train_mask
 
 
-def estimate(row: Trajectory, args: Args, rewards: Array, values: Array, value_last: float) -> tuple[Array, Array]:
-    """Advantages and returns of a row from rewards and values of its tokens."""
+def estimate(row: Trajectory, args: Args) -> tuple[Array, Array]:
+    """Advantages and returns of a row's tokens from its rewards and values."""
     mask, gammas = row.action_mask if args.advantage_mask else row.after_prompt(), (args.gamma, args.gae_lambda)
     bootstraps = row.truncated and not row.terminated and args.truncation == "bootstrap"
-    end: dict[str, Any] = {"done": not bootstraps, "v_last": value_last}
+    end: dict[str, Any] = {"done": not bootstraps, "v_last": row.value_last}
     if args.advantage == "turns":  # every token of a turn has the turn's advantage
         starts, lengths = [turn.start for turn in row.turns], [turn.end - turn.start for turn in row.turns]
         both = np.zeros((2, len(row.tokens)))
-        of_turns = gae_turns(row.turn_sums(rewards), values[starts], *gammas, **end)
+        of_turns = gae_turns(row.turn_rewards(), row.values[starts], *gammas, **end)
         both[:, row.action_mask] = np.repeat(of_turns, lengths, axis=1)
         return both[0], both[1]
     if args.advantage == "bilevel":
         turn_end = np.isin(np.arange(len(row.tokens)), [turn.end - 1 for turn in row.turns])
-        return gae_bilevel(rewards, values, mask, turn_end, *gammas, args.gamma_turn, **end)
-    return gae_tokens(rewards, values, mask, *gammas, **end)
+        return gae_bilevel(row.rewards, row.values, mask, turn_end, *gammas, args.gamma_turn, **end)
+    return gae_tokens(row.rewards, row.values, mask, *gammas, **end)
 
 
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
     """Fill `advantages` and `returns` of all rows, the advantages whitened.
 
-    What --kl-in reward takes is added after that: whitening would blow its noise up where all episodes succeed.
+    What --kl-in reward takes is added after that: whitening would blow its noise up where all episodes succeed. It is
+    the plain sum over the token and those after it, the gradient of the KL divergence whatever GAE runs over.
     """
     advantages, weights = [], []
     for row in rows:
-        values, returns = estimate(row, args, row.rewards, row.values, row.value_last)
+        values, returns = estimate(row, args)
         row.returns = returns.astype(np.float32)
         advantages.append(values)
         weights.append((row.action_mask if args.advantage_mask else row.after_prompt()).astype(float))
@@ -269,10 +277,10 @@ def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
                 weights[-1][turn.start : turn.end] /= turn.end - turn.start
     if args.adv_norm != "none":
         advantages = whiten(advantages, weights, by_others=args.adv_norm == "others")
-    for row, values in zip(rows, advantages, strict=True):
+    for row, values, weight in zip(rows, advantages, weights, strict=True):
         if args.kl_in == "reward":
-            costs = -args.kl_coef * (row.old_logprobs - row.ref_logprobs) * row.action_mask
-            values = values + estimate(row, args, costs, np.zeros(len(costs)), 0.0)[0]
+            costs = args.kl_coef * (row.old_logprobs - row.ref_logprobs) * row.action_mask
+            values = values - np.cumsum(costs[::-1])[::-1] * (weight > 0)
         row.advantages = values.astype(np.float32)
 
 
@@ -330,11 +338,10 @@ def score_values(rows: list[Trajectory], run: Run) -> list[Trajectory]:
     return distributed.gather(mine)
 
 
-def explained_variance(rows: Sequence[Trajectory], args: Args) -> float:
+def explained_variance(rows: Sequence[Trajectory]) -> float:
     """How much of the variance of the returns the values explain; NaN where there is nothing to explain."""
-    masks = [value_positions(row, args) for row in rows]
     returns, values = (
-        np.concatenate([getattr(row, name)[mask] for row, mask in zip(rows, masks, strict=True)] or [np.zeros(0)])
+        np.concatenate([getattr(row, name)[row.value_mask] for row in rows] or [np.zeros(0)])
         for name in ("returns", "values")
     )
     return 1 - float((returns - values).var()) / max(float(returns.var()), 1e-8) if len(returns) else float("nan")
@@ -347,8 +354,6 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: boo
     microbatches and processes.
     """
     means, device = TokenMeans(), run.policy.device
-    for row in rows:
-        row.value_mask = value_positions(row, args)
     masks = [(int(row.train_mask.sum()), int(row.value_mask.sum())) for row in rows]
     num_tokens, num_states = distributed.all_reduce_sum(*map(sum, zip(*masks, strict=True)))
     for batch, scale in run.microbatches(rows):
@@ -421,6 +426,8 @@ if __name__ == "__main__":
                 rows = run.score(rows, "old_logprobs", run.policy)
             compute_advantages(rows, args)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
+            for row in rows:
+                row.value_mask = value_positions(row, args)
             run.mark("score")
 
             # update
@@ -432,6 +439,6 @@ if __name__ == "__main__":
                 if args.target_kl is not None and metrics.get("approx_kl", 0.0) > args.target_kl:
                     break
             run.mark("train")
-            scalars = {"charts/rejected": rejected, "losses/explained_variance": explained_variance(rows, args)}
+            scalars = {"charts/rejected": rejected, "losses/explained_variance": explained_variance(rows)}
             run.end_iteration(iteration, rows, scalars)
         run.close()

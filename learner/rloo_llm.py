@@ -262,7 +262,7 @@ if __name__ == "__main__":
 
             # rollout
             rows = run.collect(iteration, episodes)
-            useful = groups_with_signal(rows, args.group_size, args.credit)
+            useful = groups_with_signal(rows, args.group_size, args.credit, args.gamma)
             signal = len(useful) / max(1, len(rows))
             run.mark("rollout")
 

@@ -9,7 +9,6 @@ python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows wit
 import itertools
 import json
 import math
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,15 +18,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.tokenizers import load_tokenizer
-from llm_utils import checkpoint, distributed, run_files
+from llm_utils import arguments, checkpoint, distributed, run_files
 from llm_utils.demonstrations import Demonstration, Demonstrations, read_rows
 from llm_utils.forward import microbatches, policy_forward
 from llm_utils.loading import choose_dtype, load_policy
+from llm_utils.logger import open_writer, run_name
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.scratch import make_model, make_tokenizer
 from llm_utils.sources import check_vocabulary, model_source, tokenizer_source
@@ -76,7 +75,7 @@ class Args:
     """further tasks, held out, whose expert demonstrations the loss is measured on (0: none; at most a tenth of a small
     split)"""
     eval_every: int = 500
-    """steps between two measurements (there is one at the start and one at the end)"""
+    """steps between two measurements (there is one at the start and one at the end; 0: only those)"""
     num_workers: int = 2
     """processes that make demonstrations (0: this one)"""
 
@@ -121,20 +120,9 @@ class Args:
 
 def check(args: Args) -> None:
     """Refuse arguments that are out of range, or contradict each other, before any work."""
-    counts = ("num_steps", "batch_size", "microbatch_tokens", "num_demonstrations", "eval_every")
-    for name in counts:
-        if getattr(args, name) < 1:
-            raise SystemExit(f"--{name.replace('_', '-')} is at least 1")
-    try:
-        readable = isinstance(json.loads(args.env_kwargs), dict)
-    except ValueError:
-        readable = False
+    arguments.check_each(args)
     contradictions = [
-        (not readable, f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}"),
-        (not 0 <= args.expert_share <= 1, "--expert-share is between 0 and 1"),
-        (not 0 <= args.rag_share <= 1, "--rag-share is between 0 and 1"),
-        (min(args.learning_rate or 0, args.weight_decay) < 0, "--learning-rate and --weight-decay are at least 0"),
-        (args.lora_rank < 0, "--lora-rank is at least 0"),
+        (args.model == "scratch" and args.hidden_size % 8 > 0, "--hidden-size is a multiple of 8"),
         (args.model == "scratch" and args.lora_rank > 0, "--lora-rank needs a trained --model"),
         (args.model == "scratch" and args.tokenizer is not None, "--model scratch makes its own tokenizer"),
         (bool(args.eval_data) and not args.data, "--eval-data goes with --data"),
@@ -196,8 +184,7 @@ if __name__ == "__main__":
     distributed.setup(args.cuda)
     device = distributed.device(args.cuda)
     dtype = choose_dtype("float32" if args.dtype == "auto" and args.model == "scratch" else args.dtype, device)
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
-    run_dir = Path(args.resume or f"runs/{run_name}")
+    run_dir = Path(args.resume or f"runs/{run_name(args)}")
     if args.num_threads:
         torch.set_num_threads(args.num_threads)
     torch.use_deterministic_algorithms(args.deterministic)
@@ -248,16 +235,7 @@ if __name__ == "__main__":
     if args.resume:
         run = checkpoint.load(run_dir, None, optimizer)["run"]
     saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer)
-    if args.track:
-        import wandb
-
-        project, config = args.wandb_project_name, asdict(args)
-        run.setdefault("wandb_id", secrets.token_hex(8))  # a resumed run goes on under it
-        where = {"project": project, "name": run_dir.name, "id": run["wandb_id"], "resume": "allow"}
-        wandb.init(config=config, sync_tensorboard=True, **where)
-    writer = SummaryWriter(str(run_dir), purge_step=run["iteration"] + 1 if args.resume else None)
-    table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
+    writer = open_writer(run_dir, args, run, run["iteration"] + 1 if args.resume else None)
     progress = tqdm(total=args.num_steps, initial=run["iteration"], desc="sft", unit="step", dynamic_ncols=True)
 
     def summarize(**more: Any) -> None:
@@ -297,7 +275,7 @@ if __name__ == "__main__":
                 figures = {"losses/sft_loss": loss, "losses/grad_norm": norm, "charts/learning_rate": rate}
                 for name, value in figures.items():
                     writer.add_scalar(name, value, step)
-            if step % args.eval_every == 0 or last:
+            if last or (args.eval_every and step % args.eval_every == 0):
                 evaluate()
             saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
             if args.checkpoint_every and (last or step % args.checkpoint_every == 0):

@@ -30,7 +30,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "gradient_noise": ("--batches 10 --groups 1 --checkpoints early --workers 1 --force", LEARNING),
     "kill_resume": ("--moments 1 --scripts grpo_llm --force", LEARNING),
     "math_and_code_data": ("--data {data} --mbpp-mutants 2", ("math_verify", "pydantic_monty", "tqdm")),
-    "multihop_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
+    "multihop_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8 --critic-warmup 0" --force', LEARNING),
     "oracle": ("--data-dir {data}", ("bm25s",)),
     "paper_table": (f'--seeds 1 --rows GRPO --episodes 16 --flags "{RUN} --total-episodes 32" --force', LEARNING),
     "preflight": ("--cases GRPO --layers 1", LEARNING),

@@ -1,5 +1,7 @@
 """ReMax (arXiv 2310.10505): a turn's baseline is what the greedy policy earns on the same task from that turn on.
 
+Its advantages and its loop; arguments and loss are RLOO's.
+
 PYTHONPATH=learner python docs/examples/remax_llm.py --total-episodes 2560
 """
 
@@ -26,11 +28,17 @@ def compute_advantages(rows: Sequence[Trajectory], greedy: Sequence[Trajectory],
         row.set_turn_advantages((own - other)[: len(row.turns)])
 
 
+LEFT_OUT = ("max_staleness", "kl_coef", "reject_ratio", "loss_mask", "advantage_mask", "credit", "group_size")
+
+
 def check(args: Args) -> None:
     """Refuse what this example leaves out of RLOO's arguments, before any work."""
     arguments.check(args)
-    if args.max_staleness or args.kl_coef or args.reject_ratio or not args.loss_mask or args.credit != "turn":
-        raise SystemExit("ReMax here: no --max-staleness, --kl-coef, --reject-ratio, --no-loss-mask, --credit episode")
+    if any(getattr(args, name) != getattr(Args(), name) for name in LEFT_OUT):
+        raise SystemExit(
+            "ReMax here: no --max-staleness, --kl-coef, --reject-ratio, --no-loss-mask, --no-advantage-mask, --credit, "
+            "--group-size"
+        )
 
 
 if __name__ == "__main__":
@@ -52,8 +60,8 @@ if __name__ == "__main__":
             run.begin_iteration(iteration)
             rows = run.collect(iteration, episodes)
             tasks = [(row.episode, row.task_index) for row in rows]
-            greedy = rollout(run.envs, run.eval_engine, tasks, args.seed) if rows else []
-            run.played += greedy  # they count for the axes, too
+            greedy = rollout(run.envs, run.eval_engine, tasks, args.seed, args.deterministic) if rows else []
+            run.valid(greedy)  # they count for the axes and for --max-invalid, too
             rows = [row for row, other in zip(rows, greedy, strict=True) if not other.fault]
             greedy = [other for other in greedy if not other.fault]
             run.mark("rollout")

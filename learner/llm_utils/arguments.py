@@ -1,47 +1,110 @@
-"""What no learner accepts, said before any work."""
+"""What no script accepts, said before any work."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 
 from llm_utils import distributed
 
-RATES = ("learning_rate", "critic_learning_rate")
-# What has a least value; a share has a largest, too. A learner has some of them.
+# Bounds of numbers; a script has some of these arguments. None is always accepted.
 LEAST = {
     **dict.fromkeys(("num_envs", "total_episodes", "episodes_per_iteration", "num_minibatches", "update_epochs"), 1),
     **dict.fromkeys(("microbatch_tokens", "constant_length", "importance_cap"), 1),
-    **dict.fromkeys(("max_staleness", "lora_rank", "dynamic_sampling", "num_threads", "checkpoint_every"), 0),
-    **dict.fromkeys(("eval_episodes", "eval_every", "kl_coef", "clip_coef", "clip_coef_high", "clip_coef_value"), 0),
+    **dict.fromkeys(("num_steps", "batch_size", "num_demonstrations", "tokenizer_demonstrations", "episodes"), 1),
+    **dict.fromkeys(("seed", "num_threads", "num_workers", "checkpoint_every", "eval_episodes", "eval_every"), 0),
+    **dict.fromkeys(("max_staleness", "lora_rank", "dynamic_sampling", "critic_warmup", "warmup_steps"), 0),
+    **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), 0),
+    **dict.fromkeys(("eval_demonstrations", "temperature"), 0),
+    **{"hidden_size": 24, "num_layers": 2, "intermediate_size": 1},  # smaller ones have no room for a copying circuit
 }
-SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn")
+ABOVE_0 = {"max_grad_norm": "; a large one clips nothing", "target_kl": "; without it nothing stops", "memory_gb": ""}
+RATES = ("learning_rate", "critic_learning_rate")
+SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share")
+FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split")  # among the arguments of an environment
+
+# Switches that other arguments make dead: when a switch does something, and with or without what it does nothing.
+Alive = Callable[[Any], bool]
+SWITCHES: dict[str, tuple[Alive, str]] = {
+    "wandb_project_name": (lambda a: a.track, "without --track"),
+    "vllm_url": (lambda a: a.engine == "vllm-server", "without --engine vllm-server"),
+    "memory_gb": (lambda a: a.preflight, "with --no-preflight"),
+    "float32_head": (lambda a: a.dtype != "float32", "with --dtype float32"),
+    "group_size": (lambda a: getattr(a, "baseline", True), "without --baseline"),
+    "scale_by": (lambda a: a.scale_rewards, "with --no-scale-rewards"),
+    "gamma_turn": (lambda a: a.advantage == "bilevel", "without --advantage bilevel"),
+    "constant_length": (lambda a: a.loss_aggregation == "constant", "without --loss-aggregation constant"),
+    "kl_estimator": (lambda a: a.kl_coef > 0 and a.kl_in == "loss", "without --kl-coef above 0 and --kl-in loss"),
+    "importance_cap": (  # --no-loss-mask takes the trainer's in any case
+        lambda a: a.old_logprobs != "sampler" or not a.loss_mask, "with --old-logprobs sampler"
+    ),
+    **dict.fromkeys(
+        ("hidden_size", "num_layers", "intermediate_size", "tokenizer_demonstrations"),
+        (lambda a: a.model == "scratch", "without --model scratch"),
+    ),
+    **dict.fromkeys(
+        ("expert_share", "num_demonstrations", "eval_demonstrations"), (lambda a: not a.data, "with --data")
+    ),
+    **dict.fromkeys(("rag_share", "num_workers"), (lambda a: not a.data or a.model == "scratch", "with --data")),
+}  # fmt: skip
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def check_each(args: Any) -> None:
+    """Refuse what is out of range, an environment that isn't there, and switches that would do nothing, in any script.
+
+    A switch that was given its default can't be told from one that wasn't given. A run that goes on (--resume) keeps
+    the switches that it was accepted with.
+    """
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    for name, least in LEAST.items():
+        if not given.get(name, least) >= least:  # NaN is neither more nor less
+            raise SystemExit(f"{flag(name)} is at least {least}")
+    for name, remark in ABOVE_0.items():
+        if not given.get(name, 1) > 0:
+            raise SystemExit(f"{flag(name)} is above 0{remark}")
+    for name in SHARES:
+        if not 0 <= given.get(name, 0) <= 1:
+            raise SystemExit(f"{flag(name)} is between 0 and 1")
+    for name in RATES:
+        if not given.get(name, 0) >= 0:
+            raise SystemExit(f"{flag(name)}: a learning rate is at least 0")
+    if not 0 < given.get("top_p", 1) <= 1:
+        raise SystemExit("--top-p is above 0 and at most 1")
+    check_environment(args)
+    defaults = vars(type(args)())
+    for name, (alive, otherwise) in SWITCHES.items() if given.get("resume") is None else ():
+        if name in given and given[name] != defaults[name] and not alive(args):
+            raise SystemExit(f"{flag(name)} does nothing {otherwise}")
+
+
+def check_environment(args: Any) -> None:
+    """Refuse an --env-id that isn't there, and --env-kwargs that no environment takes."""
+    try:
+        kwargs = json.loads(args.env_kwargs or "{}")  # evaluate_llm.py fills it later
+    except ValueError:
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}")
+    if doubled := [name for name in FLAGS_OF_THEIR_OWN if name in kwargs]:
+        raise SystemExit(f"--env-kwargs takes no {doubled[0]}; give {flag(doubled[0])}")
+    if args.env_id and ":" not in args.env_id and args.env_id not in gym.registry:  # module:id imports it first
+        known = ", ".join(name for name in gym.registry if name.startswith("AgentR1/"))
+        raise SystemExit(f"--env-id {args.env_id}: there is no such environment; there are {known}")
 
 
 def check(args: Any) -> None:
-    """Refuse arguments that are out of range, or contradict each other, in any learner."""
-    for name, least in LEAST.items():
-        if getattr(args, name, least) < least:
-            raise SystemExit(f"--{name.replace('_', '-')} is at least {least}")
-    for name in SHARES:
-        if not 0 <= getattr(args, name, 0) <= 1:
-            raise SystemExit(f"--{name.replace('_', '-')} is between 0 and 1")
-    try:
-        readable = isinstance(json.loads(args.env_kwargs), dict)
-    except ValueError:
-        readable = False
-    if ":" not in args.env_id and args.env_id not in gym.registry:  # module:id imports the module first
-        known = ", ".join(name for name in gym.registry if name.startswith("AgentR1/"))
-        raise SystemExit(f"--env-id {args.env_id}: there is no such environment; there are {known}")
+    """Refuse arguments that are out of range, do nothing, or contradict each other, in any learner that plays."""
+    check_each(args)
     contradictions = [
-        (not readable, f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}"),
         (args.temperature <= 0, "--temperature is above 0: the loss needs the distribution that was sampled from"),
-        (not 0 < args.top_p <= 1, "--top-p is above 0 and at most 1"),
-        (any((getattr(args, name, 0) or 0) < 0 for name in RATES), "a learning rate is at least 0"),
-        (args.max_grad_norm <= 0, "--max-grad-norm is above 0; a large one clips nothing"),
-        (args.reject_ratio != 0 and args.reject_ratio <= 1, "--reject-ratio is a factor above 1, or 0 for none"),
+        (args.reject_ratio != 0 and not args.reject_ratio > 1, "--reject-ratio is a factor above 1, or 0 for none"),
         (
             args.reject_ratio > 0 and args.old_logprobs == "sampler",
             "--reject-ratio compares with the trainer's log-probabilities: give --old-logprobs trainer",
@@ -50,6 +113,10 @@ def check(args: Any) -> None:
         (
             args.deterministic and args.max_staleness > 0,
             "--deterministic and --max-staleness contradict each other: what is in flight depends on the clock",
+        ),
+        (
+            args.max_staleness > 0 and getattr(args, "dynamic_sampling", 0) > 0,
+            "--max-staleness and --dynamic-sampling contradict each other: a batch sampled ahead can't be filled up",
         ),
         (
             args.deterministic and args.engine != "transformers",

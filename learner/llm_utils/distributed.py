@@ -216,7 +216,7 @@ def stand_in(row: Any) -> Any:
     """A copy of a trajectory of which nothing is trained, for a process that would have none: episode -1."""
     other = copy.copy(row)
     other.episode, other.turns = -1, []
-    other.train_mask = other.action_mask = np.zeros_like(row.action_mask)
+    other.train_mask = other.action_mask = other.value_mask = np.zeros_like(row.action_mask)
     return other
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,36 +21,46 @@ from tqdm import tqdm
 from llm_utils import run_files
 
 
+def run_name(args: Any, *more: str) -> str:
+    """The name of a new run's folder; `more` stands after the name of the experiment."""
+    return "__".join([args.env_id, args.exp_name, *more, str(args.seed), str(int(time.time()))]).replace("/", "_")
+
+
+def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int | None) -> SummaryWriter:
+    """TensorBoard's writer, with a table of the arguments, and with --track the W&B run that carries the same.
+
+    The id of the W&B run is kept in `run`, and so in checkpoints: a resumed run goes on under it. What a resumed run
+    had logged from `purge_step` on is cut.
+    """
+    if args.track:
+        import wandb
+
+        wandb.init(
+            project=args.wandb_project_name,
+            name=run_dir.name,
+            config=asdict(args),
+            sync_tensorboard=True,
+            id=run.setdefault("wandb_id", secrets.token_hex(8)),
+            resume="allow",
+            allow_val_change=True,  # of --total-episodes
+        )
+    writer = SummaryWriter(str(run_dir), purge_step=purge_step)
+    table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
+    return writer
+
+
 class Logger:
     """The files and the progress bar of a run. A run on several processes logs on rank 0 only."""
 
     TRAJECTORIES = 8  # rows per iteration in trajectories.jsonl
 
     def __init__(self, run_dir: Path, args: Any, total_episodes: int, run: dict[str, Any]) -> None:
-        """`run` holds the counters of the run; those of a resumed one are not 0, and later rows and scalars are cut.
-
-        The id of the W&B run is kept in `run`, and so in checkpoints: a resumed run goes on under it.
-        """
+        """`run` holds the counters of the run; those of a resumed one are not 0, and later rows and scalars are cut."""
         self.run_dir, self.args, resumed = run_dir, args, run["iteration"] > 0
         run_dir.mkdir(parents=True, exist_ok=True)
         run_files.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
-        if args.track:
-            import wandb
-
-            project, config = args.wandb_project_name, asdict(args)
-            run.setdefault("wandb_id", secrets.token_hex(8))
-            wandb.init(
-                project=project,
-                name=run_dir.name,
-                config=config,
-                sync_tensorboard=True,
-                id=run["wandb_id"],
-                resume="allow",
-                allow_val_change=True,  # of --total-episodes
-            )
-        self.writer = SummaryWriter(str(run_dir), purge_step=run["global_step"] + 1 if resumed else None)
-        table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
-        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
+        self.writer = open_writer(run_dir, args, run, run["global_step"] + 1 if resumed else None)
         done = run["iteration"] * args.episodes_per_iteration
         self.bar = tqdm(total=total_episodes, initial=done, unit="episode", dynamic_ncols=True)
         self.summary(run)  # a run that was over and goes on is no longer finished
@@ -73,7 +84,8 @@ class Logger:
         valid = [row for row in played if not row.fault]
         stats = mean_stats(valid)
         names = {"return": "episodic_return", "turns": "episodic_length", "em": "exact_match"}
-        shown = {f"charts/{names.get(name, name)}": value for name, value in stats.items()} | share_of_faults(played)
+        ours_last = sorted(stats.items(), key=lambda item: item[0] in names)  # they win over a task's metric
+        shown = {f"charts/{names.get(name, name)}": value for name, value in ours_last} | share_of_faults(played)
         shown |= scalars
         ages = [run["iteration"] - 1 - row.versions[row.action_mask] for row in rows]
         shown["charts/staleness"] = float(np.concatenate(ages).mean()) if any(map(len, ages)) else 0.0
@@ -124,9 +136,9 @@ class Logger:
 
 
 def mean_stats(rows: Sequence[Any]) -> dict[str, float]:
-    """The mean of every statistic over the rows."""
+    """The mean of every statistic over the rows that have it: not every episode has all metrics of its task."""
     names = dict.fromkeys(name for row in rows for name in row.stats)
-    return {name: float(np.mean([row.stats[name] for row in rows])) for name in names}
+    return {name: float(np.mean([row.stats[name] for row in rows if name in row.stats])) for name in names}
 
 
 def share_of_faults(rows: Sequence[Any]) -> dict[str, float]:

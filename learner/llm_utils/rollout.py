@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from llm_utils.engine import Engine, Span
-from llm_utils.trajectory import Trajectory, Turn
+from llm_utils.trajectory import OF_TURNS, Trajectory, Turn
 
 Array = np.ndarray
 TASKS, SAMPLING = 1, 2  # streams of random numbers that have nothing to do with each other
@@ -99,7 +99,8 @@ class Sampler:
         row.turns[-1].reward = float(reward)
         calls = info.get("tool_calls", [])
         errors = sum(not call["ok"] for call in calls)
-        row.stats.update({"return": reward, "turns": 1, "tool_calls": len(calls), "tool_errors": errors})
+        for name, value in zip(OF_TURNS, (float(reward), 1, len(calls), errors), strict=True):
+            row.stats[name] += value
         row.reward_terms.update(info.get("reward_terms", {}))
         if terminated or truncated:
             row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
@@ -118,16 +119,31 @@ class Sampler:
         row = self.live.pop(slot)
         row.truncated |= row.fault is not None
         row.finalize()
-        row.stats.update(success=float(info.get("is_success", False)), truncated=float(row.truncated))
-        row.stats.update(sampled_tokens=int(row.action_mask.sum()), tokens=len(row.tokens), **info.get("metrics", {}))
+        row.stats |= {"success": float(info.get("is_success", False)), "truncated": float(row.truncated)}
+        row.stats |= {"sampled_tokens": int(row.action_mask.sum()), "tokens": len(row.tokens)}
+        row.stats |= task_metrics(info.get("metrics", {}), row.stats)
         self.done[row.episode] = row
         self.free.append(slot)
         self.on_done()
 
 
-def rollout(envs: Any, engine: Engine, episodes: Sequence[tuple[int, int]], seed: int) -> list[Trajectory]:
-    """Play `episodes`, pairs of (episode number, task index), and return them in this order."""
-    sampler = Sampler(envs, engine, seed)
+def task_metrics(metrics: Mapping[str, Any], ours: Mapping[str, float]) -> dict[str, float]:
+    """The numbers among a task's metrics. One that has the name of a statistic of ours is called task_NAME.
+
+    None, and what else is no number, says that an episode has no such figure: it is in none of its means.
+    """
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return {f"task_{name}" if name in ours else name: float(value) for name, value in numbers.items()}
+
+
+def rollout(
+    envs: Any, engine: Engine, episodes: Sequence[tuple[int, int]], seed: int, in_order: bool = False
+) -> list[Trajectory]:
+    """Play `episodes`, pairs of (episode number, task index), and return them in this order.
+
+    `in_order` is that of `Sampler`.
+    """
+    sampler = Sampler(envs, engine, seed, in_order)
     sampler.queue.extend(episodes)
     return sampler.collect([episode for episode, _ in episodes])
 

@@ -22,10 +22,11 @@ import torch
 from transformers import AutoConfig
 
 from llm_utils import arguments, checkpoint, distributed
-from llm_utils.engine import Engine, make_engine
+from llm_utils.engine import Engine
 from llm_utils.forward import microbatches, score
 from llm_utils.loading import choose_dtype, load_policy
-from llm_utils.logger import Logger
+from llm_utils.logger import Logger, run_name
+from llm_utils.make_engine import make_engine
 from llm_utils.metrics import sampler_gap
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.preflight import measure, preflight
@@ -147,20 +148,23 @@ class Run:
         while self.queued < min(self.num_iterations, iteration + self.args.max_staleness):
             self.queued += 1
             self.sampler.queue.extend(episodes(self.queued))
-        return self._valid(self.sampler.collect([number for number, _ in episodes(iteration)]))
+        return self.valid(self.sampler.collect([number for number, _ in episodes(iteration)]))
 
     def collect_more(self, episodes: Episodes) -> list[Trajectory]:
         """Play further episodes in this iteration. Returns those that count."""
         if self.sampler is None:
             return []
+        if self.log is not None:
+            self.log.bar.total += len(episodes)
         self.sampler.queue.extend(episodes)
-        return self._valid(self.sampler.collect([number for number, _ in episodes]))
+        return self.valid(self.sampler.collect([number for number, _ in episodes]))
 
-    def _valid(self, rows: list[Trajectory]) -> list[Trajectory]:
-        """Without the episodes that a fault of the environment's machinery ended: they say nothing of the policy."""
+    def valid(self, rows: list[Trajectory]) -> list[Trajectory]:
+        """Count episodes as played in this iteration. Returns them without those that a fault of the environment's
+        machinery ended: they say nothing of the policy. RuntimeError where these are more than --max-invalid."""
         self.played += rows
         faults = [row.fault for row in self.played if row.fault]
-        share = len(faults) / len(self.played)
+        share = len(faults) / max(1, len(self.played))
         if share > self.args.max_invalid:
             raise RuntimeError(
                 f"{share:.0%} of the iteration's {len(self.played)} episodes were ended by faults of the environment's "
@@ -260,8 +264,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     `make_critic(source, args, dtype)` makes the value model of algorithms that have one. All processes call this.
     """
     rank, world_size, device = distributed.rank(), distributed.world_size(), distributed.device(args.cuda)
-    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
-    folder = Path(args.resume) if args.resume else distributed.broadcast(Path("runs") / name)
+    folder = Path(args.resume) if args.resume else distributed.broadcast(Path("runs") / run_name(args))
     source, dtype = model_source(args.model, args.env_id), choose_dtype(args.dtype, device)
     sizes = (0, 0, 0)
     if rank == 0:

@@ -14,6 +14,7 @@ import torch
 from llm_utils.returns import returns_to_go
 
 Array = np.ndarray
+OF_TURNS = ("return", "turns", "tool_calls", "tool_errors")  # statistics of an episode that its turns add to
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Trajectory:
     terminated: bool = False
     truncated: bool = False
     fault: str | None = None  # what of the environment's own machinery broke; such an episode trains nothing
-    stats: Any = field(default_factory=Counter)  # floats: return, turns, success, exact match ...
+    stats: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OF_TURNS, 0))  # and the task's metrics
     reward_terms: Any = field(default_factory=Counter)  # the named terms, summed over the episode
 
     action_mask: Array = field(init=False)  # bool: was the token sampled?
@@ -151,12 +152,12 @@ def in_groups(rows: Sequence[Any], size: int) -> Iterator[list[Any]]:
         yield list(group)
 
 
-def groups_with_signal(rows: Sequence[Trajectory], size: int, credit: str) -> list[Trajectory]:
-    """The rows of the groups in which not all episodes earned the same (from every turn on with credit "turn"): the
-    others have no gradient."""
+def groups_with_signal(rows: Sequence[Trajectory], size: int, credit: str, gamma: float) -> list[Trajectory]:
+    """The rows of the groups in which not all episodes have the same return (from every turn on with credit "turn"):
+    the rewards of the others have no gradient."""
     kept: list[Trajectory] = []
     for group in in_groups(rows, size):
-        table = returns_to_go([row.turn_rewards() for row in group]).round(6)
+        table = returns_to_go([row.turn_rewards() for row in group], gamma).round(6)
         if np.ptp(table[:, :1] if credit == "episode" else table, axis=0).any():
             kept += group
     return kept

@@ -1,11 +1,14 @@
 """The advantage estimators, against golden vectors and a definition that is too slow to use."""
 
+import itertools
+
 import grpo_llm
 import numpy as np
 import ppo_llm
 import pytest
 import reinforce_pp_llm
 import rloo_llm
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -166,6 +169,34 @@ def test_the_noise_of_a_kl_divergence_is_not_scaled_up_in_a_solved_group(make_ro
         if script is ppo_llm:  # its critic knows nothing yet: 1 is subtracted as the others' mean
             assert all(np.ptp(row.advantages[row.action_mask]) < 0.02 for row in rows)
         assert 0 < largest < 0.02, script
+
+
+@pytest.mark.parametrize("advantage", ["tokens", "turns", "bilevel"])
+@pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
+def test_a_kl_divergence_in_the_reward_has_its_own_gradient(make_row, advantage, gae_lambda):
+    """Summed over all episodes of a game of one or two turns of two tokens, in which every token depends on those
+    before it. The divergence is not discounted, whatever rewards are."""
+    rng, sequences = np.random.default_rng(0), []
+    for tokens in itertools.product((0, 1), repeat=4):
+        if tokens[1] == 1 or tokens[2:] == (0, 0):  # the second token decides whether there is a second turn
+            sequences.append(tokens if tokens[1] == 1 else tokens[:2])
+    prefixes = sorted({tokens[:t] for tokens in sequences for t in range(len(tokens))})
+    logits, others = torch.from_numpy(rng.normal(size=(2, len(prefixes), 2)))
+    policy, reference = torch.log_softmax(logits.requires_grad_(), -1), torch.log_softmax(others, -1)
+    divergence, found = torch.zeros(()), torch.zeros(())
+    args = ppo_llm.Args(kl_coef=0.3, kl_in="reward", advantage=advantage, gae_lambda=gae_lambda, gamma=0.9)
+    for tokens in sequences:
+        at = [prefixes.index(tokens[:t]) for t in range(len(tokens))]
+        new, old = policy[at, tokens], reference[at, tokens]
+        probability = new.sum().exp()
+        divergence = divergence + probability * (new - old).sum()
+        row = make_row([(2, 4, 0.0), (6, 8, 0.0)][: len(tokens) // 2], 9)
+        row.old_logprobs[row.action_mask], row.ref_logprobs[row.action_mask] = new.detach(), old
+        ppo_llm.compute_advantages([row], args)
+        found = found + probability.detach() * (torch.from_numpy(row.advantages[row.action_mask]) * new).sum()
+    (expected,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+    (gradient,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(gradient, -0.3 * expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,22 @@ def test_a_run_that_only_meets_faults_stops_and_says_why(learn):
         learn("grpo_llm", *flags(kind="call", rate=1.0), "--total-episodes", 64)
 
 
+def test_faults_of_greedy_baselines_count_too(learn, monkeypatch):
+    """Of the example of an algorithm: its greedy episodes are played beside those that it trains on."""
+    begun, start = [], faulty_world.FaultyWorldEnv.start_episode
+
+    def breaking_later(env, task):
+        begun.append(task)
+        if len(begun) > 8:  # the greedy ones
+            raise ConnectionError("the corpus server is down")
+        start(env, task)
+
+    monkeypatch.setattr(faulty_world.FaultyWorldEnv, "start_episode", breaking_later)
+    more = ["--episodes-per-iteration", 8, "--total-episodes", 8]
+    with pytest.raises(RuntimeError, match=r"50% of the iteration's 16 episodes.*--max-invalid 0.4.*corpus server"):
+        learn("../docs/examples/remax_llm", *flags(kind="none"), *more, "--max-invalid", 0.4)
+
+
 def test_an_episode_that_cannot_begin_is_not_sampled(policy, vocab_size):
     import gymnasium as gym
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import grpo_llm
 import numpy as np
 import pytest
+import rloo_llm
 import torch
 
 from llm_utils.forward import policy_forward
@@ -111,10 +112,43 @@ def test_groups_are_told_apart_by_the_number_of_the_episode(make_row):
     rows = [make_row([(1, 2, reward)], 2, episode=i) for i, reward in enumerate((1, 0, 5, 5, 7, 9))]
     grpo_llm.compute_advantages(rows, grpo_llm.Args(group_size=2, scale_rewards=False))
     assert [row.advantages[1] for row in rows] == [0.5, -0.5, 0, 0, -1, 1]
-    assert groups_with_signal(rows, 2, "turn") == [*rows[:2], *rows[4:]]
+    assert groups_with_signal(rows, 2, "turn", 1.0) == [*rows[:2], *rows[4:]]
     late, early = make_row([(1, 2, 0.0), (2, 3, 1.0)], 3), make_row([(1, 2, 1.0), (2, 3, 0.0)], 3)
-    assert groups_with_signal([late, early], 2, "turn") == [late, early]
-    assert groups_with_signal([late, early], 2, "episode") == []
+    assert groups_with_signal([late, early], 2, "turn", 1.0) == [late, early]
+    assert groups_with_signal([late, early], 2, "episode", 1.0) == []
+
+
+@pytest.mark.parametrize("script", [grpo_llm, rloo_llm])
+@pytest.mark.parametrize("credit", ["turn", "episode"])
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_groups_with_signal_are_those_that_have_advantages(make_row, script, credit, gamma):
+    """Discounted as the advantages are: the same reward a turn later is less."""
+    rewards = [(0, 1), (1, 0)], [(1, 1), (1, 1)], [(0, 1), (1, -1)], [(0,), (0, 0)], [(0.5,), (0, 1)]
+    rows = [
+        make_row([(1 + 2 * k, 2 + 2 * k, reward) for k, reward in enumerate(turns)], 6, episode=i)
+        for i, turns in enumerate(itertools.chain(*rewards))
+    ]
+    script.compute_advantages(rows, script.Args(group_size=2, credit=credit, gamma=gamma))
+    pairs = [rows[i : i + 2] for i in range(0, len(rows), 2)]
+    trained = [row for pair in pairs if any(row.advantages.any() for row in pair) for row in pair]
+    assert groups_with_signal(rows, 2, credit, gamma) == trained
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_kl_divergence_in_the_reward_is_compared_as_rewards_are(make_row, size):
+    """With the mean of the others it is all of it, as RLOO's; with the mean of the group it is (G - 1) / G of that."""
+
+    def of_kl(script, **kwargs):
+        rows = [make_row([(1, 2, 0.0)], 2, episode=i) for i in range(size)]
+        rows[0].old_logprobs[1] = 1.0
+        script.compute_advantages(rows, script.Args(group_size=size, kl_in="reward", kl_coef=0.1, **kwargs))
+        return rows[0].advantages[1]
+
+    assert of_kl(rloo_llm) == pytest.approx(-0.1)
+    for kwargs in ({}, {"scale_by": "others"}, {"scale_by": "others", "credit": "episode"}):
+        assert of_kl(grpo_llm, **kwargs) == pytest.approx(-0.1)
+    for kwargs in ({"scale_rewards": False}, {"scale_by": "group"}, {"credit": "episode"}):
+        assert of_kl(grpo_llm, **kwargs) == pytest.approx(-0.1 * (size - 1) / size)
 
 
 def test_dropped_episodes_leave_smaller_groups(make_row):

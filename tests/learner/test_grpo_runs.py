@@ -1,6 +1,7 @@
 """Runs of learner/grpo_llm.py: what they leave behind, options, and what stops them."""
 
 import json
+import re
 from pathlib import Path
 
 import grpo_llm
@@ -111,7 +112,7 @@ def test_log_probabilities_of_the_trainer_are_those_of_the_sampler(learn):
 
 
 @pytest.mark.parametrize("rounds", [0, 8])
-def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, monkeypatch, rounds):
+def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, monkeypatch, capfd, rounds):
     from llm_utils.logger import Logger
 
     monkeypatch.setattr(Logger, "TRAJECTORIES", 16)
@@ -127,6 +128,8 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, monkeyp
         for one, two in earned
     ]
     logged = scalars(run_dir)
+    count, total = re.findall(r"(\d+)/(\d+) \[", capfd.readouterr().err)[-1]  # of the progress bar
+    assert count == total == str(int(logged["charts/episodes"][-1]))
     if rounds:
         assert not any(even)
         assert logged["charts/episodes"][-1] > 32 and events_step(run_dir) > sum(row["stats"]["turns"] for row in rows)

@@ -62,6 +62,14 @@ def test_without_faults_the_means_are_of_what_was_played(log, played):
     assert log(played[:2])["charts/episodic_return"] == 0.5  # `played` is `rows` where it isn't given
 
 
+def test_the_names_of_charts_are_ours(log, played):
+    for row in played:
+        row.fault = None
+        row.stats |= {"episodic_return": 99.0, "em": 1.0, "exact_match": 0.0}
+    scalars = log(played)
+    assert scalars["charts/episodic_return"] == 3.5 and scalars["charts/exact_match"] == 1
+
+
 def test_an_iteration_without_a_valid_episode_is_logged(log, played):
     for row in played:
         row.fault = "search"

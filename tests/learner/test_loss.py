@@ -45,6 +45,7 @@ def backward(as_run):
     def run(rows, args, policy, critic, **kwargs):
         for row in rows:
             row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
+            row.value_mask = ppo_llm.value_positions(row, args)
         return ppo_llm.backward(rows, args, as_run(args, policy, critic), **kwargs)
 
     return run

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 
+import evaluate_llm
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from agent_r1.vector import ToolVectorEnv
 from llm_utils import rollout
 from llm_utils.engine import Span
 from llm_utils.forward import policy_forward
+from llm_utils.logger import mean_stats
 from llm_utils.transformers_engine import TransformersEngine
 
 NUMBER = {"type": "object", "properties": {"episode": {"type": "integer"}}, "required": ["episode"]}
@@ -120,6 +122,33 @@ def test_a_slow_tool_delays_its_own_episode_only(make_sampler):
     rows = sampler.collect(range(12))
     assert not gave_up
     assert list(rows[0].stats)[:1] == ["return"] and [row.episode for row in rows] == list(range(12))
+
+
+class Measured(Waiting):
+    """The task of an even number has a metric of its own; all have some that are called as statistics of ours."""
+
+    def judge_answer(self, answer):
+        guesses = 7.0 if int(answer) % 2 == 0 else None
+        return 1.0, {"success": 0.5, "turns": 99, "return": 10.0, "tokens": 5, "guesses": guesses, "solved": True}
+
+
+def test_a_tasks_metrics_change_no_statistic_of_ours_and_are_averaged_over_those_that_have_them():
+    envs = ToolVectorEnv(Measured, num_envs=2, block=lambda episode: None)
+    sampler = rollout.Sampler(envs, Script(envs.envs[0], [1, 0, 1, 0], [1] * 4), seed=1)
+    sampler.queue.extend((i, i) for i in range(4))
+    rows = sampler.collect(range(4))
+    envs.close()
+    assert [row.stats["turns"] for row in rows] == [2, 1, 2, 1] == [len(row.turns) for row in rows]
+    assert [row.stats["tokens"] for row in rows] == [len(row.tokens) for row in rows]
+    assert "guesses" in rows[0].stats and "guesses" not in rows[1].stats
+    found = mean_stats(rows)
+    assert found["return"] == pytest.approx(np.mean([row.rewards.sum() for row in rows]))
+    assert found["success"] == found["solved"] == 1 and found["guesses"] == 7
+    theirs = {"task_success": 0.5, "task_turns": 99, "task_return": 10, "task_tokens": 5}
+    assert {name: value for name, value in found.items() if name.startswith("task_")} == theirs
+    table = evaluate_llm.summarize(rows, seed=1)
+    assert table["success"]["mean"] == 1 and table["turns"]["mean"] == 1.5
+    assert table["guesses"] == {"mean": 7, "low": 7, "high": 7}
 
 
 def test_writing_goes_on_while_a_tool_works(make_sampler):

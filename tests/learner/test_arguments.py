@@ -1,0 +1,132 @@
+"""What the six scripts refuse before any work: values out of range, flags that would do nothing, contradictions."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import tyro
+
+PLAY = ("ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm")
+ALL = (*PLAY, "sft_llm", "evaluate_llm")
+
+
+def check(script, *words):
+    """Read a command line and check it, as the script does first of all."""
+    module = importlib.import_module(script)
+    args = tyro.cli(module.Args, args=[str(word) for word in words])
+    module.check(args)
+    return args
+
+
+BOUNDS = [
+    (ALL, ["--seed", -1], "--seed is at least 0"),
+    (ALL, ["--num-threads", -1], "--num-threads is at least 0"),
+    (ALL, ["--env-kwargs", 3], "--env-kwargs takes a JSON object"),
+    (ALL, ["--env-kwargs", '{"split": "test"}'], "--env-kwargs takes no split; give --split"),
+    (ALL, ["--env-id", "AgentR1/Nope-v0"], "there is no such environment; there are AgentR1/"),
+    ((*PLAY, "sft_llm"), ["--max-grad-norm", 0], "--max-grad-norm is above 0"),
+    ((*PLAY, "sft_llm"), ["--max-grad-norm", -1], "--max-grad-norm is above 0"),
+    ((*PLAY, "sft_llm"), ["--max-grad-norm", "nan"], "--max-grad-norm is above 0"),
+    ((*PLAY, "sft_llm"), ["--checkpoint-every", -1], "--checkpoint-every is at least 0"),
+    ((*PLAY, "sft_llm"), ["--learning-rate", -1], "--learning-rate: a learning rate is at least 0"),
+    ((*PLAY, "evaluate_llm"), ["--num-envs", 0], "--num-envs is at least 1"),
+    (PLAY, ["--gamma", "nan"], "--gamma is between 0 and 1"),
+    (PLAY, ["--clip-coef", "nan"], "--clip-coef is at least 0"),
+    (PLAY, ["--memory-gb", 0], "--memory-gb is above 0"),
+    (["ppo_llm"], ["--critic-warmup", -1], "--critic-warmup is at least 0"),
+    (["ppo_llm"], ["--ent-coef", -1], "--ent-coef is at least 0"),
+    (["ppo_llm"], ["--target-kl", -1], "--target-kl is above 0"),
+    (["sft_llm"], ["--warmup-steps", -5], "--warmup-steps is at least 0"),
+    (["sft_llm"], ["--weight-decay", -1], "--weight-decay is at least 0"),
+    (["sft_llm"], ["--num-workers", -1], "--num-workers is at least 0"),
+    (["sft_llm"], ["--eval-demonstrations", -3], "--eval-demonstrations is at least 0"),
+    (["sft_llm"], ["--hidden-size", 0], "--hidden-size is at least 24"),
+    (["sft_llm"], ["--hidden-size", 28], "--hidden-size is a multiple of 8"),
+    (["sft_llm"], ["--num-layers", 1], "--num-layers is at least 2"),
+    (["sft_llm"], ["--tokenizer-demonstrations", 0], "--tokenizer-demonstrations is at least 1"),
+    (["evaluate_llm"], ["--temperature", -1], "--temperature is at least 0"),
+    (["evaluate_llm"], ["--episodes", -5], "--episodes is at least 1"),
+    (["evaluate_llm"], ["--top-p", 2], "--top-p is above 0 and at most 1"),
+]
+REWARD = ["--kl-coef", 0.1, "--kl-in", "reward"]
+DEAD = [
+    ((*PLAY, "sft_llm"), ["--wandb-project-name", "mine"], "--wandb-project-name does nothing without --track"),
+    ((*PLAY, "evaluate_llm"), ["--vllm-url", "http://a:1"], "--vllm-url does nothing without --engine vllm-server"),
+    (PLAY, ["--no-preflight", "--memory-gb", 3], "--memory-gb does nothing with --no-preflight"),
+    (PLAY, ["--dtype", "float32", "--float32-head"], "--float32-head does nothing with --dtype float32"),
+    (PLAY, ["--kl-estimator", "k1"], "--kl-estimator does nothing without --kl-coef above 0 and --kl-in loss"),
+    (PLAY, [*REWARD, "--kl-estimator", "k1"], "--kl-estimator does nothing without .*--kl-in loss"),
+    (PLAY, ["--old-logprobs", "sampler", "--importance-cap", 3], "--importance-cap does nothing with --old-logprobs s"),
+    (PLAY[1:], ["--constant-length", 99], "--constant-length does nothing without --loss-aggregation constant"),
+    (["reinforce_pp_llm"], ["--group-size", 4], "--group-size does nothing without --baseline"),
+    (["ppo_llm"], ["--gamma-turn", 0.5], "--gamma-turn does nothing without --advantage bilevel"),
+    (["sft_llm"], ["--model", "tiny", "--hidden-size", 64], "--hidden-size does nothing without --model scratch"),
+    (["sft_llm"], ["--data", "rows.jsonl", "--expert-share", 1], "--expert-share does nothing with --data"),
+    (["sft_llm"], ["--data", "rows.jsonl", "--eval-demonstrations", 9], "--eval-demonstrations does nothing with --d"),
+    (["sft_llm"], ["--model", "tiny", "--data", "r", "--rag-share", 0.1], "--rag-share does nothing with --data"),
+    (["evaluate_llm"], ["--top-p", 0.9], "--top-p does nothing without a --temperature above 0"),
+    (["evaluate_llm"], ["--engine", "vllm", "--dtype", "float32"], "--dtype does nothing with --engine vllm"),
+]
+BOOTSTRAP = ["--truncation", "bootstrap", "--env-kwargs"]
+CONTRADICTIONS = [
+    (["grpo_llm"], [*REWARD, "--dynamic-sampling", 1], "--dynamic-sampling leaves out groups .*--kl-in reward"),
+    (["ppo_llm"], [*BOOTSTRAP, '{"unfinished_reward": -1}'], "--truncation bootstrap .*leave unfinished_reward out"),
+    (["ppo_llm"], ["--total-episodes", 256], "--critic-warmup 1 leaves none of the 1 iterations to the policy: give"),
+    (["ppo_llm"], ["--critic-warmup", 20], "--critic-warmup 20 leaves none of the 20 .* or more --total-episodes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "message"),
+    [(script, *case[1:]) for case in [*BOUNDS, *DEAD, *CONTRADICTIONS] for script in case[0]],
+    ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else x if str(x).endswith("_llm") else "",
+)
+def test_what_is_refused(script, words, message):
+    with pytest.raises(SystemExit, match=message):
+        check(script, *words)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        *((script, []) for script in ALL),
+        *((script, ["--kl-coef", 0.1, "--kl-estimator", "k1"]) for script in PLAY),
+        *((script, ["--no-loss-mask", "--old-logprobs", "sampler", "--importance-cap", 3]) for script in PLAY),
+        ("ppo_llm", [*BOOTSTRAP, '{"unfinished_reward": 0}']),
+        ("ppo_llm", ["--critic-warmup", 19, "--advantage", "bilevel", "--gamma-turn", 0.5]),
+        ("grpo_llm", ["--dynamic-sampling", 1, "--kl-coef", 0.1]),
+        ("reinforce_pp_llm", ["--baseline", "--group-size", 4]),
+        ("sft_llm", ["--data", "rows.jsonl", "--rag-share", 0.1, "--hidden-size", 64, "--eval-every", 0]),
+        ("evaluate_llm", ["--temperature", 1, "--top-p", 0.9]),
+    ],
+)
+def test_what_has_an_effect_is_accepted(script, words):
+    check(script, *words)
+
+
+def test_a_run_goes_on_with_the_switches_that_it_was_accepted_with():
+    """A run notes what it put in for `auto`; and refusals that are newer than a run must not end it."""
+    check("ppo_llm", "--resume", "runs/RUN", "--dtype", "float32", "--float32-head")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"), [("sft_llm", ["--max-grad-norm", -1]), ("evaluate_llm", ["--env-kwargs", "3"])]
+)
+def test_scripts_check_first_of_all(learn, script, words):
+    with pytest.raises(SystemExit, match=words[0]):
+        learn(script, *words)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("words", [["--group-size", 4], ["--no-advantage-mask"], ["--credit", "episode"]], ids=str)
+def test_the_example_of_an_algorithm_refuses_what_it_leaves_out(monkeypatch, words):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "examples")
+    with pytest.raises(SystemExit, match=f"ReMax here: no .*{words[0]}"):
+        check("remax_llm", *words)
+
+
+def test_every_switch_and_bound_is_an_argument_of_some_script():
+    from llm_utils import arguments
+
+    known = {name for script in ALL for name in vars(importlib.import_module(script).Args())}
+    assert {*arguments.LEAST, *arguments.ABOVE_0, *arguments.RATES, *arguments.SHARES, *arguments.SWITCHES} <= known

@@ -1,0 +1,67 @@
+"""How the learners' files hang together: no import cycle, and what stands in several of them is the same."""
+
+import ast
+from graphlib import TopologicalSorter
+from itertools import combinations
+from pathlib import Path
+
+import grpo_llm
+import pytest
+import rloo_llm
+import torch
+
+LEARNER = Path(__file__).parents[2] / "learner"
+LEARNERS = ("ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm")
+
+
+def imports(path):
+    """The rooms of llm_utils that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "llm_utils":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llm_utils."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("llm_utils.")}
+    return found
+
+
+def test_there_is_no_import_cycle():
+    graph = {path.stem: imports(path) for path in (LEARNER / "llm_utils").glob("*.py")}
+    assert "transformers_engine" in graph["make_engine"] and sum(map(len, graph.values())) > 40
+    TopologicalSorter(graph).prepare()  # CycleError names the rooms
+
+
+def functions(script):
+    """The functions of a learner and the classes but Args, by name."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    nodes = ast.parse((LEARNER / f"{script}.py").read_text()).body
+    return {node.name: ast.unparse(node) for node in nodes if isinstance(node, kinds) and node.name != "Args"}
+
+
+OWN = {"check", "compute_advantages"}  # of every algorithm
+LONGER = {  # and what it adds
+    ("ppo_llm", "backward"): "the critic and the entropy bonus; it has one aggregation",
+    ("grpo_llm", "backward"): "the ratio over turns and rows",
+    ("grpo_llm", "policy_loss"): "the same",
+}
+
+
+@pytest.mark.parametrize("pair", list(combinations(LEARNERS, 2)), ids="-".join)
+def test_functions_of_one_name_are_equal(pair):
+    """The loss stays where its reader is, so it stands in every learner: a change in one is made in all."""
+    one, two = map(functions, pair)
+    for name in one.keys() & two.keys() - OWN:
+        if not any((script, name) in LONGER for script in pair):
+            assert one[name] == two[name], name
+
+
+def test_grpos_gradient_is_that_of_the_others_but_for_its_ratio(small_model, made_up_rows, as_run):
+    model, found = small_model("qwen2"), []
+    for script in (grpo_llm, rloo_llm):
+        args = script.Args(kl_coef=0.1, importance_cap=1.1, microbatch_tokens=100)
+        logs = script.backward(made_up_rows(), args, as_run(args, model))
+        found.append((logs, torch.cat([p.grad.flatten() for p in model.parameters()])))
+        model.zero_grad()
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
