@@ -141,7 +141,8 @@ if __name__ == "__main__":
             policy = merge_adapters(policy, args.adapter)
     elif args.adapter is not None:
         raise SystemExit("--adapter goes with --engine transformers; for vLLM merge it with peft's merge_and_unload()")
-    engine = make_engine(args, source, vocab_size, policy, tokenizer)
+    longest = envs.single_observation_space.max_len
+    engine = make_engine(args, source, vocab_size, policy, tokenizer, longest)
 
     # play
     started = time.time()

@@ -7,12 +7,15 @@ nothing is ever tokenised again, and the row of a slot begins with all that it w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
+
+from llm_utils.sources import check_attention
 
 Array = np.ndarray
 
@@ -77,16 +80,20 @@ class Engine(Protocol):
         """Stop what the engine runs."""
 
 
-def make_engine(args: Any, source: str, vocab_size: int, model: Any, tokenizer: str | None) -> Engine:
-    """The engine that `--engine` names, with `--num-envs` slots. `model` is what the transformers engine samples from.
+def make_engine(
+    args: Any, source: str, vocab_size: int, model: Any, tokenizer: str | None, longest_row: float = math.inf
+) -> Engine:
+    """The engine that `--engine` names, with `--num-envs` slots. `model` is what the transformers engine samples from,
+    rows of at most `longest_row` tokens.
 
-    vLLM is imported here and nowhere else.
+    vLLM is imported here and nowhere else. SystemExit where an engine and the model don't fit.
     """
     sampling = {"temperature": args.temperature, "top_p": args.top_p}
     if args.engine == "transformers":
         from llm_utils.transformers_engine import TransformersEngine
 
-        return TransformersEngine(model, args.num_envs, vocab_size, **sampling)
+        check_attention(model.config, longest_row)
+        return TransformersEngine(model, args.num_envs, vocab_size, **sampling, longest_row=longest_row)
     if args.engine == "vllm":
         from llm_utils.vllm_engine import VLLMEngine
 

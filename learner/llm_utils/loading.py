@@ -124,8 +124,8 @@ def use_float32_head(model: Any) -> None:
 def enable_gradient_checkpointing(model: Any) -> None:
     """Have the layers' activations computed again in the backward pass, in a policy or a critic's backbone.
 
-    It works in training mode only, into which `policy_forward` puts such a model; dropout is switched off, so that
-    training mode changes nothing else.
+    It works in training mode only, into which `policy_forward` puts these layers; every rate of dropout becomes 0, in
+    the config too, so that training mode changes nothing else.
     """
     model.enable_input_require_grads()  # with frozen weights the first layer would have no input to go back to
     enable = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 5.23 on
@@ -133,5 +133,7 @@ def enable_gradient_checkpointing(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for owner in (module, getattr(module, "config", None)):  # some read the config's rates as they compute
+            for name, value in list(getattr(owner, "__dict__", {}).items()):
+                if "drop" in name and isinstance(value, float):
+                    setattr(owner, name, 0.0)

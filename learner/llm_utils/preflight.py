@@ -145,15 +145,15 @@ def preflight(
         layer, rest = layer_bytes(whole)
         add("layers and embeddings, gathered", 3 * layer + 2 * rest, UPDATE, "a smaller --model")
 
+    stale = getattr(args, "max_staleness", 0)  # rows are in flight during updates, too
     if in_process:
         row = min(longest_row, TYPICAL_ROW)
         cache = ROOM_TO_GROW * (args.num_envs * row + max(0, longest_row - row)) * bytes_per_token(config, dtype)
-        add("keys and values of the rows", cache, ROLLOUT, "--num-envs", CONTEXT)
+        add("keys and values of the rows", cache, ALWAYS if stale else ROLLOUT, "--num-envs", CONTEXT)
         add("logits of new tokens", 8 * args.num_envs * config.get_text_config().vocab_size, ROLLOUT, "--num-envs")
     memory = memory_of(device) if getattr(args, "memory_gb", None) is None else int(args.memory_gb * GB)
     if args.engine == "vllm" and not on_cpu:
-        stale = getattr(args, "max_staleness", 0)  # vLLM sleeps between iterations, unless rows are in flight
-        add("vLLM", VLLM_SHARE * memory, ALWAYS if stale else ROLLOUT, "--engine vllm-server")
+        add("vLLM", VLLM_SHARE * memory, ALWAYS if stale else ROLLOUT, "--engine vllm-server")  # else it sleeps
 
     tokens = max(args.microbatch_tokens, longest_row)
     shorter = CONTEXT if longest_row > args.microbatch_tokens else "--microbatch-tokens"
@@ -248,10 +248,12 @@ def activations(model: Any, rows: int, columns: int) -> tuple[int, int]:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             getattr(model_itself, model_itself.base_model_prefix)(input_ids=ids, attention_mask=mask, use_cache=False)
         return total[0], max(b - a for a, b in zip([0, *marks], marks, strict=False))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+    except Exception:  # of a family's own code, which was not written for this
         config = model_itself.config.get_text_config()
         keys = bytes_per_token(config, torch.uint8) // (2 * config.num_hidden_layers)
-        layer = rows * columns * (18 * config.hidden_size + 8 * config.intermediate_size + 4 * keys)
+        names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
+        inner = next((size for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
+        layer = rows * columns * (18 * config.hidden_size + 8 * inner + 4 * keys)
         layer = layer * model_itself.dtype.itemsize // 2  # of 16 bits
         return config.num_hidden_layers * layer, layer
     finally:

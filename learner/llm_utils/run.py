@@ -31,6 +31,7 @@ from llm_utils.optimizer import Float32AdamW
 from llm_utils.preflight import measure, preflight
 from llm_utils.rollout import Sampler, rollout
 from llm_utils.sources import (
+    check_attention,
     check_context,
     check_vocabulary,
     default_learning_rates,
@@ -270,15 +271,19 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     vocab_size, longest, num_tasks = distributed.broadcast(sizes)
     config, with_reference = AutoConfig.from_pretrained(source), args.kl_coef > 0
     check_context(config, longest)
-    report = preflight(
-        args, config, device, critic=make_critic is not None, reference=with_reference, longest_row=longest,
-        world_size=world_size,
-    )  # fmt: skip
+    if args.engine == "transformers":
+        check_attention(config, longest)
+    report = None
+    if args.preflight:
+        report = preflight(
+            args, config, device, critic=make_critic is not None, reference=with_reference, longest_row=longest,
+            world_size=world_size,
+        )  # fmt: skip
     loading = {"dtype": dtype, "float32_head": args.float32_head}
     resumed = checkpoint.find(folder) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, **loading)
     check_vocabulary(policy, vocab_size)
-    if args.preflight and device.type == "cuda":  # where a microbatch is quick, measured instead of estimated
+    if report is not None and device.type == "cuda":  # where a microbatch is quick, measured instead of estimated
         report.measured(measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature)).refuse()
     critic = distributed.shard(make_critic(source, args, dtype).eval(), device) if make_critic is not None else None
     modules, rates = [policy], [args.learning_rate]
@@ -309,7 +314,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         if args.engine == "transformers" and model is None:
             model = load_policy(source, device, whole=True, **loading)
         run.envs, run.eval_envs = envs, eval_envs
-        run.engine = make_engine(args, source, vocab_size, model, tokenizer_of(args))
+        run.engine = make_engine(args, source, vocab_size, model, tokenizer_of(args), longest)
         run.eval_engine = run.engine.twin(temperature=0.0)  # evaluations are greedy
         run.sampler = Sampler(envs, run.engine, args.seed, args.deterministic)
         run.log = Logger(folder, args, run.num_iterations * args.episodes_per_iteration, state)

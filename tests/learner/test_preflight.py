@@ -49,6 +49,28 @@ def test_with_staleness_vllm_and_the_update_share_the_card():
     assert estimate(max_staleness=1, **kwargs).at("update") > estimate(**kwargs).at("update") + 20e9
 
 
+def test_with_staleness_the_rows_in_flight_keep_their_cache_through_the_update():
+    kwargs = {"engine": "transformers", "lora_rank": 16, "gradient_checkpointing": True, "preflight": False}
+    stale, fresh = estimate(max_staleness=1, **kwargs), estimate(**kwargs)
+    cache = size(stale, "keys and values")
+    assert cache > 10e9 and stale.at("update") - fresh.at("update") == cache
+    assert stale.at("rollout") == fresh.at("rollout")
+
+
+def test_without_a_preflight_nothing_of_it_runs(learn, policy_folder, monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr("llm_utils.run.preflight", fail)
+    flags = ["--model", policy_folder, "--tokenizer", "byte", "--num-envs", 4]
+    flags += ["--env-kwargs", '{"max_turns": 2, "max_action_tokens": 4}']
+    flags += ["--episodes-per-iteration", 4, "--group-size", 2, "--total-episodes", 4]
+    flags += ["--num-minibatches", 1, "--eval-episodes", 0, "--checkpoint-every", 0, "--num-threads", 1]
+    with pytest.raises(AssertionError):
+        learn("rloo_llm", *flags)
+    learn("rloo_llm", *flags, "--no-preflight")
+
+
 def test_what_mends_it_fits():
     for kwargs in (
         {"lora_rank": 16, "gradient_checkpointing": True},
