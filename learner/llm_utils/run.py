@@ -106,7 +106,7 @@ class Run:
     optimizer: Float32AdamW
     saver: checkpoint.Checkpointer
     in_place: bool  # the engine samples from the trained weights themselves
-    state: dict[str, Any]  # counters: iteration, global_step, train_seconds, and what evaluations gave
+    state: dict[str, Any]  # counters: iteration, evaluated, global_step, train_seconds, and what evaluations gave
     envs: Any = None
     eval_envs: Any = None
     engine: Engine | None = None
@@ -121,11 +121,10 @@ class Run:
     last_mark: float = 0.0
 
     def start(self) -> None:
-        """Push the first weights, remember where the run stands, and evaluate a new one."""
+        """Push the first weights, remember where the run stands, and evaluate: a new run, or one that was ended then."""
         self.push_weights()
         self.boundary()
-        if self.state["iteration"] == 0:
-            self.evaluate()
+        self.evaluate_if_due()
 
     def begin_iteration(self, iteration: int) -> None:
         """Start the clock and set the learning rate."""
@@ -207,7 +206,6 @@ class Run:
 
     def end_iteration(self, iteration: int, rows: Sequence[Trajectory], scalars: dict[str, float]) -> None:
         """Push the weights, log what was played and trained on (`rows`), evaluate and save where it is due."""
-        args, last = self.args, iteration == self.num_iterations
         self.state["iteration"] = iteration
         self.push_weights()
         self.mark("sync")
@@ -222,11 +220,19 @@ class Run:
             scalars["charts/SPS"] = turns / sum(self.seconds.values())
             self.log.iteration(rows, self.metrics, self.state, scalars, self.played)
         self.boundary()  # before an evaluation that may fail
-        if last or (args.eval_every and iteration % args.eval_every == 0):
-            self.evaluate()
-            self.boundary()  # with what it gave
-        if args.checkpoint_every and (last or iteration % args.checkpoint_every == 0):
+        self.evaluate_if_due()
+        every = self.args.checkpoint_every
+        if every and (iteration == self.num_iterations or iteration % every == 0):
             self.saver.save()
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate at the start, at the end, and every --eval-every iterations, once, and remember what it gave."""
+        iteration, every = self.state["iteration"], self.args.eval_every
+        due = iteration in (0, self.num_iterations) or (every and iteration % every == 0)
+        if due and self.state["evaluated"] < iteration:
+            self.evaluate()
+            self.state["evaluated"] = iteration
+            self.boundary()
 
     def evaluate(self) -> None:
         """Play the first tasks of the evaluation split, greedily."""
@@ -290,9 +296,11 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     if critic is not None:
         modules, rates = [policy, critic], [args.learning_rate, args.critic_learning_rate]
     optimizer = Float32AdamW(modules, rates, betas=(0.9, 0.95))
-    state: dict[str, Any] = {"iteration": 0, "global_step": 0, "episodes": 0, "train_seconds": 0.0, "summary": {}}
+    state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
+    state["summary"] = {}
     if args.resume:
         state = checkpoint.load(folder, critic, optimizer)["run"]
+        state.setdefault("evaluated", state["iteration"] or -1)  # of an older version
     run = Run(
         args=args,
         folder=folder,
