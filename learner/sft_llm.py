@@ -254,7 +254,7 @@ if __name__ == "__main__":
         project, config = args.wandb_project_name, asdict(args)
         run.setdefault("wandb_id", secrets.token_hex(8))  # a resumed run goes on under it
         where = {"project": project, "name": run_dir.name, "id": run["wandb_id"], "resume": "allow"}
-        wandb.init(config=config, sync_tensorboard=True, **where)
+        wandb.init(config=config, sync_tensorboard=True, allow_val_change=True, **where)
     writer = SummaryWriter(str(run_dir), purge_step=run["iteration"] + 1 if args.resume else None)
     table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")

@@ -69,10 +69,11 @@ def load_policy(
             weight.data = weight.data.clone()  # source's: products round by where in memory a row begins
         if lora_rank:
             model = with_adapters(model, lora_rank, resumed)
-    except RuntimeError as error:
+    except Exception as error:
         if resumed is None:
             raise
-        raise SystemExit(f"--resume: the checkpoint in {resumed} doesn't fit this model, {source}: {error}") from error
+        why = f"is damaged, or doesn't fit this model, {source}: {error}"
+        raise SystemExit(f"--resume: the checkpoint in {resumed} {why}") from error
     if float32_head:
         use_float32_head(model)
     if args is not None and args.gradient_checkpointing:
