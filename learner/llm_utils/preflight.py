@@ -131,8 +131,8 @@ def preflight(
         rounded = sum(p.numel() for p in parameters if p.dtype != torch.float32)
         add(f"{name}: float32 weights", 4 * rounded / world_size, ALWAYS, *flags, more)
         add(f"{name}: Adam's moments", 8 * count / world_size, ALWAYS, *flags, more)
-        add(f"{name}: gradients", sum(p.nbytes for p in parameters) / world_size, UPDATE, *flags, more)
-        add(f"{name}: float32 gradients", 4 * count / world_size, STEP, *flags, more)
+        for when in (UPDATE, STEP):  # in float32, whatever the weights are
+            add(f"{name}: gradients", 4 * count / world_size, when, *flags, more)
     if reference:
         add("reference: weights", sum(p.nbytes for p in whole.parameters()) / world_size, ALWAYS, "--kl-coef 0", more)
     if in_process and world_size > 1:

@@ -121,7 +121,7 @@ class Run:
     last_mark: float = 0.0
 
     def start(self) -> None:
-        """Push the first weights, remember where the run stands, evaluate a new run, or one that was ended as it did."""
+        """Push the first weights, remember where the run stands, and evaluate where that is still to be done."""
         self.push_weights()
         self.boundary()
         self.evaluate_if_due()
