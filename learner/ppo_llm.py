@@ -284,7 +284,7 @@ class Critic(nn.Module):
 
     def __init__(self, source: str, args: Any, dtype: torch.dtype) -> None:
         super().__init__()
-        self.backbone = AutoModel.from_pretrained(source, dtype=dtype)
+        self.backbone = AutoModel.from_pretrained(source, dtype=dtype, trust_remote_code=False)
         self.head = nn.Linear(self.backbone.config.hidden_size, 1, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -40,6 +41,7 @@ def check(args: Any) -> None:
         (args.temperature <= 0, "--temperature is above 0: the loss needs the distribution that was sampled from"),
         (not 0 < args.top_p <= 1, "--top-p is above 0 and at most 1"),
         (any((getattr(args, name, 0) or 0) < 0 for name in RATES), "a learning rate is at least 0"),
+        (not 0 < (1 if (gb := getattr(args, "memory_gb", None)) is None else gb) < math.inf, "--memory-gb is above 0"),
         (args.max_grad_norm <= 0, "--max-grad-norm is above 0; a large one clips nothing"),
         (args.reject_ratio != 0 and args.reject_ratio <= 1, "--reject-ratio is a factor above 1, or 0 for none"),
         (

@@ -48,6 +48,15 @@ def trial_failure(code: str) -> str:
     return (trial.stderr.strip().splitlines() or [f"it ended with status {trial.returncode}"])[-1]
 
 
+def read_config(source: str | Path) -> Any:
+    """The config of a model. SystemExit for one that only code of its own could make: that is never run."""
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except ValueError as error:
+        why = "transformers doesn't know this kind of model, and code that comes with a model is never run"
+        raise SystemExit(f"--model {source}: {why} ({error})") from error
+
+
 def load_policy(
     source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None, whole: bool = False,
     dtype: torch.dtype | None = None, float32_head: bool = False,
@@ -63,8 +72,8 @@ def load_policy(
     lora_rank = args.lora_rank if args is not None else 0
     try:
         weights = resumed if resumed is not None and not lora_rank else source
-        config = AutoConfig.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype)
+        config = read_config(source)
+        model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype, trust_remote_code=False)
         for weight in model.parameters():  # out of the file, where they lie elsewhere in a checkpoint's than in the
             weight.data = weight.data.clone()  # source's: products round by where in memory a row begins
         if lora_rank:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 
 from llm_utils import distributed
 from llm_utils.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.forward import LOGITS_BYTES, policy_forward
-from llm_utils.loading import choose_dtype, with_adapters
+from llm_utils.loading import choose_dtype, read_config, with_adapters
 from llm_utils.slots import bytes_per_token
 
 GB = 1e9
@@ -27,6 +27,7 @@ USABLE = {"cuda": 0.92, "cpu": 0.95}  # the rest is for kernels' workspaces, and
 TYPICAL_ROW = 4096  # tokens; few of the rows that grow side by side use all of a longer context
 ROOM_TO_GROW = 1.27  # of the cache: a store has an eighth more rows and columns than it needs
 VLLM_SHARE = 0.4  # of a GPU, of --engine vllm; while the trainer works vLLM sleeps
+CGROUP = Path("/sys/fs/cgroup")
 CONTEXT = "--env-kwargs '{\"max_context_tokens\": ...}'"
 # On a CPU, freed blocks that lie between others stay with the process: shares of the activations, and three layers.
 # Adapters leave more of them. Fitted to benchmarks/preflight.py.
@@ -106,7 +107,7 @@ def preflight(
     """
     config = config_or_source
     if isinstance(config, str | Path):
-        config = AutoConfig.from_pretrained(config)
+        config = read_config(config)
     in_process, on_cpu = args.engine == "transformers", device.type == "cpu"
     dtype = choose_dtype(getattr(args, "dtype", "auto"), device)
     model = empty_model(config, dtype, args.lora_rank)
@@ -184,7 +185,7 @@ def preflight(
 def empty_model(config: Any, dtype: torch.dtype, lora_rank: int) -> Any:
     """The model without memory for its weights: its parameters can be counted, its layers run on shapes."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False)
         return with_adapters(model, lora_rank) if lora_rank else model
 
 
@@ -266,13 +267,19 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+    meminfo, group = Path("/proc/meminfo"), CGROUP
     if meminfo.exists():
         fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
         free.append(1024 * int(fields["MemAvailable"].split()[0]))
     if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
-        free.append(int(limit) - int((group / "memory.current").read_text()))
+        free.append(int(limit) - int((group / "memory.current").read_text()) + page_cache(group / "memory.stat"))
     return min(free) // distributed.local_world_size()
+
+
+def page_cache(stat: Path) -> int:
+    """Bytes that a control group's memory holds of files nobody uses: they make room. 0 where that isn't known."""
+    lines = stat.read_text().splitlines() if stat.exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
 
 
 # ------------------------------------------------------------------------------------------------------- a measurement

@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig
 
 from llm_utils import arguments, checkpoint, distributed
 from llm_utils.engine import Engine, make_engine
 from llm_utils.forward import microbatches, score
-from llm_utils.loading import choose_dtype, load_policy
+from llm_utils.loading import choose_dtype, load_policy, read_config
 from llm_utils.logger import Logger
 from llm_utils.metrics import sampler_gap
 from llm_utils.optimizer import Float32AdamW
@@ -275,7 +274,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         spaces = envs.single_action_space, envs.single_observation_space
         sizes = spaces[0].vocab_size, spaces[1].max_len, envs.envs[0].num_tasks
     vocab_size, longest, num_tasks = distributed.broadcast(sizes)
-    config, with_reference = AutoConfig.from_pretrained(source), args.kl_coef > 0
+    config, with_reference = read_config(source), args.kl_coef > 0
     check_context(config, longest)
     if args.engine == "transformers":
         check_attention(config, longest)

@@ -164,6 +164,21 @@ def test_main_memory_is_shared_by_the_processes_of_a_machine(monkeypatch):
     assert 0 < preflight.memory_of(CPU) < 0.7 * whole
 
 
+def test_files_in_the_page_cache_of_a_container_make_room(monkeypatch, tmp_path):
+    monkeypatch.setattr(preflight, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    assert preflight.memory_of(CPU) == 100_000
+    (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 500000\nactive_file 100000\n")
+    assert preflight.memory_of(CPU) == 600_000
+
+
+@pytest.mark.parametrize("memory", ["nan", "inf", "-5", "0"])
+def test_a_memory_that_is_none_is_refused(learn, memory):
+    with pytest.raises(SystemExit, match="--memory-gb is above 0"):
+        learn("grpo_llm", "--memory-gb", memory)
+
+
 def test_the_shipped_policy_fits_a_laptop(policy_folder):
     config = transformers.AutoConfig.from_pretrained(policy_folder)
     kwargs = {"config": config, "engine": "transformers", "critic": True, "memory_gb": 4}
