@@ -155,7 +155,8 @@ if __name__ == "__main__":
         check_vocabulary(policy, vocab_size)
         if args.adapter is not None:
             policy = merge_adapters(policy, args.adapter)
-    engine = make_engine(args, source, vocab_size, policy, tokenizer)
+    longest = envs.single_observation_space.max_len
+    engine = make_engine(args, source, vocab_size, policy, tokenizer, longest)
 
     # play
     started = time.time()

@@ -25,7 +25,7 @@ from transformers import AutoModel
 
 import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import arguments, checkpoint, distributed
-from llm_utils.forward import check_finite, gather, pad, policy_forward, uses_gradient_checkpointing
+from llm_utils.forward import check_finite, gather, pad, policy_forward, train_checkpointed_layers
 from llm_utils.kl import kl_divergence
 from llm_utils.loading import enable_gradient_checkpointing
 from llm_utils.metrics import TokenMeans
@@ -292,7 +292,7 @@ class Critic(nn.Module):
 
     def __init__(self, source: str, args: Any, dtype: torch.dtype) -> None:
         super().__init__()
-        self.backbone = AutoModel.from_pretrained(source, dtype=dtype)
+        self.backbone = AutoModel.from_pretrained(source, dtype=dtype, trust_remote_code=False)
         self.head = nn.Linear(self.backbone.config.hidden_size, 1, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -301,8 +301,7 @@ class Critic(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Tokens [B, T] -> values [B, T]: entry t is the value of the state that ends with token t."""
-        if uses_gradient_checkpointing(self.backbone):  # in training mode only
-            self.backbone.train()
+        train_checkpointed_layers(self.backbone)
         return self.head(self.backbone(input_ids=ids, use_cache=False).last_hidden_state.float())[..., 0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -59,15 +60,15 @@ def flag(name: str) -> str:
 def check_each(args: Any) -> None:
     """Refuse what is out of range, an environment that isn't there, and switches that would do nothing, in any script.
 
-    A switch that was given its default can't be told from one that wasn't given. A run that goes on (--resume) keeps
-    the switches that it was accepted with.
+    SystemExit names the first of them. A switch that was given its default can't be told from one that was not given. A
+    run that goes on (--resume) keeps the switches that it was accepted with.
     """
     given = {name: value for name, value in vars(args).items() if value is not None}
     for name, least in LEAST.items():
         if not given.get(name, least) >= least:  # NaN is neither more nor less
             raise SystemExit(f"{flag(name)} is at least {least}")
     for name, remark in ABOVE_0.items():
-        if not given.get(name, 1) > 0:
+        if not 0 < given.get(name, 1) < math.inf:
             raise SystemExit(f"{flag(name)} is above 0{remark}")
     for name in SHARES:
         if not 0 <= given.get(name, 0) <= 1:

@@ -35,6 +35,10 @@ from llm_utils.run_files import append_rows, sync, sync_one, write_json
 MOST_BYTES = 2**31  # weights and optimizer states up to this size are copied at every boundary
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 MAY_GROW = ("total_episodes",)  # arguments that --resume may raise
+MAY_CHANGE = (  # those that change no more of what is learned than its rounding: where, in what memory, what is kept
+    "microbatch_tokens", "gradient_checkpointing", "num_envs", "preflight", "memory_gb", "vllm_url", "num_threads",
+    "track", "wandb_project_name", "checkpoint_every", "save_model",
+)  # fmt: skip
 
 ArgsT = TypeVar("ArgsT")
 
@@ -137,11 +141,13 @@ class Checkpointer:
         return True
 
     def on_disk(self) -> str:
-        """What is on disk, in words."""
+        """What is on disk, in words, whatever it is."""
         if not (self.folder / "state.json").is_file():
             return "there is no checkpoint yet"
-        state = json.loads((self.folder / "state.json").read_text())
-        return f"the checkpoint of iteration {state['run']['iteration']} stands"
+        try:
+            return f"the checkpoint of iteration {read_state(self.folder)['run']['iteration']} stands"
+        except (OSError, ValueError) as error:
+            return f"the checkpoint on disk is damaged: {error}"
 
 
 @contextmanager
@@ -206,7 +212,7 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
 
 def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
     """Write the last complete iteration where that is asked for and can be done; say what there is."""
-    what = saver.on_disk()
+    what = ""
     if save and saver.can_save_alone():
         try:
             saver.save()
@@ -214,8 +220,11 @@ def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
         except SaveError as failure:
             what = str(failure)
         except RuntimeError as failure:  # a large model, on a GPU that has failed
-            what = f"the checkpoint could not be written: {failure}; {what}"
-    if not (saver.folder / "state.json").is_file():
+            what = f"the checkpoint could not be written: {failure}; {saver.on_disk()}"
+    what = what or saver.on_disk()
+    try:
+        read_state(saver.folder)
+    except (OSError, ValueError):
         return what
     command = [*distributed.launcher(), sys.argv[0], "--resume", str(saver.folder.parent)]
     what = what if what.startswith("go on") else f"{what}; go on"
@@ -249,45 +258,73 @@ def find(run_dir: str | Path) -> Path:
     return folder
 
 
+def read_state(folder: Path) -> dict[str, Any]:
+    """A checkpoint's state.json. Raises OSError, and ValueError where it is damaged."""
+    path = folder / "state.json"
+    try:
+        state = json.loads(path.read_text())
+        kinds = {"algorithm": str, "args": dict, "run": dict}
+        whole = all(isinstance(state[name], kind) for name, kind in kinds.items())
+        if whole and isinstance(state["run"]["iteration"], int):
+            return state
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} can't be read: {error!r}") from None
+    raise ValueError(f"{path} can't be read: it has no algorithm, args or run")
+
+
 def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     """The arguments of the run that `args.resume` names, which must be one of the same algorithm; or `args`.
 
-    Arguments on the command line may repeat the run's own; --total-episodes may be larger. SystemExit for others.
+    Arguments on the command line may repeat the run's own; --total-episodes may be larger, and what is no part of the
+    result may be changed (MAY_CHANGE), which is printed. SystemExit for others, and for a damaged checkpoint.
     """
     run_dir = getattr(args, "resume", None)
     if not run_dir:
         return args
-    saved = json.loads((find(run_dir) / "state.json").read_text())
+    try:
+        saved = read_state(find(run_dir))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: {error}") from None
     if saved["algorithm"] != algorithm:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is of {saved['algorithm']}.py, this is {algorithm}.py")
     known = {name: value for name, value in saved["args"].items() if hasattr(args, name)}
     words = {word.split("=")[0].replace("_", "-").replace("--no-", "--") for word in sys.argv[1:]}
+    changed = []
     for name, default in vars(type(args)()).items():
         given, own, flag = getattr(args, name), known.get(name, default), f"--{name.replace('_', '-')}"
+        if None not in (own, default) and type(own) is not type(default) and {type(own), type(default)} != {int, float}:
+            raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: its {flag} is {own!r}")
         if name == "resume" or given == own or (given == default and flag not in words):
             continue
-        if name not in MAY_GROW:
+        if name not in MAY_GROW + MAY_CHANGE:
             raise SystemExit(
                 f"--resume goes on with the run's own arguments: {flag} {given} contradicts its {own}. Leave it out, "
                 "or begin a new run"
             )
-        if given < own:
+        if name in MAY_GROW and given < own:
             raise SystemExit(f"{flag} {given} is less than the run's own {own}; with --resume it can only be raised")
         known[name] = given
+        changed.append(f"{flag} {given} (was {own})")
+    if changed and os.environ.get("RANK", "0") == "0":
+        print(f"going on with {', '.join(changed)}", file=sys.stderr)
     return type(args)(**{**known, "resume": str(run_dir)})
 
 
 def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[str, Any]:
-    """Put critic and optimizer back and return the state. The caller loads the policy, from checkpoint/policy."""
+    """Put critic and optimizer back and return the state. The caller loads the policy, from checkpoint/policy.
+
+    SystemExit where the files are damaged, or of another model.
+    """
     folder = find(run_dir)
     try:
         if critic is not None:
             saved, now = load_file(folder / "critic.safetensors"), critic.state_dict()
             critic.load_state_dict({name: distributed.like(x, now[name]) for name, x in saved.items()})
         optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=True))
-    except (KeyError, RuntimeError, ValueError, FileNotFoundError) as error:
-        raise SystemExit(f"--resume {run_dir}: the checkpoint doesn't fit this model: {error}") from error
-    return json.loads((folder / "state.json").read_text())
+        return read_state(folder)
+    except Exception as error:  # whatever torch and safetensors make of a damaged file
+        why = f"the checkpoint is damaged, or doesn't fit this model: {error!r}"
+        raise SystemExit(f"--resume {run_dir}: {why}") from error
 
 
 def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
@@ -298,5 +335,5 @@ def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
     model = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
     save_policy(model, folder, state)
     if tokenizer is not None:
-        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(folder)
     print(f"the trained policy is in {folder}")

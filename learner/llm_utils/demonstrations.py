@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -118,28 +119,46 @@ def demonstrate(env: Any, index: int, turns: Callable[[], list[str]]) -> Demonst
 
 
 def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
-    """The rows of a JSONL file with `tokens` and `action_mask`, but for those in which nothing was sampled.
+    """The rows of a JSONL file with `tokens` and `action_mask`, but for those in which nothing was sampled, and for
+    episodes that a fault ended, which are counted on the screen.
 
     Where a learner logged a rewritten context (`segment_starts`), every segment is a row of its own.
     SystemExit names the line that is malformed.
     """
-    rows = []
-    with open(path, encoding="utf-8") as file:
+    rows, faults = [], 0
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
-                tokens = np.asarray(row["tokens"], np.int32)
-                mask = np.asarray(row["action_mask"], bool)
-                assert tokens.ndim == 1 and tokens.shape == mask.shape and tokens.min() >= 0
-                assert tokens.max() < vocab_size, "a token is outside the vocabulary"
-            except (ValueError, KeyError, TypeError, AssertionError) as error:
-                message = f"{path}, line {number}: needs `tokens` and `action_mask`, alike in length: {error!r}"
-                raise SystemExit(message) from None
-            for first, end in pairwise([*row.get("segment_starts", [0]), len(tokens)]):
+                check_row(row, vocab_size)
+            except (ValueError, RecursionError) as error:
+                raise SystemExit(f"{path}, line {number}: {error or 'it is nested too deep'}") from None
+            faults += bool(row.get("fault"))
+            tokens, mask = np.array(row["tokens"], np.int32), np.array(row["action_mask"], bool)
+            starts = [] if row.get("fault") else row.get("segment_starts", [0])
+            for first, end in pairwise([*starts, len(tokens)]):
                 part = mask[first:end].copy()
                 part[:1] = False  # nothing predicts the first token
                 if part.any():
                     rows.append(Demonstration(tokens[first:end], part, number))
+    if faults:
+        print(f"{path}: {faults} episodes that a fault ended are left out", file=sys.stderr)
     if not rows:
         raise SystemExit(f"{path}: there is no row with a sampled token")
     return rows
+
+
+def check_row(row: Any, vocab_size: int) -> None:
+    """ValueError where a logged row isn't what training takes it for."""
+    if not isinstance(row, dict):
+        raise ValueError("a row is a JSON object")
+    tokens, mask, starts = row.get("tokens"), row.get("action_mask"), row.get("segment_starts", [0])
+    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
+        raise ValueError(f"`tokens` is a list of numbers from 0 to below {vocab_size}, the size of the vocabulary")
+    if not isinstance(mask, list) or not all(type(own) in (bool, int) and own in (0, 1) for own in mask):
+        raise ValueError("`action_mask` is a list of 0 and 1")
+    if not 0 < len(tokens) == len(mask):
+        raise ValueError(f"`tokens` and `action_mask` have {len(tokens)} and {len(mask)} entries")
+    whole = isinstance(starts, list) and all(type(start) is int for start in starts) and starts[:1] == [0]
+    if not whole or not all(a < b for a, b in pairwise([*starts, len(tokens)])):
+        raise ValueError(f"`segment_starts` grows from 0 to below {len(tokens)}, the number of tokens")

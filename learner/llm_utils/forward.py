@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from llm_utils.slots import attention_mask, logits_only_at
+from llm_utils.slots import attends_to_less, attention_mask, logits_only_at
 
 Array = np.ndarray
 
@@ -85,11 +85,11 @@ def token_trees(model: PreTrainedModel, rows: Sequence[Any]) -> tuple[list[Token
     groups: dict[bytes, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(row.tokens[: row.prompt_length].tobytes(), []).append(i)
-    layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    if len(groups) == len(rows) or layers != {"full_attention"}:
+    longest = max(len(row.tokens) for row in rows)
+    if len(groups) == len(rows) or attends_to_less(model.config, longest):
         return [], []
     trees = [TokenTree([rows[i] for i in group]) for group in groups.values()]
-    nodes, longest = max(len(tree.ids) for tree in trees), max(len(row.tokens) for row in rows)
+    nodes = max(len(tree.ids) for tree in trees)
     if 2 * len(trees) * nodes > len(rows) * longest or nodes > MOST_NODES:
         return [], []
     places = {i: (u, k) for u, group in enumerate(groups.values()) for k, i in enumerate(group)}
@@ -107,8 +107,7 @@ def policy_forward(
     What rows with the same prompt have in common from the start on is computed once, where that halves the work. Logits
     beyond LOGITS_BYTES are computed in parts, and again in the backward pass.
     """
-    if uses_gradient_checkpointing(model):  # in training mode only
-        model.train()
+    train_checkpointed_layers(model)
     masks = [row.train_mask for row in rows]
     targets = np.concatenate([row.tokens[mask] for row, mask in zip(rows, masks, strict=True)]).astype(np.int64)
     inputs: dict[str, Any] = {"use_cache": False}
@@ -192,8 +191,16 @@ def hidden_states(
 
 
 def uses_gradient_checkpointing(model: torch.nn.Module) -> bool:
-    """Are activations computed again in the backward pass? Then in training mode only."""
+    """Are activations computed again in the backward pass?"""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def train_checkpointed_layers(model: torch.nn.Module) -> None:
+    """Put layers with gradient checkpointing into training mode, where alone it works; nothing inside them, which may
+    compute something else there."""
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            model.training = module.training = True  # that of the whole model tells a sampler to go back
 
 
 def check_finite(loss: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:

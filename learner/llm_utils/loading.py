@@ -48,6 +48,15 @@ def trial_failure(code: str) -> str:
     return (trial.stderr.strip().splitlines() or [f"it ended with status {trial.returncode}"])[-1]
 
 
+def read_config(source: str | Path) -> Any:
+    """The config of a model. SystemExit for one that only code of its own could make: that is never run."""
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except ValueError as error:
+        why = "transformers doesn't know this kind of model, and code that comes with a model is never run"
+        raise SystemExit(f"--model {source}: {why} ({error})") from error
+
+
 def load_policy(
     source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None, whole: bool = False,
     dtype: torch.dtype | None = None, float32_head: bool = False,
@@ -63,16 +72,17 @@ def load_policy(
     lora_rank = args.lora_rank if args is not None else 0
     try:
         weights = resumed if resumed is not None and not lora_rank else source
-        config = AutoConfig.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype)
+        config = read_config(source)
+        model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype, trust_remote_code=False)
         for weight in model.parameters():  # out of the file, where they lie elsewhere in a checkpoint's than in the
             weight.data = weight.data.clone()  # source's: products round by where in memory a row begins
         if lora_rank:
             model = with_adapters(model, lora_rank, resumed)
-    except RuntimeError as error:
+    except Exception as error:
         if resumed is None:
             raise
-        raise SystemExit(f"--resume: the checkpoint in {resumed} doesn't fit this model, {source}: {error}") from error
+        why = f"is damaged, or doesn't fit this model, {source}: {error}"
+        raise SystemExit(f"--resume: the checkpoint in {resumed} {why}") from error
     if float32_head:
         use_float32_head(model)
     if args is not None and args.gradient_checkpointing:
@@ -124,8 +134,8 @@ def use_float32_head(model: Any) -> None:
 def enable_gradient_checkpointing(model: Any) -> None:
     """Have the layers' activations computed again in the backward pass, in a policy or a critic's backbone.
 
-    It works in training mode only, into which `policy_forward` puts such a model; dropout is switched off, so that
-    training mode changes nothing else.
+    It works in training mode only, into which `policy_forward` puts these layers; every rate of dropout becomes 0, in
+    the config too, so that training mode changes nothing else.
     """
     model.enable_input_require_grads()  # with frozen weights the first layer would have no input to go back to
     enable = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 5.23 on
@@ -133,5 +143,7 @@ def enable_gradient_checkpointing(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for owner in (module, getattr(module, "config", None)):  # some read the config's rates as they compute
+            for name, value in list(getattr(owner, "__dict__", {}).items()):
+                if "drop" in name and isinstance(value, float):
+                    setattr(owner, name, 0.0)

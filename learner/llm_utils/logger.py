@@ -42,7 +42,7 @@ def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int |
             sync_tensorboard=True,
             id=run.setdefault("wandb_id", secrets.token_hex(8)),
             resume="allow",
-            allow_val_change=True,  # of --total-episodes
+            allow_val_change=True,  # a resumed run may have other values of some
         )
     writer = SummaryWriter(str(run_dir), purge_step=purge_step)
     table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from llm_utils.engine import Engine
+from llm_utils.sources import check_attention
 from llm_utils.transformers_engine import TransformersEngine
 
 
-def make_engine(args: Any, source: str, vocab_size: int, model: Any, tokenizer: str | None) -> Engine:
-    """The engine that `--engine` names, with `--num-envs` slots. `model` is what the transformers engine samples from.
+def make_engine(
+    args: Any, source: str, vocab_size: int, model: Any, tokenizer: str | None, longest_row: float = math.inf
+) -> Engine:
+    """The engine that `--engine` names, with `--num-envs` slots. `model` is what the transformers engine samples from,
+    rows of at most `longest_row` tokens.
 
-    vLLM is imported here and nowhere else.
+    vLLM is imported here and nowhere else. SystemExit where an engine and the model don't fit.
     """
     sampling = {"temperature": args.temperature, "top_p": args.top_p}
     if args.engine == "transformers":
-        return TransformersEngine(model, args.num_envs, vocab_size, **sampling)
+        check_attention(model.config, longest_row)
+        return TransformersEngine(model, args.num_envs, vocab_size, **sampling, longest_row=longest_row)
     if args.engine == "vllm":
         from llm_utils.vllm_engine import VLLMEngine
 

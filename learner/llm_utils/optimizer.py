@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +13,23 @@ from torch import nn
 from llm_utils.distributed import collect, full, like
 
 
+def _add_gradient(weight: torch.Tensor, master: torch.Tensor) -> None:
+    """Move what a backward pass gave a bf16 weight to its float32 copy."""
+    gradient, weight.grad = weight.grad, None
+    if master.grad is None:
+        master.grad = gradient.float()
+    else:
+        master.grad += gradient
+
+
 class Float32AdamW:
     """AdamW over several modules, one learning rate each. Weights that aren't float32 get a float32 copy.
 
     A step of Adam is about as large as the learning rate, and a bf16 weight of size 1 can't move by less than 1/256:
-    the copies take the steps, the modules get the rounded result. Float32 modules are updated directly. Matrices
-    decay: each step takes `weight_decay` times the learning rate of them away; biases and norms don't.
+    the copies take the steps, the modules get the rounded result. The copies also hold the gradient, to which every
+    backward pass is added in float32: a sum of many small numbers in bf16 stops growing. Float32 modules are updated
+    directly. Matrices decay: each step takes `weight_decay` times the learning rate of them away; biases and norms
+    don't.
     """
 
     def __init__(
@@ -29,9 +41,17 @@ class Float32AdamW:
     ) -> None:
         self.weights = [[p for p in module.parameters() if p.requires_grad] for module in modules]
         self.masters = [[p if p.dtype == torch.float32 else p.detach().float() for p in g] for g in self.weights]
+        for weight, master in self._pairs():
+            if master is not weight:
+                weight.register_post_accumulate_grad_hook(partial(_add_gradient, master=master))
         self.learning_rates, self.weight_decay = list(learning_rates), weight_decay
         groups = [{"params": g, "lr": lr} for g, lr in zip(self.masters, learning_rates, strict=True)]
         self.adam = torch.optim.AdamW(groups, betas=betas, weight_decay=0.0, fused=True)
+
+    def _pairs(self) -> list[tuple[Any, Any]]:
+        """Every weight and what takes its steps: its float32 copy, or itself."""
+        groups = zip(self.weights, self.masters, strict=True)
+        return [pair for weights, masters in groups for pair in zip(weights, masters, strict=True)]
 
     def scale_learning_rates(self, factor: float) -> None:
         """Set every learning rate to its first value times `factor`."""
@@ -45,22 +65,17 @@ class Float32AdamW:
         Raises FloatingPointError with the `rows` that the gradient is of, before any weight has moved, where it isn't
         finite.
         """
-        norms = [float(full(nn.utils.clip_grad_norm_(group, max_grad_norm))) for group in self.weights]
+        norms = [float(full(nn.utils.clip_grad_norm_(group, max_grad_norm))) for group in self.masters]
         if not all(map(math.isfinite, norms)):
             raise FloatingPointError(f"the norm of the gradient is {max(norms)}", rows)
-        pairs = [pair for groups in zip(self.weights, self.masters, strict=True) for pair in zip(*groups, strict=True)]
-        for weight, master in pairs:
-            if master is not weight:
-                master.grad = None if weight.grad is None else weight.grad.float()
-                weight.grad = None  # at once: both together would be the run's peak
         if self.weight_decay:  # here, as Adam would need groups of their own for matrices
             for group in self.adam.param_groups:
                 for master in group["params"]:
                     if master.ndim > 1 and master.grad is not None:
                         master.mul_(1 - group["lr"] * self.weight_decay)
         self.adam.step()
-        for weight, master in pairs:
-            weight.grad = master.grad = None
+        for weight, master in self._pairs():
+            master.grad = None
             if master is not weight:
                 weight.copy_(master)
         return norms

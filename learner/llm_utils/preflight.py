@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 
 from llm_utils import distributed
 from llm_utils.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.forward import LOGITS_BYTES, policy_forward
-from llm_utils.loading import choose_dtype, with_adapters
+from llm_utils.loading import choose_dtype, read_config, with_adapters
 from llm_utils.slots import bytes_per_token
 
 GB = 1e9
@@ -27,6 +27,7 @@ USABLE = {"cuda": 0.92, "cpu": 0.95}  # the rest is for kernels' workspaces, and
 TYPICAL_ROW = 4096  # tokens; few of the rows that grow side by side use all of a longer context
 ROOM_TO_GROW = 1.27  # of the cache: a store has an eighth more rows and columns than it needs
 VLLM_SHARE = 0.4  # of a GPU, of --engine vllm; while the trainer works vLLM sleeps
+CGROUP = Path("/sys/fs/cgroup")
 CONTEXT = "--env-kwargs '{\"max_context_tokens\": ...}'"
 # On a CPU, freed blocks that lie between others stay with the process: shares of the activations, and three layers.
 # Adapters leave more of them. Fitted to benchmarks/preflight.py.
@@ -106,7 +107,7 @@ def preflight(
     """
     config = config_or_source
     if isinstance(config, str | Path):
-        config = AutoConfig.from_pretrained(config)
+        config = read_config(config)
     in_process, on_cpu = args.engine == "transformers", device.type == "cpu"
     dtype = choose_dtype(getattr(args, "dtype", "auto"), device)
     model = empty_model(config, dtype, args.lora_rank)
@@ -131,8 +132,8 @@ def preflight(
         rounded = sum(p.numel() for p in parameters if p.dtype != torch.float32)
         add(f"{name}: float32 weights", 4 * rounded / world_size, ALWAYS, *flags, more)
         add(f"{name}: Adam's moments", 8 * count / world_size, ALWAYS, *flags, more)
-        add(f"{name}: gradients", sum(p.nbytes for p in parameters) / world_size, UPDATE, *flags, more)
-        add(f"{name}: float32 gradients", 4 * count / world_size, STEP, *flags, more)
+        for when in (UPDATE, STEP):  # in float32, whatever the weights are
+            add(f"{name}: gradients", 4 * count / world_size, when, *flags, more)
     if reference:
         add("reference: weights", sum(p.nbytes for p in whole.parameters()) / world_size, ALWAYS, "--kl-coef 0", more)
     if in_process and world_size > 1:
@@ -145,15 +146,15 @@ def preflight(
         layer, rest = layer_bytes(whole)
         add("layers and embeddings, gathered", 3 * layer + 2 * rest, UPDATE, "a smaller --model")
 
+    stale = getattr(args, "max_staleness", 0)  # rows are in flight during updates, too
     if in_process:
         row = min(longest_row, TYPICAL_ROW)
         cache = ROOM_TO_GROW * (args.num_envs * row + max(0, longest_row - row)) * bytes_per_token(config, dtype)
-        add("keys and values of the rows", cache, ROLLOUT, "--num-envs", CONTEXT)
+        add("keys and values of the rows", cache, ALWAYS if stale else ROLLOUT, "--num-envs", CONTEXT)
         add("logits of new tokens", 8 * args.num_envs * config.get_text_config().vocab_size, ROLLOUT, "--num-envs")
     memory = memory_of(device) if getattr(args, "memory_gb", None) is None else int(args.memory_gb * GB)
     if args.engine == "vllm" and not on_cpu:
-        stale = getattr(args, "max_staleness", 0)  # vLLM sleeps between iterations, unless rows are in flight
-        add("vLLM", VLLM_SHARE * memory, ALWAYS if stale else ROLLOUT, "--engine vllm-server")
+        add("vLLM", VLLM_SHARE * memory, ALWAYS if stale else ROLLOUT, "--engine vllm-server")  # else it sleeps
 
     tokens = max(args.microbatch_tokens, longest_row)
     shorter = CONTEXT if longest_row > args.microbatch_tokens else "--microbatch-tokens"
@@ -184,7 +185,7 @@ def preflight(
 def empty_model(config: Any, dtype: torch.dtype, lora_rank: int) -> Any:
     """The model without memory for its weights: its parameters can be counted, its layers run on shapes."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False)
         return with_adapters(model, lora_rank) if lora_rank else model
 
 
@@ -248,10 +249,12 @@ def activations(model: Any, rows: int, columns: int) -> tuple[int, int]:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             getattr(model_itself, model_itself.base_model_prefix)(input_ids=ids, attention_mask=mask, use_cache=False)
         return total[0], max(b - a for a, b in zip([0, *marks], marks, strict=False))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+    except Exception:  # of a family's own code, which was not written for this
         config = model_itself.config.get_text_config()
         keys = bytes_per_token(config, torch.uint8) // (2 * config.num_hidden_layers)
-        layer = rows * columns * (18 * config.hidden_size + 8 * config.intermediate_size + 4 * keys)
+        names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
+        inner = next((size for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
+        layer = rows * columns * (18 * config.hidden_size + 8 * inner + 4 * keys)
         layer = layer * model_itself.dtype.itemsize // 2  # of 16 bits
         return config.num_hidden_layers * layer, layer
     finally:
@@ -264,13 +267,19 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+    meminfo, group = Path("/proc/meminfo"), CGROUP
     if meminfo.exists():
         fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
         free.append(1024 * int(fields["MemAvailable"].split()[0]))
     if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
-        free.append(int(limit) - int((group / "memory.current").read_text()))
+        free.append(int(limit) - int((group / "memory.current").read_text()) + page_cache(group / "memory.stat"))
     return min(free) // distributed.local_world_size()
+
+
+def page_cache(stat: Path) -> int:
+    """Bytes that a control group's memory holds of files nobody uses: they make room. 0 where that isn't known."""
+    lines = stat.read_text().splitlines() if stat.exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
 
 
 # ------------------------------------------------------------------------------------------------------- a measurement

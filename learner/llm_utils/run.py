@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig
 
 from llm_utils import arguments, checkpoint, distributed
 from llm_utils.engine import Engine
 from llm_utils.forward import microbatches, score
-from llm_utils.loading import choose_dtype, load_policy
+from llm_utils.loading import choose_dtype, load_policy, read_config
 from llm_utils.logger import Logger, run_name
 from llm_utils.make_engine import make_engine
 from llm_utils.metrics import sampler_gap
@@ -32,6 +31,7 @@ from llm_utils.optimizer import Float32AdamW
 from llm_utils.preflight import measure, preflight
 from llm_utils.rollout import Sampler, rollout
 from llm_utils.sources import (
+    check_attention,
     check_context,
     check_vocabulary,
     default_learning_rates,
@@ -106,7 +106,7 @@ class Run:
     optimizer: Float32AdamW
     saver: checkpoint.Checkpointer
     in_place: bool  # the engine samples from the trained weights themselves
-    state: dict[str, Any]  # counters: iteration, global_step, train_seconds, and what evaluations gave
+    state: dict[str, Any]  # counters: iteration, evaluated, global_step, train_seconds, and what evaluations gave
     envs: Any = None
     eval_envs: Any = None
     engine: Engine | None = None
@@ -121,11 +121,10 @@ class Run:
     last_mark: float = 0.0
 
     def start(self) -> None:
-        """Push the first weights, remember where the run stands, and evaluate a new one."""
+        """Push the first weights, remember where the run stands, and evaluate where that is still to be done."""
         self.push_weights()
         self.boundary()
-        if self.state["iteration"] == 0:
-            self.evaluate()
+        self.evaluate_if_due()
 
     def begin_iteration(self, iteration: int) -> None:
         """Start the clock and set the learning rate."""
@@ -210,7 +209,6 @@ class Run:
 
     def end_iteration(self, iteration: int, rows: Sequence[Trajectory], scalars: dict[str, float]) -> None:
         """Push the weights, log what was played and trained on (`rows`), evaluate and save where it is due."""
-        args, last = self.args, iteration == self.num_iterations
         self.state["iteration"] = iteration
         self.push_weights()
         self.mark("sync")
@@ -225,11 +223,19 @@ class Run:
             scalars["charts/SPS"] = turns / sum(self.seconds.values())
             self.log.iteration(rows, self.metrics, self.state, scalars, self.played)
         self.boundary()  # before an evaluation that may fail
-        if last or (args.eval_every and iteration % args.eval_every == 0):
-            self.evaluate()
-            self.boundary()  # with what it gave
-        if args.checkpoint_every and (last or iteration % args.checkpoint_every == 0):
+        self.evaluate_if_due()
+        every = self.args.checkpoint_every
+        if every and (iteration == self.num_iterations or iteration % every == 0):
             self.saver.save()
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate at the start, at the end, and every --eval-every iterations, once, and remember what it gave."""
+        iteration, every = self.state["iteration"], self.args.eval_every
+        due = iteration in (0, self.num_iterations) or (every and iteration % every == 0)
+        if due and self.state["evaluated"] < iteration:
+            self.evaluate()
+            self.state["evaluated"] = iteration
+            self.boundary()
 
     def evaluate(self) -> None:
         """Play the first tasks of the evaluation split, greedily."""
@@ -271,26 +277,32 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         spaces = envs.single_action_space, envs.single_observation_space
         sizes = spaces[0].vocab_size, spaces[1].max_len, envs.envs[0].num_tasks
     vocab_size, longest, num_tasks = distributed.broadcast(sizes)
-    config, with_reference = AutoConfig.from_pretrained(source), args.kl_coef > 0
+    config, with_reference = read_config(source), args.kl_coef > 0
     check_context(config, longest)
-    report = preflight(
-        args, config, device, critic=make_critic is not None, reference=with_reference, longest_row=longest,
-        world_size=world_size,
-    )  # fmt: skip
+    if args.engine == "transformers":
+        check_attention(config, longest)
+    report = None
+    if args.preflight:
+        report = preflight(
+            args, config, device, critic=make_critic is not None, reference=with_reference, longest_row=longest,
+            world_size=world_size,
+        )  # fmt: skip
     loading = {"dtype": dtype, "float32_head": args.float32_head}
     resumed = checkpoint.find(folder) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, **loading)
     check_vocabulary(policy, vocab_size)
-    if args.preflight and device.type == "cuda":  # where a microbatch is quick, measured instead of estimated
+    if report is not None and device.type == "cuda":  # where a microbatch is quick, measured instead of estimated
         report.measured(measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature)).refuse()
     critic = distributed.shard(make_critic(source, args, dtype).eval(), device) if make_critic is not None else None
     modules, rates = [policy], [args.learning_rate]
     if critic is not None:
         modules, rates = [policy, critic], [args.learning_rate, args.critic_learning_rate]
     optimizer = Float32AdamW(modules, rates, betas=(0.9, 0.95))
-    state: dict[str, Any] = {"iteration": 0, "global_step": 0, "episodes": 0, "train_seconds": 0.0, "summary": {}}
+    state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
+    state["summary"] = {}
     if args.resume:
         state = checkpoint.load(folder, critic, optimizer)["run"]
+        state.setdefault("evaluated", state["iteration"] or -1)  # of an older version
     run = Run(
         args=args,
         folder=folder,
@@ -312,7 +324,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         if args.engine == "transformers" and model is None:
             model = load_policy(source, device, whole=True, **loading)
         run.envs, run.eval_envs = envs, eval_envs
-        run.engine = make_engine(args, source, vocab_size, model, tokenizer_of(args))
+        run.engine = make_engine(args, source, vocab_size, model, tokenizer_of(args), longest)
         run.eval_engine = run.engine.twin(temperature=0.0)  # evaluations are greedy
         run.sampler = Sampler(envs, run.engine, args.seed, args.deterministic)
         run.log = Logger(folder, args, run.num_iterations * args.episodes_per_iteration, state)

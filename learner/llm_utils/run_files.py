@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+BEGINNING = re.compile(rb'\{"iteration": ?(\d{1,18})[,}]')  # of a row
 
 
 def sync(path: Path) -> None:
@@ -30,11 +34,12 @@ def sync_one(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace(path: Path, text: str) -> None:
+def replace(path: Path, parts: Iterable[bytes]) -> None:
     """Write a file in one go: whenever this is cut short, the old one or the new one is there. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(text)
+        with temporary.open("wb") as file:
+            file.writelines(parts)
         sync_one(temporary)
     except OSError:
         temporary.unlink(missing_ok=True)  # the disk may be full
@@ -45,7 +50,7 @@ def replace(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file in one go. Raises OSError."""
-    replace(path, json.dumps(content, indent=2) + "\n")
+    replace(path, [json.dumps(content, indent=2).encode(), b"\n"])
 
 
 def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
@@ -73,8 +78,33 @@ def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
 def drop_later_rows(path: Path, iteration: int) -> None:
     """Remove rows of iterations after `iteration` from a JSONL file: a resumed run plays them again.
 
-    A run that was killed may have left its last row cut short; it is one of them.
+    A run that was killed may have left its last row cut short; it is one of them. Lines before it that are no rows are
+    removed, too, and counted on the screen. Raises OSError.
     """
-    if path.is_file():
-        lines = [line for line in path.read_text().splitlines(True) if line.endswith("\n")]
-        replace(path, "".join(line for line in lines if json.loads(line)["iteration"] <= iteration))
+    if not path.is_file():
+        return
+    damaged = 0
+
+    def kept(file: IO[bytes]) -> Iterator[bytes]:
+        nonlocal damaged
+        for line in file:
+            number = iteration_of(line)
+            if number is not None and number <= iteration:
+                yield line
+            damaged += number is None and line.endswith(b"\n")
+
+    with path.open("rb") as file:
+        replace(path, kept(file))
+    if damaged:
+        print(f"{path}: {damaged} damaged lines were removed", file=sys.stderr)
+
+
+def iteration_of(line: bytes) -> int | None:
+    """The iteration of a row; None for what is none. Of a row as we write it only both ends are read: it is long."""
+    if match := BEGINNING.match(line):
+        return int(match[1]) if line.endswith(b"}\n") else None
+    try:
+        number = json.loads(line)["iteration"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return number if isinstance(number, int) and line.endswith(b"\n") else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,11 +34,34 @@ def attention_mask(model: PreTrainedModel, sees: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(sees, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
 
 
+def attends_to_less(config: Any, longest_row: float) -> str:
+    """What a layer sees instead of all of a row of so many tokens at the positions that are given; "" for nothing.
+
+    Only with "" has a row the same logits alone, in the cache of slots, and in the tree of rows that begin alike.
+    """
+    config = config.get_text_config()
+    if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
+        return "ALiBi, which takes columns for positions"
+    if not getattr(config, "num_attention_heads", None):
+        return "no attention"
+    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    layers = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)  # the latter: GPT-Neo
+    kinds = set(layers or ["sliding_attention" if window else "full_attention"]) - {"full_attention", "global"}
+    if window and kinds <= {"sliding_attention", "chunked_attention"}:
+        return f"windows of {window} tokens" if kinds and window < longest_row else ""
+    return ", ".join(sorted(kinds))
+
+
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """What the keys and values of a token take, in all layers."""
     config = config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dimension = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    all_heads = getattr(config, "num_attention_heads", None)
+    if not all_heads:
+        return 0
+    heads = getattr(config, "num_key_value_heads", None) or all_heads
+    dimension = getattr(config, "head_dim", None) or config.hidden_size // all_heads
     return 2 * config.num_hidden_layers * heads * dimension * dtype.itemsize
 
 
@@ -192,18 +216,22 @@ class SlotCache(DynamicCache):
 class SlotModel:
     """A causal model with `num_slots` episodes; `length[slot]` tokens of an episode are in the cache.
 
-    To forget an episode, set its length to 0. Raises ValueError for a model in which a layer doesn't attend to
-    everything before it.
+    To forget an episode, set its length to 0. Raises ValueError for a model in which a layer doesn't attend to all of a
+    row of `longest_row` tokens, the longest that there will be.
     """
 
     PREFILL_TOKENS = 8192  # tokens, padding counted, in one forward of new tokens
     CAPACITY = 256  # tokens of the smallest store, or more where that is little memory: each store is a forward
 
-    def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int) -> None:
-        layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-        if layers != {"full_attention"}:
-            raise ValueError(f"the transformers engine needs full attention in every layer, this model has {layers}")
-        self.model, self.num_slots, self.vocab_size = model, num_slots, vocab_size
+    def __init__(
+        self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf
+    ) -> None:
+        if less := attends_to_less(model.config, longest_row):
+            raise ValueError(
+                f"the transformers engine needs full attention in every layer over rows of up to {longest_row} tokens, "
+                f"this model ({model.config.model_type}) has {less}"
+            )
+        self.model, self.num_slots, self.vocab_size, self.longest_row = model, num_slots, vocab_size, longest_row
         self.device = model.device  # asking the model takes long
         smallest, column = self.CAPACITY, num_slots * bytes_per_token(model.config, model.dtype)
         while 2 * smallest * column <= SlotCache.KEPT_BYTES:

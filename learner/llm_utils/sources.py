@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 import agent_r1
+from llm_utils.slots import attends_to_less
 
 
 def model_source(name: str, env_id: str) -> str:
@@ -104,6 +105,16 @@ def check_context(config: Any, max_context_tokens: int) -> None:
         raise SystemExit(
             f"the environment's states have up to {max_context_tokens} tokens, the model has {positions} positions: "
             f"give the environment fewer, --env-kwargs '{{\"max_context_tokens\": {positions}}}'"
+        )
+
+
+def check_attention(config: Any, longest_row: float) -> None:
+    """The transformers engine samples right only where every layer attends to all of a row. SystemExit otherwise."""
+    if less := attends_to_less(config, longest_row):
+        raise SystemExit(
+            f"--engine transformers needs full attention in every layer, and this model ({config.model_type}) has "
+            f"{less}, with rows of up to {longest_row} tokens: sample with --engine vllm or vllm-server"
+            + (", or give the environment a shorter max_context_tokens" if "window" in less else "")
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,9 +31,10 @@ class TransformersEngine:
 
     def __init__(
         self, model: PreTrainedModel, num_slots: int, vocab_size: int, temperature: float = 1.0, top_p: float = 1.0,
-        entropies: bool = False, top_logprobs: int = 0,
+        entropies: bool = False, top_logprobs: int = 0, longest_row: float = math.inf,
     ) -> None:  # fmt: skip
-        self.slots, self.temperature, self.top_p = SlotModel(model, num_slots, vocab_size), temperature, top_p
+        self.slots = SlotModel(model, num_slots, vocab_size, longest_row)
+        self.temperature, self.top_p = temperature, top_p
         self.entropies, self.top_logprobs = entropies, min(top_logprobs, vocab_size)
         self.version = 0  # iterations that the weights have been trained for
         self.release()
@@ -57,7 +59,8 @@ class TransformersEngine:
 
     def twin(self, temperature: float) -> TransformersEngine:
         """Another engine on the same weights, with rows of its own."""
-        return TransformersEngine(self.slots.model, self.slots.num_slots, self.slots.vocab_size, temperature)
+        shape = self.slots.model, self.slots.num_slots, self.slots.vocab_size
+        return TransformersEngine(*shape, temperature, longest_row=self.slots.longest_row)
 
     @torch.no_grad()
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:

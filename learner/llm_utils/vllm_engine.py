@@ -65,7 +65,7 @@ class TokenEngine:
                 f"the model has {model_rows - vocab_size} rows beyond the tokenizer's {vocab_size} tokens, vLLM can "
                 f"keep at most {MOST_MASKED} from being sampled. Use --engine transformers, or resize the embedding"
             )
-        self.num_slots, self.max_model_len, self.seeded = num_slots, max_model_len, seeded
+        self.num_slots, self.vocab_size, self.max_model_len, self.seeded = num_slots, vocab_size, max_model_len, seeded
         self.entropies, self.top_logprobs = entropies, top_logprobs
         self.known = max(known if entropies else 0, top_logprobs)  # how many of the likeliest tokens are asked for
         self.tied = bool(getattr(config, "tie_word_embeddings", False))
@@ -135,7 +135,7 @@ class TokenEngine:
         slot: int,
         tokens: Iterable[int],
         logprobs: Any,
-        versions: Iterable[tuple[str, int, int]],
+        versions: Iterable[tuple[str | int, int, int]],
         likeliest: Likeliest,
     ) -> None:
         """A span is complete. `versions` are (version, first token, one past the last)."""

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import grpo_llm
 import pytest
 import torch
 
@@ -203,6 +204,55 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_error_names_it(saver, ful
     full_disk(2**30)
     assert saved_iteration(saver) == 1
     assert [path.name for path in saver.folder.parent.iterdir()] == ["checkpoint"]  # half a file takes no space
+
+
+DAMAGED = ["", "{", "{}", "[]", "[" * 100_000, '{"algorithm": "x", "args": [], "run": {"iteration": 1}}']
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_checkpoint_does_not_keep_the_last_iteration_from_being_written(saver, text):
+    after_boundary(saver, 1)
+    saver.save()
+    (saver.folder / "state.json").write_text(text)
+    assert "the checkpoint on disk is damaged: " in saver.on_disk()
+    after_boundary(saver, 7)
+    with pytest.raises(ZeroDivisionError) as caught, checkpoint.saving_at_exit(saver, {"iteration": 7}):
+        1 / 0  # noqa: B018
+    assert "go on after the last complete iteration" in caught.value.__notes__[0] and saved_iteration(saver) == 7
+    (saver.folder / "state.json").write_text(text)
+    saver.policy.save_pretrained = None  # the save fails
+    with pytest.raises(ZeroDivisionError) as caught, checkpoint.saving_at_exit(saver, {"iteration": 7}):
+        1 / 0  # noqa: B018
+    (note,) = caught.value.__notes__
+    assert "could not be written" in note and "is damaged" in note and "--resume" not in note
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, json.dumps(state(1) | {"args": {"checkpoint_every": "8"}})])
+def test_a_damaged_state_is_refused_on_resume(saver, text):
+    after_boundary(saver, 1)
+    saver.save()
+    (saver.folder / "state.json").write_text(text)
+    with pytest.raises(SystemExit, match="--resume .*: the checkpoint is damaged: "):
+        checkpoint.load_args(grpo_llm.Args(resume=str(saver.folder.parent)), "x")
+    if text in DAMAGED:
+        with pytest.raises(SystemExit, match="--resume .*: the checkpoint is damaged"):
+            checkpoint.load(saver.folder.parent, saver.critic, saver.optimizer)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "a list", "numbers"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "critic.safetensors", "policy/model.safetensors"])
+def test_damaged_weights_are_refused_on_resume(saver, policy_folder, name, damage):
+    after_boundary(saver, 1)
+    saver.save()
+    path = saver.folder / name
+    if damage in ("cut", "empty"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 if damage == "cut" else 0])
+    else:
+        torch.save([1] if damage == "a list" else {"adam": 1, "copies": 2}, path)
+    with pytest.raises(SystemExit, match="--resume.* is damaged, or doesn't fit this model"):
+        if name.startswith("policy"):
+            loading.load_policy(policy_folder, torch.device("cpu"), resumed=saver.folder / "policy")
+        checkpoint.load(saver.folder.parent, saver.critic, saver.optimizer)
 
 
 def test_a_full_disk_at_the_exit_hides_nothing(saver, full_disk):

@@ -101,14 +101,21 @@ def compare_gradients(folder, vocab_size):
 
 
 def step_of_a_critic_with_two_dtypes(folder):
-    """On GPUs a critic's backbone is bf16 and its head float32. Here float64: any CPU can. Returns the change."""
+    """On GPUs a critic's backbone is bf16 and its head float32. Here float64: any CPU can. Returns the change, and how
+    many times as large the gradient of three backward passes is as that of one."""
     torch.manual_seed(0)
-    critic = distributed.shard(ppo_llm.Critic(folder, ppo_llm.Args(), torch.float64), torch.device("cpu"))
+    critic = ppo_llm.Critic(folder, ppo_llm.Args(), torch.float64)
+    torch.nn.init.normal_(critic.head.weight)  # else the backbone would have no gradient
+    critic = distributed.shard(critic, torch.device("cpu"))
     before = distributed.full(critic.head.bias).item()
-    optimizer = Float32AdamW([critic], [0.1], betas=(0.9, 0.95))
     critic(torch.arange(12)[None]).mean().backward()
-    assert np.isfinite(optimizer.step(1.0)[0])
-    return before - distributed.full(critic.head.bias).item()
+    one = torch.cat([distributed.full(p.grad).flatten() for p in critic.parameters()]).norm().item()
+    critic.zero_grad()
+    optimizer = Float32AdamW([critic], [0.1], betas=(0.9, 0.95))
+    for _ in range(3):
+        critic(torch.arange(12)[None]).mean().backward()
+    three = optimizer.step(1e9)[0]
+    return before - distributed.full(critic.head.bias).item(), three / one
 
 
 def worker(task, out, *arguments):
@@ -213,7 +220,7 @@ def test_gradients_do_not_depend_on_microbatches_and_processes(torchrun, policy_
     for name, difference in answer["differences"].items():
         assert difference < (1e-4 if name.endswith("logs") else 1e-6), name
     assert answer["rows"] == 4 * [4, 1, 1]  # rank 0's; the long row weighs as much as seven short ones
-    assert answer["critic"] == pytest.approx(0.1, rel=1e-3)  # the first step of Adam is the learning rate
+    assert answer["critic"] == pytest.approx([0.1, 3], rel=1e-3)  # the first step of Adam is the learning rate
 
 
 def test_two_processes_train_as_one_and_resume_what_one_began(torchrun, monkeypatch, tmp_path):

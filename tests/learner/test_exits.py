@@ -200,6 +200,32 @@ def test_more_episodes_on_resume(learn, tmp_path):
     assert [row["episode"] for row in rows] == list(range(32))
 
 
+def test_what_a_lack_of_memory_asks_for_can_be_changed_on_resume(learn, monkeypatch, capfd):
+    """The same episodes, in smaller microbatches, with fewer rows at a time, and the change is printed."""
+    forward, sizes = grpo_llm.policy_forward, []
+
+    def in_little_memory(model, batch, *args):
+        sizes.append(len(batch))
+        if sizes[-1] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(model, batch, *args)
+
+    monkeypatch.setattr("llm_utils.forward.policy_forward", in_little_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        learn("grpo_llm", *SMALL, *OF_SCRIPT["grpo_llm"])
+    (run_dir,) = Path("runs").iterdir()
+    with pytest.raises(torch.OutOfMemoryError):
+        learn("grpo_llm", "--resume", run_dir)
+    capfd.readouterr()
+    flags = ["--microbatch-tokens", 1, "--num-envs", 4, "--gradient-checkpointing", "--checkpoint-every", 0]
+    learn("grpo_llm", "--resume", run_dir, *flags)
+    words = "--num-envs 4 (was 8), --gradient-checkpointing True (was False), --microbatch-tokens 1 (was 4096)"
+    printed = capfd.readouterr().err
+    assert "going on with --checkpoint-every 0 (was 10), " in printed and words in printed
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["finished"] and summary["args"]["microbatch_tokens"] == 1 and sizes[-32:] == [1] * 32
+
+
 def test_what_is_given_with_resume_is_never_ignored(learn, monkeypatch):
     """Also where it is what the learner takes by default, and so looks as if nothing had been given."""
     flags = [*SMALL, *OF_SCRIPT["grpo_llm"]]

@@ -38,6 +38,18 @@ def test_small_steps_of_bf16_weights_add_up():
     assert (modules[0].weight < 0.995).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_of_many_microbatches_add_up(dtype):
+    """1000 of 1/1000 are 1; in bf16 the sum would stop at a quarter, where one more is less than half a step."""
+    module = linear(dtype)
+    adam = optimizer.Float32AdamW([module], [1e-4], betas=(0.9, 0.95))
+    for _ in range(1000):
+        (module.weight * 1e-3).sum().backward()
+    assert adam.step(max_grad_norm=1e9) == pytest.approx([2.0], rel=1e-2)  # of four weights
+    (module.weight * 1e-3).sum().backward()
+    assert adam.step(max_grad_norm=1e9) == pytest.approx([2e-3], rel=1e-2)  # nothing is left of the step before
+
+
 def test_every_module_has_its_own_rate_and_norm():
     modules = [linear(torch.float32), linear(torch.float32)]
     adam = optimizer.Float32AdamW(modules, [1e-2, 1e-3], betas=(0.9, 0.95))

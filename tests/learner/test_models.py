@@ -1,7 +1,9 @@
 """What is checked and chosen before models are loaded, how they are loaded, and sums that every device can repeat."""
 
 import copy
+import json
 import os
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -60,6 +62,35 @@ def test_a_processor_without_bf16_is_refused(monkeypatch, how):
 def test_a_policy_is_loaded_in_the_dtype_that_was_asked_for(policy_folder):
     assert loading.load_policy(policy_folder, CPU).dtype == torch.float32
     assert loading.load_policy(policy_folder, CPU, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["own", "qwen2"])
+@pytest.mark.parametrize("script", ["ppo_llm", "sft_llm", "evaluate_llm"])
+def test_code_that_comes_with_a_model_is_never_run(learn, policy_folder, tmp_path, monkeypatch, script, kind):
+    """Nobody is asked, either. Where transformers has the class itself, it takes its own."""
+    folder = tmp_path / "model"
+    shutil.copytree(policy_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    classes = {name: f"code.{name}" for name in ("AutoConfig", "AutoModel", "AutoModelForCausalLM")}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": kind, "auto_map": classes}))
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "y")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"tokens": [1, 2, 3], "action_mask": [0, 1, 1]}')
+    flags = ["--model", folder, "--tokenizer", "byte", "--env-kwargs", '{"max_turns": 2, "max_action_tokens": 4}']
+    flags += {
+        "ppo_llm": ["--num-envs", 4, "--episodes-per-iteration", 4, "--num-minibatches", 1, "--total-episodes", 4,
+                    "--eval-episodes", 0, "--checkpoint-every", 0, "--num-threads", 1],
+        "sft_llm": ["--data", rows, "--num-steps", 1, "--num-threads", 1],
+        "evaluate_llm": ["--episodes", 1, "--num-envs", 1, "--num-threads", 1],
+    }[script]  # fmt: skip
+    if kind == "own":
+        with pytest.raises(SystemExit, match="code that comes with a model is never run"):
+            learn(script, *flags)
+    else:
+        learn(script, *flags)
+    assert not asked and not (tmp_path / "ran").exists()
 
 
 def test_a_float32_head_is_saved_and_copied_like_any_other(policy_folder, tmp_path):

@@ -49,6 +49,28 @@ def test_with_staleness_vllm_and_the_update_share_the_card():
     assert estimate(max_staleness=1, **kwargs).at("update") > estimate(**kwargs).at("update") + 20e9
 
 
+def test_with_staleness_the_rows_in_flight_keep_their_cache_through_the_update():
+    kwargs = {"engine": "transformers", "lora_rank": 16, "gradient_checkpointing": True, "preflight": False}
+    stale, fresh = estimate(max_staleness=1, **kwargs), estimate(**kwargs)
+    cache = size(stale, "keys and values")
+    assert cache > 10e9 and stale.at("update") - fresh.at("update") == cache
+    assert stale.at("rollout") == fresh.at("rollout")
+
+
+def test_without_a_preflight_nothing_of_it_runs(learn, policy_folder, monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr("llm_utils.run.preflight", fail)
+    flags = ["--model", policy_folder, "--tokenizer", "byte", "--num-envs", 4]
+    flags += ["--env-kwargs", '{"max_turns": 2, "max_action_tokens": 4}']
+    flags += ["--episodes-per-iteration", 4, "--group-size", 2, "--total-episodes", 4]
+    flags += ["--num-minibatches", 1, "--eval-episodes", 0, "--checkpoint-every", 0, "--num-threads", 1]
+    with pytest.raises(AssertionError):
+        learn("rloo_llm", *flags)
+    learn("rloo_llm", *flags, "--no-preflight")
+
+
 def test_what_mends_it_fits():
     for kwargs in (
         {"lora_rank": 16, "gradient_checkpointing": True},
@@ -140,6 +162,21 @@ def test_main_memory_is_shared_by_the_processes_of_a_machine(monkeypatch):
     whole = preflight.memory_of(CPU)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert 0 < preflight.memory_of(CPU) < 0.7 * whole
+
+
+def test_files_in_the_page_cache_of_a_container_make_room(monkeypatch, tmp_path):
+    monkeypatch.setattr(preflight, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    assert preflight.memory_of(CPU) == 100_000
+    (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 500000\nactive_file 100000\n")
+    assert preflight.memory_of(CPU) == 600_000
+
+
+@pytest.mark.parametrize("memory", ["nan", "inf", "-5", "0"])
+def test_a_memory_that_is_none_is_refused(learn, memory):
+    with pytest.raises(SystemExit, match="--memory-gb is above 0"):
+        learn("grpo_llm", "--memory-gb", memory)
 
 
 def test_the_shipped_policy_fits_a_laptop(policy_folder):

@@ -1,15 +1,17 @@
 """Runs that were killed or stopped, and go on: at the end nothing tells them from runs that were left alone."""
 
 import json
+import os
 import random
 import shutil
+import signal
 from pathlib import Path
 
 import kill_resume
 import pytest
 from safetensors import torch as safetensors
 
-from llm_utils import checkpoint
+from llm_utils import checkpoint, run
 
 SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", "8", "--temperature", "2"]
 SMALL += ["--num-threads", "1", "--eval-episodes", "4", "--episodes-per-iteration", "8", "--num-minibatches", "2"]
@@ -72,6 +74,37 @@ def test_with_other_options_too(learn, monkeypatch, script, options):
     one, two = (safetensors.load_file(folder / "model" / "model.safetensors") for folder in (whole, stopped))
     assert one.keys() == two.keys() and all((one[name] == two[name]).all() for name in one)
     assert (whole / "trajectories.jsonl").read_text() == (stopped / "trajectories.jsonl").read_text()
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_evaluation_that_was_cut_short_is_done_again(learn, monkeypatch, number):
+    """That of the start, of iteration 2, or of the end: afterwards nothing tells the run from an undisturbed one."""
+    flags = [*SMALL, *OF_SCRIPT["grpo_llm"], "--total-episodes", 24, "--eval-every", 2, "--deterministic"]
+    whole, calls, play = learn("grpo_llm", *flags, "--exp-name", "whole"), [], run.rollout
+
+    def play_or_stop(*args):
+        calls.append(args)
+        if len(calls) == number + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return play(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
+        patch.setattr(run, "rollout", play_or_stop)  # only evaluations call it
+        learn("grpo_llm", *flags, "--exp-name", "stopped")
+    (stopped,) = Path("runs").glob("*stopped*")
+    learn("grpo_llm", "--resume", stopped)
+    assert evaluations(stopped) == evaluations(whole) and len(evaluations(whole)["eval/success"]) == 3
+
+
+def evaluations(run_dir):
+    """All that the log and the summary say of evaluations, and whether the run is over."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir)).Reload()
+    names = [name for name in events.Tags()["scalars"] if name.startswith("eval/")]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    found = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+    return found | {name: value for name, value in summary.items() if name.startswith("eval/") or name == "finished"}
 
 
 def test_rows_that_were_in_flight_start_again_and_none_is_lost(learn, monkeypatch):

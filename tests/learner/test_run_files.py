@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import tracemalloc
 
 import pytest
 
@@ -14,6 +15,37 @@ def test_a_row_that_was_cut_short_is_dropped_too(tmp_path):
     path.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iteration": 3, "tok')
     run_files.drop_later_rows(path, 2)
     assert path.read_text() == '{"iteration": 1}\n{"iteration": 2}\n'
+
+
+LINES = [
+    b'{"iteration": 1}', b'{"iteration":2,"q":"\xc2\x85"}', b'{"q": 1, "iteration": 2}', b'{"iteration": 3}',
+    b'{"a": 1}', b"[]", b'{"iteration": "x"}', b"\x00\x00", b"\xff\xfe", b'{"iteration": 1, "tok', b"[" * 100_000, b"",
+    b'{"iteration": 2, "b": []}',
+]  # fmt: skip
+
+
+def test_damaged_lines_are_removed_and_counted(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in LINES) + b'{"iteration": 2, "cut')
+    run_files.drop_later_rows(path, 2)
+    assert path.read_bytes().splitlines() == [*LINES[:3], LINES[-1]]
+    assert f"{path}: 8 damaged lines were removed" in capsys.readouterr().err
+    run_files.drop_later_rows(path, 2)
+    assert not capsys.readouterr().err
+
+
+def test_long_rows_pass_one_by_one(tmp_path):
+    """A file is not read into memory as a whole."""
+    path, row = tmp_path / "rows.jsonl", b'{"iteration": 1, "tokens": [' + b"1, " * 300_000 + b"1]}\n"
+    with path.open("wb") as file:
+        for _ in range(50):
+            file.write(row)
+        file.write(row.replace(b'": 1,', b'": 2,'))
+    tracemalloc.start()
+    run_files.drop_later_rows(path, 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size == 50 * len(row) and peak < 4 * len(row)
 
 
 def test_rows_after_a_checkpoint_are_dropped(tmp_path):

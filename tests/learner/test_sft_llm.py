@@ -3,6 +3,7 @@ in bf16 as in float32, and goes on after it was killed."""
 
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
@@ -257,13 +258,42 @@ def test_batches_show_every_row_once_per_pass():
     assert seen == list(range(50))
 
 
-@pytest.mark.parametrize("line", ['{"tokens": [1, 2]}', '{"tokens": [1, 2], "action_mask": [1]}', "no json",
-                                  '{"tokens": [1, 999999], "action_mask": [0, 1]}'])
+def row(**fields):
+    return json.dumps({"tokens": [1, 2, 3], "action_mask": [0, 1, 1]} | fields).encode()
+
+
+MALFORMED = [
+    b'{"tokens": [1, 2]}', b'{"tokens": [1, 2], "action_mask": [1]}', b"no json", b"[1]", b"null", b'{"\xff',
+    b'{"tokens": ' + b"[" * 10**5,
+    *(row(tokens=[1, token, 3]) for token in (300, 999_999, 2**31, 2**70, -1, 2.0, "2", True, None, [2])),
+    *(row(action_mask=[0, own, 1]) for own in (2, 0.5, float("nan"), "0", None)),
+    *(row(segment_starts=starts) for starts in ([0, -1], [2, 0], [0, 0], [1], [], [0, 3], [0.5], [False], "abc", None)),
+    row(tokens=[], action_mask=[]), row(tokens="abc"), row(action_mask={}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", MALFORMED)
 def test_a_malformed_row_is_named(tmp_path, line):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"tokens": [1, 2], "action_mask": [0, 1]}\n' + line + "\n")
-    with pytest.raises(SystemExit, match=r"rows.jsonl, line 2"):
+    path.write_bytes(row() + b"\n" + line + b"\n")
+    with pytest.raises(SystemExit, match=r"rows.jsonl, line 2: \S"):
         read_rows(str(path), 300)
+
+
+def test_rows_are_checked_under_python_o_too(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(row(tokens=[1, 300, 3]))
+    code = "import sys; from llm_utils.demonstrations import read_rows; read_rows(sys.argv[1], 300)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-O", "-c", code, str(tmp_path / "rows.jsonl")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "line 1: `tokens` is a list of numbers from 0 to below 300" in done.stderr
+
+
+def test_episodes_that_a_fault_ended_are_left_out(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join([row(fault=None), row(fault="the search server is down"), row()]))
+    assert [kept.task_index for kept in read_rows(str(path), 300)] == [1, 3]
+    assert "rows.jsonl: 1 episodes that a fault ended are left out" in capsys.readouterr().err
 
 
 def test_rows_without_sampled_tokens_are_left_out(tmp_path):
