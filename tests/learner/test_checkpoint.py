@@ -11,7 +11,7 @@ import grpo_llm
 import pytest
 import torch
 
-from llm_utils import checkpoint, engine, loading, optimizer
+from llm_utils import checkpoint, distributed, engine, loading, optimizer
 
 
 def state(iteration):
@@ -280,8 +280,9 @@ def test_an_exception_goes_on_as_it_is_with_a_note(saver, error):
         fill(saver, 4)
         raise error
     assert caught.value is error
+    (python,) = distributed.launcher()
     assert error.__notes__ == [
-        f"go on after the last complete iteration with\n  python {sys.argv[0]} --resume {saver.folder.parent}"
+        f"go on after the last complete iteration with\n  {python} {sys.argv[0]} --resume {saver.folder.parent}"
     ]
     assert saved_iteration(saver) == 3
 

@@ -83,7 +83,8 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
         merged = merge_adapters(load_policy(policy_folder, torch.device("cpu")), tmp_path / "adapter")
         torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
     _, plain = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL)
-    _, other = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path / "adapter")
+    flags = ["--adapter", tmp_path / "adapter", "--exp-name", "adapted"]  # a folder of its own, also in this second
+    _, other = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, *flags)
     assert [row["tokens"] for row in plain] != [row["tokens"] for row in other]
     with pytest.raises(SystemExit, match="no adapter_config.json"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path)

@@ -114,6 +114,7 @@ def test_a_hub_name_is_left_alone():
 def test_the_line_to_go_on_names_a_program_that_is_there(monkeypatch, tmp_path):
     python = Path(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     assert distributed.launcher() == [str(python)]
     monkeypatch.chdir(python.parents[1])
     assert distributed.launcher() == [os.path.join(python.parent.name, python.name)]

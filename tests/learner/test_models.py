@@ -81,7 +81,7 @@ def test_code_that_comes_with_a_model_is_never_run(learn, policy_folder, tmp_pat
     flags = ["--model", folder, "--tokenizer", "byte", "--env-kwargs", '{"max_turns": 2, "max_action_tokens": 4}']
     flags += {
         "ppo_llm": ["--num-envs", 4, "--episodes-per-iteration", 4, "--num-minibatches", 1, "--total-episodes", 4,
-                    "--eval-episodes", 0, "--checkpoint-every", 0, "--num-threads", 1],
+                    "--critic-warmup", 0, "--eval-episodes", 0, "--checkpoint-every", 0, "--num-threads", 1],
         "sft_llm": ["--data", rows, "--num-steps", 1, "--num-threads", 1],
         "evaluate_llm": ["--episodes", 1, "--num-envs", 1, "--num-threads", 1],
     }[script]  # fmt: skip
