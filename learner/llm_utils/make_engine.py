@@ -26,6 +26,9 @@ def make_engine(
         from llm_utils.vllm_engine import VLLMEngine
 
         return VLLMEngine(source, args.num_envs, vocab_size, **sampling)
-    from llm_utils.vllm_client import VLLMClient
+    try:
+        from llm_utils.vllm_client import VLLMClient
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"--engine vllm-server needs {error.name}: pip install 'agent-r1[http]'") from error
 
     return VLLMClient(args.vllm_url, source, args.num_envs, vocab_size, tokenizer=tokenizer, **sampling)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
@@ -28,11 +29,6 @@ from llm_utils.engine import EngineDied, Span
 from llm_utils.loading import read_config
 from llm_utils.vllm_engine import MOST_LOGPROBS, TokenEngine, check_top_logprobs
 from llm_utils.vllm_replies import Body, member, parse, read_span
-
-try:
-    import httpx
-except ImportError as error:
-    raise SystemExit("--engine vllm-server needs httpx: pip install 'agent-r1[http]'") from error
 
 ROUTES = {"/inference/v1/generate", "/pause", "/resume", "/collective_rpc", "/update_weight_version", "/server_info"}
 # As many connections as slots. An idle one is not used again when the server, after 5 s, may be closing it.

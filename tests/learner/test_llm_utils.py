@@ -1,6 +1,5 @@
 """What the learners share: the optimizer, checkpoints, where models come from."""
 
-import importlib
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from llm_utils import checkpoint, distributed, forward, loading, optimizer, sources
+from llm_utils.make_engine import make_engine
 
 
 def linear(dtype, weight=1.0):
@@ -254,10 +254,12 @@ def test_without_peft_the_extra_is_named(policy_folder, monkeypatch):
 
 
 def test_without_httpx_the_extra_is_named(monkeypatch):
+    for name in ("httpx", "llm_utils.vllm_client", "llm_utils.vllm_replies"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "httpx", None)
-    monkeypatch.delitem(sys.modules, "llm_utils.vllm_client", raising=False)
-    with pytest.raises(SystemExit, match=r"--engine vllm-server .* pip install 'agent-r1\[http\]'"):
-        importlib.import_module("llm_utils.vllm_client")
+    args = SimpleNamespace(engine="vllm-server", temperature=1.0, top_p=1.0)
+    with pytest.raises(SystemExit, match=r"--engine vllm-server needs httpx: pip install 'agent-r1\[http\]'"):
+        make_engine(args, "any", 10, None, None)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
