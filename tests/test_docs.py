@@ -217,7 +217,7 @@ def test_extras_that_are_named_exist():
     assert {"search", "train", "dev"} <= extras
     sources = [*PAGES, *(path for folder in ("envs", "tools", "learner") for path in (ROOT / folder).rglob("*.py"))]
     for path in sources:
-        for named in re.findall(r"agent-r1\[([\w,]+)\]", path.read_text(encoding="utf-8")):
+        for named in re.findall(r"agent-r1\[([a-z,]+)\]", path.read_text(encoding="utf-8")):
             assert set(named.split(",")) <= extras, f"{name(path)} names the extra [{named}]"
 
 
