@@ -51,7 +51,7 @@ def attends_to_less(config: Any, longest_row: float) -> str:
     kinds = set(layers or ["sliding_attention" if window else "full_attention"]) - {"full_attention", "global"}
     if window and kinds <= {"sliding_attention", "chunked_attention"}:
         return f"windows of {window} tokens" if kinds and window < longest_row else ""
-    return ", ".join(sorted(kinds))
+    return f"layers of {', '.join(sorted(kinds))}" if kinds else ""
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:

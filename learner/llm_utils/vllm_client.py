@@ -157,11 +157,13 @@ class Server:
             content = parse((Path(theirs) / "config.json").read_bytes())
         except (OSError, ValueError):
             return
-        shape = read_config(ours).get_text_config()
+        config, content = read_config(ours), content if isinstance(content, dict) else {}
+        shapes = [config.get_text_config(), config]  # a file may hold the text model's figures in either
         for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers"):
-            a, b = content.get(name) if isinstance(content, dict) else None, getattr(shape, name, None)
-            if a is not None and a != b:
-                raise self.misfit(f"it runs {theirs}, whose {name} is {a}, not {b} as the trainer's {ours}", ours)
+            a, known = content.get(name), [getattr(shape, name, None) for shape in shapes]
+            if a is not None and a not in known:
+                what = f"whose {name} is {str(a)[:80]}, not {known[0]} as the trainer's {ours}"
+                raise self.misfit(f"it runs {theirs}, {what}", ours)
 
     def connect(self, source: Any) -> None:
         """Join an NCCL group with the server's workers, over vLLM's weight-transfer API. Not tried yet: needs GPUs."""

@@ -76,24 +76,26 @@ def test_with_other_options_too(learn, monkeypatch, script, options):
     assert (whole / "trajectories.jsonl").read_text() == (stopped / "trajectories.jsonl").read_text()
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_an_evaluation_that_was_cut_short_is_done_again(learn, monkeypatch, number):
+def test_an_evaluation_that_was_cut_short_is_done_again(learn, monkeypatch):
     """That of the start, of iteration 2, or of the end: afterwards nothing tells the run from an undisturbed one."""
     flags = [*SMALL, *OF_SCRIPT["grpo_llm"], "--total-episodes", 24, "--eval-every", 2, "--deterministic"]
-    whole, calls, play = learn("grpo_llm", *flags, "--exp-name", "whole"), [], run.rollout
+    whole, play = evaluations(learn("grpo_llm", *flags, "--exp-name", "whole")), run.rollout
+    assert len(whole["eval/success"]) == 3
+    for number in (1, 2, 3):
+        calls = []
 
-    def play_or_stop(*args):
-        calls.append(args)
-        if len(calls) == number + 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return play(*args)
+        def play_or_stop(*args, number=number, calls=calls):
+            calls.append(args)
+            if len(calls) == number:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return play(*args)
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
-        patch.setattr(run, "rollout", play_or_stop)  # only evaluations call it
-        learn("grpo_llm", *flags, "--exp-name", "stopped")
-    (stopped,) = Path("runs").glob("*stopped*")
-    learn("grpo_llm", "--resume", stopped)
-    assert evaluations(stopped) == evaluations(whole) and len(evaluations(whole)["eval/success"]) == 3
+        with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
+            patch.setattr(run, "rollout", play_or_stop)  # only evaluations call it
+            learn("grpo_llm", *flags, "--exp-name", f"stopped{number}")
+        (stopped,) = Path("runs").glob(f"*stopped{number}*")
+        learn("grpo_llm", "--resume", stopped)
+        assert evaluations(stopped) == whole
 
 
 def evaluations(run_dir):
