@@ -15,13 +15,25 @@ LEARNER = Path(__file__).parents[2] / "learner"
 ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})
 SMALL = f"--tokenizer byte --env-kwargs '{ENV_KWARGS}' --num-envs 4 --episodes-per-iteration 8 --num-threads 1"
 SMALL += " --eval-episodes 4 --num-minibatches 1 --total-episodes 80"
+BROKEN = """
+from dataclasses import dataclass
+
+@dataclass
+class Args:
+    env_id: str = ""
+    exp_name: str = "broken"
+    seed: int = 1
+
+if __name__ == "__main__":
+    raise SystemExit("it can't be learned")
+"""
 
 
 @pytest.fixture
-def benchmark_command(policy_folder):
-    """The runner's command line for two seeds of PPO, and of PPO with a model that isn't there."""
-    ppo = f"python {LEARNER / 'ppo_llm.py'} {SMALL} --model"
-    commands = [f"{ppo} {policy_folder}", f"{ppo} /nowhere/at/all --exp-name broken"]
+def benchmark_command(policy_folder, tmp_path):
+    """The runner's command line for two seeds of PPO, and of a learner that fails."""
+    (tmp_path / "broken.py").write_text(BROKEN)
+    commands = [f"python {LEARNER / 'ppo_llm.py'} {SMALL} --model {policy_folder}", f"python {tmp_path / 'broken.py'}"]
     runner = str(LEARNER / "llm_utils" / "benchmark.py")
     arguments = ["--env-ids", "AgentR1/MultihopWorld-v0", "--num-seeds", "2", "--workers", "2", "--commands", *commands]
     return [sys.executable, runner, *arguments]
@@ -48,7 +60,7 @@ def test_failures_are_listed_an_interrupted_run_goes_on_and_a_finished_one_is_sk
 
     second = subprocess.run(benchmark_command, **pipes)
     assert second.returncode == 1 and "2 of 4 runs failed" in second.stderr, second.stderr
-    assert "no such folder" in second.stderr  # the last line of the log of the run that failed
+    assert "it can't be learned" in second.stderr  # the last line of the log of the run that failed
     for seed in (1, 2):
         summaries = list(Path("runs").glob(f"*ppo_llm__{seed}__*/summary.json"))
         assert any(json.loads(path.read_text()).get("finished") for path in summaries)

@@ -16,6 +16,7 @@ FLAGS += ["--episodes-per-iteration", 32, "--num-minibatches", 2, "--eval-episod
 
 
 def flags(**env_kwargs):
+    env_kwargs["max_action_tokens"] = 64  # of a policy that babbles a turn takes long
     return [*FLAGS, "--model", model_source("tiny", "AgentR1/MultihopWorld-v0"), "--env-kwargs", json.dumps(env_kwargs)]
 
 
