@@ -15,7 +15,7 @@ train: $(VENV)/train.stamp  ## train the default job on this machine; a CPU is e
 test: $(VENV)/dev.stamp  ## lint, type check, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm

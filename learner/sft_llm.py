@@ -127,6 +127,10 @@ def check(args: Args) -> None:
         (args.model == "scratch" and args.tokenizer is not None, "--model scratch makes its own tokenizer"),
         (bool(args.eval_data) and not args.data, "--eval-data goes with --data"),
         (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),
+        *(
+            (bool(path) and not Path(path).is_file(), f"{flag} {path}: there is no such file")
+            for flag, path in (("--data", args.data), ("--eval-data", args.eval_data))
+        ),
     ]
     for wrong, why in contradictions:
         if wrong:

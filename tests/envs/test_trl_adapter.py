@@ -52,7 +52,7 @@ class GaugeEnv(ToolEnv):
         return Task(f"gauge-{index}", "What does it read?", ["7 bar"])
 
     def judge_answer(self, answer):
-        return float(answer == "7 bar"), {"length": float(len(answer))}
+        return float(answer == "7 bar"), {"length": float(len(answer)), "success": 0.5}
 
 
 gym.register("GaugeForTRL-v0", entry_point=GaugeEnv)
@@ -209,7 +209,9 @@ def test_a_call_is_made_once_and_judged_as_it_went():
     environment.reset(task_index=0)
     before = Gauge.calls
     assert call_as_trl_does(environment, env, texts[0]) == ["7 bar", "7 bar"]
-    assert environment_reward([completion], [environment]) == [pytest.approx(total)]
+    metrics = {}
+    assert environment_reward([completion], [environment], metrics.__setitem__) == [pytest.approx(total)]
+    assert metrics == {"env/success": 1.0, "env/length": 5.0}  # the task has a metric of the same name
     assert total == pytest.approx(1 - 0.05)  # the second call is a repetition
     assert Gauge.calls == before + 2
 

@@ -73,6 +73,7 @@ CONTRADICTIONS = [
     (["ppo_llm"], [*BOOTSTRAP, '{"unfinished_reward": -1}'], "--truncation bootstrap .*leave unfinished_reward out"),
     (["ppo_llm"], ["--total-episodes", 256], "--critic-warmup 1 leaves none of the 1 iterations to the policy: give"),
     (["ppo_llm"], ["--critic-warmup", 20], "--critic-warmup 20 leaves none of the 20 .* or more --total-episodes"),
+    (["sft_llm"], ["--data", "./nowhere.jsonl"], "--data ./nowhere.jsonl: there is no such file"),
 ]
 
 
@@ -96,7 +97,7 @@ def test_what_is_refused(script, words, message):
         ("ppo_llm", ["--critic-warmup", 19, "--advantage", "bilevel", "--gamma-turn", 0.5]),
         ("grpo_llm", ["--dynamic-sampling", 1, "--kl-coef", 0.1]),
         ("reinforce_pp_llm", ["--baseline", "--group-size", 4]),
-        ("sft_llm", ["--data", "rows.jsonl", "--rag-share", 0.1, "--hidden-size", 64, "--eval-every", 0]),
+        ("sft_llm", ["--data", __file__, "--rag-share", 0.1, "--hidden-size", 64, "--eval-every", 0]),
         ("evaluate_llm", ["--temperature", 1, "--top-p", 0.9]),
     ],
 )

@@ -139,7 +139,7 @@ def environment_reward(
         total, info = environment._judge(list(completion))
         returns.append(None if "fault" in info else total)
         if log_metric is not None and "fault" not in info:
-            for name, value in {"success": float(info["is_success"]), **info["metrics"]}.items():
+            for name, value in {**info["metrics"], "success": float(info["is_success"])}.items():
                 log_metric(f"env/{name}", value)
     return returns
 
