@@ -7,12 +7,12 @@ python learner/evaluate_llm.py --model runs/RUN --mode base_tool_call  # what it
 python learner/evaluate_llm.py --model NAME --env-id AgentR1/HotpotQA-v0 --split dev --mode naive_rag
 """
 
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from gymnasium.envs.registration import load_env_creator
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
@@ -28,6 +27,7 @@ from agent_r1.naive_rag import BASELINES
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import arguments, distributed, run_files
 from llm_utils.compare import bootstrap
+from llm_utils.environments import env_kwargs, environment_spec, make_class, plain_errors
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.logger import run_name
 from llm_utils.make_engine import make_engine
@@ -50,7 +50,8 @@ class Args:
     env_id: str | None = None
     """the id of the environment (None: the one that a run in --model was trained on; else AgentR1/MultihopWorld-v0)"""
     split: str | None = None
-    """the split whose tasks are played (None: that run's --eval-split, if the environment is its own; else test)"""
+    """the split whose tasks are played (None: that run's --eval-split, if the environment is its own;
+    else test, validation or dev where there is one, else train)"""
     data_dir: str | None = None
     """the folder of the data set, for environments that have one"""
     env_kwargs: str | None = None
@@ -139,15 +140,13 @@ if __name__ == "__main__":
         name = arguments_of_run(args.model).get("model") or args.model
     source = model_source(name, args.env_id)
     tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
-    kwargs = {"tokenizer": tokenizer, "split": args.split, **json.loads(args.env_kwargs)}
-    if args.data_dir is not None:
-        kwargs["data_dir"] = args.data_dir
+    spec, kwargs = environment_spec(args.env_id), {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
     if args.mode in BASELINES:
-        spec: Any = gym.spec(args.env_id)
-        env_class: Any = load_env_creator(spec.entry_point)
-        envs: Any = ToolVectorEnv(BASELINES[args.mode](env_class), args.num_envs, **{**spec.kwargs, **kwargs})
+        make: Any = partial(ToolVectorEnv, BASELINES[args.mode](make_class(spec.id)), **spec.kwargs)
     else:
-        envs = gym.make_vec(args.env_id, num_envs=args.num_envs, **kwargs)
+        make = partial(gym.make_vec, spec)
+    with plain_errors(args.env_id):
+        envs = make(num_envs=args.num_envs, **kwargs)
     vocab_size = envs.single_action_space.vocab_size
     policy = None
     if args.engine == "transformers":

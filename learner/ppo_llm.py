@@ -6,7 +6,7 @@ never decoded and encoded again. A mask says which tokens were sampled; only tho
 
     python learner/ppo_llm.py                                             # tiny policy, generated world, laptop CPU
     torchrun --nproc-per-node 4 learner/ppo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # GPUs
-    python learner/ppo_llm.py --env-id AgentR1/HotpotQA-v0 --eval-split dev --model Qwen/Qwen2.5-0.5B-Instruct \\
+    python learner/ppo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-0.5B-Instruct \\
         --engine vllm --gradient-checkpointing                            # one GPU of 80 GB
 """
 
@@ -25,6 +25,7 @@ from transformers import AutoModel
 
 import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import arguments, checkpoint, distributed
+from llm_utils.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.forward import check_finite, gather, pad, policy_forward, train_checkpointed_layers
 from llm_utils.kl import kl_divergence
 from llm_utils.loading import enable_gradient_checkpointing
@@ -61,9 +62,11 @@ class Args:
     """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
 
     env_id: str = "AgentR1/MultihopWorld-v0"
-    """the id of the environment"""
+    """the id of the environment (of your own: module:ID, where the module registers it)"""
     env_kwargs: str = "{}"
     """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}'"""
+    data_dir: str | None = None
+    """the folder of the data set, for environments that read one (see docs/data.md)"""
     split: str = "train"
     """the split that is trained on"""
     num_envs: int = 128
@@ -164,8 +167,8 @@ class Args:
 
     eval_episodes: int = 256
     """held-out tasks per evaluation (0: no evaluation)"""
-    eval_split: str = "test"
-    """the split that is evaluated on"""
+    eval_split: str | None = None
+    """the split that is evaluated on (None: test, validation or dev where there is one, else --split)"""
     eval_every: int = 5
     """iterations between evaluations (there is one at the start and one at the end)"""
 
@@ -394,11 +397,13 @@ if __name__ == "__main__":
     args = prepare(tyro.cli(Args), check)
     envs = eval_envs = None
     if distributed.rank() == 0:  # one process plays
-        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **json.loads(args.env_kwargs)}
+        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **env_kwargs(args)}
         if args.truncation == "bootstrap":
             kwargs["unfinished_reward"] = 0.0
-        envs = gym.make_vec(args.env_id, split=args.split, **kwargs)
-        eval_envs = gym.make_vec(args.env_id, split=args.eval_split, **kwargs) if args.eval_episodes else None
+        spec = environment_spec(args.env_id)
+        with plain_errors(args.env_id):
+            envs = gym.make_vec(spec, split=args.split, **kwargs)
+            eval_envs = gym.make_vec(spec, split=args.eval_split, **kwargs) if args.eval_episodes else None
     run = make_run(args, envs, eval_envs, Critic)
     count = args.episodes_per_iteration
 

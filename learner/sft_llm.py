@@ -7,7 +7,6 @@ python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows wit
 """
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.tokenizers import load_tokenizer
 from llm_utils import arguments, checkpoint, distributed, run_files
 from llm_utils.demonstrations import Demonstration, Demonstrations, read_rows
+from llm_utils.environments import env_kwargs, plain_errors
 from llm_utils.forward import microbatches, policy_forward
 from llm_utils.loading import choose_dtype, load_policy
 from llm_utils.logger import open_writer, run_name
@@ -59,6 +59,8 @@ class Args:
     """the environment whose demonstrations are learned; it needs a `demonstration` method unless --data is given"""
     env_kwargs: str = "{}"
     """further arguments of the environment, as JSON"""
+    data_dir: str | None = None
+    """the folder of the data set, for environments that read one (see docs/data.md)"""
     split: str = "train"
     """the split that demonstrations come from"""
     data: str = ""
@@ -195,7 +197,10 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
 
     # model and tokenizer
-    maker = Demonstrations(args.env_id, args.split, json.loads(args.env_kwargs), None, args.seed)
+    maker = Demonstrations(args.env_id, args.split, env_kwargs(args), None, args.seed)
+    if not args.data:
+        with plain_errors(args.env_id):
+            maker.make_env()
     if args.model == "scratch":
         source = str(run_dir / "scratch")
         if not args.resume:

@@ -5,7 +5,6 @@ Its advantages and its loop; arguments and loss are RLOO's.
 PYTHONPATH=learner python docs/examples/remax_llm.py --total-episodes 2560
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from rloo_llm import Args, backward
 
 import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import arguments, checkpoint, distributed
+from llm_utils.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.returns import returns_to_go
 from llm_utils.rollout import draw_episodes, rollout
 from llm_utils.run import make_run, prepare, tokenizer_of
@@ -45,9 +45,11 @@ if __name__ == "__main__":
     args = prepare(tyro.cli(Args, default=replace(Args(), exp_name="remax_llm")), check)
     envs = eval_envs = None
     if distributed.rank() == 0:
-        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **json.loads(args.env_kwargs)}
-        envs = gym.make_vec(args.env_id, split=args.split, **kwargs)
-        eval_envs = gym.make_vec(args.env_id, split=args.eval_split, **kwargs) if args.eval_episodes else None
+        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **env_kwargs(args)}
+        spec = environment_spec(args.env_id)
+        with plain_errors(args.env_id):
+            envs = gym.make_vec(spec, split=args.split, **kwargs)
+            eval_envs = gym.make_vec(spec, split=args.eval_split, **kwargs) if args.eval_episodes else None
     run = make_run(args, envs, eval_envs)
     count = args.episodes_per_iteration
 

@@ -14,6 +14,7 @@ there are, what a tool's result means (`judge_result`) and what an answer is wor
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import operator
 from collections.abc import Mapping, Sequence
@@ -90,7 +91,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         unfinished_reward: float | None = None,
         fault_deadline: float = 60.0,
         render_mode: str | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            name, there = type(self).__name__, ", ".join(self._argument_names())
+            raise TypeError(f"{name} got an unexpected keyword argument {next(iter(unknown))!r}; it has {there}")
         if split not in self.splits:
             raise ValueError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
@@ -131,12 +136,23 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._episode: Episode | None = None
         self._task: Task | None = None
 
+    @classmethod
+    def _argument_names(cls) -> list[str]:
+        """The keyword arguments of the constructor, its own ones first."""
+        names: dict[str, None] = {}
+        for one in cls.__mro__[: cls.__mro__.index(ToolEnv) + 1]:
+            init = one.__dict__.get("__init__")
+            for parameter in inspect.signature(init).parameters.values() if init else ():
+                if parameter.kind is parameter.KEYWORD_ONLY:
+                    names[parameter.name] = None
+        return list(names)
+
     # ------------------------------------------------------------------ what a task says
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks the split has; a task is a function of (split, index)."""
-        raise NotImplementedError
+        """How many tasks the split has; a task is a function of (split, index). Without end where nothing says so."""
+        return 2**31 - 1
 
     def make_task(self, index: int) -> Task:
         """Task number `index` of the split."""

@@ -9,6 +9,7 @@ else (slow judges, and retries of what faulted, run there too). `step` is `send`
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import queue
@@ -25,7 +26,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
@@ -547,6 +548,17 @@ def _arguments_key(arguments: Any) -> Any:
         return json.dumps(arguments, sort_keys=True)
     except (TypeError, ValueError):  # not JSON: nothing that could be compared
         return object()
+
+
+def vector_spec(env_id: str) -> EnvSpec:
+    """The spec of a registered `ToolEnv` for `gym.make_vec`, with `ToolVectorEnv` where it names no vector environment.
+
+    (`gym.make_vec(env_id)` alone makes those `SyncVectorEnv`s, whose tool calls wait for each other.)
+    """
+    spec = copy.deepcopy(gym.spec(env_id))
+    if spec.vector_entry_point is None:
+        spec.vector_entry_point = f"{__name__}:{env_id}"
+    return spec
 
 
 def __getattr__(name: str) -> Any:

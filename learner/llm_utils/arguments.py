@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
-
 from llm_utils import distributed
+from llm_utils.environments import environment_spec
 
 # Bounds of numbers; a script has some of these arguments. None is always accepted.
 LEAST = {
@@ -95,9 +94,8 @@ def check_environment(args: Any) -> None:
         raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}")
     if doubled := [name for name in FLAGS_OF_THEIR_OWN if name in kwargs]:
         raise SystemExit(f"--env-kwargs takes no {doubled[0]}; give {flag(doubled[0])}")
-    if args.env_id and ":" not in args.env_id and args.env_id not in gym.registry:  # module:id imports it first
-        known = ", ".join(name for name in gym.registry if name.startswith("AgentR1/"))
-        raise SystemExit(f"--env-id {args.env_id}: there is no such environment; there are {known}")
+    if args.env_id:
+        environment_spec(args.env_id)
 
 
 def check(args: Any) -> None:

@@ -35,6 +35,7 @@ class Job:
 
     words: list[str]
     args: dict[str, Any]
+    defaults: dict[str, Any]  # of the learner, for arguments that a run is too old to have
 
     @property
     def name(self) -> str:
@@ -49,7 +50,8 @@ def make_job(words: Sequence[str]) -> Job:
     script, arguments = Path(words[scripts[0]]), list(words[scripts[0] + 1 :])
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
-    args = tyro.cli(importlib.import_module(script.stem).Args, args=arguments)
+    kind = importlib.import_module(script.stem).Args
+    args = tyro.cli(kind, args=arguments)
     if hasattr(args, "old_logprobs"):  # a run notes the defaults that suit its model
         from llm_utils.run import fill_defaults
 
@@ -59,7 +61,7 @@ def make_job(words: Sequence[str]) -> Job:
 
         fill_environment(args)
     words = [sys.executable if word in ("python", "python3") else word for word in words]
-    return Job(words, comparable(asdict(args)))
+    return Job(words, comparable(asdict(args)), asdict(kind()))
 
 
 def comparable(args: dict[str, Any]) -> dict[str, Any]:
@@ -71,10 +73,11 @@ def find(job: Job) -> tuple[Path | None, bool]:
     """The folder of a run with the job's arguments and whether it is finished; else one that can go on, or None."""
     for path in [*RUNS.glob("*/summary.json"), *RUNS.glob("*/evaluation.json")]:
         report = json.loads(path.read_text())
-        if comparable(report["args"]) == job.args and (report.get("finished") or path.stem == "evaluation"):
+        finished = report.get("finished") or path.stem == "evaluation"
+        if finished and comparable(job.defaults | report["args"]) == job.args:
             return path.parent, True
     for path in sorted(RUNS.glob("*/checkpoint/state.json")):
-        if comparable(json.loads(path.read_text())["args"]) == job.args:
+        if comparable(job.defaults | json.loads(path.read_text())["args"]) == job.args:
             return path.parents[1], False
     return None, False
 

@@ -22,6 +22,7 @@ import torch
 
 from llm_utils import arguments, checkpoint, distributed
 from llm_utils.engine import Engine
+from llm_utils.environments import evaluation_split
 from llm_utils.forward import microbatches, score
 from llm_utils.loading import choose_dtype, load_policy, read_config
 from llm_utils.logger import Logger, run_name
@@ -58,7 +59,9 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     torch.manual_seed(args.seed)
     if (chosen := fill_defaults(args)) and distributed.rank() == 0:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
-        print(f"defaults for --model {args.model}: {flags}", file=sys.stderr)
+        print(f"defaults for --model {args.model} and --env-id {args.env_id}: {flags}", file=sys.stderr)
+        if chosen.get("eval_split") == args.split:
+            print(f"{args.env_id} has no test split: evaluations play the tasks of training", file=sys.stderr)
     return args
 
 
@@ -69,6 +72,8 @@ def fill_defaults(args: Any) -> dict[str, Any]:
     for name, rate in zip(("learning_rate", "critic_learning_rate"), rates, strict=True):
         if getattr(args, name, 0.0) is None:
             chosen[name] = rate
+    if args.eval_split is None:
+        chosen["eval_split"] = evaluation_split(args.env_id, args.split)
     dtype = choose_dtype(args.dtype, distributed.device(args.cuda))
     if args.dtype == "auto":
         chosen["dtype"] = str(dtype).removeprefix("torch.")

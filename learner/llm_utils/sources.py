@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 import agent_r1
+from llm_utils.environments import evaluation_split
 from llm_utils.slots import attends_to_less
 
 
@@ -46,8 +47,9 @@ def arguments_of_run(source: str) -> dict[str, str | None]:
 
 PLAYED = [  # what an evaluation may leave open: its argument, that of a run, and what it is without a run
     ("env_id", "env_id", "AgentR1/MultihopWorld-v0"),
-    ("split", "eval_split", "test"),
+    ("split", "eval_split", None),
     ("env_kwargs", "env_kwargs", "{}"),
+    ("data_dir", "data_dir", None),
 ]
 
 
@@ -69,6 +71,8 @@ def fill_environment(args: Any) -> list[str]:
             taken += [] if own is None else [f"{flag} {shlex.quote(own)}"]
         elif name == "env_kwargs" and own not in (None, given):
             said.append(f"the run was trained with --env-kwargs {shlex.quote(str(own))}, which isn't taken over")
+    if args.split is None:
+        args.split = evaluation_split(args.env_id, "train")
     return said + ([f"as the run was trained: {' '.join(taken)}"] if taken else [])
 
 

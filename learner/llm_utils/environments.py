@@ -1,0 +1,73 @@
+"""The environment that `--env-id` names: any registered `ToolEnv`, ours or the user's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from agent_r1 import ToolEnv
+from agent_r1.vector import vector_spec
+
+
+def environment_spec(env_id: str) -> EnvSpec:
+    """What `gym.make_vec` takes for `--env-id`, registered with a vector environment or without.
+
+    "module:id" imports the module first, also from the folder that the program was started in. SystemExit where there
+    is no such module or environment, or none of tokens.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module and name not in gym.registry:
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        if importlib.util.find_spec(module) is None:
+            raise SystemExit(f"--env-id {env_id}: there is no module {module} here, nor among what is installed")
+        importlib.import_module(module)
+    if name not in gym.registry:
+        known = ", ".join(sorted(name for name, spec in gym.registry.items() if is_ours(spec)))
+        raise SystemExit(f"--env-id {env_id}: there is no such environment; there are {known}")
+    if isinstance(creator := make_class(name), type) and not issubclass(creator, ToolEnv):
+        raise SystemExit(f"--env-id {env_id}: {creator.__name__} is no ToolEnv, so there are no tokens to learn from")
+    return vector_spec(name)
+
+
+def is_ours(spec: EnvSpec) -> bool:
+    """Is it an environment of tokens, as far as its registration shows?"""
+    return str(spec.vector_entry_point).startswith("agent_r1.")
+
+
+def make_class(name: str) -> Any:
+    """What makes the environment: its class, or a function."""
+    entry_point = gym.spec(name).entry_point
+    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+
+
+def evaluation_split(env_id: str, split: str) -> str:
+    """The split to evaluate on where none is named: test, validation or dev if there is one, else `split`."""
+    splits = getattr(make_class(environment_spec(env_id).id), "splits", {})
+    return next((name for name in ("test", "validation", "dev") if name in splits), split)
+
+
+def env_kwargs(args: Any) -> dict[str, Any]:
+    """The arguments of the environment that a script's flags name: `--env-kwargs`, and `--data-dir`."""
+    kwargs = json.loads(args.env_kwargs)
+    return kwargs if args.data_dir is None else {**kwargs, "data_dir": args.data_dir}
+
+
+@contextmanager
+def plain_errors(env_id: str) -> Iterator[None]:
+    """Inside, what the flags get wrong about an environment (a split, an argument, data that aren't there) ends the
+    program with the message alone. Other errors of the user's own environment keep their traceback."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        if not env_id.startswith("AgentR1/") and "keyword argument" not in str(error):
+            raise
+        raise SystemExit(f"--env-id {env_id}: {error}") from None

@@ -1,0 +1,106 @@
+"""`--env-id module:ID` takes any registered `ToolEnv`: no vector environment, no test split and no task count needed.
+What its flags get wrong ends a script with one line."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from agent_r1.vector import ToolVectorEnv, vector_spec
+from llm_utils.environments import environment_spec, evaluation_split
+
+MODULE = """
+import gymnasium as gym
+from agent_r1 import Task, ToolEnv
+
+
+class EchoEnv(ToolEnv):
+    def __init__(self, word="yes", *, loud=False, **kwargs):
+        super().__init__(**kwargs)
+
+    def make_task(self, index):
+        return Task(f"echo-{index}", f"Say {index}.", [str(index)])
+
+    def judge_answer(self, answer):
+        return float(answer in self.task.answers), {}
+
+
+class BrokenEnv(EchoEnv):
+    def make_task(self, index):
+        raise ValueError("a bug of its author")
+
+
+gym.register("Mine/Echo-v0", entry_point=EchoEnv)
+gym.register("Mine/Broken-v0", entry_point=BrokenEnv)
+"""
+SMALL = ["--tokenizer", "byte", "--num-envs", 4, "--total-episodes", 8, "--episodes-per-iteration", 8]
+SMALL += ["--eval-episodes", 3, "--num-minibatches", 1, "--num-threads", 1, "--no-cuda"]
+SMALL += ["--env-kwargs", '{"max_turns": 2, "max_action_tokens": 8}']
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    """The module stands in the folder that a script is started in, as a user's does."""
+    (tmp_path / "echo_world.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    importlib.invalidate_caches()
+    yield
+    sys.modules.pop("echo_world", None)
+    for name in ("Mine/Echo-v0", "Mine/Broken-v0"):
+        gym.registry.pop(name, None)
+
+
+def test_it_is_played_by_the_vector_environment():
+    spec = environment_spec("echo_world:Mine/Echo-v0")
+    assert isinstance(gym.make_vec(spec, num_envs=2), ToolVectorEnv)
+    assert isinstance(gym.make_vec("Mine/Echo-v0", num_envs=2), SyncVectorEnv)  # what Gymnasium itself makes of it
+    assert gym.spec("Mine/Echo-v0").vector_entry_point is None  # the registry isn't touched
+    assert vector_spec("AgentR1/GSM8K-v0") == gym.spec("AgentR1/GSM8K-v0")
+
+
+def test_splits_to_evaluate_on():
+    splits = {"MultihopWorld": "test", "HotpotQA": "validation", "MBPP": "test"}
+    assert {name: evaluation_split(f"AgentR1/{name}-v0", "train") for name in splits} == splits
+    assert evaluation_split("echo_world:Mine/Echo-v0", "train") == "train"
+
+
+@pytest.mark.parametrize("script", ["ppo_llm", "grpo_llm"])
+def test_it_is_trained_and_evaluated(learn, policy_folder, capsys, script):
+    words = ["--env-id", "echo_world:Mine/Echo-v0", "--model", policy_folder, *SMALL, "--save-model"]
+    learn(script, *words, *(["--critic-warmup", 0] if script == "ppo_llm" else ["--group-size", 4]))
+    assert "has no test split: evaluations play the tasks of training" in capsys.readouterr().err
+    (run,) = Path("runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["finished"] and summary["args"]["eval_split"] == "train"
+    assert "eval/success_last" in summary
+    learn("evaluate_llm", "--model", run, "--episodes", 3, "--num-threads", 1, "--no-cuda")
+    assert "Mine/Echo-v0, train: 3 episodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--env-id", "nowhere:Mine/Echo-v0"], "there is no module nowhere here"),
+        (["--env-id", "echo_world:Mine/Eco-v0"], "there is no such environment; there are AgentR1/"),
+        (["--env-id", "CartPole-v1"], "CartPoleEnv is no ToolEnv"),
+        (["--split", "tst"], "has no split 'tst'; it has train, test"),
+        (["--env-kwargs", '{"max_turn": 4}'], "unexpected keyword argument 'max_turn'; it has .*max_turns"),
+        (["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", '{"x": 1}'], "'x'; it has loud, .*max_turns"),
+        (["--env-id", "AgentR1/HotpotQA-v0", "--data-dir", "nowhere"], "nowhere"),
+    ],
+)
+@pytest.mark.parametrize("script", ["grpo_llm", "evaluate_llm", "sft_llm"])
+def test_mistakes_end_with_one_line(learn, policy_folder, script, words, message):
+    with pytest.raises(SystemExit, match=message):
+        learn(script, "--model", policy_folder, "--tokenizer", "byte", "--no-cuda", *words)
+
+
+def test_an_error_of_ones_own_environment_keeps_its_traceback(learn, policy_folder):
+    words = ["--env-id", "echo_world:Mine/Broken-v0", "--model", policy_folder, "--tokenizer", "byte", "--no-cuda"]
+    with pytest.raises(ValueError, match="a bug of its author"):
+        learn("grpo_llm", *words, "--num-threads", 1)
