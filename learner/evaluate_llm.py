@@ -31,6 +31,7 @@ from llm_utils.environments import env_kwargs, environment_spec, make_class, pla
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.logger import run_name
 from llm_utils.make_engine import make_engine
+from llm_utils.pass_rates import write_pass_rates
 from llm_utils.rollout import Sampler
 from llm_utils.sources import arguments_of_run, check_vocabulary, fill_environment, model_source, tokenizer_source
 from llm_utils.trajectory import Trajectory
@@ -76,6 +77,8 @@ class Args:
 
     episodes: int = 1000
     """tasks to play, from the first of the split (fewer if it has fewer)"""
+    profile: int = 0
+    """play every task so many times, and write their pass rates for --sample-by-pass-rate (0: once)"""
     num_envs: int = 128
     """episodes that run at the same time"""
     temperature: float = 0.0
@@ -89,6 +92,8 @@ def check(args: Args) -> None:
     arguments.check_each(args)
     if args.top_p < 1 and args.temperature == 0:
         raise SystemExit("--top-p does nothing without a --temperature above 0")
+    if args.profile and args.temperature == 0:
+        raise SystemExit("--profile needs a --temperature above 0: greedy episodes of a task are all the same")
     if args.engine != "transformers" and args.dtype != "auto":
         raise SystemExit(f"--dtype does nothing with --engine {args.engine}")
     if args.engine != "transformers" and args.adapter is not None:
@@ -159,10 +164,11 @@ if __name__ == "__main__":
 
     # play
     started = time.time()
-    num_episodes = min(args.episodes, envs.envs[0].num_tasks)
+    num_tasks, times = min(args.episodes, envs.envs[0].num_tasks), args.profile or 1
+    num_episodes = num_tasks * times
     with tqdm(total=num_episodes, unit="episode", dynamic_ncols=True) as bar:
         sampler = Sampler(envs, engine, args.seed)
-        sampler.queue.extend((i, i) for i in range(num_episodes))
+        sampler.queue.extend((i, i // times) for i in range(num_episodes))
         sampler.on_done = bar.update
         played = sampler.collect(range(num_episodes))
     seconds = time.time() - started
@@ -179,6 +185,8 @@ if __name__ == "__main__":
     table = summarize(rows, args.seed)
     run_dir.mkdir(parents=True)
     run_files.append_rows(run_dir / "trajectories.jsonl", played, mode=args.mode)
+    if args.profile:
+        write_pass_rates(run_dir / "pass_rates.json", rows, num_tasks, args)
     counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
     result = {"model": source, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
     run_files.write_json(run_dir / "evaluation.json", result)

@@ -65,6 +65,8 @@ class Args:
     """the folder of the data set, for environments that read one (see docs/data.md)"""
     split: str = "train"
     """the split that is trained on"""
+    sample_by_pass_rate: str | None = None
+    """a file of evaluate_llm.py --profile: draw tasks in proportion to p (1 - p) of their pass rate (None: evenly)"""
     num_envs: int = 128
     """episodes that run at the same time"""
     model: str = "tiny"
@@ -274,7 +276,7 @@ if __name__ == "__main__":
     def episodes(iteration: int) -> list[tuple[int, int]]:
         """Numbers and tasks of an iteration's episodes, with --baseline a group side by side."""
         size = args.group_size if args.baseline else 1
-        return draw_episodes(args.seed, iteration, count, run.num_tasks, size, (iteration - 1) * count)
+        return draw_episodes(args.seed, iteration, count, run.tasks, size, (iteration - 1) * count)
 
     with checkpoint.saving_at_exit(run.saver, run.state):
         run.start()

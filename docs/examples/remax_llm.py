@@ -54,7 +54,7 @@ if __name__ == "__main__":
     count = args.episodes_per_iteration
 
     def episodes(iteration: int) -> list[tuple[int, int]]:
-        return draw_episodes(args.seed, iteration, count, run.num_tasks, first=(iteration - 1) * count)
+        return draw_episodes(args.seed, iteration, count, run.tasks, first=(iteration - 1) * count)
 
     with checkpoint.saving_at_exit(run.saver, run.state):
         run.start()

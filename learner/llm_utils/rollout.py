@@ -149,8 +149,12 @@ def rollout(
 
 
 def draw_episodes(
-    seed: int, iteration: int, count: int, num_tasks: int, group_size: int = 1, first: int = 0, attempt: int = 0
+    seed: int, iteration: int, count: int, tasks: int | Array, group_size: int = 1, first: int = 0, attempt: int = 0
 ) -> list[tuple[int, int]]:
-    """Numbers (from `first` on) and tasks of an iteration's episodes, a group side by side: a function of the seed."""
-    tasks = np.random.default_rng([seed, TASKS, iteration, attempt]).integers(num_tasks, size=count // group_size)
-    return list(enumerate(np.repeat(tasks, group_size).tolist(), first))
+    """Numbers (from `first` on) and tasks of an iteration's episodes, a group side by side: a function of the seed.
+
+    `tasks` is how many there are, or the probability of each to be drawn.
+    """
+    rng, size = np.random.default_rng([seed, TASKS, iteration, attempt]), count // group_size
+    drawn = rng.integers(tasks, size=size) if isinstance(tasks, int) else rng.choice(len(tasks), size, p=tasks)
+    return list(enumerate(np.repeat(drawn, group_size).tolist(), first))

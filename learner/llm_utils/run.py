@@ -29,6 +29,7 @@ from llm_utils.logger import Logger, run_name
 from llm_utils.make_engine import make_engine
 from llm_utils.metrics import sampler_gap
 from llm_utils.optimizer import Float32AdamW
+from llm_utils.pass_rates import task_probabilities
 from llm_utils.preflight import measure, preflight
 from llm_utils.rollout import Sampler, rollout
 from llm_utils.sources import (
@@ -103,7 +104,7 @@ class Run:
     folder: Path
     device: torch.device
     num_iterations: int
-    num_tasks: int
+    tasks: int | np.ndarray  # how many there are, or the probability of each to be drawn
     vocab_size: int
     policy: Any
     critic: Any  # None where the algorithm has none
@@ -282,6 +283,9 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         spaces = envs.single_action_space, envs.single_observation_space
         sizes = spaces[0].vocab_size, spaces[1].max_len, envs.envs[0].num_tasks
     vocab_size, longest, num_tasks = distributed.broadcast(sizes)
+    tasks: int | np.ndarray = num_tasks
+    if args.sample_by_pass_rate is not None:
+        tasks = task_probabilities(args.sample_by_pass_rate, args.env_id, args.split, num_tasks)
     config, with_reference = read_config(source), args.kl_coef > 0
     check_context(config, longest)
     if args.engine == "transformers":
@@ -313,7 +317,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         folder=folder,
         device=device,
         num_iterations=max(1, args.total_episodes // args.episodes_per_iteration),
-        num_tasks=num_tasks,
+        tasks=tasks,
         vocab_size=vocab_size,
         policy=policy,
         critic=critic,

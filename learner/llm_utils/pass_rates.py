@@ -1,0 +1,53 @@
+"""How often a policy solves each task, as `evaluate_llm.py --profile N` writes it, and which tasks to train on then.
+
+A group of episodes that all end alike teaches nothing, so a task is drawn in proportion to p (1 - p), the variance of
+its outcome, where p is its pass rate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llm_utils.run_files import write_json
+from llm_utils.trajectory import Trajectory
+
+
+def write_pass_rates(path: Path, rows: Iterable[Trajectory], num_tasks: int, args: Any) -> None:
+    """Write how many episodes of each task counted, and how many of these were successes."""
+    successes, episodes = np.zeros(num_tasks, int), np.zeros(num_tasks, int)
+    for row in rows:
+        episodes[row.task_index] += 1
+        successes[row.task_index] += int(row.stats["success"])
+    told = {name: getattr(args, name) for name in ("env_id", "split", "env_kwargs", "model", "temperature")}
+    write_json(path, told | {"successes": successes.tolist(), "episodes": episodes.tolist()})
+
+
+def task_probabilities(path: str, env_id: str, split: str, num_tasks: int) -> np.ndarray:
+    """The probability of every task to be drawn [num_tasks]; 0 for those that were not played.
+
+    Of k successes in n episodes the pass rate is taken to be (k + 1) / (n + 2), so that a task that was never or always
+    solved is still seen at times. SystemExit for a file that isn't of this environment and split.
+    """
+    flag = f"--sample-by-pass-rate {path}"
+    try:
+        found = json.loads(Path(path).read_text())
+        successes, episodes = (np.array(found[name], int) for name in ("successes", "episodes"))
+        played_on = found["env_id"], found["split"]
+    except FileNotFoundError:
+        raise SystemExit(f"{flag}: there is no such file") from None
+    except (ValueError, KeyError, TypeError):
+        raise SystemExit(f"{flag}: this is no file of evaluate_llm.py --profile") from None
+    if played_on != (env_id, split):
+        raise SystemExit(f"{flag} is of {played_on[0]}, split {played_on[1]}; this run is of {env_id}, split {split}")
+    if len(episodes) > num_tasks or not episodes.any():
+        played = np.count_nonzero(episodes)
+        raise SystemExit(f"{flag} has {played} of {len(episodes)} tasks played; there are {num_tasks}")
+    rate = (successes + 1) / (episodes + 2)
+    weights = np.zeros(num_tasks)
+    weights[: len(episodes)] = np.where(episodes > 0, rate * (1 - rate), 0.0)
+    return weights / weights.sum()

@@ -1,0 +1,73 @@
+"""Pass rates: evaluations write them, learners draw their tasks by them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llm_utils.pass_rates import task_probabilities
+from llm_utils.rollout import draw_episodes
+
+ENV_ID = "AgentR1/ArithmeticWorld-v0"  # its shipped policy solves some tasks, and some not
+
+
+def write(path, successes, episodes, env_id="E-v0", split="train"):
+    path.write_text(json.dumps({"env_id": env_id, "split": split, "successes": successes, "episodes": episodes}))
+    return str(path)
+
+
+def test_tasks_are_drawn_in_proportion_to_the_variance_of_their_outcome(tmp_path):
+    path = write(tmp_path / "rates.json", [0, 2, 4, 0], [4, 4, 4, 0])
+    p = task_probabilities(path, "E-v0", "train", 6)
+    weights = np.array([1 / 6 * 5 / 6, 1 / 4, 5 / 6 * 1 / 6, 0, 0, 0])
+    np.testing.assert_allclose(p, weights / weights.sum())
+    drawn = np.array([task for i in range(200) for _, task in draw_episodes(1, i, 64, p, group_size=4)])
+    groups = drawn.reshape(-1, 4)
+    assert (groups == groups[:, :1]).all()
+    shares = np.bincount(groups[:, 0], minlength=6) / len(groups)
+    np.testing.assert_allclose(shares, p, atol=4 * np.sqrt(0.25 / len(groups)))
+    assert draw_episodes(1, 3, 64, p, 4) == draw_episodes(1, 3, 64, p, 4) != draw_episodes(2, 3, 64, p, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "there is no such file"),
+        ("{", "no file of evaluate_llm.py --profile"),
+        ('{"successes": "x"}', "no file of evaluate_llm.py --profile"),
+        ({"env_id": "F-v0"}, "is of F-v0, split train; this run is of E-v0, split train"),
+        ({"split": "test"}, "is of E-v0, split test"),
+        ({"episodes": [0, 0]}, "0 of 2 tasks played; there are 2"),
+        ({"episodes": [1, 1, 1], "successes": [0, 0, 0]}, "3 of 3 tasks played; there are 2"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path, text, message):
+    path = tmp_path / "rates.json"
+    if isinstance(text, dict):
+        write(path, **{"successes": [0, 1], "episodes": [2, 2], **text})
+    elif text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit, match=message):
+        task_probabilities(str(path), "E-v0", "train", 2)
+
+
+def test_what_an_evaluation_writes_a_learner_reads(learn, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = ["--env-id", ENV_ID, "--num-threads", 1, "--no-cuda", "--num-envs", 8]
+    learn("evaluate_llm", *common, "--split", "train", "--episodes", 3, "--profile", 4, "--temperature", 1)
+    (path,) = Path("runs").glob("*evaluate*/pass_rates.json")
+    found = json.loads(path.read_text())
+    rows = [json.loads(line) for line in (path.parent / "trajectories.jsonl").read_text().splitlines()]
+    assert found["episodes"] == [4, 4, 4]
+    solved = [sum(row["stats"]["success"] for row in rows if row["task_index"] == task) for task in range(3)]
+    assert found["successes"] == solved
+    batch = ["--total-episodes", 8, "--episodes-per-iteration", 8, "--num-minibatches", 1, "--eval-episodes", 0]
+    learn("grpo_llm", *common, *batch, "--group-size", 4, "--sample-by-pass-rate", path)
+    (path,) = Path("runs").glob("*grpo*/trajectories.jsonl")
+    assert {json.loads(line)["task_index"] for line in path.read_text().splitlines()} <= {0, 1, 2}
+
+
+def test_greedy_episodes_make_no_profile(learn):
+    with pytest.raises(SystemExit, match="--profile needs a --temperature above 0"):
+        learn("evaluate_llm", "--profile", 4)
