@@ -180,7 +180,7 @@ def check(args: Args) -> None:
     arguments.check(args)
     if args.advantage == "turns" and not args.advantage_mask:
         raise SystemExit("--advantage turns runs over turns, not tokens: --no-advantage-mask contradicts it")
-    if args.critic_warmup >= (iterations := max(1, args.total_episodes // args.episodes_per_iteration)):
+    if args.critic_warmup >= (iterations := args.total_episodes // args.episodes_per_iteration):
         raise SystemExit(
             f"--critic-warmup {args.critic_warmup} leaves none of the {iterations} iterations to the policy: give a "
             "smaller one, or more --total-episodes"

@@ -101,7 +101,14 @@ def check_environment(args: Any) -> None:
 def check(args: Any) -> None:
     """Refuse arguments that are out of range, do nothing, or contradict each other, in any learner that plays."""
     check_each(args)
+    total, count = args.total_episodes, args.episodes_per_iteration
+    whole = total - total % count
     contradictions = [
+        (
+            total % count > 0,
+            f"--total-episodes {total} is no multiple of --episodes-per-iteration {count}: "
+            f"give {f'{whole} or ' if whole else ''}{whole + count}",
+        ),
         (args.temperature <= 0, "--temperature is above 0: the loss needs the distribution that was sampled from"),
         (args.reject_ratio != 0 and not args.reject_ratio > 1, "--reject-ratio is a factor above 1, or 0 for none"),
         (

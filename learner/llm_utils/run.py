@@ -316,7 +316,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         args=args,
         folder=folder,
         device=device,
-        num_iterations=max(1, args.total_episodes // args.episodes_per_iteration),
+        num_iterations=args.total_episodes // args.episodes_per_iteration,
         tasks=tasks,
         vocab_size=vocab_size,
         policy=policy,

@@ -69,6 +69,8 @@ DEAD = [
 ]
 BOOTSTRAP = ["--truncation", "bootstrap", "--env-kwargs"]
 CONTRADICTIONS = [
+    (PLAY, ["--total-episodes", 100], "--total-episodes 100 is no multiple of .* 256: give 256$"),
+    (PLAY, ["--total-episodes", 1000], "--total-episodes 1000 is no multiple of .* 256: give 768 or 1024$"),
     (["grpo_llm"], [*REWARD, "--dynamic-sampling", 1], "--dynamic-sampling leaves out groups .*--kl-in reward"),
     (["ppo_llm"], [*BOOTSTRAP, '{"unfinished_reward": -1}'], "--truncation bootstrap .*leave unfinished_reward out"),
     (["ppo_llm"], ["--total-episodes", 256], "--critic-warmup 1 leaves none of the 1 iterations to the policy: give"),
