@@ -39,7 +39,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.args['env_id']}__{self.args['exp_name']}__{self.args['seed']}".replace("/", "_")
+        return f"{self.args['env_id']}__{self.args['exp_name']}__{self.args['seed']}".replace("/", "_").replace(":", "_")
 
 
 def make_job(words: Sequence[str]) -> Job:

@@ -23,7 +23,7 @@ from llm_utils import run_files
 
 def run_name(args: Any, *more: str) -> str:
     """The name of a new run's folder; `more` stands after the name of the experiment."""
-    return "__".join([args.env_id, args.exp_name, *more, str(args.seed), str(int(time.time()))]).replace("/", "_")
+    return "__".join([args.env_id, args.exp_name, *more, str(args.seed), str(int(time.time()))]).replace("/", "_").replace(":", "_")
 
 
 def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int | None) -> SummaryWriter:

@@ -75,6 +75,7 @@ def test_it_is_trained_and_evaluated(learn, policy_folder, capsys, script):
     learn(script, *words, *(["--critic-warmup", 0] if script == "ppo_llm" else ["--group-size", 4]))
     assert "has no test split: evaluations play the tasks of training" in capsys.readouterr().err
     (run,) = Path("runs").iterdir()
+    assert run.name.startswith("echo_world_Mine_Echo-v0__")  # a colon would be no name everywhere
     summary = json.loads((run / "summary.json").read_text())
     assert summary["finished"] and summary["args"]["eval_split"] == "train"
     assert "eval/success_last" in summary
