@@ -11,7 +11,7 @@ from agent_r1 import Task, Tool, ToolEnv
 
 
 class GuessTheNumber(ToolEnv):
-    """Find a number from 1 to 100 by comparing it with guesses."""
+    """Find a number from 1 to 20 by comparing it with guesses."""
 
     instructions = "Find the number. Compare it with guesses, then answer as <answer>number</answer>."
     PROCESS_WEIGHTS = {**ToolEnv.PROCESS_WEIGHTS, "out_of_range": -0.1}
@@ -25,11 +25,11 @@ class GuessTheNumber(ToolEnv):
         return "higher" if number > guess else "lower" if number < guess else "equal"
 
     def make_task(self, index):
-        number = 37 * index % 100 + 1
-        return Task(f"number-{index}", "Which number from 1 to 100 is it?", [str(number)], {"number": number})
+        number = 37 * index % 20 + 1
+        return Task(f"number-{index}", "Which number from 1 to 20 is it?", [str(number)], {"number": number})
 
     def judge_result(self, call, result):
-        return {"out_of_range": 1.0} if result.ok and not 1 <= call.arguments["guess"] <= 100 else {}
+        return {"out_of_range": 1.0} if result.ok and not 1 <= call.arguments["guess"] <= 20 else {}
 
     def judge_answer(self, answer):
         correct = float(answer in self.task.answers)
@@ -38,7 +38,7 @@ class GuessTheNumber(ToolEnv):
     def demonstration(self, rng=None):
         """What `sft_llm.py` imitates: halving the interval. With `rng` a careless player, who guesses at random in what
         is left of it, and answers after a random number of guesses."""
-        low, high, turns = 1, 100, []
+        low, high, turns = 1, 20, []
         patience = self.max_turns - 1 if rng is None else int(rng.integers(1, self.max_turns))
         guess = 0
         while len(turns) < patience and self.task.answers != [str(guess)]:
@@ -51,7 +51,7 @@ class GuessTheNumber(ToolEnv):
     @staticmethod
     def vocabulary():
         """What a tokenizer made by `sft_llm.py --model scratch` keeps whole."""
-        return [str(number) for number in range(1, 101)]
+        return [str(number) for number in range(1, 21)]
 
 
 gym.register("Mine/GuessTheNumber-v0", entry_point=GuessTheNumber)

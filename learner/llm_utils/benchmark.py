@@ -12,6 +12,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -39,7 +40,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.args['env_id']}__{self.args['exp_name']}__{self.args['seed']}".replace("/", "_").replace(":", "_")
+        return re.sub("[/:]", "_", f"{self.args['env_id']}__{self.args['exp_name']}__{self.args['seed']}")
 
 
 def make_job(words: Sequence[str]) -> Job:

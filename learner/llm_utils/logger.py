@@ -7,6 +7,7 @@ and counted by itself.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ from llm_utils import run_files
 
 def run_name(args: Any, *more: str) -> str:
     """The name of a new run's folder; `more` stands after the name of the experiment."""
-    return "__".join([args.env_id, args.exp_name, *more, str(args.seed), str(int(time.time()))]).replace("/", "_").replace(":", "_")
+    words = [args.env_id, args.exp_name, *more, str(args.seed), str(int(time.time()))]
+    return re.sub("[/:]", "_", "__".join(words))
 
 
 def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int | None) -> SummaryWriter:
