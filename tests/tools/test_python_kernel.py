@@ -6,16 +6,19 @@ as soon as the filter lets its calls through, so none is contained by accident.
 
 import fcntl
 import json
+import marshal
 import os
 import platform
 import subprocess
 import sys
 import time
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
 
-from agent_r1_tools.python import Limits, choose, layout, open_sandbox, probe, seccomp
+from agent_r1_tools.python import Limits, bubblewrap, choose, layout, open_sandbox, probe, seccomp
+from agent_r1_tools.python.launch import GUEST
 
 LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory=512 << 20, output=2000, files=4 << 20)
 FULL = [name for name, local in choose.LOCAL.items() if local.all_of_python]
@@ -243,6 +246,36 @@ def test_what_no_filter_sees_is_contained(attack, any_sandbox):
     assert "ESCAPED" not in ran.output.splitlines() and ran.status in ("ok", "exception"), ran
 
 
+WITHOUT = {  # what is in the guest, or in the arguments of bwrap, when the mend is taken away
+    "symbolic links without end": (",nr_inodes=1024", ""),
+    "folders without end": (",nr_inodes=1024", ""),
+    "one byte of every huge page": ('ask_kernel("prctl", 41, 1, 0, 0, 0)', "pass"),
+    "signals that wait": ("(64, 64))  # for signals", "(5000, 5000))  # for signals"),
+    "a terminal of its own": ["--dev", "/dev"],
+    "look around in /proc": ["--proc", "/proc"],
+    "what is mounted where": ["--proc", "/proc"],
+}
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("attack", WITHOUT)
+def test_what_no_filter_sees_succeeds_without_its_mend(attack, monkeypatch):
+    sandbox = open_sandbox("bubblewrap", LIMITS)
+    sandbox._filter = seccomp.seccomp_filter(False, (seccomp.MOUNT, seccomp.IOCTL))  # a terminal is opened by ioctl
+    without = WITHOUT[attack]
+    if isinstance(without, list):
+        sandbox._command += without
+    else:
+        source = GUEST.read_text()
+        assert source.count(without[0]) == 1
+        code = marshal.dumps(compile(source.replace(*without), "/guest.pyc", "exec"))
+        monkeypatch.setattr(bubblewrap, "compiled_guest", lambda: MAGIC_NUMBER + bytes(12) + code)
+    if "huge page" in attack and "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        pytest.skip("this machine has no huge pages")
+    ran = sandbox.run(OTHERS[attack])
+    assert "ESCAPED" in ran.output.splitlines(), ran
+
+
 def test_locks_are_seen_by_nobody(sandbox):
     """Not by another session, and not out here; but databases get theirs."""
     name = layout.library()[0] if os.path.isfile(layout.library()[0]) else os.__file__
@@ -294,6 +327,7 @@ def test_nothing_runs_between_runs(how, sandbox):
 
 UNPRIVILEGED = """
 import ctypes, json, os, sys
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from agent_r1_tools.python import Limits, kernel, open_sandbox, seccomp
 if len(sys.argv) == 1 and os.getuid() == 0:  # as anyone else: a user namespace in which this user has another number

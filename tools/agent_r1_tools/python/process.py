@@ -41,8 +41,8 @@ REPLAY_RUNS = 3
 """A session that is replayed gets the wall time of so many runs, all its cells together; else it is lost."""
 MAX_ASKED = 100_000
 """How often a run may call our functions."""
-MAX_CROSSED = 64 << 20
-"""Bytes that may cross in one run: what it asks our functions for is kept, so that it can be replayed."""
+MAX_CROSSED = 16 << 20
+"""Bytes that may cross in one run: what our functions answer is kept, as objects, so that it can be replayed."""
 FLOOD_BYTES = 64 << 20
 """A program that writes more than this past Python's own print, in one run, is stopped."""
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError, IndexError)
