@@ -10,6 +10,8 @@ import pytest
 from fuzz_spans import write_made_up_data
 from hypothesis import settings
 
+from agent_r1_tools.python.choose import LOCAL, probe
+
 # The learners need the extra [train]; without it their tests are left out, all of them, and the first line says so.
 NOT_INSTALLED = [name for name in ("torch", "transformers", "tyro", "tensorboard") if find_spec(name) is None]
 collect_ignore = ["learner"] if NOT_INSTALLED else []
@@ -25,6 +27,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 def pytest_report_header() -> list[str]:
     return [f"tests/learner is left out: {', '.join(NOT_INSTALLED)} not installed"] if NOT_INSTALLED else []
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """One line about the sandboxes that no test has tried: `make test` is green without them."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)]
+    missing = []
+    for name, local in LOCAL.items():
+        count = sum(name in reason for reason in reasons)
+        if count and probe(name) is not None:
+            missing.append(f"{name} ({count} tests; {local.remedy})")
+    if missing:
+        terminalreporter.write_line(f"sandboxes that don't work here: {', '.join(missing)}", yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -148,6 +148,17 @@ def test_a_session_that_cannot_be_replayed_starts_anew(opened):
     assert session.run("y").output == "42\n"
 
 
+@pytest.mark.parametrize("backend", [*LOCAL, "subprocess"])
+def test_a_session_that_takes_too_long_to_replay_is_lost(backend):
+    """One cell takes as long as any run may, but not ten of them before every next run."""
+    with open_sandbox(backend, Limits(wall_seconds=0.5), unsafe=backend == "subprocess").session() as session:
+        session.set_state(State((Cell("import time\ntime.sleep(0.3)"),) * 40))
+        ran = session.run("y = 42\ny")
+        assert ran.output == "[the session could not be restored; it starts anew]\n42\n"
+        assert ran.seconds < 10
+        assert session.run("y").output == "42\n"
+
+
 def test_snapshots_branch(opened):
     with opened().session() as session, opened().session() as other:
         session.run("x = [1]")

@@ -1,8 +1,10 @@
 """The Monty backend: what crosses from it is bounded; and what "auto" does where Monty differs from CPython."""
 
+import functools
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -189,6 +191,62 @@ def test_a_monty_session_in_a_fork_says_why_it_does_not_work(session, in_fork):
             results.put(str(error))
 
     assert "fork of a process that has used it" in in_fork(child, 1)[0]
+
+
+@needs_monty
+@pytest.mark.parametrize("code", ["_tell_()", "_ask_()", "_tell_()\n        print(x)\n        _ask_()", "nobody()"])
+def test_a_program_without_functions_gets_no_replies(code):
+    """And what it asks for takes time of ours that counts as its own."""
+    loop = f"while True:\n    try:\n        {code}\n    except NameError as error:\n        seen = error"
+    with open_sandbox("monty", Limits(wall_seconds=0.5)).session() as opened:
+        opened.run("x = list(range(200_000))")
+        opened.run("ask()", {"ask": lambda: 1})
+        used = time.process_time()
+        ran = opened.run(loop)
+        assert ran.status == "timeout" and ran.seconds < 20
+        assert time.process_time() - used < 10
+        assert opened.run(f"_ = {code.partition('(')[0]}()").error.startswith("NameError")
+
+
+@needs_monty
+def test_the_time_of_our_functions_counts():
+    """Ten of these messages take some seconds to read, in which Monty's clock stands still."""
+    calls = []
+    with open_sandbox("monty", QUICK).session() as opened:
+        ran = opened.run("x = list(range(200_000))\nwhile True:\n    ask(x)", {"ask": lambda x: calls.append(len(x))})
+        assert (ran.status, ran.error) == ("timeout", "no result within 1 seconds")
+        assert ran.seconds < 20
+        ran = opened.run("while True:\n    wait()", {"wait": lambda: time.sleep(0.3)})
+        assert ran.status == "timeout" and ran.seconds < 20
+
+
+@pytest.mark.parametrize("backend", [*choose.LOCAL, "subprocess"])
+def test_what_our_functions_are_asked_for_is_bounded(backend, monkeypatch):
+    """It is kept in this process, so that the session can be replayed."""
+    if backend in choose.LOCAL and probe(backend) is not None:
+        pytest.skip(f"{backend}: {probe(backend)}")
+    limits = Limits(wall_seconds=100, cpu_seconds=100)
+    with open_sandbox(backend, limits, unsafe=backend == "subprocess").session() as opened:
+        opened.run("x = 1")
+        for name, most, asked in (("MAX_ASKED", 50, 1), ("MAX_CROSSED", 1 << 20, 10_000)):
+            for module in ("process", "monty"):
+                monkeypatch.setattr(f"agent_r1_tools.python.{module}.{name}", most)
+            calls = []
+            ask = functools.partial(lambda calls, text: calls.append(1) or text, calls)
+            ran = opened.run(f"while True:\n    ask('a' * {asked})", {"ask": ask})
+            assert (ran.status, ran.error) == ("died", "it asked our functions too often, or for too much")
+            assert 40 <= len(calls) <= 110
+            monkeypatch.undo()
+        assert opened.run("x").output == "1\n"
+
+
+@needs_monty
+@pytest.mark.parametrize("end", ["", "y = [None] * 5_000_000"])
+def test_a_snapshot_that_is_too_large_to_load_is_not_kept(session, end):
+    session.run("kept = 42")
+    for count in (1_900_000, 2_500_000):
+        session.run(f"x = [None] * {count}\n{end}")
+        assert session.run("kept").output == "42\n"
 
 
 # --- auto -------------------------------------------------------------------------------------------------------------

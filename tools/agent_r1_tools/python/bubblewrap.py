@@ -6,27 +6,29 @@ gets a user number that nobody else has; started by anyone else, it lives in a u
 
 from __future__ import annotations
 
+import functools
 import marshal
 import os
+import re
 import shutil
+import subprocess
 from functools import lru_cache
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from agent_r1_tools.python import layout
-from agent_r1_tools.python.kernel import seccomp_filter
-from agent_r1_tools.python.process import (
+from agent_r1_tools.python.launch import (
     ENVIRONMENT,
     GUEST,
     PYTHON_FLAGS,
-    GuestProcess,
-    ProcessSandbox,
-    guest_settings,
     kill_group,
+    kill_namespace,
     start_process,
     unused_uid,
 )
+from agent_r1_tools.python.process import GuestProcess, ProcessSandbox, guest_settings
 from agent_r1_tools.python.sandbox import Limits, SandboxError
+from agent_r1_tools.python.seccomp import MOUNT, seccomp_filter
 
 GUEST_AT = "/guest.pyc"
 
@@ -46,20 +48,58 @@ class Bubblewrap(ProcessSandbox):
         if bwrap is None:
             raise SandboxError("there is no bwrap; install it with: apt-get install bubblewrap")
         self._command = [bwrap, *_arguments(limits)]
-        self._filter = seccomp_filter(limits.network)
+        self._filter = seccomp_filter(limits.network, (MOUNT,))
 
     def start(self, code: str) -> GuestProcess:
-        root = os.getuid() == 0
-        limits = self.limits
-        settings = guest_settings(limits) | {"path": [layout.PACKAGES_AT], "uid": unused_uid() if root else None}
-        files = [_memory_file(self._filter), _memory_file(compiled_guest())]
+        uid = unused_uid() if os.getuid() == 0 else None
+        settings = guest_settings(self.limits) | {"path": [layout.PACKAGES_AT], "uid": uid, "mounts": True}
+        told, tells = os.pipe()
+        files = [_memory_file(self._filter), _memory_file(compiled_guest()), tells]
         try:
             command = [*self._command, "--seccomp", str(files[0]), "--ro-bind-data", str(files[1]), GUEST_AT]
+            command += ["--info-fd", str(tells)]
             command += ["--remount-ro", "/", "--", layout.interpreter(), *PYTHON_FLAGS, GUEST_AT]
-            return start_process(command, settings, kill_group, pass_fds=tuple(files))
+            process, control, output = start_process(command, pass_fds=tuple(files))
+        except BaseException:
+            os.close(told)
+            raise
         finally:
             for file in files:
                 os.close(file)
+        with open(told) as answer:
+            said = re.search(r'"child-pid": (\d+)', answer.read())
+        first = int(said[1]) if said else 0  # where bwrap has failed; it then prints why
+        pidfds = _pidfd(first, process.pid)
+        guest = GuestProcess(control, output, functools.partial(_end, process, pidfds), settings)
+        try:
+            if uid is not None:  # process 1 is bwrap's, and the guest its child
+                pidfds += _pidfd(int(Path(f"/proc/{first}/task/{first}/children").read_text()), first)
+            guest.pidfd = pidfds[-1]
+        except (OSError, ValueError, IndexError) as error:
+            guest.close()
+            raise SandboxError(f"/proc does not show the processes of bubblewrap: {error}") from error
+        return guest
+
+
+def _pidfd(pid: int, parent: int) -> list[int]:
+    """A pidfd of this process; none where it has ended, and another one may have its number."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return []
+    try:
+        if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == parent:
+            return [pidfd]
+    except OSError:
+        pass
+    os.close(pidfd)
+    return []
+
+
+def _end(process: subprocess.Popen[bytes], pidfds: list[int]) -> None:
+    for pidfd in pidfds:
+        kill_namespace(pidfd)
+    kill_group(process)
 
 
 @lru_cache
@@ -81,14 +121,16 @@ def _arguments(limits: Limits) -> list[str]:
     arguments += ["--die-with-parent", "--new-session", "--clearenv"]
     if not limits.network:
         arguments.append("--unshare-net")
+    # The guest mounts its /tmp (bwrap can't bound how many files it has) before it gives this up.
+    arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     if os.getuid() == 0:  # the guest becomes the user itself; inside a user namespace, root's processes aren't counted
-        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         arguments += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
         arguments.append("--as-pid-1")  # else process 1 is bwrap's, with the same user, who may read and write it
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
-    targets = [*layout.library(), *layout.packages().values()]
+    targets = [*layout.library(), *layout.packages().values(), *layout.DEVICES]
     for folder in sorted({str(parent) for target in targets for parent in Path(target).parents} - {"/"}):
         arguments += ["--perms", "0755", "--dir", folder]  # or bwrap makes them for its own user only
     for path in layout.library():
@@ -97,9 +139,9 @@ def _arguments(limits: Limits) -> list[str]:
         arguments += ["--tmpfs", path, "--remount-ro", path]
     for path, target in layout.packages().items():
         arguments += ["--ro-bind", path, target]
-    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    for path in layout.DEVICES:
+        arguments += ["--dev-bind", path, path]
     if limits.network:
         for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl"):
             arguments += ["--ro-bind-try", path, path]
-    arguments += ["--perms", "1777", "--size", str(max(limits.files, 4096)), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-    return [*arguments, "--remount-ro", "/dev"]
+    return [*arguments, "--dir", "/tmp", "--chdir", "/tmp"]

@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import select
-import signal
 import socket
 import subprocess
 import threading
@@ -19,16 +17,15 @@ import weakref
 from pathlib import Path
 
 from agent_r1_tools.python import layout
-from agent_r1_tools.python.process import (
+from agent_r1_tools.python.launch import (
     ENVIRONMENT,
     PYTHON_FLAGS,
     START_SECONDS,
-    GuestProcess,
-    ProcessSandbox,
     from_lasting_thread,
-    guest_settings,
+    kill_namespace,
     unused_uid,
 )
+from agent_r1_tools.python.process import GuestProcess, ProcessSandbox, guest_settings
 from agent_r1_tools.python.sandbox import Limits, SandboxError
 
 MAIN = Path(__file__).with_name("fork_server_main.py")
@@ -57,7 +54,7 @@ class ForkServer(ProcessSandbox):
         reading, writing = os.pipe()
         try:
             server = _server(tuple(name for name in LARGE if name in code and layout.installed(name)))
-            end = server.spawn(guest_settings(self.limits) | {"uid": unused_uid()}, theirs.fileno(), writing)
+            pidfd = server.spawn(guest_settings(self.limits) | {"uid": unused_uid()}, theirs.fileno(), writing)
         except BaseException:
             ours.close()
             os.close(reading)
@@ -65,7 +62,9 @@ class ForkServer(ProcessSandbox):
         finally:
             theirs.close()
             os.close(writing)
-        return GuestProcess(ours, reading, end, None)
+        process = GuestProcess(ours, reading, functools.partial(kill_namespace, pidfd), None)
+        process.pidfd = pidfd
+        return process
 
 
 class _Server:
@@ -84,6 +83,7 @@ class _Server:
         settings = {
             "library": layout.library(),
             "hidden": layout.hidden(),
+            "devices": layout.DEVICES,
             "packages": layout.packages(),
             "packages_at": layout.PACKAGES_AT,
             "preload": [*PRELOAD, *large],
@@ -97,8 +97,8 @@ class _Server:
             self.close()
             raise SandboxError(f"the fork server did not start: {answer['error']}")
 
-    def spawn(self, settings: dict[str, object], control: int, output: int) -> functools.partial[None]:
-        """Fork a session; what comes back ends it."""
+    def spawn(self, settings: dict[str, object], control: int, output: int) -> int:
+        """Fork a session: a pidfd of process 1 of its namespace."""
         try:
             with self._lock:
                 socket.send_fds(self._socket, [json.dumps(settings).encode()], [control, output])
@@ -109,18 +109,7 @@ class _Server:
         if not fds:
             self.close()
             raise SandboxError("the fork server has ended")
-        return functools.partial(_end_session, fds[0])
-
-
-def _end_session(pidfd: int) -> None:
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll(START_SECONDS * 1000)
-    os.close(pidfd)
+        return fds[0]
 
 
 def _end_server(control: socket.socket, process: subprocess.Popen[bytes]) -> None:

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 if TYPE_CHECKING:
-    from agent_r1_tools.python import guest, kernel
+    from agent_r1_tools.python import guest, kernel, seccomp
 else:  # by their bare names: there is no package in a sandbox
     import guest
     import kernel
-
-DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
+    import seccomp
 
 
 def main() -> None:
@@ -73,7 +72,7 @@ def enclose(settings: dict[str, Any]) -> int:
     own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     root = "/proc"  # a folder that always exists, and is never above a library
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "size=1m,mode=755")
-    shown = {path: path for path in [*settings["library"], *DEVICES]} | settings["packages"]
+    shown = {path: path for path in [*settings["library"], *settings["devices"]]} | settings["packages"]
     for path, place in shown.items():
         target = root + place
         if os.path.isdir(path):
@@ -101,7 +100,7 @@ def warm_up(modules: list[str]) -> None:
 
 def serve(host: socket.socket, readable: list[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for; who needs to know has the pidfd
-    program = kernel.seccomp_filter(network=False)
+    program = seccomp.seccomp_filter(network=False)
     while True:
         data, fds, _, _ = socket.recv_fds(host, 1 << 16, 2)
         if not data:
@@ -133,7 +132,8 @@ def become_session(settings: dict[str, Any], control: int, output: int, readable
     os.closerange(4, 64)
     os.setsid()
     kernel.unshare(kernel.CLONE_NEWNS)
-    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, tmpfs_options(settings["files"]))
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", "/tmp", "tmpfs", flags, guest.tmp_options(settings["files"]))
     os.chdir("/tmp")
     if rootless:  # all sessions have the user's number; a namespace for each keeps their process counts apart
         kernel.unshare(kernel.CLONE_NEWUSER)
@@ -150,10 +150,6 @@ def become_session(settings: dict[str, Any], control: int, output: int, readable
     kernel.apply_landlock([*readable, "/dev/zero", "/dev/random", "/dev/urandom"], ["/tmp", "/dev/null"])
     kernel.apply_seccomp(program)
     guest.serve(3, settings)
-
-
-def tmpfs_options(size: int) -> str:
-    return f"size={max(size, 4096)},nr_inodes=1024,mode=1777"
 
 
 own_pid_namespace = -1

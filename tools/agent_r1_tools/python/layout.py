@@ -14,6 +14,7 @@ PACKAGES = ["numpy", "sympy", "mpmath"]
 """What programs find besides the standard library, where it is installed."""
 PACKAGES_AT = "/packages"
 """Where a sandbox shows them."""
+DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
 SYSTEM = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
 
 

@@ -10,20 +10,26 @@ in this process. What crosses is text, which the worker makes within its limits.
 
 from __future__ import annotations
 
-import ast
-import atexit
 import json
-import os
-import re
-import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_r1_tools.python import guest
-from agent_r1_tools.python.process import BROKEN, START_SECONDS, check_arguments, encodable, invoke
+from agent_r1_tools.python.launch import START_SECONDS
+from agent_r1_tools.python.monty_code import FIRST, MARK, OURS, PRELUDE, SHOW, SOME_ROOM, mark_value
+from agent_r1_tools.python.monty_workers import pool_of_workers
+from agent_r1_tools.python.process import (
+    BROKEN,
+    MAX_ASKED,
+    MAX_CROSSED,
+    REPLAY_RUNS,
+    check_arguments,
+    encodable,
+    invoke,
+)
 from agent_r1_tools.python.sandbox import (
+    ASKED,
     ENDED,
     LOST,
     OUT_OF_TIME,
@@ -44,77 +50,10 @@ from agent_r1_tools.python.sandbox import (
 if TYPE_CHECKING:
     import pydantic_monty
 
-MAX_WORKERS = 256
-"""The most runs at the same time; workers start when they are needed."""
 MAX_MEMORY = 64 << 20
 """The most bytes a session can use, whatever the limits say: what it holds is kept in this process between runs."""
-MAX_PARSED = 100_000
-"""Characters of the longest cell whose last expression is shown: this process looks for it."""
-
-_NAMES = (
-    "type, isinstance, print, repr, hex, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, "
-    "TypeError, RecursionError"
-)
-# What every session begins with: the program may use these names for something else.
-_FIRST = f"_builtins_ = ({_NAMES})"
-# What a session needs to talk to us; only then, because it makes snapshots larger. See `guest.encode`.
-PRELUDE = (
-    f"def _begin_({_NAMES}):"
-    + """
-    import json
-    groups = {list: None, tuple: 'tuple', set: 'set', frozenset: 'frozenset'}
-    bases = [list, tuple, dict, set, frozenset]
-
-    def _encode_(value):
-        kind = type(value)
-        if value is None or kind is bool or kind is str:
-            return value
-        if kind is int:
-            return value if -(2**53) < value < 2**53 else {'int': hex(value)}
-        if kind is float:
-            return value if value - value == 0 else {'float': repr(value)}
-        if kind in groups:
-            items = [_encode_(item) for item in value]
-            return {groups[kind]: items} if groups[kind] else items
-        if kind is dict:
-            return {'dict': [[_encode_(key), _encode_(item)] for key, item in value.items()]}
-        if kind is bytes:
-            return {'bytes': value.hex()}
-        if kind is complex:
-            return {'complex': [_encode_(value.real), _encode_(value.imag)]}
-        for base in bases:
-            if isinstance(value, base):
-                return _encode_(base(value))
-        raise TypeError(f'a value of type {kind.__name__} is not a built-in literal')
-
-    def answer(value):
-        try:
-            return json.dumps({'value': _encode_(value)})
-        except (TypeError, RecursionError) as error:
-            return json.dumps({'error': f'{error}'})
-
-    def proxy(name):
-        def _proxied_(*args, **kwargs):
-            message = json.dumps(_encode_([name, args, kwargs]))
-            _tell_()
-            print(message, end='')
-            return _ask_()
-        return _proxied_
-
-    return answer, proxy
-
-_answer_, _proxy_ = _begin_(*_builtins_)
-"""
-)
-_OURS = ("_encode_", "_proxied_")
-
-# How the value of a last expression is shown: by lines of ours, which end with None or a text whatever the value is.
-_MARK = "_shown_ = "
-_SHOW = """
-if _shown_ is not None:
-    _ = _shown_
-None if _shown_ is None else (f"{{_shown_!r}}"[:{}], _shown_ := None)[0]
-"""
+MAX_UNTRIED = 1 << 18
+"""Bytes of the largest snapshot that is kept untried: loading one takes more memory than making it."""
 
 
 class Monty(Sandbox):
@@ -130,7 +69,7 @@ class Monty(Sandbox):
         if limits.network:
             raise SandboxError("monty cannot allow network; use backend='bubblewrap'")
         self.limits = limits
-        _pool()
+        pool_of_workers()
 
     def session(self) -> MontySession:
         return MontySession(self.limits)
@@ -187,21 +126,31 @@ class MontySession(Session):
         if self._state.dump is not None or not self._state.cells:
             return ""
         cells, self._state = self._state.cells, State()
+        latest = time.monotonic() + REPLAY_RUNS * self._limits.wall_seconds
         for cell in cells:
-            if not self._run(cell, {}, cell.answers)[2]:
+            if not self._run(cell, {}, cell.answers, latest)[2]:
                 self._state = State()
                 return LOST
         return ""
 
     def _run(
-        self, cell: Cell, functions: Functions, recorded: Sequence[dict[str, Any]] = ()
+        self,
+        cell: Cell,
+        functions: Functions,
+        recorded: Sequence[dict[str, Any]] = (),
+        latest: float = float("inf"),
     ) -> tuple[str, _Failure | None, bool]:
         """Run a cell and take a snapshot: what it printed, what went wrong, and whether there is a snapshot."""
         answers: list[dict[str, Any]] = []
         known = iter(recorded)
+        left = MAX_CROSSED
 
         def ask(message: str) -> Any:
             """Have one of our functions answer a program. Only literals cross, and what it says is written down."""
+            nonlocal left
+            left -= len(message)
+            if len(answers) >= MAX_ASKED or left < 0:
+                raise _Ended("died", ASKED)
             try:
                 name, args, kwargs = guest.decode(_parsed(message))
                 if name not in cell.functions:
@@ -211,7 +160,7 @@ class MontySession(Session):
             reply = next(known, None) or invoke(functions.get(name), args, kwargs)
             answers.append(reply)
             if "value" in reply:
-                json.dumps(reply["value"], ensure_ascii=False).encode()  # Monty has no lone surrogates
+                left -= len(json.dumps(reply["value"], ensure_ascii=False).encode())  # Monty has no lone surrogates
                 return guest.decode(reply["value"])
             kind, message = reply["raise"]
             raise guest.exception(kind, encodable(message))
@@ -220,10 +169,10 @@ class MontySession(Session):
         code = encodable(cell.code)
         first = [PRELUDE] if cell.functions and not any(before.functions for before in self._state.cells) else []
         names = "".join(f"{name} = _proxy_({name!r})\n" for name in cell.functions)
-        marked = _marked(code)
+        marked = mark_value(code)
         cells = [*first, names] if marked else [*first, names, code]
-        ending = f"{marked}\n{_SHOW.format(self._limits.output + 1)}" if marked else ""
-        value, failure, dump = self._feed(cells, ending, printed, ask)
+        ending = f"{marked}\n{SHOW.format(self._limits.output + 1)}" if marked else ""
+        value, failure, dump = self._feed(cells, ending, printed, ask if cell.functions else None, latest=latest)
         if value is not None:
             printed("", f"{value}\n")
         if dump is not None:
@@ -238,6 +187,7 @@ class MontySession(Session):
         printed: _Printed,
         ask: Callable[[str], Any] | None = None,
         inputs: dict[str, Any] | None = None,
+        latest: float = float("inf"),
     ) -> tuple[str | None, _Failure | None, bytes | None]:
         """Run cells in a worker that has loaded the session, and then code of ours that ends with a text or None.
 
@@ -255,29 +205,35 @@ class MontySession(Session):
         # The same numbers in every session: an episode can be repeated.
         policy: pydantic_monty.OSPolicy = {"random_start": {"seed": 0}}
         text, failure = None, None
-        pool = _pool()
+        pool = pool_of_workers()
         try:
             with pool.checkout(limits=bounds, os_policy=policy) as session:
                 if self._state.dump is not None:
                     session.load_session(self._state.dump)
                 else:
-                    session.feed_run(_FIRST)
+                    session.feed_run(FIRST)
+                deadline = min(latest, time.monotonic() + limits.wall_seconds)
                 try:
                     for cell in filter(None, cells):
-                        self._drive(session, cell, printed, ask)
+                        _drive(session, cell, deadline, printed, ask)
                     if ending:
-                        text = self._drive(session, ending, printed, ask, inputs).output
+                        text = _drive(session, ending, deadline, printed, ask, inputs).output
                 except (pydantic_monty.MontyRuntimeError, pydantic_monty.MontySyntaxError) as error:
                     failure = _failure(error, limits)
                     if failure.status == "timeout":
                         return None, failure, None
                 except pydantic_monty.MontyCrashedError:
                     raise
-                except _Slept:
-                    return None, _Failure("", OUT_OF_TIME.format(limits.wall_seconds), "timeout"), None
+                except _Ended as ended:
+                    return None, _Failure("", ended.line.format(limits.wall_seconds), ended.status), None
                 except Exception as error:  # an argument, or what a function of ours said, doesn't fit into Monty
                     return None, _Failure(type(error).__name__, str(error)[:1000]), None
-                return text, failure, session.dump()
+                dump = session.dump()
+            if len(dump) > MAX_UNTRIED:
+                with pool.checkout(limits=bounds, os_policy=policy) as session:
+                    session.load_session(dump)
+                    session.feed_run(SOME_ROOM)
+            return text, failure, dump
         except (pydantic_monty.MontyError, RuntimeError) as error:  # the worker is gone, or its session
             if getattr(error, "timed_out", False):
                 return None, _Failure("", OUT_OF_TIME.format(limits.wall_seconds), "timeout"), None
@@ -285,50 +241,51 @@ class MontySession(Session):
         except TimeoutError as error:
             raise SandboxError(f"no worker of monty was free within {START_SECONDS:g} seconds") from error
 
-    def _drive(
-        self,
-        session: pydantic_monty.MontySession,
-        code: str,
-        printed: _Printed,
-        ask: Callable[[str], Any] | None = None,
-        inputs: dict[str, Any] | None = None,
-    ) -> pydantic_monty.MontyComplete:
-        """Run code to its end. Its value, and the arguments of what it calls, become objects here only when read.
 
-        Raises:
-            _Slept: it slept too long.
-        """
-        import pydantic_monty as monty
+def _drive(
+    session: pydantic_monty.MontySession,
+    code: str,
+    deadline: float,
+    printed: _Printed,
+    ask: Callable[[str], Any] | None = None,
+    inputs: dict[str, Any] | None = None,
+) -> pydantic_monty.MontyComplete:
+    """Run code to its end. Its value, and the arguments of what it calls, become objects here only when read.
 
-        left = self._limits.wall_seconds
-        step = session.feed_start(code, print_callback=printed, inputs=inputs)
-        while not isinstance(step, monty.MontyComplete):
-            if isinstance(step, monty.NameLookupSnapshot):
-                step = step.resume()
-            elif isinstance(step, monty.FutureSnapshot):
-                raise RuntimeError("monty waits for what never comes")
-            elif step.is_os_function and step.function_name in ("system.sleep", "system.async_sleep"):
-                seconds = float(step.args[0])  # Monty has made sure that it is a number
-                time.sleep(max(0.0, min(seconds, left)))
-                left -= seconds
-                if left <= 0:
-                    raise _Slept
-                step = step.resume({"return_value": None})
-            elif step.is_os_function:
-                step = step.resume_not_handled()
-            elif step.function_name == "_tell_" and ask is not None:
-                printed.listen()
-                step = step.resume({"return_value": None})
-            elif step.function_name == "_ask_" and ask is not None:
-                try:
-                    reply: Any = {"return_value": ask(printed.heard())}
-                except Exception as error:
-                    reply = {"exception": error}
-                step = step.resume(reply)
-            else:
-                step = step.resume({"exception": NameError(f"name {step.function_name!r} is not defined")})
-        printed.heard()
-        return step
+    Raises:
+        _Ended: time is up, ours included: Monty's clock stands still while it waits for us. Or it asks for too much.
+    """
+    import pydantic_monty as monty
+
+    step = session.feed_start(code, print_callback=printed, inputs=inputs)
+    while not isinstance(step, monty.MontyComplete):
+        if time.monotonic() > deadline:
+            raise _Ended("timeout", OUT_OF_TIME)
+        if isinstance(step, monty.NameLookupSnapshot):
+            step = step.resume()
+        elif isinstance(step, monty.FutureSnapshot):
+            raise RuntimeError("monty waits for what never comes")
+        elif step.is_os_function and step.function_name in ("system.sleep", "system.async_sleep"):
+            seconds = float(step.args[0])  # Monty has made sure that it is a number
+            time.sleep(max(0.0, min(seconds, deadline - time.monotonic())))
+            step = step.resume({"return_value": None})
+        elif step.is_os_function:
+            step = step.resume_not_handled()
+        elif step.function_name == "_tell_" and ask is not None:
+            printed.listen()
+            step = step.resume({"return_value": None})
+        elif step.function_name == "_ask_" and ask is not None:
+            try:
+                reply: Any = {"return_value": ask(printed.heard())}
+            except _Ended:
+                raise
+            except Exception as error:
+                reply = {"exception": error}
+            step = step.resume(reply)
+        else:
+            step = step.resume({"exception": NameError(f"name {step.function_name!r} is not defined")})
+    printed.heard()
+    return step
 
 
 _TIMEOUTS = ("feed time limit exceeded", "turn time limit exceeded", "sleep limit exceeded")
@@ -364,8 +321,13 @@ class _Printed:
         return "".join(self._parts)
 
 
-class _Slept(Exception):
-    """A program has slept for longer than it may run."""
+class _Ended(Exception):
+    """A program may not go on."""
+
+    def __init__(self, status: Status, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+        self.line = line
 
 
 class _Failure:
@@ -388,8 +350,8 @@ def _failure(error: Any, limits: Limits) -> _Failure:
     frames = error.traceback()
     lines = []
     for frame in frames:
-        source = (frame.source_line or "").replace(_MARK, "")
-        if frame.function_name in _OURS or source.startswith("None if _shown_"):  # not the program's own
+        source = (frame.source_line or "").replace(MARK, "")
+        if frame.function_name in OURS or source.startswith("None if _shown_"):  # not the program's own
             continue
         where = f", in {frame.function_name or '<module>'}" if kind != "SyntaxError" else ""
         lines.append(f"  line {frame.line}{where}\n    {source.strip()[:200]}")
@@ -410,68 +372,3 @@ def _parsed(text: str | None) -> Any:
     if text is None or len(text) > guest.MAX_MESSAGE:
         raise ValueError(f"the value is larger than {guest.MAX_MESSAGE} bytes")
     return json.loads(text)
-
-
-def _marked(code: str) -> str | None:
-    """The cell, so that it keeps the value of its last expression; None where it has none, or doesn't parse here."""
-    if len(code) > MAX_PARSED:
-        return None
-    try:
-        body = ast.parse(code, _PARSED_FILE).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    if not body or not isinstance(body[-1], ast.Expr):
-        return None
-    lines = re.split("(?<=\n)|(?<=\r)(?!\n)", code)
-    line, column = body[-1].lineno - 1, body[-1].col_offset
-    encoded = lines[line].encode()
-    lines[line] = encoded[:column].decode() + _MARK + encoded[column:].decode()
-    return "".join(lines)
-
-
-_PARSED_FILE = "agent_r1_cell"
-warnings.filterwarnings("ignore", module=_PARSED_FILE)  # what Python thinks of a program's escapes is not for our user
-
-
-# --- the pool of workers ----------------------------------------------------------------------------------------------
-
-_pools: list[Any] = []
-_lock = threading.Lock()
-
-
-def _pool() -> pydantic_monty.Monty:
-    """The pool of this process."""
-    if _abandoned:
-        raise SandboxError(
-            "monty doesn't work in a fork of a process that has used it; start processes with 'spawn', or use another "
-            "backend"
-        )
-    with _lock:
-        if not _pools:
-            try:
-                import pydantic_monty
-            except ImportError as error:
-                raise SandboxError('monty is not installed: pip install "agent-r1[python]"') from error
-            pool = pydantic_monty.Monty(max_processes=MAX_WORKERS, checkout_timeout=START_SECONDS)
-            pool.__enter__()
-            _pools.append(pool)
-        found: pydantic_monty.Monty = _pools[0]
-        return found
-
-
-@atexit.register
-def _close_pool() -> None:
-    while _pools:
-        _pools.pop().__exit__(None, None, None)
-
-
-def _forget_pool() -> None:
-    """In a fork of this process: the workers are its parent's, and so are the threads that would start others."""
-    global _lock
-    _lock = threading.Lock()
-    _abandoned.extend(_pools)
-    _pools.clear()
-
-
-_abandoned: list[Any] = []  # never collected, because that would end the parent's workers
-os.register_at_fork(after_in_child=_forget_pool)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import marshal
 import os
-import secrets
 import select
 import signal
 import socket
-import subprocess
-import threading
 import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from agent_r1_tools.python import guest
+from agent_r1_tools.python.launch import START_SECONDS
 from agent_r1_tools.python.sandbox import (
+    ASKED,
     ENDED,
     LOST,
     OUT_OF_TIME,
@@ -39,22 +35,17 @@ from agent_r1_tools.python.sandbox import (
     shown,
 )
 
-START_SECONDS = 60.0
-"""How long a sandbox may take to start; a busy machine is slow."""
 END_SECONDS = 5.0
 """How long to wait until the processes of a sandbox that was killed are gone."""
-REPLAY_RUNS = 10
-"""A session that is replayed gets the wall time of so many runs."""
+REPLAY_RUNS = 3
+"""A session that is replayed gets the wall time of so many runs, all its cells together; else it is lost."""
+MAX_ASKED = 100_000
+"""How often a run may call our functions."""
+MAX_CROSSED = 16 << 20
+"""Bytes that may cross in one run: what our functions answer is kept, as objects, so that it can be replayed."""
 FLOOD_BYTES = 64 << 20
 """A program that writes more than this past Python's own print, in one run, is stopped."""
-GUEST = Path(guest.__file__)
-ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | dict.fromkeys(
-    ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"], "1"
-)
-"""What a program finds in its environment. One thread, because more count as processes."""
-PYTHON_FLAGS = ["-S", "-s", "-P", "-B"]  # not -I: it would ignore PYTHONHASHSEED, and sets would change from run to run
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError, IndexError)
-_T = TypeVar("_T")
 
 
 class Died(Exception):
@@ -73,7 +64,12 @@ class GuestProcess:
         output: the reading end of the pipe that is its standard output and error.
         end: ends all its processes; returns when they are gone.
         settings: what the guest is told first, or None where it knows already.
+
+    Attributes:
+        pidfd: its process, which is stopped between runs; None: it is not.
     """
+
+    pidfd: int | None = None
 
     def __init__(
         self, control: socket.socket, output: int, end: Callable[[], None], settings: dict[str, Any] | None
@@ -86,6 +82,7 @@ class GuestProcess:
         self._received = bytearray()
         self._kept = 1000
         self._flood = FLOOD_BYTES
+        self.crossed = 0
         self.close = weakref.finalize(self, _close, control, output, end, os.getpid())
         self._exchange = 0
         try:
@@ -101,17 +98,30 @@ class GuestProcess:
             raise SandboxError(f"the sandbox did not start: {reason}") from None
 
     def begin(self, keep: int) -> None:
-        """Forget what was printed, and keep so many bytes from now on."""
+        """Go on; forget what was printed, and keep so many bytes from now on."""
         self.drain()
         self.text.clear()
         self._exchange += 1
-        self._kept, self._flood = keep, FLOOD_BYTES
+        self._kept, self._flood, self.crossed = keep, FLOOD_BYTES, 0
+        self._signal(signal.SIGCONT)
+
+    def rest(self) -> None:
+        """Stop until the next exchange, whatever timers, threads or a forged answer would have it do."""
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        if self.pidfd is not None:
+            try:
+                signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:  # whoever talks to it is going to see
+                pass
 
     def send(self, message: dict[str, Any], deadline: float) -> None:
         data = marshal.dumps(message | {"id": self._exchange})
         if len(data) > guest.MAX_MESSAGE:
             raise ValueError(f"the code or the arguments are larger than {guest.MAX_MESSAGE} bytes")
         data = len(data).to_bytes(4, "big") + data
+        self.crossed += len(data)
         view = memoryview(data)
         while view:
             self._wait(deadline, writing=True)
@@ -147,6 +157,7 @@ class GuestProcess:
             if not part:
                 raise Died
             self._received += part
+        self.crossed += 4 + size
         body = bytes(self._received[4 : 4 + size])
         del self._received[: 4 + size]
         try:
@@ -250,6 +261,7 @@ class ProcessSession(Session):
             self._guest.begin(0)
             self._guest.send(message, deadline)
             answer = self._guest.receive(deadline)
+            self._guest.rest()
             return call_result(answer)
         except OutOfTime:
             self.close()
@@ -308,11 +320,14 @@ class ProcessSession(Session):
             process.send({"run": encodable(code), "functions": list(functions)}, deadline)
             answer = process.receive(deadline)
             while "invoke" in answer:
+                if len(answers) >= MAX_ASKED or process.crossed > MAX_CROSSED:
+                    return "died", ASKED, ""
                 args, kwargs = guest.decode(answer["arguments"])
                 reply = next(known, None) or invoke(functions[answer["invoke"]], args, kwargs)
                 answers.append(reply)
                 process.send(reply, deadline)
                 answer = process.receive(deadline)
+            process.rest()
             return outcome(answer)
         except OutOfTime:
             return "timeout", OUT_OF_TIME.format(limits.wall_seconds), ""
@@ -376,84 +391,7 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-# --- starting processes -----------------------------------------------------------------------------------------------
-
-
 def guest_settings(limits: Limits) -> dict[str, Any]:
     """What a guest needs to know of the limits."""
     names = ("cpu_seconds", "memory", "output", "processes", "files")
-    return {name: getattr(limits, name) for name in names} | {"uid": None, "path": []}
-
-
-def unused_uid() -> int:
-    """A user number that nobody has: the kernel counts processes by it, and lets its processes signal one another."""
-    return (1 << 30) + secrets.randbelow(1 << 29)
-
-
-def start_process(
-    command: list[str],
-    settings: dict[str, Any],
-    end: Callable[[subprocess.Popen[bytes]], None],
-    *,
-    cwd: str = "/",
-    pass_fds: tuple[int, ...] = (),
-) -> GuestProcess:
-    """Start a guest: its socket is standard input, everything it prints goes to one pipe."""
-    ours, theirs = socket.socketpair()
-    reading, writing = os.pipe()
-
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command,
-            stdin=theirs.fileno(),
-            stdout=writing,
-            stderr=writing,
-            cwd=cwd,
-            env=ENVIRONMENT,
-            pass_fds=pass_fds,
-            start_new_session=True,
-        )
-
-    try:
-        process = from_lasting_thread(start)
-    except OSError as error:
-        ours.close()
-        os.close(reading)
-        raise SandboxError(f"{command[0]} could not be started: {error}") from error
-    finally:
-        theirs.close()
-        os.close(writing)
-    return GuestProcess(ours, reading, functools.partial(end, process), settings)
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a group, and the group with it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
-
-
-_starter: ThreadPoolExecutor | None = None
-_starter_lock = threading.Lock()
-
-
-def from_lasting_thread(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread that lives as long as this process.
-
-    The kernel ends a child "with its parent" when the thread that started it ends; tools are called in short ones.
-    """
-    global _starter
-    with _starter_lock:
-        if _starter is None:
-            _starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox-starter")
-    return _starter.submit(function).result()
-
-
-def _forget_starter() -> None:
-    global _starter, _starter_lock
-    _starter, _starter_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_starter)
+    return {name: getattr(limits, name) for name in names} | {"uid": None, "path": [], "mounts": False}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agent_r1_tools.python.choose import open_sandbox
-from agent_r1_tools.python.process import REPLAY_RUNS, START_SECONDS
+from agent_r1_tools.python.launch import START_SECONDS
+from agent_r1_tools.python.process import REPLAY_RUNS
 from agent_r1_tools.python.sandbox import MAX_ENDING, Limits, Sandbox, SandboxError, Session, State
 from agent_r1_tools.running import describe
 from agent_r1_tools.tool import Tool, ToolResult

@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1_tools.python.process import BROKEN, GUEST, call_result, check_arguments, encodable, outcome
+from agent_r1_tools.python.launch import GUEST
+from agent_r1_tools.python.process import BROKEN, call_result, check_arguments, encodable, outcome
 from agent_r1_tools.python.sandbox import (
     ENDED,
     LOST,

@@ -17,6 +17,7 @@ MAX_ENDING = 4000
 LOST = "[the session could not be restored; it starts anew]\n"
 UNCHANGED = "[{}; the session is as it was before]"
 OUT_OF_TIME = "no result within {:g} seconds"
+ASKED = "it asked our functions too often, or for too much"
 ENDED = "the process ended: it left by itself, crashed, or used too much memory"
 
 
@@ -50,8 +51,8 @@ class Limits:
         memory: bytes of address space, for each of its processes.
         output: characters that are kept of what it prints.
         processes: processes and threads at a time, its own included.
-        files: bytes that it may write to the files of its own `/tmp`, which ends with the session.
-        network: whether it may open sockets. Only bubblewrap can allow it.
+        files: bytes that it may write to the files of its own `/tmp`, some 1,000 at most, which end with the session.
+        network: whether it may open internet sockets. Only bubblewrap can allow it.
     """
 
     wall_seconds: float = 10.0

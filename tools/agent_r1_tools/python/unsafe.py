@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 from agent_r1_tools.python import layout
-from agent_r1_tools.python.process import (
-    GUEST,
-    PYTHON_FLAGS,
-    GuestProcess,
-    ProcessSandbox,
-    guest_settings,
-    kill_group,
-    start_process,
-)
+from agent_r1_tools.python.launch import GUEST, PYTHON_FLAGS, kill_group, start_process
+from agent_r1_tools.python.process import GuestProcess, ProcessSandbox, guest_settings
 
 
 class BareProcess(ProcessSandbox):
@@ -35,4 +29,5 @@ class BareProcess(ProcessSandbox):
             kill_group(process)
             shutil.rmtree(folder, ignore_errors=True)
 
-        return start_process(command, settings, end, cwd=folder)
+        process, control, output = start_process(command, cwd=folder)
+        return GuestProcess(control, output, functools.partial(end, process), settings)
