@@ -132,8 +132,8 @@ def own_step_microseconds(state_tokens: int, repeats: int) -> dict[str, float]:
         return wrapper
 
     span = np.array(call(env, 0.0, 0), np.int32)
-    dialect, tool = env.dialect, env.tools["wait"]
-    dialect._encode_text, dialect._decode = timed(dialect._encode_text), timed(dialect._decode)
+    codec, tool = env.dialect.codec, env.tools["wait"]
+    codec.encode_text, codec.decode = timed(codec.encode_text), timed(codec.decode)
     tool.execute = timed(tool.execute)  # type: ignore[method-assign]
     whole, own = [], []
     for seed in range(repeats):

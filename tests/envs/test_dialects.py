@@ -286,7 +286,7 @@ class TestGuard:
 
     @staticmethod
     def controls(dialect, ids):
-        return [i for i in ids if i in dialect._control_ids]
+        return [i for i in ids if i in dialect.codec.control_ids]
 
     @every_family
     @settings(max_examples=60, deadline=None)

@@ -1,0 +1,65 @@
+"""Dialects: how a model family writes prompts, tool calls and tool results, in tokens.
+
+A dialect stands between an environment, which thinks in messages and calls, and a policy, which writes tokens::
+
+    prompt = dialect.render(messages, tools)       the start of the state
+    turn = dialect.parse(span)                     what a sampled span says: visible text and tool calls
+    more = dialect.bridge(closed, results)         the tokens between that span and the policy's next turn
+
+Three rules hold for every family:
+
+- History is never rendered again. `bridge` gives only what comes after a span, so what the policy sampled stays as
+  sampled, also with templates that rewrite earlier turns.
+- Text from tools and data never becomes a control token: a cut inside each of their strings keeps them apart. Text
+  without such strings is encoded exactly as the family does.
+- `parse` reads tool calls by token id where the vocabulary has a token for them, takes time linear in the span, and
+  never raises.
+
+How the bridge is found: the chat template is rendered once with placeholders for the assistant's text and the tools'
+results; what stands between the placeholders is the constant text of the family.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_r1.dialects.base import Call, Dialect, Turn
+from agent_r1.dialects.fenced import Fenced
+from agent_r1.dialects.hermes import Hermes
+from agent_r1.dialects.json_reader import read_json
+from agent_r1.dialects.llama3_json import Llama3JSON
+from agent_r1.dialects.qwen_xml import QwenXML
+from agent_r1.dialects.react import ReAct
+from agent_r1.dialects.template import Schema
+from agent_r1.tokenizers import chat_template
+
+__all__ = [
+    "DIALECTS", "Call", "Dialect", "Fenced", "Hermes", "Llama3JSON", "QwenXML", "ReAct", "Schema", "Turn",
+    "get_dialect", "read_json",
+]  # fmt: skip
+
+DIALECTS: dict[str, type[Dialect]] = {dialect.name: dialect for dialect in (Hermes, QwenXML, Llama3JSON, ReAct, Fenced)}
+"""The families by name."""
+
+_cache: dict[tuple[str | None, int, int, str], Dialect] = {}
+
+
+def get_dialect(name: str | None, tokenizer: Any) -> Dialect:
+    """The dialect of this name over a tokenizer (from `load_tokenizer`).
+
+    None takes the family whose calls the chat template writes, and if it writes none that is known here, "hermes" with
+    the instructions in the system message. Dialects are kept per tokenizer object.
+
+    Raises:
+        ValueError: an unknown name, or a chat template that cannot be used (see `Dialect`).
+    """
+    if name is not None and name not in DIALECTS:
+        raise ValueError(f"unknown dialect {name!r}; there are {', '.join(DIALECTS)}, or None to recognise it")
+    key = (name, id(tokenizer), len(tokenizer), chat_template(tokenizer))  # both change when the user changes them
+    if key not in _cache:
+        if name is None:
+            natives = (d for d in DIALECTS if get_dialect(d, tokenizer).native)
+            _cache[key] = get_dialect(next(natives, "hermes"), tokenizer)
+        else:
+            _cache[key] = DIALECTS[name](tokenizer)
+    return _cache[key]

@@ -1,0 +1,363 @@
+"""What every family of dialects shares: prompts, bridges, thinking, and how a span is read up to its calls."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agent_r1.dialects.codec import CUT, RESERVED
+from agent_r1.dialects.template import PROBE_TOOL, ChatTemplate, Schema
+from agent_r1.tokenizers import render_chat
+
+
+@dataclass
+class Call:
+    """One tool call as the policy wrote it."""
+
+    name: str
+    """The tool's name; may be empty in a malformed call."""
+    arguments: dict[str, Any] | None
+    """The arguments, or None in a malformed call."""
+    error: str | None = None
+    """Why the call is malformed, in words for the policy; None if it is well formed."""
+    text: str = ""
+    """The call as written, without its tags."""
+
+
+@dataclass
+class Turn:
+    """What a span says."""
+
+    content: str
+    """The visible text up to the first stop token: without thinking, without calls, without white space around it."""
+    calls: list[Call] = field(default_factory=list)
+    """The tool calls in the order written."""
+    raw: str = ""
+    """Everything up to the first stop token, thinking and calls included."""
+
+
+# Private-use characters for tags, once recognised; see `RESERVED`.
+_THINK, _UNTHINK, _CALL, _UNCALL = "\U0010f8a1", "\U0010f8a2", "\U0010f8a3", "\U0010f8a4"
+_TAG_MARKS = (_THINK, _UNTHINK, _CALL, _UNCALL)
+_MARK = re.compile("[" + "".join(_TAG_MARKS) + "]")
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STOP_NAMES = ("<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+
+
+class Dialect(ChatTemplate):
+    """A family's way of writing, over one tokenizer. Use `get_dialect`; subclasses are the families.
+
+    Args:
+        tokenizer: see `agent_r1.tokenizers.load_tokenizer`.
+
+    Raises:
+        ValueError: the chat template cannot be used: it drops or repeats the assistant's text or the tools' results, or
+            does not end an assistant's turn with one control token.
+    """
+
+    name: ClassVar[str] = ""
+    call_tags: ClassVar[tuple[str, str] | None] = None
+    """The tags around a tool call, where the family has them."""
+    think_tags: ClassVar[tuple[str, str]] = ("<think>", "</think>")
+
+    stop_token_ids: list[int]
+    """The tokens that end a turn, the family's usual one first."""
+    starts_thinking: bool = False
+    """Whether the prompt opens the policy's thinking, so that a span starts inside it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        controls = self.codec.controls
+        stops = [self.end_of_turn, getattr(tokenizer, "eos_token", None) or self.end_of_turn, *_STOP_NAMES]
+        self.stop_token_ids = list(dict.fromkeys(controls[s] for s in stops if s in controls))
+        self._stop_ids = frozenset(self.stop_token_ids)
+
+        tags = [*self.think_tags, *(self.call_tags or ())]
+        self._tag_ids = [(tag, mark, controls.get(tag)) for tag, mark in zip(tags, _TAG_MARKS, strict=False)]
+        self._written = {ord(mark): tag for tag, mark, _ in self._tag_ids}
+        self._call_texts = re.compile("|".join(map(re.escape, sorted({*controls, *tags}, key=len, reverse=True))))
+
+        self.native = self._is_native()
+        self._system_role = self._accepts_system_role()
+        generation_prompt = self._frame("user", 1).chunks[-1]
+        thinking, answering = (generation_prompt.rfind(tag) for tag in self.think_tags)
+        self.starts_thinking = thinking > answering
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.tokenizer!r:.60})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from agent_r1.dialects import get_dialect
+
+        return get_dialect, (self.name, self.tokenizer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Dialect:
+        return self  # nothing in it changes, but caches
+
+    # ---------------------------------------------------------------------------------------------- writing
+
+    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[Schema] = ()) -> list[int]:
+        """The prompt: the conversation, the tools' schemas and the start of the policy's turn.
+
+        Args:
+            messages: chat messages; strings in them are plain text, whatever they contain.
+            tools: schemas of the tools; explained in the system message where the chat template knows no tools.
+
+        Returns:
+            The token ids.
+
+        Raises:
+            ValueError: the chat template refuses the conversation.
+        """
+        ids = self.codec.encode(self._render_guarded(messages, tools, self.codec.guard))
+        if any(self.codec.touches_edge(message.get("content")) for message in messages):
+            # A content may have completed a control token that the text beside it began ("<|im_" + "end|>").
+            safe = self.codec.encode(self._render_guarded(messages, tools, self.codec.guard_edges))
+            if self.codec.controls_in(ids) != self.codec.controls_in(safe):
+                return safe
+        return ids
+
+    def bridge(self, closed: bool, results: Sequence[tuple[str, str]]) -> list[int]:
+        """The tokens after a sampled span: the tools' results and the start of the next turn.
+
+        Args:
+            closed: whether the span ended with a stop token; if not, the end of turn comes first.
+            results: ``(tool name, content)`` in call order.
+
+        Returns:
+            The token ids; they are the environment's, never the policy's.
+        """
+        values = [text for pair in results for text in pair]
+        return self.close() * (not closed) + self._fill("tool", len(results), values)
+
+    def hint(self, closed: bool, text: str) -> list[int]:
+        """Like `bridge`, with a user's message instead of tools' results."""
+        return self.close() * (not closed) + self._fill("user", 1, ["", text])
+
+    def close(self) -> list[int]:
+        """The tokens that end a turn which the policy left open."""
+        return self.stop_token_ids[:1]
+
+    def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
+        """The text of one call: ``parse(encode(tool_call(name, arguments) + end_of_turn))`` gives it back.
+
+        Raises:
+            ValueError: the family cannot write these arguments (its docstring says which).
+        """
+        raise NotImplementedError
+
+    def instructions(self, tools: Sequence[Schema]) -> str:
+        """How to call the tools, for a chat template that does not say so itself."""
+        raise NotImplementedError
+
+    def result_messages(self, results: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Tools' results as messages for the chat template."""
+        if self.native:
+            return [
+                {"role": "tool", "name": name, "content": content, "tool_call_id": f"{i:09d}"}
+                for i, (name, content) in enumerate(results)
+            ]
+        return [{"role": "user", "content": "\n".join(self.result_text(content) for _, content in results)}]
+
+    def result_text(self, content: str) -> str:
+        """One tool's result inside a user's message, for a chat template without a tool role."""
+        return f"<tool_response>\n{content}\n</tool_response>"
+
+    def is_plain(self, text: str) -> bool:
+        """Whether a text can stand in a call as it is: no tag or control token in it, nothing the tokenizer changes."""
+        if self._call_texts.search(text) or RESERVED.search(text):
+            return False
+        ids = self.codec.encode_text(text)
+        return not self.codec.controls_in(ids) and self.codec.decode(ids) == text
+
+    # ---------------------------------------------------------------------------------------------- reading
+
+    def parse(self, span: Sequence[int], tools: Sequence[Schema] = ()) -> Turn:
+        """What a sampled span says, up to its first stop token. Never raises on ids of the vocabulary.
+
+        Text in ``<think>...</think>`` is not searched for calls; an open ``<think>`` hides everything after it.
+
+        Args:
+            span: token ids, a sequence or a 1-D integer array.
+            tools: the tools' schemas, for families that write arguments without types (`QwenXML`).
+        """
+        raw, text = self._read(span)
+        visible: list[str] = []
+        calls: list[Call] = []
+        for is_call, piece, closed in self._regions(text):
+            if not is_call:
+                visible.append(piece)
+                continue
+            piece = piece.translate(self._written)
+            call = self.read_call(piece.strip(), tools)
+            if not closed:
+                call = Call(call.name, None, "the call is never closed", piece)
+            calls.append(call)
+        content, more = self.read_visible("".join(visible).translate(self._written), tools)
+        return Turn(content.strip(), calls + more, raw)
+
+    def read_call(self, text: str, tools: Sequence[Schema]) -> Call:
+        """Read what stands between the call tags."""
+        raise NotImplementedError
+
+    def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+        """Read calls that are written as plain text: the rest of the text, and the calls."""
+        return text, []
+
+    def _read(self, span: Any) -> tuple[str, str]:
+        """The text of a span up to its stop token: as it is, and with each tag as one private character.
+
+        Where a tag is a token of the vocabulary, only that token counts, not its letters.
+        """
+        ids: list[int] = span.tolist() if hasattr(span, "tolist") else list(span)
+        stop = next((i for i, token in enumerate(ids) if token in self._stop_ids), len(ids))
+        del ids[stop:]
+        raw = text = self.codec.decode(ids)
+        if not text.isascii():
+            text = RESERVED.sub("\ufffd", text)
+        if any(token is not None and text.count(tag) != ids.count(token) for tag, _, token in self._tag_ids):
+            return raw, self._read_exactly(ids)
+        for tag, mark, _ in self._tag_ids:
+            text = text.replace(tag, mark)
+        return raw, text
+
+    def _read_exactly(self, ids: list[int]) -> str:
+        """The text with tags as private characters, for a span in which some tag is also spelled with letters."""
+        marks = {token: mark for _, mark, token in self._tag_ids if token is not None}
+        pieces: list[str] = []
+        start = 0
+        for i, token in enumerate([*ids, -1]):
+            if token in marks or token == -1:
+                piece = RESERVED.sub("\ufffd", self.codec.decode(ids[start:i]))
+                for tag, mark, tag_id in self._tag_ids:
+                    if tag_id is None:
+                        piece = piece.replace(tag, mark)
+                pieces += piece, marks.get(token, "")
+                start = i + 1
+        return "".join(pieces)
+
+    def _regions(self, text: str) -> Iterator[tuple[bool, str, bool]]:
+        """Cut a marked text into ``(is a call, text, closed)``; thinking is left out."""
+        start, thinking, calling = 0, self.starts_thinking, False
+        for match in _MARK.finditer(text):
+            mark = match[0]
+            if thinking:
+                if mark == _UNTHINK:
+                    thinking, start = False, match.end()
+            elif calling:
+                if mark in (_CALL, _UNCALL):  # a call that opens inside a call: the outer one was never closed
+                    yield True, text[start : match.start()], mark == _UNCALL
+                    calling, start = mark == _CALL, match.end()
+            elif mark in (_THINK, _CALL):
+                yield False, text[start : match.start()], True
+                thinking, calling, start = mark == _THINK, mark == _CALL, match.end()
+        if not thinking:
+            yield calling, text[start:], False
+
+    def _json(self, value: Any) -> str:
+        """JSON on one line that no tokenizer changes and that contains no tag and no control token."""
+        text = self._escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        return text if self.is_plain(text) else self._escape(json.dumps(value, allow_nan=False))
+
+    def _escape(self, text: str) -> str:
+        """Write the first character of every tag and control token inside JSON strings as ``\\uXXXX``."""
+        if not self._call_texts.search(text):
+            return text
+
+        def escape(token: re.Match[str]) -> str:
+            first = json.dumps(token[0][0])[1:-1]
+            return (first if len(first) > 1 else f"\\u{ord(first):04x}") + token[0][1:]
+
+        return _JSON_STRING.sub(lambda string: self._call_texts.sub(escape, string[0]), text)
+
+    def _render_guarded(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[Schema], guard: Callable[[str], str]
+    ) -> str:
+        """The prompt's text; ``guard`` is for the contents of messages, whose edges touch the template's text."""
+        guarded = []
+        for message in messages:
+            strings = {key: map_strings(value, self.codec.guard) for key, value in message.items()}
+            if isinstance(message.get("content"), str):
+                strings["content"] = guard(message["content"])
+            guarded.append({**strings, "role": message["role"]})
+        schemas = [map_strings(tool, self.codec.guard) for tool in tools]
+        if not self.native:
+            guarded = self._without_tool_roles(guarded)
+            text = self.instructions(schemas) if schemas else ""
+            guarded, schemas = self._with_instructions(guarded, text), []
+        return render_chat(self.tokenizer, guarded, schemas, add_generation_prompt=True)
+
+    def _without_tool_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The conversation for a chat template without tools: calls and results as text."""
+        plain: list[dict[str, Any]] = []
+        for is_tool, group in itertools.groupby(messages, key=lambda m: m["role"] == "tool"):
+            if is_tool:
+                plain += self.result_messages([(m.get("name", ""), m["content"]) for m in group])
+                continue
+            for message in group:
+                functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
+                texts = [self.tool_call(f["name"], map_strings(f["arguments"], _uncut)) for f in functions]
+                content = message.get("content") or ""
+                plain.append({"role": message["role"], "content": "\n".join([content] * bool(content) + texts)})
+        return plain
+
+    def _with_instructions(self, messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+        """The conversation with this text added to the system message, or where the family has none, to the user's."""
+        if messages and messages[0]["role"] == "system":
+            text = "\n\n".join(filter(None, (messages[0]["content"], text)))
+            messages = messages[1:]
+        if not text:
+            return messages
+        if self._system_role:
+            return [{"role": "system", "content": text}, *messages]
+        if not messages or messages[0]["role"] != "user":
+            return [{"role": "user", "content": text}, *messages]
+        return [{**messages[0], "content": f"{text}\n\n{messages[0]['content']}"}, *messages[1:]]
+
+    def _is_native(self) -> bool:
+        """Whether the chat template explains tools, and writes a call so that this family's parser reads all of it."""
+        call = {"type": "function", "id": "0" * 9, "function": {"name": "probe_tool", "arguments": {"text": "a b"}}}
+        user = {"role": "user", "content": "Hello."}
+        assistant = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            before = render_chat(self.tokenizer, [user], [PROBE_TOOL])
+            opened = render_chat(self.tokenizer, [user], [PROBE_TOOL], True)
+            after = render_chat(self.tokenizer, [user, assistant], [PROBE_TOOL])
+        except ValueError:
+            return False
+        if "probe_tool" not in before or not (opened.startswith(before) and after.startswith(before)):
+            return False
+        header = self.parse(self.codec.encode_text(opened[len(before) :]))
+        turn = self.parse(self.codec.encode_text(after[len(before) :].rpartition(self.end_of_turn)[0]), [PROBE_TOOL])
+        calls = [(call.name, call.arguments) for call in turn.calls]
+        return calls == [("probe_tool", {"text": "a b"})] and turn.content == header.content
+
+
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with every string in it changed, keys of dicts included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {map_strings(key, change): map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_strings(item, change) for item in value]
+    return value
+
+
+def _uncut(text: str) -> str:
+    return text.replace(CUT, "")
+
+
+def function_of(schema: Schema) -> dict[str, Any]:
+    """The name, description and parameters in a schema, with or without the frame around them."""
+    function: dict[str, Any] = schema.get("function", schema)
+    return function
+
+
+def schema_lines(tools: Sequence[Schema]) -> str:
+    """The tools' schemas as JSON, one a line, for instructions."""
+    return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

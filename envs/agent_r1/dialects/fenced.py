@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from agent_r1.dialects.base import Call, function_of, schema_lines
+from agent_r1.dialects.json_calls import JSONCalls
+from agent_r1.dialects.template import Schema
+
+
+class Fenced(JSONCalls):
+    """Fenced blocks over any chat template: a ```` ```python ```` block is a call of ``python(code)``, a
+    ```` ```tool_call ```` or ```` ```json ```` block with ``{"name": ..., "arguments": {...}}`` a call of any tool.
+
+    Writes every JSON argument (code that contains control tokens goes into a JSON block).
+    """
+
+    name = "fenced"
+
+    def _is_native(self) -> bool:
+        return False
+
+    def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
+        code = arguments.get("code")
+        if name == "python" and len(arguments) == 1 and isinstance(code, str) and self.is_plain(code):
+            runs = [len(run) for run in re.findall("`+", code)]
+            fence = "`" * max(3, 1 + max(runs, default=0))  # longer than any in the code, so that none of them ends it
+            return f"{fence}python\n{code}\n{fence}"
+        return f"```tool_call\n{self._json_call(name, arguments)}\n```"
+
+    def instructions(self, tools: Sequence[Schema]) -> str:
+        lines = [f"You may use these tools, given as JSON schemas:\n\n{schema_lines(tools)}\n"]
+        if any(function_of(tool).get("name") == "python" for tool in tools):
+            lines.append(
+                "To run Python, write a block:\n```python\nprint(1 + 1)\n```\nFor another tool, write a block:"
+            )
+        else:
+            lines.append("To use one, write a block:")
+        lines.append('```tool_call\n{"name": the tool, "arguments": {...}}\n```')
+        lines.append("The result comes back in a block:\n```output\nthe result\n```")
+        return "\n".join(lines)
+
+    def result_text(self, content: str) -> str:
+        return f"```output\n{content}\n```"
+
+    def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+        rest: list[str] = []
+        calls: list[Call] = []
+        position, opened = 0, None
+        for fence in _FENCE.finditer(text):
+            info = fence[2].strip()
+            if opened is None:
+                opened = fence
+                rest.append(text[position : fence.start()])
+                position = fence.start()
+            elif not info and len(fence[1]) >= len(opened[1]):
+                body = text[opened.end() + 1 : max(opened.end() + 1, fence.start() - 1)]
+                kind, opened = opened[2].strip().lower(), None
+                call = self._read_block(kind, body, tools)
+                if call is None:
+                    rest.append(text[position : fence.end()])
+                else:
+                    calls.append(call)
+                position = fence.end()
+        if opened is not None and self._read_block(kind := opened[2].strip().lower(), "", tools) is not None:
+            name = "python" if kind in _PYTHON_FENCES else ""
+            calls.append(Call(name, None, "the block is never closed with ```", text[opened.end() + 1 :]))
+        else:
+            rest.append(text[position:])
+        return "".join(rest), calls
+
+    def _read_block(self, kind: str, body: str, tools: Sequence[Schema]) -> Call | None:
+        if kind in _PYTHON_FENCES:
+            return Call("python", {"code": body}, None, body)
+        return self.read_call(body, tools) if kind in ("tool_call", "json") else None
+
+
+_FENCE = re.compile(r"^(`{3,})([^\n`]*)$", re.MULTILINE)
+_PYTHON_FENCES = ("python", "py", "python3")
