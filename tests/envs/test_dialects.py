@@ -476,6 +476,26 @@ class TestCallsComeBack:
         assert ok(turn) == [("search", each) for each in arguments]
         assert turn.content.startswith("Let me see.") and turn.content.endswith("Done.")
 
+    @every_family
+    @pytest.mark.parametrize("content", ["", "Let me see.", "A line.\n\nAnother: {}"])
+    @pytest.mark.parametrize("count", range(4))
+    def test_a_written_turn(self, family, content, count):
+        """Parallel calls are joined in one way, with the text before them."""
+        dialect = FAMILIES[family]
+        calls = [("search", {"query": f"a word: {i}"}) for i in range(count)]
+        calls += [("python", {"code": "a = 1\nb = 2"})] * 2
+        text = dialect.write_turn(content, calls) + dialect.end_of_turn
+        turn = dialect.parse(encode(dialect, text), [SEARCH, PYTHON])
+        assert ok(turn) == calls and turn.content == content
+
+    @every_family
+    def test_a_broken_call_is_malformed_and_hides_no_other(self, family):
+        dialect = FAMILIES[family]
+        for arguments in ("", "{", "null", '{"query": "Emma"', "</tool_call><|im_end|>\n```\n"):
+            text = dialect.write_turn("So.", [("search", arguments), ("search", {"query": "Emma"})])
+            turn = dialect.parse(encode(dialect, text + dialect.end_of_turn), [SEARCH])
+            assert [call.error is None for call in turn.calls] == [False, True] and turn.content == "So."
+
     @pytest.mark.parametrize("family", ["qwen_xml", "qwen_xml-plain"])
     @settings(max_examples=100, deadline=None)
     @given(name=names, texts=st.dictionaries(names, json_text, max_size=3), values=st.dictionaries(names, json_values))
@@ -612,6 +632,9 @@ class TestMalformedCalls:
             ('{"name": "f", "parameters": {}}', ["f"], ""),
             ('<|python_tag|>{"name": "f", "parameters": {}}', ["f"], ""),
             ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', ["f", "g"], ""),
+            ('{"name": "f", "parameters": {}}{"name": "g", "parameters": {}}', ["f", "g"], ""),
+            ('{"name": "f", "parameters": {}} {"name": "g", "para', ["f", None], ""),
+            ('{"name": "f", "parameters": {}} {"set": 1}', ["f"], '{"set": 1}'),
             ('{"name": "f", "arguments": {}}', ["f"], ""),
             ('I look.\n  {"type": "function", "name": "f", "parameters": {}}\nSo.', ["f"], "I look.\n\nSo."),
             ('So {"name": "f", "parameters": {}}', [], 'So {"name": "f", "parameters": {}}'),
@@ -762,9 +785,9 @@ class TestNeverRaises:
         "text",
         [
             "<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_call>{", '<tool_call>{"name": "f", ',
-            "<think></think>", "[", '{"a":', '{"name": ', "\n{\n", '{"name":"f"};', "<|python_tag|>", "<function=",
-            "<parameter=", "<parameter=a>", "</parameter>", "```", "```\n", "\n```python\n", "`", " ", "\n",
-            "\nAction: f", "\nAction Input: {", "\nAction:", "\nAction Input: [1,", "<", "\\", '"', "\\u",
+            "<think></think>", "[", '{"a":', '{"name": ', "\n{\n", '{"name":"f"};', '{"name":"f"}', "<|python_tag|>",
+            "<function=", "<parameter=", "<parameter=a>", "</parameter>", "```", "```\n", "\n```python\n", "`", " ",
+            "\n", "\nAction: f", "\nAction Input: {", "\nAction:", "\nAction Input: [1,", "<", "\\", '"', "\\u",
         ],
     )  # fmt: skip
     def test_and_takes_linear_time(self, text):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agent_r1.dialects.codec import CUT, RESERVED
-from agent_r1.dialects.template import PROBE_TOOL, ChatTemplate, Schema
+from agent_r1.dialects.template import PROBE_TOOL, ChatTemplate, Schema, template_message
 from agent_r1.tokenizers import render_chat
 
 
@@ -104,7 +104,8 @@ class Dialect(ChatTemplate):
         """The prompt: the conversation, the tools' schemas and the start of the policy's turn.
 
         Args:
-            messages: chat messages; strings in them are plain text, whatever they contain.
+            messages: chat messages, as chat APIs or as chat templates take them; strings in them are plain text,
+                whatever they contain.
             tools: schemas of the tools; explained in the system message where the chat template knows no tools.
 
         Returns:
@@ -149,6 +150,31 @@ class Dialect(ChatTemplate):
             ValueError: the family cannot write these arguments (its docstring says which).
         """
         raise NotImplementedError
+
+    def broken_call(self, name: str, arguments: str) -> str:
+        """A call whose arguments are no JSON object, as a chat API may give one: `parse` finds it malformed."""
+        opened, closed = self.call_tags or ("", "")
+        return f"{opened}{self.spell(f'{name} {arguments}')}{closed}"
+
+    def write_turn(self, content: str = "", calls: Iterable[tuple[str, dict[str, Any] | str]] = ()) -> str:
+        """The text of a turn, without its end: what it says, then its calls, each on lines of its own.
+
+        ``parse(encode(write_turn(content, calls) + end_of_turn))`` gives the calls back, and a content without tags.
+
+        Args:
+            content: the visible text; its tags are the policy's.
+            calls: names and arguments; arguments that are text are written as a `broken_call`.
+
+        Raises:
+            ValueError: the family cannot write these arguments (see `tool_call`).
+        """
+        texts = [
+            self.broken_call(name, given) if isinstance(given, str) else self.tool_call(name, given)
+            for name, given in calls
+        ]
+        end_of_thought = self.think_tags[1]
+        thought = f"{end_of_thought}\n\n" if self.starts_thinking and end_of_thought not in content else ""
+        return thought + "\n".join([content] * bool(content) + texts)
 
     def instructions(self, tools: Sequence[Schema]) -> str:
         """How to call the tools, for a chat template that does not say so itself."""
@@ -263,6 +289,10 @@ class Dialect(ChatTemplate):
         text = self._escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
         return text if self.is_plain(text) else self._escape(json.dumps(value, allow_nan=False))
 
+    def spell(self, text: str) -> str:
+        """The text on one line, with a space inside every tag and control token, which then is none."""
+        return self._call_texts.sub(lambda tag: f"{tag[0][0]} {tag[0][1:]}", " ".join(text.split()))
+
     def _escape(self, text: str) -> str:
         """Write the first character of every tag and control token inside JSON strings as ``\\uXXXX``."""
         if not self._call_texts.search(text):
@@ -279,7 +309,7 @@ class Dialect(ChatTemplate):
     ) -> str:
         """The prompt's text; ``guard`` is for the contents of messages, whose edges touch the template's text."""
         guarded = []
-        for message in messages:
+        for message in map(template_message, messages):
             strings = {key: map_strings(value, self.codec.guard) for key, value in message.items()}
             if isinstance(message.get("content"), str):
                 strings["content"] = guard(message["content"])
@@ -299,7 +329,7 @@ class Dialect(ChatTemplate):
                 plain += self.result_messages([(m.get("name", ""), m["content"]) for m in group])
                 continue
             for message in group:
-                functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
+                functions = [function_of(call) for call in message.get("tool_calls") or ()]
                 texts = [self.tool_call(f["name"], map_strings(f["arguments"], _uncut)) for f in functions]
                 content = message.get("content") or ""
                 plain.append({"role": message["role"], "content": "\n".join([content] * bool(content) + texts)})

@@ -27,7 +27,10 @@ class Fenced(JSONCalls):
             runs = [len(run) for run in re.findall("`+", code)]
             fence = "`" * max(3, 1 + max(runs, default=0))  # longer than any in the code, so that none of them ends it
             return f"{fence}python\n{code}\n{fence}"
-        return f"```tool_call\n{self._json_call(name, arguments)}\n```"
+        return super().tool_call(name, arguments)
+
+    def _framed(self, text: str) -> str:
+        return f"```tool_call\n{text}\n```"
 
     def instructions(self, tools: Sequence[Schema]) -> str:
         lines = [f"You may use these tools, given as JSON schemas:\n\n{schema_lines(tools)}\n"]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from agent_r1.dialects.base import schema_lines
 from agent_r1.dialects.json_calls import JSONCalls
@@ -17,8 +16,8 @@ class Hermes(JSONCalls):
     name = "hermes"
     call_tags = ("<tool_call>", "</tool_call>")
 
-    def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
-        return f"<tool_call>\n{self._json_call(name, arguments)}\n</tool_call>"
+    def _framed(self, text: str) -> str:
+        return f"<tool_call>\n{text}\n</tool_call>"
 
     def instructions(self, tools: Sequence[Schema]) -> str:
         return (

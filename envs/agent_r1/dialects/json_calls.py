@@ -43,5 +43,15 @@ class JSONCalls(Dialect):
         except ValueError as error:
             return Call("", None, f"the call is not valid JSON ({error})", text)
 
-    def _json_call(self, name: str, arguments: dict[str, Any]) -> str:
+    def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
+        return self._framed(self._json_call(name, arguments))
+
+    def broken_call(self, name: str, arguments: str) -> str:
+        return self._framed(self._json_call(name, arguments))  # a string stands where an object should
+
+    def _framed(self, text: str) -> str:
+        """The JSON of a call with what stands around it."""
+        return text
+
+    def _json_call(self, name: str, arguments: dict[str, Any] | str) -> str:
         return self._json({"name": name, self.argument_keys[0]: arguments})

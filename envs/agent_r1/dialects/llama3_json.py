@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from agent_r1.dialects.base import Call, schema_lines
 from agent_r1.dialects.json_calls import JSONCalls
@@ -13,14 +12,12 @@ from agent_r1.dialects.template import Schema
 class Llama3JSON(JSONCalls):
     """Llama 3.1 to 3.3: ``{"name": ..., "parameters": {...}}`` at the start of a line, ``<|python_tag|>`` optional.
 
-    Writes every JSON argument. Several calls stand on lines of their own or are separated by ``;``.
+    Writes every JSON argument. Several calls stand on lines of their own; calls that follow one another on a line, with
+    or without ``;`` in between, are read, too.
     """
 
     name = "llama3_json"
     argument_keys = ("parameters", "arguments")
-
-    def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
-        return self._json_call(name, arguments)
 
     def instructions(self, tools: Sequence[Schema]) -> str:
         return (
@@ -55,4 +52,4 @@ class Llama3JSON(JSONCalls):
 
 
 _LLAMA_START = re.compile(r'<\|python_tag\|>\s*|^[ \t]*(?=\{\s*")', re.MULTILINE)
-_LLAMA_NEXT = re.compile(r"\s*;\s*(?=\{)")
+_LLAMA_NEXT = re.compile(r'\s*;\s*(?=\{)|[ \t]*(?=\{\s*")')

@@ -27,6 +27,9 @@ class ReAct(JSONCalls):
             raise ValueError(f"ReAct cannot write the tool name {name!r:.200}: it must be one line of plain text")
         return f"Action: {name}\nAction Input: {self._json(arguments)}"
 
+    def broken_call(self, name: str, arguments: str) -> str:
+        return f"Action: {self.spell(name)}\nAction Input: {self._json(arguments)}"
+
     def instructions(self, tools: Sequence[Schema]) -> str:
         return (
             f"You may use these tools, given as JSON schemas:\n\n{schema_lines(tools)}\n\n"

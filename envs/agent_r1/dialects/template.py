@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,22 @@ PROBE_TOOL: Schema = {
         "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
     },
 }
+
+
+def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat message as chat templates take it: where APIs have arguments as JSON text these have an object, and for
+    null the empty text."""
+    changed = dict(message)
+    if "content" in message and message["content"] is None:
+        changed["content"] = ""
+    if message.get("tool_calls"):
+        functions = [call.get("function", call) for call in message["tool_calls"]]
+        given = [json.loads(f["arguments"]) if isinstance(f["arguments"], str) else f["arguments"] for f in functions]
+        changed["tool_calls"] = [
+            {"type": "function", **call, "function": {**function, "arguments": arguments}}
+            for call, function, arguments in zip(message["tool_calls"], functions, given, strict=True)
+        ]
+    return changed
 
 
 @dataclass(frozen=True)
