@@ -28,10 +28,10 @@ class Task:
 
 @dataclass(frozen=True)
 class End:
-    """What `judge_result` returns where a result ends the task, such as a game that is over.
+    """What `judge_result` or `user_turn` returns where the task ends without an answer, such as a game that is over.
 
     Attributes:
-        score: what the end is worth, from 0 to 1, as `judge_answer` says it of an answer; it pays the outcome.
+        score: what the end is worth, from 0 to 1, as `judge_answer` says it of an answer; see `judge_outcome`.
         amounts: amounts of process terms, before their weights.
         metrics: for `info["metrics"]`.
     """
@@ -64,6 +64,7 @@ class OpenTurn:
     calls: list[PendingCall] = field(default_factory=list)
     skipped_calls: int = 0
     answers: list[str] = field(default_factory=list)
+    said: str = ""  # the visible text of a turn without calls
     judged: tuple[float, dict[str, float]] | None = None  # what `judge_answer` said, where it was asked early
     fault: str | None = None  # what broke, and stayed broken: the episode ends with this turn
 

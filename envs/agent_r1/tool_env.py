@@ -24,15 +24,15 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
+from agent_r1.chat import chat_messages, encode_turn, reply_text, transcript
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
-from agent_r1.tokenizers import load_tokenizer
+from agent_r1.tokenizers import load_tokenizer, replace_surrogates
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
-from agent_r1_tools.text import printable
 from agent_r1_tools.tool import is_fault
 
 __all__ = ["End", "Episode", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv"]
@@ -177,6 +177,23 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """
         raise NotImplementedError
 
+    def user_turn(self, text: str) -> str | End | None:
+        """What the task's user says to a turn with neither a call nor an answer in it, whose visible text is `text`.
+
+        None, the default, is for a task without a user: the policy then reads a hint and `no_action` counts. An `End`
+        ends the episode. What the user remembers belongs into `memory`. It should be quick: a vector environment waits.
+        """
+        return None
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """What the end of an episode pays, by default equation 6 of the paper (`paper_outcome`).
+
+        `score` is that of the answer or of an `End`, 0 where there is neither. `answer_ok`: the last turn has exactly
+        one answer, which isn't empty, or there was an `End`. `calls_ok`: no call of the episode was malformed. For an
+        unfinished episode `unfinished_reward` comes first, if it is given.
+        """
+        return paper_outcome(score, answer_ok=answer_ok, calls_ok=calls_ok)
+
     def judge_end(self, answer: str) -> dict[str, float]:
         """What the episode as a whole means, at its end ("" for no answer): amounts of process terms."""
         return {}
@@ -224,7 +241,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 self._begin_broken(int(index), horizon, fault_line("reset", error))
                 break
         if self.render_mode == "human":
-            print(self._transcript(0))
+            print(transcript(self.episode.messages, []))
         return self._observation(), self._info({}, [])
 
     def step(self, action: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
@@ -233,6 +250,18 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         results = Calls(turn.waiting, self.fault_deadline).run()
         assert results is not None
         return self.end_turn(turn, results)
+
+    def step_message(self, reply: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
+        """`step` with the reply of a chat API, whatever the dialect: a message with `content` and `tool_calls`.
+
+        What doesn't fit into the room left is cut off. Raises TypeError for what is no such message.
+        """
+        return self.step(self.encode_reply(reply))
+
+    def encode_reply(self, reply: Any) -> Tokens:
+        """The span that `step_message` steps with, for an environment with wrappers or one of many."""
+        room = min(self.max_action_tokens, self.max_context_tokens - self.episode.length)
+        return encode_turn(self, reply_text(self.dialect, reply), room)
 
     def begin_turn(self, action: Any) -> OpenTurn:
         """Append a span and read it. `turn.calls` with a tool wait to be run, in order (see `end_turn`)."""
@@ -262,7 +291,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                     {"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in readable
                 ]
         else:
-            turn.answers = find_answers(parsed.content)
+            turn.answers, turn.said = find_answers(parsed.content), parsed.content
         episode.messages.append(message)
         return turn
 
@@ -320,7 +349,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             self._return_to(mark, turn)
             raise ToolFault(fault_line("judge", error)) from error
         if self.render_mode == "human":
-            print(self._transcript(first_message))
+            print(transcript(self.episode.messages, self.episode.rewards, first_message))
         return outcome
 
     def _settle(
@@ -352,14 +381,23 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             responses.append(("", f"{turn.skipped_calls} more calls were not run: at most {MAX_CALLS} in one turn."))
             _add(amounts, "failed_call", 1)
         answered = bool(turn.answers)
+        reply = None  # of the user, or a hint
         if not (turn.calls or answered or turn.overflow):
-            _add(amounts, "no_action", 1)
+            heard = self.user_turn(turn.said) if turn.said else None
+            if isinstance(heard, End):
+                end = heard
+                self._add_judged(end.amounts, amounts)
+            elif heard is None:
+                reply = NO_ACTION_HINT
+                _add(amounts, "no_action", 1)
+            else:
+                reply = replace_surrogates(heard)
 
         # The end comes before the text: a terminated episode gets no results appended, a truncated one does.
         terminated = answered or end is not None
         reason = "context" if turn.overflow else None
         if not terminated and reason is None:
-            if not self._append_responses(turn, responses):
+            if not self._append_responses(turn, responses, reply):
                 reason = "context"
             if episode.turn >= episode.max_turns:
                 reason = "turns"
@@ -443,7 +481,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             if self.render_mode is None:
                 gym.logger.warn("render() without a render_mode; make the environment with render_mode='ansi'")
             return None
-        return self._transcript(0)
+        return transcript(self.episode.messages, self.episode.rewards)
 
     def close(self) -> None:
         """End what runs for the tools' sessions."""
@@ -478,8 +516,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation in chat form (a copy): what chat-style trainers and chat APIs take."""
-        return copy.deepcopy(self.episode.messages)
+        """The conversation as chat APIs take it (a copy): calls with ids, their arguments as JSON text."""
+        return chat_messages(self.episode.messages)
 
     # ------------------------------------------------------------------ inside
 
@@ -561,23 +599,26 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._append(tokens)
         return True
 
-    def _append_responses(self, turn: OpenTurn, responses: list[tuple[str, str]]) -> bool:
-        """Append what the environment says next, cut to the room left; False where not even that fits."""
+    def _append_responses(self, turn: OpenTurn, results: list[tuple[str, str]], reply: str | None) -> bool:
+        """Append what the environment says next, tools' results or a user's reply, cut to the room left; False where
+        not even that fits."""
+
+        def bridge_of(shown: list[tuple[str, str]]) -> list[int]:
+            if reply is None:
+                return self.dialect.bridge(turn.closed, shown)
+            return self.dialect.hint(turn.closed, shown[0][1])
+
         episode = self.episode
         reserve = self._reserve if episode.turn < episode.max_turns else 0
-        if not responses:
-            if not self._append_if_room(self.dialect.hint(turn.closed, NO_ACTION_HINT), reserve):
-                return False
-            episode.messages.append({"role": "user", "content": NO_ACTION_HINT})
-            return True
+        responses = results if reply is None else [("", reply)]
         shown = responses
-        if not self._append_if_room(self.dialect.bridge(turn.closed, responses), reserve):
+        if not self._append_if_room(bridge_of(responses), reserve):
             room = self.max_context_tokens - episode.length - reserve
             shortest, longest, bridge = 0, max(len(content) for _, content in responses), []
-            while shortest <= longest:  # the most characters of each result with which the bridge fits
+            while shortest <= longest:  # the most characters of each with which the bridge fits
                 middle = (shortest + longest) // 2
                 cut = [(name, text if len(text) <= middle else text[:middle] + CUT) for name, text in responses]
-                tokens = self.dialect.bridge(turn.closed, cut)
+                tokens = bridge_of(cut)
                 if len(tokens) <= room:
                     bridge, shown, shortest = tokens, cut, middle + 1
                 else:
@@ -585,7 +626,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             if not bridge:
                 return False
             self._append(bridge)
-        episode.messages.extend({"role": "tool", "name": name, "content": content} for name, content in shown)
+        if reply is None:
+            episode.messages.extend({"role": "tool", "name": name, "content": content} for name, content in shown)
+        else:
+            episode.messages.append({"role": "user", "content": shown[0][1]})
         return True
 
     def _pending(self, call: Call) -> PendingCall:
@@ -620,7 +664,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             _add(amounts, name, amount)
 
     def _outcome(self, turn: OpenTurn, end: End | None, terms: dict[str, float]) -> dict[str, Any]:
-        """Equation 6 of the paper: the score where the format is right, format score - 1 otherwise."""
+        """What the end pays, as `judge_outcome` says, under the name that fits; and what came of the episode."""
         answers = turn.answers
         if end is not None:
             turn.judged = float(end.score), dict(end.metrics)
@@ -629,12 +673,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if turn.judged is None:
             turn.judged = self.judge_answer(answer) if answer else (0.0, self.final_metrics())
         score, metrics = turn.judged
-        value = paper_outcome(score, answer_ok=right, calls_ok=not self.episode.malformed)
-        if answers or end is not None:
-            well_formed = right and not self.episode.malformed
-            terms[self.outcome_term if well_formed else "outcome/format"] = value
+        calls_ok = not self.episode.malformed
+        unfinished = not answers and end is None
+        if unfinished and self.unfinished_reward is not None:
+            value = self.unfinished_reward
         else:
-            terms["outcome/unfinished"] = value if self.unfinished_reward is None else float(self.unfinished_reward)
+            value = self.judge_outcome(score, answer_ok=right, calls_ok=calls_ok)
+        name = "outcome/unfinished" if unfinished else self.outcome_term if right and calls_ok else "outcome/format"
+        terms[name] = float(value)
         return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics}
 
     def _observation(self) -> Tokens:
@@ -651,23 +697,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             "stop_token_ids": list(self.dialect.stop_token_ids),
             "max_new_tokens": min(self.max_action_tokens, self.max_context_tokens - episode.length),
         } | fault
-
-    def _transcript(self, first: int) -> str:
-        episode = self.episode
-        lines, turn = [], sum(m["role"] == "assistant" for m in episode.messages[:first])
-        for message in episode.messages[first:]:
-            role = message["role"]
-            lines.append(f"[{role}{' ' + message['name'] if message.get('name') else ''}]")
-            if message["content"]:
-                lines.append(message["content"])
-            lines += [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
-            if role == "assistant":
-                if turn < len(episode.rewards):
-                    terms = episode.rewards[turn]
-                    named = ", ".join(f"{name} {value:+.2f}" for name, value in terms.items())
-                    lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
-                turn += 1
-        return printable("\n".join(lines))
 
 
 def _messages(instructions: str, question: str) -> list[dict[str, Any]]:

@@ -31,10 +31,11 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from agent_r1.chat import encode_turn
 from agent_r1.episode import OpenTurn, PendingCall
 from agent_r1.faults import Calls, Patience
 from agent_r1.tool_env import ToolEnv
-from agent_r1.wrappers import Tokens, UnicodeText, decode_state, encode_turn
+from agent_r1.wrappers import Tokens, UnicodeText, decode_state
 from agent_r1_tools import Tool, ToolFault, ToolResult, run_batch
 
 MAX_THREADS = 512  # they are started when they are needed, and mostly wait

@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.chat import encode_turn
 from agent_r1.spaces import TokenSpan
-from agent_r1.tokenizers import replace_surrogates
 from agent_r1.tool_env import ToolEnv
 
 Tokens = NDArray[np.int32]
@@ -55,22 +55,6 @@ class UnicodeText(gym.Space[str]):
 
     def __repr__(self) -> str:
         return "UnicodeText()"
-
-
-def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> Tokens:
-    """The span of an assistant turn that was written as text.
-
-    Lone surrogates become U+FFFD, the end of turn is added where the text doesn't close with a stop token, and the
-    span is cut to `max_new_tokens`. The names of control tokens in the text are control tokens: this is the policy.
-
-    Raises: TypeError for anything but a str.
-    """
-    if not isinstance(text, str):
-        raise TypeError(f"an action is a str here, got {type(text).__name__}; tokens go to the environment itself")
-    tokens = env.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
-    if not tokens or tokens[-1] not in env.dialect.stop_token_ids:
-        tokens = tokens + env.tokenizer.encode(env.dialect.end_of_turn, add_special_tokens=False)
-    return np.asarray(tokens[:max_new_tokens], np.int32)
 
 
 def decode_state(env: ToolEnv, tokens: Tokens) -> str:

@@ -526,7 +526,7 @@ def test_a_tool_that_changes_its_arguments_changes_nothing_else(say):
     for text, number in zip(texts, (1, 2, 1), strict=True):
         info = say(env, text)[4]
         assert info["tool_calls"][0]["arguments"] == {"x": {"y": number}}
-        assert env.messages[-2]["tool_calls"][0]["function"]["arguments"] == {"x": {"y": number}}
+        assert json.loads(env.messages[-2]["tool_calls"][0]["function"]["arguments"]) == {"x": {"y": number}}
     assert info["reward_terms"] == {"process/repeated_call": -0.05}  # only the third is one
 
 
@@ -776,7 +776,9 @@ def test_changing_the_arguments_in_info_changes_nothing_else(make, say):
     env = make()
     info = say(env, call(env, "echo", text="a"))[4]
     info["tool_calls"][0]["arguments"]["text"] = "b"
-    assert env.messages[2]["tool_calls"][0]["function"]["arguments"] == {"text": "a"}
+    assert env.messages[2]["tool_calls"][0]["function"]["arguments"] == '{"text": "a"}'
+    env.episode.messages[2]["tool_calls"][0]["function"]["arguments"]["text"] = "c"
+    assert info["tool_calls"][0]["arguments"] == {"text": "b"}
 
 
 @pytest.mark.parametrize(
@@ -1117,8 +1119,9 @@ def test_messages_are_the_state_in_chat_form(make):
     for text in texts:
         env.step(np.asarray(env.tokenizer.encode(text + "<|im_end|>")))
         messages, over = env.messages, env.episode.over
-        rendered = render_chat(env.tokenizer, messages, env._schemas, add_generation_prompt=not over)
+        rendered = render_chat(env.tokenizer, env.episode.messages, env._schemas, add_generation_prompt=not over)
         assert rendered.removesuffix("\n" * over) == text_of(env, state_of(env))
+        assert over or env.dialect.render(messages, env.schemas) == state_of(env).tolist()
         assert json.loads(json.dumps(messages)) == messages
     assert over and [m["role"] for m in messages] == [
         "system", "user", "assistant", "tool", "assistant", "tool", "tool", "assistant", "tool", "assistant", "user",
@@ -1138,6 +1141,8 @@ def test_messages_of_every_dialect_name_the_calls(make, say):
         env = make(dialect=dialect)
         say(env, "I look.\n" + call(env, "echo", text="a") + "\n")
         assistant, tool = env.messages[2:]
-        function = {"name": "echo", "arguments": {"text": "a"}}
-        assert assistant["tool_calls"] == [{"type": "function", "function": function}]
-        assert assistant["content"] == "I look." and tool == {"role": "tool", "name": "echo", "content": "a"}
+        function = {"name": "echo", "arguments": '{"text": "a"}'}
+        (named,) = assistant["tool_calls"]
+        assert named == {"type": "function", "id": named["id"], "function": function}
+        assert assistant["content"] == "I look."
+        assert tool == {"role": "tool", "name": "echo", "content": "a", "tool_call_id": named["id"]}

@@ -174,7 +174,7 @@ class Dialect(ChatTemplate):
         ]
         end_of_thought = self.think_tags[1]
         thought = f"{end_of_thought}\n\n" if self.starts_thinking and end_of_thought not in content else ""
-        return thought + "\n".join([content] * bool(content) + texts)
+        return thought + _lines(content, texts)
 
     def instructions(self, tools: Sequence[Schema]) -> str:
         """How to call the tools, for a chat template that does not say so itself."""
@@ -332,7 +332,7 @@ class Dialect(ChatTemplate):
                 functions = [function_of(call) for call in message.get("tool_calls") or ()]
                 texts = [self.tool_call(f["name"], map_strings(f["arguments"], _uncut)) for f in functions]
                 content = message.get("content") or ""
-                plain.append({"role": message["role"], "content": "\n".join([content] * bool(content) + texts)})
+                plain.append({"role": message["role"], "content": _lines(content, texts)})
         return plain
 
     def _with_instructions(self, messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
@@ -376,6 +376,11 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [map_strings(item, change) for item in value]
     return value
+
+
+def _lines(content: str, calls: list[str]) -> str:
+    """What a turn says, then its calls: in every family a call on lines of its own is read."""
+    return "\n".join([content] * bool(content) + calls)
 
 
 def _uncut(text: str) -> str:

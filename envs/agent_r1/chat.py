@@ -1,0 +1,154 @@
+"""Between an episode and chat APIs: its conversation as they take it, and their replies as turns of the policy.
+
+`ToolEnv.messages` and `ToolEnv.step_message` are the way to use it; docs/chat_apis.md shows the loop.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_r1.dialects import Call, Dialect, read_json
+from agent_r1.tokenizers import replace_surrogates
+from agent_r1_tools.text import printable
+
+if TYPE_CHECKING:
+    from agent_r1.tool_env import ToolEnv
+
+Message = dict[str, Any]
+_NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def chat_messages(messages: Sequence[Message]) -> list[Message]:
+    """An episode's messages, in which arguments are objects, as chat APIs take them (a copy).
+
+    Calls get ids, which their results name, and arguments as JSON text; a turn without a text beside its calls has the
+    content None. Tools that aren't there may have names which APIs refuse: other characters become underscores. Results
+    that answer no call in chat form, because the turn could only be kept as text, are a user's message.
+    """
+    shown: list[Message] = []
+    number = 0
+    for is_result, group in itertools.groupby(messages, key=lambda message: message["role"] == "tool"):
+        if not is_result:
+            shown += copy.deepcopy(list(group))
+            calls = shown[-1].get("tool_calls", ())
+            for call in calls:
+                call["id"] = f"call{number:05d}"  # nine letters and digits: the one form that all templates take
+                name, given = call["function"]["name"], call["function"]["arguments"]
+                call["function"]["name"] = _NO_NAME.sub("_", name)[:64]
+                call["function"]["arguments"] = json.dumps(given, ensure_ascii=False)
+                number += 1
+            if calls:
+                shown[-1]["content"] = shown[-1]["content"] or None
+        elif calls:
+            for message, call in zip(group, calls, strict=True):
+                shown.append(message | {"name": call["function"]["name"], "tool_call_id": call["id"]})
+        else:
+            shown.append({"role": "user", "content": "\n".join(message["content"] for message in group)})
+    return shown
+
+
+def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]:
+    """What the message of a chat API's reply says: its text, and its calls as names and arguments.
+
+    Arguments that are no JSON object are given as the text that they are. The text of a refusal counts as the text.
+
+    Args:
+        reply: a mapping with `content` and `tool_calls`, or an object of a client library (`choices[0].message`).
+
+    Raises:
+        TypeError: it is neither, or a call in it is none.
+    """
+    if hasattr(reply, "model_dump"):
+        reply = reply.model_dump()
+    if not isinstance(reply, Mapping) or not {"content", "tool_calls"} & reply.keys():
+        raise TypeError(f"a reply is a message with 'content' or 'tool_calls', got {reply!r:.200}")
+    content = reply.get("content") or reply.get("refusal") or ""
+    if isinstance(content, Sequence) and not isinstance(content, str):  # in parts
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    calls = []
+    for call in reply.get("tool_calls") or ():
+        function = call.get("function") or call if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise TypeError(f"a call in a reply has a 'function' with 'name' and 'arguments', got {call!r:.200}")
+        name = replace_surrogates(str(function.get("name") or ""))
+        calls.append((name, _arguments(function.get("arguments"))))
+    return replace_surrogates(str(content)), calls
+
+
+def _arguments(given: Any) -> dict[str, Any] | str:
+    text = json.dumps(given) if isinstance(given, Mapping) else replace_surrogates(str(given or ""))
+    if not text.strip():  # some servers write nothing where there are none
+        return {}
+    try:
+        value = read_json(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def reply_text(dialect: Dialect, reply: Any) -> str:
+    """The turn that a chat API's reply is, as the dialect's family writes it; see `read_reply`.
+
+    A call that the family cannot write is written so that it reads as malformed. The name of a stop token gets a space
+    inside. A text that would hide the calls, because it opens a thought or a block, comes after them.
+    """
+    content, calls = read_reply(reply)
+    for name, token in dialect.codec.controls.items():
+        if token in dialect.stop_token_ids:
+            content = content.replace(name, f"{name[0]} {name[1:]}")
+    writable: list[tuple[str, dict[str, Any] | str]] = []
+    for name, arguments in calls:
+        try:
+            dialect.write_turn(calls=[(name, arguments)])
+        except ValueError:
+            arguments = json.dumps(arguments)
+        writable.append((name, arguments))
+    text, alone = dialect.write_turn(content, writable), dialect.write_turn(calls=writable)
+    made = _calls(dialect, alone)
+    return text if _calls(dialect, text)[-len(made) :] == made or not made else f"{alone}\n{content}"
+
+
+def _calls(dialect: Dialect, text: str) -> list[Call]:
+    return dialect.parse(dialect.codec.encode_text(text)).calls
+
+
+def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> NDArray[np.int32]:
+    """The span of an assistant turn that was written as text.
+
+    Lone surrogates become U+FFFD, the end of turn is added where the text doesn't close with a stop token, and the
+    span is cut to `max_new_tokens`. The names of control tokens in the text are control tokens: this is the policy.
+
+    Raises: TypeError for anything but a str.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"an action is a str here, got {type(text).__name__}; tokens go to the environment itself")
+    tokens = env.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
+    if not tokens or tokens[-1] not in env.dialect.stop_token_ids:
+        tokens = tokens + env.tokenizer.encode(env.dialect.end_of_turn, add_special_tokens=False)
+    return np.asarray(tokens[:max_new_tokens], np.int32)
+
+
+def transcript(messages: Sequence[Message], rewards: Sequence[Mapping[str, float]], first: int = 0) -> str:
+    """The messages from number `first` on, as text for people; `rewards` has the terms of every turn of the policy."""
+    lines, turn = [], sum(message["role"] == "assistant" for message in messages[:first])
+    for message in messages[first:]:
+        role = message["role"]
+        lines.append(f"[{role}{' ' + message['name'] if message.get('name') else ''}]")
+        if message["content"]:
+            lines.append(message["content"])
+        lines += [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+        if role == "assistant":
+            if turn < len(rewards):
+                terms = rewards[turn]
+                named = ", ".join(f"{name} {value:+.2f}" for name, value in terms.items())
+                lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
+            turn += 1
+    return printable("\n".join(lines))
