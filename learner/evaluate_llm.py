@@ -5,6 +5,7 @@ python learner/evaluate_llm.py                                         # the tin
 python learner/evaluate_llm.py --model runs/RUN                        # what a run has learned, where it was trained
 python learner/evaluate_llm.py --model runs/RUN --mode base_tool_call  # what it began with
 python learner/evaluate_llm.py --model NAME --env-id AgentR1/HotpotQA-v0 --split dev --mode naive_rag
+python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME --num-envs 8
 """
 
 import os
@@ -27,10 +28,11 @@ from agent_r1.naive_rag import BASELINES
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import arguments, distributed, run_files
 from llm_utils.compare import bootstrap
+from llm_utils.engine import EngineDied
 from llm_utils.environments import env_kwargs, environment_spec, make_class, plain_errors
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.logger import run_name
-from llm_utils.make_engine import make_engine
+from llm_utils.make_engine import make_chat_engine, make_engine
 from llm_utils.pass_rates import write_pass_rates
 from llm_utils.rollout import Sampler
 from llm_utils.sources import arguments_of_run, check_vocabulary, fill_environment, model_source, tokenizer_source
@@ -59,10 +61,14 @@ class Args:
     """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}' (None: that run's; '{}': none)"""
     model: str = "tiny"
     """a Hugging Face name, a folder, a run's folder, or "tiny": the policy shipped for the environment"""
+    api: str | None = None
+    """address of a chat API, up to /v1, that plays in the place of --model; its key is in OPENAI_API_KEY"""
+    api_model: str | None = None
+    """what the API of --api calls its model"""
     adapter: str | None = None
     """a folder with LoRA adapters for --model, such as runs/RUN/checkpoint/policy; with --engine transformers"""
     tokenizer: str | None = None
-    """a tokenizer's name or folder (None: the model's own; "byte": the built-in byte tokenizer)"""
+    """a tokenizer's name or folder (None: the model's own, with --api "byte"; "byte": the built-in byte tokenizer)"""
     mode: Literal["agent", "base_tool_call", "naive_rag", "closed_book"] = "agent"
     """agent: with tools, as trained. base_tool_call: the same with the model that a run began with.
     naive_rag: one retrieval with the question, the passages in the prompt, one answer, no tools.
@@ -90,6 +96,14 @@ class Args:
 def check(args: Args) -> None:
     """Refuse arguments that are out of range, or do nothing, before any work."""
     arguments.check_each(args)
+    if args.api is not None:
+        if args.api_model is None:
+            raise SystemExit("--api needs --api-model, what the API calls its model")
+        if args.mode == "base_tool_call":
+            raise SystemExit("--mode base_tool_call is of a run; with --api it is --mode agent")
+        for name in ("model", "adapter", "dtype", "engine"):
+            if getattr(args, name) != getattr(Args, name):
+                raise SystemExit(f"{arguments.flag(name)} does nothing with --api")
     if args.top_p < 1 and args.temperature == 0:
         raise SystemExit("--top-p does nothing without a --temperature above 0")
     if args.profile and args.temperature == 0:
@@ -143,8 +157,8 @@ if __name__ == "__main__":
     name = args.model
     if args.mode == "base_tool_call":
         name = arguments_of_run(args.model).get("model") or args.model
-    source = model_source(name, args.env_id)
-    tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
+    source = args.api_model if args.api is not None else model_source(name, args.env_id)
+    tokenizer = tokenizer_source(args.tokenizer or ("byte" if args.api is not None else None), source, args.env_id)
     spec, kwargs = environment_spec(args.env_id), {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
     if args.mode in BASELINES:
         make: Any = partial(ToolVectorEnv, BASELINES[args.mode](make_class(spec.id)), **spec.kwargs)
@@ -154,13 +168,16 @@ if __name__ == "__main__":
         envs = make(num_envs=args.num_envs, **kwargs)
     vocab_size = envs.single_action_space.vocab_size
     policy = None
-    if args.engine == "transformers":
+    if args.engine == "transformers" and args.api is None:
         policy = load_policy(source, device, dtype=choose_dtype(args.dtype, device))
         check_vocabulary(policy, vocab_size)
         if args.adapter is not None:
             policy = merge_adapters(policy, args.adapter)
     longest = envs.single_observation_space.max_len
-    engine = make_engine(args, source, vocab_size, policy, tokenizer, longest)
+    if args.api is not None:
+        engine: Any = make_chat_engine(args, envs)
+    else:
+        engine = make_engine(args, source, vocab_size, policy, tokenizer, longest)
 
     # play
     started = time.time()
@@ -170,7 +187,10 @@ if __name__ == "__main__":
         sampler = Sampler(envs, engine, args.seed)
         sampler.queue.extend((i, i // times) for i in range(num_episodes))
         sampler.on_done = bar.update
-        played = sampler.collect(range(num_episodes))
+        try:
+            played = sampler.collect(range(num_episodes))
+        except EngineDied as error:
+            raise SystemExit(str(error)) from error
     seconds = time.time() - started
     engine.close()
     envs.close()

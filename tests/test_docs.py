@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import agent_r1
+from agent_r1.dialects import DIALECTS
 
 ROOT = Path(__file__).parents[1]
 TOP = [ROOT / f"{page}.md" for page in ("README", "CONTRIBUTING", "CHANGELOG")]
@@ -42,6 +43,7 @@ def name(page: Path) -> str:
 @pytest.mark.parametrize("page", [p for p in PAGES if p.parent.name != "tools"], ids=name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agent_r1.dialects.DIALECTS", dict(DIALECTS))  # a page adds one of its own
     names = {"__name__": "docs"}
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
         if block["language"] != "python" or block["skip"]:

@@ -31,6 +31,7 @@ Alive = Callable[[Any], bool]
 SWITCHES: dict[str, tuple[Alive, str]] = {
     "wandb_project_name": (lambda a: a.track, "without --track"),
     "vllm_url": (lambda a: a.engine == "vllm-server", "without --engine vllm-server"),
+    "api_model": (lambda a: a.api is not None, "without --api"),
     "memory_gb": (lambda a: a.preflight, "with --no-preflight"),
     "float32_head": (lambda a: a.dtype != "float32", "with --dtype float32"),
     "group_size": (lambda a: getattr(a, "baseline", True), "without --baseline"),

@@ -1,4 +1,4 @@
-"""From `--engine` to what samples: the one place that knows all engines."""
+"""From `--engine` or `--api` to what samples: the one place that knows all engines."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ def make_engine(
         raise SystemExit(f"--engine vllm-server needs {error.name}: pip install 'agent-r1[http]'") from error
 
     return VLLMClient(args.vllm_url, source, args.num_envs, vocab_size, tokenizer=tokenizer, **sampling)
+
+
+def make_chat_engine(args: Any, envs: Any) -> Any:
+    """What asks the chat API of `--api` for the turns of the episodes in `envs`: an engine for evaluations only."""
+    try:
+        from llm_utils.chat_engine import ChatEngine
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"--api needs {error.name}: pip install 'agent-r1[http]'") from error
+
+    return ChatEngine(args.api, args.api_model, envs, args.temperature, args.top_p)
