@@ -31,9 +31,9 @@ from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
+from agent_r1.trajectories import transcript
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
-from agent_r1_tools.text import printable
 from agent_r1_tools.threads import OneThread, call_on
 from agent_r1_tools.tool import is_fault
 
@@ -234,6 +234,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                     raise ToolFault(f"task {index} of {self.split!r} could not begin: {describe(error)}") from error
                 self._begin_broken(int(index), horizon, fault_line("reset", error))
                 break
+        self.episode.seed = seed
         if self.render_mode == "human":
             print(self._transcript(0))
         return self._observation(), self._info({}, [])
@@ -260,6 +261,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise RuntimeError("step() after the end of the episode; call reset() first")
         span = self.check_action(action)
         room = min(self.max_action_tokens, self.max_context_tokens - episode.length)
+        episode.turns.append((episode.length, episode.length + len(span[:room])))
         self._append(span[:room])
         episode.turn += 1
         if span.size > room or episode.fault is not None:
@@ -402,6 +404,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._check_judge()
         episode.over = terminated or truncated
         episode.rewards.append(terms)
+        episode.tool_calls.append(records)
         info = self._info(terms, records) | outcome
         return self._observation(), float(sum(terms.values())), terminated, truncated, info
 
@@ -411,6 +414,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """The machinery is broken: nothing is judged and nothing paid."""
         self.episode.over = True
         self.episode.rewards.append({})
+        self.episode.tool_calls.append(records)
         outcome: dict[str, Any] = {
             "fault": turn.fault,
             "truncation_reason": "fault",
@@ -681,21 +685,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         } | fault
 
     def _transcript(self, first: int) -> str:
-        episode = self.episode
-        lines, turn = [], sum(m["role"] == "assistant" for m in episode.messages[:first])
-        for message in episode.messages[first:]:
-            role = message["role"]
-            lines.append(f"[{role}{' ' + message['name'] if message.get('name') else ''}]")
-            if message["content"]:
-                lines.append(message["content"])
-            lines += [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
-            if role == "assistant":
-                if turn < len(episode.rewards):
-                    terms = episode.rewards[turn]
-                    named = ", ".join(f"{name} {value:+.2f}" for name, value in terms.items())
-                    lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
-                turn += 1
-        return printable("\n".join(lines))
+        return transcript(self.episode.messages, self.episode.rewards, first)
 
 
 def _messages(instructions: str, question: str) -> list[dict[str, Any]]:

@@ -163,6 +163,8 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self._distrust = 0  # so many episodes must begin in a row until a reset waits for one again
         self._answered: deque[_Slot] = deque()  # all calls answered, the turn not yet judged
         self._outcomes: dict[int, tuple[Any, float, bool, bool, dict[str, Any]]] = {}  # judged, not yet received
+        # Called with (environment, info, terminated, truncated) when an episode ends, before the next one begins.
+        self.on_end: list[Callable[[ToolEnv, dict[str, Any], bool, bool], None]] = []
         self._bug: BaseException | None = None  # a tool's own, which was raised
 
     # ------------------------------------------------------------------ gymnasium
@@ -348,6 +350,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         truncated = truncated or slot.steps == self.max_episode_steps
         slot.room = info["max_new_tokens"]
         slot.observation = self._view(slot, state)
+        if terminated or truncated:
+            for hook in self.on_end:
+                hook(slot.env, info, terminated, truncated)
         if (terminated or truncated) and self.autoreset_mode is AutoresetMode.SAME_STEP:
             end = {"final_obs": slot.observation, "final_info": info}
             info = end | self._reset(slot, None, {}, Patience(slot.env.fault_deadline))

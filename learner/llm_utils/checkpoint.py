@@ -38,6 +38,7 @@ MAY_GROW = ("total_episodes",)  # arguments that --resume may raise
 MAY_CHANGE = (  # those that change no more of what is learned than its rounding: where, in what memory, what is kept
     "microbatch_tokens", "gradient_checkpointing", "num_envs", "preflight", "memory_gb", "vllm_url", "num_threads",
     "track", "wandb_project_name", "checkpoint_every", "save_model",
+    "log_trajectories",
 )  # fmt: skip
 
 ArgsT = TypeVar("ArgsT")

@@ -31,11 +31,9 @@ CASES = [("grpo_llm", "call"), ("ppo_llm", "episode"), ("reinforce_pp_llm", "cal
 
 
 @pytest.mark.parametrize(("script", "kind"), CASES)
-def test_broken_episodes_are_dropped_and_counted(learn, monkeypatch, script, kind):
-    from llm_utils.logger import Logger
-
-    monkeypatch.setattr(Logger, "TRAJECTORIES", 32)
-    run_dir = learn(script, *flags(kind=kind, rate=0.3), "--total-episodes", 64, "--max-invalid", 0.9)
+def test_broken_episodes_are_dropped_and_counted(learn, script, kind):
+    logged = ["--log-trajectories", 32]
+    run_dir = learn(script, *flags(kind=kind, rate=0.3), *logged, "--total-episodes", 64, "--max-invalid", 0.9)
     rows = [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
     logged = scalars(run_dir)
     dropped = [32 - sum(row["iteration"] == i for row in rows) for i in (1, 2)]
