@@ -77,6 +77,13 @@ def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
         os.close(file)
 
 
+def _call(name: str, arguments: Any) -> str:
+    """A call as a line; chat APIs have its arguments as JSON text."""
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
 def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[str, float]], first: int = 0) -> str:
     """The messages from `first` on as text for a terminal, with the reward terms of each turn below it."""
     lines, turn = [], sum(message["role"] == "assistant" for message in messages[:first])
@@ -85,7 +92,7 @@ def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[
         lines.append(f"[{role}{' ' + message['name'] if message.get('name') else ''}]")
         if message["content"]:
             lines.append(message["content"])
-        lines += [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls") or ()]
+        lines += [_call(**call["function"]) for call in message.get("tool_calls") or ()]
         if role == "assistant":
             if turn < len(rewards):
                 terms = rewards[turn]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agent_r1 import show
+from agent_r1.trajectories import transcript
 from agent_r1.vector import ToolVectorEnv
 from agent_r1.wrappers import NewTokens, RecordTrajectories
 
@@ -175,6 +176,15 @@ def test_rows_of_older_runs_have_no_messages(tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"reward_terms": {"a": 1.0}, "terminated": True}) + "\n")
     show.main([str(tmp_path / "rows.jsonl")])
     assert "return +1.00, 1 turn, 2 tokens, terminated\n(it was logged without its messages)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [{"x": "é"}, '{"x": "\\u00e9"}'])
+def test_calls_are_shown_alike_in_both_chat_forms(arguments):
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert transcript(messages, [{"a": 0.5}]) == (
+        '[assistant]\n{"name": "f", "arguments": {"x": "é"}}\n    reward +0.50  (a +0.50)'
+    )
 
 
 def test_a_reader_may_stop_early(run):
