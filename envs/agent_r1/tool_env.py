@@ -474,6 +474,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         thread = self._session_thread if self._thread.free else None  # nobody waits for a tool that is stuck
         for tool in self.tools.values():
             call_on(thread, tool.close)
+        self._thread = OneThread()  # the old one ends
 
     # ------------------------------------------------------------------ what other code reads
 

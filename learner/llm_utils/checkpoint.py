@@ -293,7 +293,8 @@ def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     changed = []
     for name, default in vars(type(args)()).items():
         given, own, flag = getattr(args, name), known.get(name, default), f"--{name.replace('_', '-')}"
-        if None not in (own, default) and type(own) is not type(default) and {type(own), type(default)} != {int, float}:
+        same = type(own) is type(default) or {type(own), type(default)} == {int, float}
+        if not (same or None in (own, default) or (name, own) == ("log_trajectories", "all")):
             raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: its {flag} is {own!r}")
         if name == "resume" or given == own or (given == default and flag not in words):
             continue

@@ -183,7 +183,10 @@ def test_an_episode_goes_on_from_a_snapshot_in_its_thread(say):
     env.set_state(state)
     say(env, call)
     assert env.messages[-1]["content"] == "2"
+    (thread,) = (t for t in threading.enumerate() if t.ident in env.tools["count"].threads)
     env.close()
+    thread.join(20)
+    assert not thread.is_alive()
     assert len(env.tools["count"].threads) == 1 and threading.get_ident() not in env.tools["count"].threads
 
 

@@ -8,7 +8,7 @@ import pytest
 from agent_r1 import show
 
 FLAGS = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", 8, "--num-threads", 1]
-FLAGS += ["--episodes-per-iteration", 8, "--num-minibatches", 1, "--eval-episodes", 0, "--checkpoint-every", 0]
+FLAGS += ["--episodes-per-iteration", 8, "--num-minibatches", 1, "--eval-episodes", 0]
 OF_LEARNERS = {"iteration", "episode", "prompt_length", "stats", "segment_starts"}
 OF_LEARNERS |= {"versions", "values", "logprobs", "advantages"}
 
@@ -50,6 +50,14 @@ def test_a_learner_writes_the_rows_of_record_trajectories(learn, make_envs, tmp_
 def test_so_many_rows_of_an_iteration_are_logged(learn, words, logged):
     run_dir = learn("grpo_llm", *FLAGS, "--group-size", 2, "--total-episodes", 8, *words)
     assert [row["episode"] for row in read(run_dir)] == list(range(logged))
+
+
+def test_a_resumed_run_may_log_others(learn):
+    flags = [*FLAGS, "--group-size", 2, "--checkpoint-every", 1]
+    run_dir = learn("rloo_llm", *flags, "--total-episodes", 8, "--log-trajectories", "all")
+    learn("rloo_llm", "--resume", run_dir, "--total-episodes", 16)
+    learn("rloo_llm", "--resume", run_dir, "--total-episodes", 24, "--log-trajectories", 1)
+    assert [row["iteration"] for row in read(run_dir)] == [1] * 8 + [2] * 8 + [3]
 
 
 def test_all_rows_are_those_of_faults_too(learn):

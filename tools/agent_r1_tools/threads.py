@@ -14,21 +14,28 @@ Work = tuple[Callable[[], None], threading.Event]  # what is to be done, and wha
 class CallThread(threading.Thread):
     """Makes calls. `left_in` is the tool of a call that nobody waits for any more, as long as it is at work."""
 
-    def __init__(self, name: str, todo: queue.SimpleQueue[Work | None]) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(daemon=True, name=name)
-        self.todo, self.left_in, self.busy = todo, None, False
+        self.todo: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self.left_in: Any = None
+        self.pending = 0  # calls that have not ended
         self._lock = threading.Lock()
 
-    left_in: Any
-    busy: bool
+    def give(self, function: Callable[[], None]) -> threading.Event:
+        """Have a function called, which must not raise. The event is set when it has returned."""
+        finished = threading.Event()
+        with self._lock:
+            self.pending += 1
+        self.todo.put((function, finished))
+        return finished
 
     def run(self) -> None:
         """Do what there is, until None comes."""
         while (work := self.todo.get()) is not None:
-            self.busy = True
             work[0]()
             with self._lock:
-                self.left_in, self.busy = None, False
+                self.left_in = None
+                self.pending -= 1
                 work[1].set()
             del work  # it may hold what keeps this thread from being told to end
 
@@ -42,12 +49,10 @@ class CallThread(threading.Thread):
 
 def start_call(name: str, function: Callable[[], None]) -> tuple[CallThread, threading.Event]:
     """Have a function called in a thread that ends with it. RuntimeError where the machine has no thread left."""
-    todo: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-    finished = threading.Event()
-    todo.put((function, finished))
-    todo.put(None)
-    thread = CallThread(name, todo)
+    thread = CallThread(name)
     thread.start()
+    finished = thread.give(function)
+    thread.todo.put(None)
     return thread, finished
 
 
@@ -64,16 +69,14 @@ class OneThread:
 
     def start(self, function: Callable[[], None]) -> tuple[CallThread, threading.Event]:
         """Have a function called. RuntimeError where the machine has no thread left."""
-        thread, finished = self._thread, threading.Event()
+        thread = self._thread
         if thread is None or thread.left_in is not None or not thread.is_alive():  # of a fork it isn't
             if self._end is not None:
                 self._end()
-            todo: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-            thread = CallThread("tool-session", todo)
+            thread = CallThread("tool-session")
             thread.start()
-            self._thread, self._end = thread, weakref.finalize(self, todo.put, None)
-        thread.todo.put((function, finished))
-        return thread, finished
+            self._thread, self._end = thread, weakref.finalize(self, thread.todo.put, None)
+        return thread, thread.give(function)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function returns, or raises, in the thread. Waits for it as long as it takes."""
@@ -96,7 +99,7 @@ class OneThread:
     @property
     def free(self) -> bool:
         """Whether nothing is under way in the thread."""
-        return self._thread is None or not (self._thread.busy or self._thread.todo.qsize())
+        return self._thread is None or not self._thread.pending
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OneThread, ()
