@@ -110,7 +110,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
     Calls of a tool with `timeout=inf` run at once, in the caller's thread; other calls run in threads, where a slow
     or failing one delays its own episode only. Calls of equal tools go to `batch_execute` together where the tool has
     one, and equal calls are answered once. A turn that calls a tool with `concurrency_safe=False` makes its calls one
-    after the other, and such a tool serves one episode at a time.
+    after the other, in the episode's thread (see `ToolEnv`), and such a tool serves one episode at a time.
 
     Raises: ValueError and RuntimeError where it is used wrongly, with what to do; nothing a policy writes raises.
     """

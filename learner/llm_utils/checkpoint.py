@@ -226,7 +226,7 @@ def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
     try:
         read_state(saver.folder)
     except (OSError, ValueError):
-        return what
+        return f"{what}; the run's files are in {saver.folder.parent}"
     command = [*distributed.launcher(), sys.argv[0], "--resume", str(saver.folder.parent)]
     what = what if what.startswith("go on") else f"{what}; go on"
     return f"{what} with\n  {shlex.join(command)}"

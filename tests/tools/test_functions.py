@@ -365,9 +365,13 @@ def test_a_method_of_an_object_is_taken_to_have_a_session() -> None:
         def name(cls) -> None: ...
         @staticmethod
         def tax() -> None: ...
+        def __call__(self) -> None: ...
 
-    safe = [Tool.from_function(f).concurrency_safe for f in (Shop().sell, Shop.name, Shop.tax, annotated)]
-    assert safe == [False, True, True, True]
+    def safe(*functions: Any) -> list[bool]:
+        return [Tool.from_function(f, name="f", parameters={}).concurrency_safe for f in functions]
+
+    assert safe(Shop.name, Shop.tax, annotated, lambda: 1, Shop, len, functools.partial(annotated)) == [True] * 7
+    assert safe(Shop().sell, Shop(), functools.partial(Shop().sell), [].append) == [False] * 4
     assert Tool.from_function(Shop().sell, concurrency_safe=True).concurrency_safe
 
 

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agent_r1_tools.schemas import checker, json_type, kind
@@ -225,7 +226,7 @@ class Tool(ABC):
         leads nowhere (see `is_fault`).
 
         Args:
-            concurrency_safe: None: True, but False for a method of an object, which has the object's state.
+            concurrency_safe: None: True, but False for an object that is called, or a method of one: it has its state.
 
         Raises:
             TypeError: the signature cannot be written as a JSON schema (*args, other types), or `parameters` is none.
@@ -235,7 +236,11 @@ class Tool(ABC):
 
         tool = FunctionTool(function, name, description, parameters)
         if concurrency_safe is None:
-            concurrency_safe = not inspect.ismethod(function) or inspect.isclass(function.__self__)
+            called = function
+            while isinstance(called, partial):
+                called = called.func
+            own: Any = getattr(called, "__self__", None) if inspect.isroutine(called) else called
+            concurrency_safe = inspect.isclass(called) or own is None or inspect.isclass(own) or inspect.ismodule(own)
         tool.timeout, tool.concurrency_safe = timeout, concurrency_safe
         tool.max_result_chars, tool.timeout_is_fault = max_result_chars, timeout_is_fault
         return tool
