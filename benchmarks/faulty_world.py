@@ -55,8 +55,8 @@ class FaultyWorldEnv(MultihopWorldEnv):
         if self.kind == "episode" and self.draws.random() < self.rate:
             raise ToolFault("the corpus server is down")
         search = self.tools["search"]
-        self.tools["search"] = search.tool  # the task's own code sets the passages of the real tool
-        super().start_episode(task)
+        super().start_episode(task)  # makes a tool over the passages of this task
+        search.tool = self.tools["search"]
         self.tools["search"] = search
 
     def next_call_fails(self) -> bool:

@@ -204,7 +204,9 @@ def evaluation_job(suite: Suite, name: str, data: Path, label: str, seed: int, m
 
 
 def well_formed(row: dict[str, Any]) -> bool:
-    return not {"outcome/format", "outcome/unfinished"} & row["reward_terms"].keys()
+    terms = row["reward_terms"]  # of each turn; older runs wrote their sum
+    turns = [terms] if isinstance(terms, dict) else terms
+    return not any({"outcome/format", "outcome/unfinished"} & terms.keys() for terms in turns)
 
 
 def kind_of_error(row: dict[str, Any], text: str, answer: str) -> str | None:

@@ -9,6 +9,7 @@ python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME 
 """
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -204,7 +205,7 @@ if __name__ == "__main__":
         raise SystemExit("no episode is left to evaluate")
     table = summarize(rows, args.seed)
     run_dir.mkdir(parents=True)
-    run_files.append_rows(run_dir / "trajectories.jsonl", played, mode=args.mode)
+    run_files.append_rows(run_dir / "trajectories.jsonl", played, mode=args.mode, env_id=args.env_id, model=source)
     if args.profile:
         write_pass_rates(run_dir / "pass_rates.json", rows, num_tasks, args)
     counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
@@ -213,4 +214,4 @@ if __name__ == "__main__":
     print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {source} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
         print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]")
-    print(f"written to {run_dir}")
+    print(f"written to {run_dir}; python -m agent_r1.show {shlex.quote(str(run_dir))} prints episodes")

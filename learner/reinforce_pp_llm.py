@@ -52,6 +52,8 @@ class Args:
     """the W&B project"""
     save_model: bool = False
     """write the trained policy and its tokenizer to runs/{run_name}/model"""
+    log_trajectories: int | Literal["all"] = 8
+    """episodes of each iteration in runs/{run_name}/trajectories.jsonl: the first that are trained on, or all played"""
     checkpoint_every: int = 10
     """iterations between checkpoints; there is one at the end, too (0: only where something ends the run early)"""
     resume: str | None = None

@@ -293,3 +293,4 @@ if __name__ == "__main__":
     summarize(finished=True)
     progress.close()
     writer.close()
+    print(f"written to {run_dir}" + (f", the model to {args.out}" if args.out else ""))

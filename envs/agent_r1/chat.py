@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from agent_r1.dialects import Call, Dialect, read_json
 from agent_r1.tokenizers import replace_surrogates
-from agent_r1_tools.text import printable
 
 if TYPE_CHECKING:
     from agent_r1.tool_env import ToolEnv
@@ -134,21 +133,3 @@ def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> NDArray[np.int3
     if not tokens or tokens[-1] not in env.dialect.stop_token_ids:
         tokens = tokens + env.tokenizer.encode(env.dialect.end_of_turn, add_special_tokens=False)
     return np.asarray(tokens[:max_new_tokens], np.int32)
-
-
-def transcript(messages: Sequence[Message], rewards: Sequence[Mapping[str, float]], first: int = 0) -> str:
-    """The messages from number `first` on, as text for people; `rewards` has the terms of every turn of the policy."""
-    lines, turn = [], sum(message["role"] == "assistant" for message in messages[:first])
-    for message in messages[first:]:
-        role = message["role"]
-        lines.append(f"[{role}{' ' + message['name'] if message.get('name') else ''}]")
-        if message["content"]:
-            lines.append(message["content"])
-        lines += [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
-        if role == "assistant":
-            if turn < len(rewards):
-                terms = rewards[turn]
-                named = ", ".join(f"{name} {value:+.2f}" for name, value in terms.items())
-                lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
-            turn += 1
-    return printable("\n".join(lines))

@@ -87,6 +87,9 @@ class Episode:
     over: bool = False
     seen_calls: set[str] = field(default_factory=set)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    turns: list[tuple[int, int]] = field(default_factory=list)  # each span's first token, and one past its last
     rewards: list[dict[str, float]] = field(default_factory=list)
+    tool_calls: list[list[dict[str, Any]]] = field(default_factory=list)  # of each turn, as in its info
     memory: dict[str, Any] = field(default_factory=dict)  # a task's own notes, e.g. the supports found so far
     fault: str | None = None  # why it could not begin; its first turn ends it
+    seed: int | None = None  # of its reset

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1_tools import Tool, ToolFault, ToolResult, run_tool
 from agent_r1_tools.running import MAX_FAULT_CHARS, at_work, describe
 from agent_r1_tools.text import clean_text, printable
+from agent_r1_tools.threads import OneThread, call_on
 
 if TYPE_CHECKING:
     from agent_r1.episode import PendingCall
@@ -78,10 +79,18 @@ class Calls:
     Args:
         calls: those of a turn that have a tool.
         seconds: the deadline of each call's fault.
+        thread: the episode's, in which tools with a session are called.
+        strict: raise a tool's own bug (see `run_tool`).
     """
 
-    def __init__(self, calls: Sequence[PendingCall], seconds: float) -> None:
-        self.calls = calls
+    def __init__(
+        self,
+        calls: Sequence[PendingCall],
+        seconds: float,
+        thread: OneThread | None = None,
+        strict: bool | None = None,
+    ) -> None:
+        self.calls, self.thread, self.strict = calls, thread, strict
         self.results: list[ToolResult] = []
         self._seconds = seconds
         self._patience = Patience(seconds)
@@ -97,7 +106,7 @@ class Calls:
         for pending in self.calls[len(self.results) :]:
             assert pending.tool is not None
             if self._pause is None:
-                self._session, self._can_return = _session(pending.tool) if self._seconds > 0 else (None, True)
+                self._session, self._can_return = self._get_session(pending.tool)
             while True:
                 result = self._attempt(pending.tool, pending.arguments)
                 if result.fault is None:
@@ -126,17 +135,16 @@ class Calls:
             self._pause = None
             if self._session is not None:
                 try:
-                    tool.set_state(copy.deepcopy(self._session))
+                    call_on(self.thread, tool.set_state, copy.deepcopy(self._session))
                 except Exception as error:
                     return ToolResult("The session is lost.", ok=False, fault=describe(error))
-        return run_tool(tool, arguments)
+        return run_tool(tool, arguments, strict=self.strict, thread=self.thread)
 
-
-def _session(tool: Tool) -> tuple[Any, bool]:
-    """The state of a tool's session (None: it has none), and whether it is known."""
-    if tool.concurrency_safe:
-        return None, True
-    try:
-        return tool.get_state(), True
-    except Exception:
-        return None, False
+    def _get_session(self, tool: Tool) -> tuple[Any, bool]:
+        """The state of a tool's session to go back to (None: it has none, or needs none), and whether it is known."""
+        if tool.concurrency_safe or self._seconds <= 0:
+            return None, True
+        try:
+            return call_on(self.thread, tool.get_state), True
+        except Exception:
+            return None, False

@@ -101,6 +101,8 @@ class ByteTokenizer:
     Immutable; it pickles as its arguments, and copies are the object itself.
     """
 
+    name_or_path = "byte"
+
     def __init__(
         self,
         tokens: Sequence[str] = CONTROL_TOKENS + MARKUP_TOKENS,

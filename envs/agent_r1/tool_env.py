@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -24,15 +25,17 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.chat import chat_messages, encode_turn, reply_text, transcript
+from agent_r1.chat import chat_messages, encode_turn, reply_text
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer, replace_surrogates
+from agent_r1.trajectories import transcript
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
+from agent_r1_tools.threads import OneThread, call_on
 from agent_r1_tools.tool import is_fault
 
 __all__ = ["End", "Episode", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv"]
@@ -58,7 +61,13 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         unfinished_reward: what an episode without an answer pays; None: what a wrong format pays (equation 6).
         fault_deadline: seconds for which what the machinery does wrong is tried again; 0 for never. A fault that lasts
             ends the episode: reward 0, truncated, `info["truncation_reason"] == "fault"`, and `info["fault"]` names it.
+        strict: raise what a tool raises that is no fault, with its traceback, instead of telling it to the policy: for
+            finding a tool's bugs. None: what AGENT_R1_STRICT says (1 for True).
         render_mode: None, "ansi" (render() returns the conversation) or "human" (it is printed as it goes).
+
+    Where a tool has a session (`concurrency_safe=False`) and tool or judge may block, an episode has a thread:
+    `start_episode`, the judges, and the calls, states and `close` of such tools run there, one after the other, so a
+    connection made in `start_episode` may be of use to that thread only. Elsewhere the thread is the one that steps.
 
     Raises (from `step`): RuntimeError after the end; ValueError for something that is no 1-D array of token ids.
     What a policy writes never raises. From `reset`: ToolFault where the episode cannot begin within `fault_deadline`.
@@ -90,6 +99,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         process_reward: bool | Mapping[str, float] = True,
         unfinished_reward: float | None = None,
         fault_deadline: float = 60.0,
+        strict: bool | None = None,
         render_mode: str | None = None,
         **unknown: Any,
     ) -> None:
@@ -125,6 +135,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.process_weights = process_weights(process_reward, self.PROCESS_WEIGHTS)
         self.unfinished_reward = unfinished_reward
         self.fault_deadline = fault_deadline
+        self.strict = strict
         self.render_mode = render_mode
         vocab_size = len(self.tokenizer)
         self.action_space = TokenSpan(vocab_size, self.max_action_tokens)
@@ -133,6 +144,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._stop = frozenset(self.dialect.stop_token_ids)
         # The room that every turn has: where the results would leave less they are cut, or the episode ends.
         self._reserve = max(1, min(self.max_action_tokens, 256, self.max_context_tokens // 8))
+        self._thread = OneThread()
         self._episode: Episode | None = None
         self._task: Task | None = None
 
@@ -240,6 +252,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                     raise ToolFault(f"task {index} of {self.split!r} could not begin: {describe(error)}") from error
                 self._begin_broken(int(index), horizon, fault_line("reset", error))
                 break
+        self.episode.seed = seed
         if self.render_mode == "human":
             print(transcript(self.episode.messages, []))
         return self._observation(), self._info({}, [])
@@ -247,7 +260,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def step(self, action: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         """One assistant turn: a span of sampled tokens in; the new state, its reward, flags and info out."""
         turn = self.begin_turn(action)
-        results = Calls(turn.waiting, self.fault_deadline).run()
+        try:
+            results = self.in_order(turn.waiting).run()
+        except Exception:  # a tool's own bug, where that is raised: the turn has no end
+            self.episode.over = True
+            raise
         assert results is not None
         return self.end_turn(turn, results)
 
@@ -263,6 +280,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         room = min(self.max_action_tokens, self.max_context_tokens - self.episode.length)
         return encode_turn(self, reply_text(self.dialect, reply), room)
 
+    def in_order(self, calls: Sequence[PendingCall]) -> Calls:
+        """Makes calls of this episode one after the other: `in_order(turn.waiting).run()` gives their results."""
+        return Calls(calls, self.fault_deadline, self._session_thread, self.strict)
+
     def begin_turn(self, action: Any) -> OpenTurn:
         """Append a span and read it. `turn.calls` with a tool wait to be run, in order (see `end_turn`)."""
         episode = self.episode
@@ -270,6 +291,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise RuntimeError("step() after the end of the episode; call reset() first")
         span = self.check_action(action)
         room = min(self.max_action_tokens, self.max_context_tokens - episode.length)
+        episode.turns.append((episode.length, episode.length + len(span[:room])))
         self._append(span[:room])
         episode.turn += 1
         if span.size > room or episode.fault is not None:
@@ -305,7 +327,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         while answer and turn.judged is None and turn.fault is None:
             mark = self._mark(turn)
             try:
-                turn.judged = self.judge_answer(answer)
+                turn.judged = call_on(self._session_thread, self.judge_answer, answer)
                 self._check_judge()
             except Exception as error:
                 if not is_fault(error):
@@ -342,7 +364,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         first_message = len(self.episode.messages) - 1
         mark = self._mark(turn)
         try:
-            outcome = self._settle(turn, results, mark)
+            outcome: tuple[Tokens, float, bool, bool, dict[str, Any]]
+            outcome = call_on(self._session_thread, self._settle, turn, results, mark)
         except Exception as error:
             if not is_fault(error):
                 raise
@@ -420,6 +443,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._check_judge()
         episode.over = terminated or truncated
         episode.rewards.append(terms)
+        episode.tool_calls.append(records)
         info = self._info(terms, records) | outcome
         return self._observation(), float(sum(terms.values())), terminated, truncated, info
 
@@ -429,6 +453,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """The machinery is broken: nothing is judged and nothing paid."""
         self.episode.over = True
         self.episode.rewards.append({})
+        self.episode.tool_calls.append(records)
         outcome: dict[str, Any] = {
             "fault": turn.fault,
             "truncation_reason": "fault",
@@ -447,7 +472,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             "episode": copy.deepcopy(self.episode),
             "task_id": self.task.id,
             "random_state": copy.deepcopy(self.np_random.bit_generator.state),
-            "tools": {name: tool.get_state() for name, tool in self.tools.items()},
+            "tools": {name: call_on(self._session_thread, tool.get_state) for name, tool in self.tools.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -472,8 +497,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 f"{task.id if task else None!r} here; make both environments with the same arguments"
             )
         self._episode, self._task = episode, task
-        self.start_episode(task)
-        begin_sessions(self.tools, state["tools"])
+        call_on(self._session_thread, self.start_episode, task)
+        call_on(self._session_thread, begin_sessions, self.tools, state["tools"])
 
     def render(self) -> str | None:
         """The conversation so far as text (mode "ansi"); in mode "human" it was printed as it went."""
@@ -485,8 +510,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def close(self) -> None:
         """End what runs for the tools' sessions."""
+        thread = self._session_thread if self._thread.free else None  # nobody waits for a tool that is stuck
         for tool in self.tools.values():
-            tool.close()
+            call_on(thread, tool.close)
+        self._thread = OneThread()  # the old one ends
 
     # ------------------------------------------------------------------ what other code reads
 
@@ -521,13 +548,20 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     # ------------------------------------------------------------------ inside
 
+    @property
+    def _session_thread(self) -> OneThread | None:
+        """The episode's thread, where a tool with a session may block; None: the thread that calls us."""
+        sessions = [tool for tool in self.tools.values() if not tool.concurrency_safe]
+        leaves = any(tool.timeout < math.inf for tool in sessions) or self.slow_judge
+        return self._thread if sessions and leaves else None
+
     def _begin(self, index: int, max_turns: int) -> None:
         """Task `index` from its beginning. May raise what the machinery raises, and can then be called again."""
         self._task = None
         self._task = task = self.make_task(index)
         self._open(task, index, max_turns)
-        begin_sessions(self.tools, {})
-        self.start_episode(task)
+        call_on(self._session_thread, begin_sessions, self.tools, {})
+        call_on(self._session_thread, self.start_episode, task)
 
     def _begin_broken(self, index: int, max_turns: int, fault: str) -> None:
         """An episode for a task that cannot begin: it has a prompt, and its first turn ends it."""

@@ -3,8 +3,9 @@
     send ──► read every span (ToolEnv.begin_turn) ──► run the calls: inline, in one batch, or in threads
     recv ◄── judge each turn (ToolEnv.end_turn) as soon as its own calls are answered
 
-Episodes are only touched by the thread that calls the vector environment; the other threads run tools and nothing
-else (slow judges, and retries of what faulted, run there too). `step` is `send` to all, then `recv` from all.
+Episodes are only touched by the thread that calls the vector environment, or at its word by their own (see `ToolEnv`);
+the other threads run tools and nothing else (slow judges, and retries of what faulted, run there too). `step` is `send`
+to all, then `recv` from all.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from agent_r1.faults import Calls, Patience
 from agent_r1.tool_env import ToolEnv
 from agent_r1.wrappers import Tokens, UnicodeText, decode_state
 from agent_r1_tools import Tool, ToolFault, ToolResult, run_batch
+from agent_r1_tools.running import is_strict
 
 MAX_THREADS = 512  # they are started when they are needed, and mostly wait
 
@@ -80,6 +82,7 @@ class _Job:
     alone: frozenset[int] = frozenset()  # ids of the tools that nobody else may use meanwhile
     judge: _Slot | None = None  # whose turn is judged after this
     results: Sequence[ToolResult] = ()
+    error: BaseException | None = None  # that stopped it
 
 
 class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray[Any]]):
@@ -108,7 +111,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
     Calls of a tool with `timeout=inf` run at once, in the caller's thread; other calls run in threads, where a slow
     or failing one delays its own episode only. Calls of equal tools go to `batch_execute` together where the tool has
     one, and equal calls are answered once. A turn that calls a tool with `concurrency_safe=False` makes its calls one
-    after the other, and such a tool serves one episode at a time.
+    after the other, in the episode's thread (see `ToolEnv`), and such a tool serves one episode at a time.
 
     Raises: ValueError and RuntimeError where it is used wrongly, with what to do; nothing a policy writes raises.
     """
@@ -161,6 +164,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self._distrust = 0  # so many episodes must begin in a row until a reset waits for one again
         self._answered: deque[_Slot] = deque()  # all calls answered, the turn not yet judged
         self._outcomes: dict[int, tuple[Any, float, bool, bool, dict[str, Any]]] = {}  # judged, not yet received
+        # Called with (environment, info, terminated, truncated) when an episode ends, before the next one begins.
+        self.on_end: list[Callable[[ToolEnv, dict[str, Any], bool, bool], None]] = []
+        self._bug: BaseException | None = None  # a tool's own, which was raised
 
     # ------------------------------------------------------------------ gymnasium
 
@@ -345,6 +351,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         truncated = truncated or slot.steps == self.max_episode_steps
         slot.room = info["max_new_tokens"]
         slot.observation = self._view(slot, state)
+        if terminated or truncated:
+            for hook in self.on_end:
+                hook(slot.env, info, terminated, truncated)
         if (terminated or truncated) and self.autoreset_mode is AutoresetMode.SAME_STEP:
             end = {"final_obs": slot.observation, "final_info": info}
             info = end | self._reset(slot, None, {}, Patience(slot.env.fault_deadline))
@@ -355,7 +364,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     def _start_in_order(self, slot: _Slot, calls: Sequence[PendingCall]) -> None:
         """The calls of one turn, one after the other, because a tool among them has a session."""
-        in_order = Calls(calls, slot.env.fault_deadline)
+        in_order = slot.env.in_order(calls)
         alone = frozenset(id(call.tool) for call in calls if not _tool(call).concurrency_safe)
         places = [[(slot, number)] for number in range(len(calls))]
         job = _Job(lambda: in_order.run() or [], places, alone=alone)
@@ -363,7 +372,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             self._waiting.append(job)
             return
         if all(_tool(call).timeout == math.inf for call in calls):
-            results = in_order.run(wait=False)
+            results = self._raising(partial(in_order.run, wait=False))
             if results is not None:
                 job.results = results
                 self._deliver(job)
@@ -387,12 +396,12 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         if tool.timeout == math.inf or type(tool).batch_execute is not Tool.batch_execute:
             batch = [call.arguments for call, _, _ in calls]
             job = _Job(
-                partial(run_batch, tool, batch),
+                partial(run_batch, tool, batch, strict=self.envs[0].strict),
                 [[(slot, number)] for _, slot, number in calls],
                 [call for call, _, _ in calls],
             )
             if tool.timeout == math.inf:
-                job.results = job.run()
+                job.results = self._raising(job.run)
                 self._deliver(job)
             else:
                 self._threads.start(job)
@@ -402,13 +411,13 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             if key in self._equal:
                 self._equal[key].places[0].append((slot, number))
             else:
-                run = partial(run_batch, _tool(call), [call.arguments])
+                run = partial(run_batch, _tool(call), [call.arguments], strict=slot.env.strict)
                 job = self._equal[key] = _Job(run, [[(slot, number)]], [call], key)
                 self._threads.start(job)
 
     def _start_again(self, call: PendingCall, result: ToolResult, places: list[tuple[_Slot, int]]) -> bool:
         """Make a call that faulted again, by itself; False where it has had its chances."""
-        again = Calls([call], places[0][0].env.fault_deadline)
+        again: Calls = places[0][0].env.in_order([call])
         if not again.faulted(_tool(call), result):
             return False
         self._threads.start(_Job(lambda: again.run() or [], [places]))
@@ -416,6 +425,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     def _finish(self, job: _Job) -> None:
         """A job came back from its thread: hand out the answers, and let the next one have its tools."""
+        if job.error is not None and is_strict(self.envs[0].strict):
+            self._bug = job.error
+            raise job.error
         self._equal.pop(job.key, None)
         self._deliver(job)
         if job.alone:
@@ -428,6 +440,14 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
                     self._occupied |= other.alone
                     self._threads.start(other)
             self._waiting = still_waiting
+
+    def _raising(self, run: Callable[[], Any]) -> Any:
+        """Calls in this thread. They raise only a tool's own bug, where that is asked for."""
+        try:
+            return run()
+        except Exception as error:
+            self._bug = error
+            raise
 
     def _deliver(self, job: _Job) -> None:
         if job.judge is not None:
@@ -446,6 +466,8 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
     def _check_open(self) -> None:
         if self.closed:
             raise RuntimeError("this vector environment is closed; make a new one")
+        if self._bug is not None:
+            raise RuntimeError("a tool's own bug was raised in the middle of turns; make a new one") from self._bug
 
     def _chosen(self, mask: Any) -> list[int]:
         if mask is None:
@@ -516,7 +538,7 @@ def _work(
         try:
             job.results = job.run()
         except BaseException as error:  # run_tool and run_batch answer always; a lost job would hang its episode
-            fault = f"{type(error).__name__}: {error}"
+            job.error, fault = error, f"{type(error).__name__}: {error}"
             failure = ToolResult(f"Error: {fault}", ok=False, data={"error": "exception"}, fault=fault)
             job.results = [failure] * len(job.places)
         done.put(job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from agent_r1.chat import encode_turn
 from agent_r1.spaces import TokenSpan
 from agent_r1.tool_env import ToolEnv
+from agent_r1.trajectories import append_row, episode_row
 
 Tokens = NDArray[np.int32]
 _SAMPLE_LENGTH = 32
@@ -119,75 +119,86 @@ class NewTokens(gym.Wrapper[Tokens, Tokens, Tokens, Tokens], gym.utils.RecordCon
 
 
 class RecordTrajectories(gym.Wrapper[Any, Tokens, Any, Tokens], gym.utils.RecordConstructorArgs):
-    """Appends every finished episode to a file of JSON lines.
+    """Appends every finished episode to a file of JSON lines, which `python -m agent_r1.show` prints.
 
-    A row has `env_id`, `task_id`, `task_index`, `seed` (of the reset, or null), `tokens` (the state at the end),
-    `spans` (`{"role", "start", "end"}`; the roles are "prompt", "policy" and "environment", and together the spans
-    cover the tokens), one entry a turn in `rewards`, `reward_terms` and `tool_calls`, then `terminated`, `truncated`,
-    `truncation_reason`, `is_success`, `answer` and `metrics`; and `fault` where one ended the episode.
+    A row has `env_id`, `model`, and what `agent_r1.trajectories.episode_row` says: the task, its question, the
+    messages, tokens with their mask and rewards, turns with their rewards, reward terms and tool calls, how it ended
+    and what came of it. The learners write the same.
 
     A row is written at once, when its episode ends, so the file is whole whenever the program stops; several
-    environments may write to the same file. Put it around the token environment, inside of `TextInterface`.
+    environments may write to the same file. Put it around the token environment, inside of `TextInterface`, or around
+    a `ToolVectorEnv`, with text or without.
 
     Args:
         path: the file; its folder is made, and rows are added to what is there.
+        model: what plays, for the row.
 
-    Raises: TypeError where the actions are not tokens.
+    Raises: TypeError where the actions are not tokens, and for a vector environment that is no `ToolVectorEnv`.
     """
 
-    def __init__(self, env: gym.Env[Any, Tokens], path: str | os.PathLike[str]) -> None:
-        gym.utils.RecordConstructorArgs.__init__(self, path=str(path))
+    def __new__(cls, env: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """A vector environment gets a vector wrapper."""
+        if isinstance(env, gym.vector.VectorEnv):
+            return _RecordMany(env, *args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, env: gym.Env[Any, Tokens], path: str | os.PathLike[str], model: str | None = None) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, path=str(path), model=model)
         super().__init__(env)
         if not isinstance(env.action_space, TokenSpan):
             raise TypeError("RecordTrajectories records tokens: TextInterface(RecordTrajectories(env, path))")
         self.tool_env = _tool_env(env)
-        self.path = os.path.abspath(path)
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        self._row: dict[str, Any] = {}
+        self.path, self.model = _file(path), model
+        self._rewards: list[float] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. One that was under way is not recorded."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        episode = self.tool_env.episode
-        self._row = {
-            "env_id": self.spec.id if self.spec else None,
-            "task_id": info["task_id"],
-            "task_index": episode.task_index,
-            "seed": seed,
-            "spans": [{"role": "prompt", "start": 0, "end": episode.length}],
-            "rewards": [],
-            "reward_terms": [],
-            "tool_calls": [],
-        }
-        return observation, info
+        self._rewards = []
+        return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Tokens) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One assistant turn; the last one of an episode writes its row."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        episode, row = self.tool_env.episode, self._row
-        start = row["spans"][-1]["end"]
-        middle = min(start + len(action), episode.length)
-        row["spans"].append({"role": "policy", "start": start, "end": middle})
-        if middle < episode.length:
-            row["spans"].append({"role": "environment", "start": middle, "end": episode.length})
-        row["rewards"].append(float(reward))
-        row["reward_terms"].append(info["reward_terms"])
-        row["tool_calls"].append(info["tool_calls"])
+        self._rewards.append(float(reward))
         if terminated or truncated:
-            outcome = ("truncation_reason", "is_success", "answer", "metrics")
-            row["tokens"] = episode.buffer[: episode.length].tolist()
-            row |= {"terminated": terminated, "truncated": truncated, **{key: info.get(key) for key in outcome}}
-            row |= {"fault": info["fault"]} if "fault" in info else {}
-            self._write(row)
+            row = {"env_id": self.spec.id if self.spec else None, "model": self.model}
+            append_row(self.path, row | episode_row(self.tool_env, info, self._rewards, terminated, truncated))
         return observation, float(reward), terminated, truncated, info
 
-    def _write(self, row: dict[str, Any]) -> None:
-        # One write of one line in append mode: an interrupt comes before or after it, never in the middle.
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, json.dumps(row).encode() + b"\n")
-        finally:
-            os.close(file)
+
+class _RecordMany(gym.vector.VectorWrapper):
+    """`RecordTrajectories` around a `ToolVectorEnv`: with `step`, or `send` and `recv`, and any `autoreset_mode`."""
+
+    def __init__(
+        self, envs: gym.vector.VectorEnv[Any, Any, Any], path: str | os.PathLike[str], model: str | None = None
+    ) -> None:
+        from agent_r1.vector import ToolVectorEnv
+
+        super().__init__(envs)
+        if not isinstance(envs.unwrapped, ToolVectorEnv):
+            raise TypeError(
+                f"RecordTrajectories takes a ToolVectorEnv, got {type(envs.unwrapped).__name__}: wrap the environments "
+                "in it instead"
+            )
+        self.path, self.model = _file(path), model
+        envs.unwrapped.on_end.append(self._write)
+
+    def __getattr__(self, name: str) -> Any:  # send, recv, envs
+        if name.startswith("_") or name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def _write(self, env: ToolEnv, info: dict[str, Any], terminated: bool, truncated: bool) -> None:
+        rewards = [sum(terms.values()) for terms in env.episode.rewards]
+        row = {"env_id": self.spec.id if self.spec else None, "model": self.model}
+        append_row(self.path, row | episode_row(env, info, rewards, terminated, truncated))
+
+
+def _file(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a file whose folder is there."""
+    path = os.path.abspath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return path
 
 
 def _tool_env(env: gym.Env[Any, Any]) -> ToolEnv:

@@ -70,6 +70,8 @@ def check_each(args: Any) -> None:
     for name, remark in ABOVE_0.items():
         if not 0 < given.get(name, 1) < math.inf:
             raise SystemExit(f"{flag(name)} is above 0{remark}")
+    if (logged := given.get("log_trajectories", 0)) != "all" and logged < 0:
+        raise SystemExit("--log-trajectories is a number of episodes of an iteration, at least 0, or all")
     for name in SHARES:
         if not 0 <= given.get(name, 0) <= 1:
             raise SystemExit(f"{flag(name)} is between 0 and 1")

@@ -38,6 +38,7 @@ MAY_GROW = ("total_episodes",)  # arguments that --resume may raise
 MAY_CHANGE = (  # those that change no more of what is learned than its rounding: where, in what memory, what is kept
     "microbatch_tokens", "gradient_checkpointing", "num_envs", "preflight", "memory_gb", "vllm_url", "num_threads",
     "track", "wandb_project_name", "checkpoint_every", "save_model",
+    "log_trajectories",
 )  # fmt: skip
 
 ArgsT = TypeVar("ArgsT")
@@ -225,7 +226,7 @@ def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
     try:
         read_state(saver.folder)
     except (OSError, ValueError):
-        return what
+        return f"{what}; the run's files are in {saver.folder.parent}"
     command = [*distributed.launcher(), sys.argv[0], "--resume", str(saver.folder.parent)]
     what = what if what.startswith("go on") else f"{what}; go on"
     return f"{what} with\n  {shlex.join(command)}"
@@ -292,7 +293,8 @@ def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     changed = []
     for name, default in vars(type(args)()).items():
         given, own, flag = getattr(args, name), known.get(name, default), f"--{name.replace('_', '-')}"
-        if None not in (own, default) and type(own) is not type(default) and {type(own), type(default)} != {int, float}:
+        same = type(own) is type(default) or {type(own), type(default)} == {int, float}
+        if not (same or None in (own, default) or (name, own) == ("log_trajectories", "all")):
             raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: its {flag} is {own!r}")
         if name == "resume" or given == own or (given == default and flag not in words):
             continue

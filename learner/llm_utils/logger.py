@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -55,8 +56,6 @@ def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int |
 class Logger:
     """The files and the progress bar of a run. A run on several processes logs on rank 0 only."""
 
-    TRAJECTORIES = 8  # rows per iteration in trajectories.jsonl
-
     def __init__(self, run_dir: Path, args: Any, total_episodes: int, run: dict[str, Any]) -> None:
         """`run` holds the counters of the run; those of a resumed one are not 0, and later rows and scalars are cut."""
         self.run_dir, self.args, resumed = run_dir, args, run["iteration"] > 0
@@ -102,8 +101,11 @@ class Logger:
         for name, value in shown.items():
             self.writer.add_scalar(name, value, run["global_step"])
         self.writer.flush()  # whatever ends the run
-        some = rows[: self.TRAJECTORIES]
-        run_files.append_rows(self.run_dir / "trajectories.jsonl", some, iteration=run["iteration"])
+        wanted = self.args.log_trajectories
+        trained = {row.episode: row for row in rows}
+        some = [trained.get(row.episode, row) for row in played] if wanted == "all" else rows[:wanted]
+        extra = {"iteration": run["iteration"], "env_id": self.args.env_id, "model": self.args.model}
+        run_files.append_rows(self.run_dir / "trajectories.jsonl", some, **extra)
         self.summary(run)
         figures = [f"{name} {stats[name]:.2f}" for name in ("return", "success") if name in stats]
         self.bar.set_postfix_str(", ".join([*figures, f"{shown['charts/SPS']:.0f} turns/s"]))
@@ -135,6 +137,7 @@ class Logger:
         run_files.write_json(path, json.loads(path.read_text()) | {"finished": True})
         self.bar.close()
         self.writer.close()
+        print(f"written to {self.run_dir}; python -m agent_r1.show {shlex.quote(str(self.run_dir))} prints episodes")
 
 
 def mean_stats(rows: Sequence[Any]) -> dict[str, float]:

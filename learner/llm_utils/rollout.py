@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1.trajectories import episode_record
 from llm_utils.engine import Engine, Span
 from llm_utils.trajectory import OF_TURNS, Trajectory, Turn
 
@@ -122,6 +123,7 @@ class Sampler:
         row.stats |= {"success": float(info.get("is_success", False)), "truncated": float(row.truncated)}
         row.stats |= {"sampled_tokens": int(row.action_mask.sum()), "tokens": len(row.tokens)}
         row.stats |= task_metrics(info.get("metrics", {}), row.stats)
+        row.record = episode_record(self.envs.envs[slot], info)
         self.done[row.episode] = row
         self.free.append(slot)
         self.on_done()

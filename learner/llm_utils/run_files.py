@@ -1,7 +1,7 @@
 """Files of a run that are read by people and programs: JSON and rows of tokens. A crash leaves the old or the new one.
 
     runs/{run_name}/summary.json          figures and arguments, `finished` at the end
-                    trajectories.jsonl    some episodes of every iteration
+                    trajectories.jsonl    some episodes of every iteration (--log-trajectories)
 """
 
 from __future__ import annotations
@@ -54,18 +54,19 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
-    """Append trajectories to a JSONL file: lists with an entry per token, and what is known of the episode.
-
-    `turns` has the first token and one past the last of every turn, `fault` what broke the episode (null: nothing),
-    `segment_starts` the first token of every segment (one, unless the context was rewritten). Raises OSError.
+    """Append trajectories to a JSONL file, in the schema of `agent_r1.trajectories`, and with it what only a learner
+    knows: `extra`, lists with an entry per token (`versions`, `values`, `logprobs`, `advantages`), `stats`, and
+    `segment_starts`, the first token of every segment (one, unless the context was rewritten). Raises OSError.
     """
     with path.open("a") as file:
         for row in rows:
             content: dict[str, Any] = dict(extra)
-            for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats", "reward_terms"):
+            content |= row.record
+            for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats"):
                 content[name] = getattr(row, name)
             content |= {"fault": row.fault, "segment_starts": row.segment_starts}
             content["turns"] = [[turn.start, turn.end] for turn in row.turns]
+            content["turn_rewards"] = row.turn_rewards().tolist()
             content |= {"tokens": row.tokens.tolist(), "action_mask": row.action_mask.astype(int).tolist()}
             content["versions"] = row.versions.tolist()
             for name in ("rewards", "values", "logprobs", "advantages"):

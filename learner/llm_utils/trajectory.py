@@ -47,6 +47,7 @@ class Trajectory:
     fault: str | None = None  # what of the environment's own machinery broke; such an episode trains nothing
     stats: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OF_TURNS, 0))  # and the task's metrics
     reward_terms: Any = field(default_factory=Counter)  # the named terms, summed over the episode
+    record: dict[str, Any] = field(default_factory=dict)  # what `episode_record` says of it, for people
 
     action_mask: Array = field(init=False)  # bool: was the token sampled?
     train_mask: Array = field(init=False)  # bool: is the policy trained on it?

@@ -158,13 +158,20 @@ def test_rows_tell_the_whole_episode(tmp_path, outside):
     assert row["tokens"] == episode.buffer[: episode.length].tolist()
     assert row["env_id"] == WORLD and row["seed"] == 9 and row["task_id"] == env.unwrapped.task.id
     assert row["task_index"] == episode.task_index
-    spans = row["spans"]
-    assert [s["role"] for s in spans] == ["prompt", "policy", "environment", "policy", "environment", "policy"]
-    assert [s["start"] for s in spans] + [len(row["tokens"])] == [0] + [s["end"] for s in spans]
-    written = [env.unwrapped.tokenizer.decode(row["tokens"][s["start"] : s["end"]]) for s in spans[1::2]]
+    turns, tokens = row["turns"], row["tokens"]
+    assert len(turns) == 3 and 0 < turns[0][0] and turns[-1][1] == len(tokens)
+    assert all(end < start for (_, end), (start, _) in zip(turns, turns[1:], strict=False))  # the environment's between
+    written = [env.unwrapped.tokenizer.decode(tokens[a:b]) for a, b in turns]
     assert written == [search(env, "rival") + end, "hm" + end, f"<answer>{row['answer']}</answer>{end}"]
-    assert row["rewards"] == [sum(terms.values()) for terms in row["reward_terms"]] and row["rewards"][-1] == 1.0
-    assert [call["name"] for call in row["tool_calls"][0]] == ["search"]
+    assert row["action_mask"] == [int(any(a <= i < b for a, b in turns)) for i in range(len(tokens))]
+    assert row["turn_rewards"] == [sum(terms.values()) for terms in row["reward_terms"]]
+    assert row["turn_rewards"][-1] == 1.0 == row["rewards"][-1]
+    assert {i: reward for i, reward in enumerate(row["rewards"]) if reward} == {
+        b - 1: reward for (_, b), reward in zip(turns, row["turn_rewards"], strict=True) if reward
+    }
+    assert [[call["name"] for call in calls] for calls in row["tool_calls"]] == [["search"], [], []]
+    assert row["messages"] == env.unwrapped.messages and row["question"] == env.unwrapped.task.question
+    assert (row["tokenizer"], row["split"], row["model"]) == ("byte", "train", None)
     assert row["terminated"] and not row["truncated"] and row["is_success"] and row["metrics"]["em"] == 1
     assert row["truncation_reason"] is None
     env.reset(options={"task_index": 3})

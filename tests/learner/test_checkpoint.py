@@ -312,7 +312,8 @@ def test_where_nothing_was_saved_it_is_said(saver):
     saver.small = False
     with pytest.raises(ValueError) as caught, checkpoint.saving_at_exit(saver, {}):
         raise ValueError
-    assert caught.value.__notes__ == ["there is no checkpoint yet"]
+    folder = saver.folder.parent
+    assert caught.value.__notes__ == [f"there is no checkpoint yet; the run's files are in {folder}"]
 
 
 def test_weights_that_give_no_finite_logits_do_not_replace_the_checkpoint(saver, made_up_rows):

@@ -4,20 +4,23 @@ import json
 from pathlib import Path
 
 import faulty_world
+import gymnasium as gym
 import numpy as np
 import pytest
 
+from llm_utils.demonstrations import demonstrate
 from llm_utils.rollout import rollout
 from llm_utils.sources import model_source
 from llm_utils.transformers_engine import TransformersEngine
 
+ENV_ID = "AgentR1/MultihopWorld-v0"
 FLAGS = ["--env-id", "faulty_world:AgentR1Faulty/MultihopWorld-v0", "--num-envs", 16, "--num-threads", 1]
 FLAGS += ["--episodes-per-iteration", 32, "--num-minibatches", 2, "--eval-episodes", 0, "--learning-rate", 3e-4]
 
 
 def flags(**env_kwargs):
     env_kwargs["max_action_tokens"] = 64  # of a policy that babbles a turn takes long
-    return [*FLAGS, "--model", model_source("tiny", "AgentR1/MultihopWorld-v0"), "--env-kwargs", json.dumps(env_kwargs)]
+    return [*FLAGS, "--model", model_source("tiny", ENV_ID), "--env-kwargs", json.dumps(env_kwargs)]
 
 
 def scalars(run_dir):
@@ -27,15 +30,22 @@ def scalars(run_dir):
     return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
+@pytest.mark.parametrize("kind", ["none", "once"])
+def test_the_world_is_that_of_the_default_where_nothing_lasts(kind):
+    env = gym.make("faulty_world:AgentR1Faulty/MultihopWorld-v0", kind=kind).unwrapped
+    for index in range(10):
+        rows = [demonstrate(world, index, world.demonstration) for world in (env, gym.make(ENV_ID).unwrapped)]
+        assert rows[0].is_success
+        np.testing.assert_array_equal(rows[0].tokens, rows[1].tokens)
+
+
 CASES = [("grpo_llm", "call"), ("ppo_llm", "episode"), ("reinforce_pp_llm", "call")]
 
 
 @pytest.mark.parametrize(("script", "kind"), CASES)
-def test_broken_episodes_are_dropped_and_counted(learn, monkeypatch, script, kind):
-    from llm_utils.logger import Logger
-
-    monkeypatch.setattr(Logger, "TRAJECTORIES", 32)
-    run_dir = learn(script, *flags(kind=kind, rate=0.3), "--total-episodes", 64, "--max-invalid", 0.9)
+def test_broken_episodes_are_dropped_and_counted(learn, script, kind):
+    logged = ["--log-trajectories", 32]
+    run_dir = learn(script, *flags(kind=kind, rate=0.3), *logged, "--total-episodes", 64, "--max-invalid", 0.9)
     rows = [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
     logged = scalars(run_dir)
     dropped = [32 - sum(row["iteration"] == i for row in rows) for i in (1, 2)]
@@ -80,8 +90,6 @@ def test_faults_of_greedy_baselines_count_too(learn, monkeypatch):
 
 
 def test_an_episode_that_cannot_begin_is_not_sampled(policy, vocab_size):
-    import gymnasium as gym
-
     envs = gym.make_vec("faulty_world:AgentR1Faulty/MultihopWorld-v0", num_envs=4, kind="episode", rate=0.5,
                         max_turns=2, max_action_tokens=8)  # fmt: skip
     engine = TransformersEngine(policy, 4, vocab_size)

@@ -38,11 +38,8 @@ def events_step(run_dir):
     return EventAccumulator(str(run_dir)).Reload().Scalars("charts/SPS")[-1].step
 
 
-def test_a_run_leaves_what_is_promised(learn, monkeypatch):
-    from llm_utils.logger import Logger
-
-    monkeypatch.setattr(Logger, "TRAJECTORIES", 16)
-    flags = ["--total-episodes", 32, "--save-model", "--eval-episodes", 4]
+def test_a_run_leaves_what_is_promised(learn):
+    flags = ["--log-trajectories", 16, "--total-episodes", 32, "--save-model", "--eval-episodes", 4]
     run_dir = learn("grpo_llm", *GROUPS, *flags)
     assert run_dir.name.startswith("AgentR1_MultihopWorld-v0__grpo_llm__1__")
     summary = json.loads((run_dir / "summary.json").read_text())
@@ -112,11 +109,9 @@ def test_log_probabilities_of_the_trainer_are_those_of_the_sampler(learn):
 
 
 @pytest.mark.parametrize("rounds", [0, 8])
-def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, monkeypatch, capfd, rounds):
-    from llm_utils.logger import Logger
-
-    monkeypatch.setattr(Logger, "TRAJECTORIES", 16)
-    flags = ["--total-episodes", 32, "--temperature", 0.7, "--dynamic-sampling", rounds, "--group-size", 2]
+def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, capfd, rounds):
+    flags = ["--log-trajectories", 16, "--total-episodes", 32, "--temperature", 0.7]
+    flags += ["--dynamic-sampling", rounds, "--group-size", 2]
     run_dir = learn("grpo_llm", *GROUPS, *flags)
     rows = jsonl(run_dir / "trajectories.jsonl")
     assert len(rows) == 32 and len({row["episode"] for row in rows}) == 32

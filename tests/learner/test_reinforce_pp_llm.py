@@ -59,11 +59,9 @@ def test_the_loss_and_its_gradient_are_those_of_plain_loops(compare_with_loops, 
     compare_with_loops(reinforce_pp_llm, **case)
 
 
-def test_a_run_trains_on_advantages_over_the_batch(learn, monkeypatch):
-    from llm_utils.logger import Logger
-
-    monkeypatch.setattr(Logger, "TRAJECTORIES", 16)
-    flags = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", 16]
+def test_a_run_trains_on_advantages_over_the_batch(learn):
+    flags = ["--log-trajectories", 16]
+    flags += ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", 16]
     flags += ["--episodes-per-iteration", 16, "--group-size", 4, "--num-minibatches", 2, "--eval-episodes", 0]
     flags += ["--total-episodes", 16, "--num-threads", 1, "--temperature", 2.0, "--baseline"]
     run_dir = learn("reinforce_pp_llm", *flags)

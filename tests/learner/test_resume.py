@@ -110,8 +110,7 @@ def evaluations(run_dir):
 
 
 def test_rows_that_were_in_flight_start_again_and_none_is_lost(learn, monkeypatch):
-    monkeypatch.setattr("llm_utils.logger.Logger.TRAJECTORIES", 8)
-    flags = [*SMALL, *OF_SCRIPT["grpo_llm"], "--total-episodes", 40, "--max-staleness", 2]
+    flags = ["--log-trajectories", 8, *SMALL, *OF_SCRIPT["grpo_llm"], "--total-episodes", 40, "--max-staleness", 2]
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "Checkpointer", Interrupted)
         with pytest.raises(SystemExit):

@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 from agent_r1_tools.text import clean_text
 
@@ -124,33 +124,78 @@ def json_type(value: Any) -> str:
     return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
+def check_schema(schema: Any, name: str) -> None:
+    """TypeError where this is no JSON schema of an object, such as the arguments of the tool `name`."""
+    from jsonschema import Draft202012Validator, SchemaError
+
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise TypeError(f"the parameters of {name} are a JSON schema of an object, got {schema!r}")
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise TypeError(f"the parameters of {name} are no JSON schema: {error.message}") from None
+
+
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
-def function_schema(function: Callable[..., Any], name: str, texts: dict[str, str]) -> dict[str, Any]:
+def function_schema(
+    function: Callable[..., Any], name: str, texts: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The JSON schema of a function's arguments, and pydantic's `TypeAdapter` of each that holds a model.
+
+    `texts` has descriptions of arguments; those of `Annotated` come first. TypeError where there is no schema.
+    """
     try:
         hinted = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
-        hints = typing.get_type_hints(getattr(function, "func", hinted))
+        hints = typing.get_type_hints(getattr(function, "func", hinted), include_extras=True)
     except NameError as error:
         problem = f"a type hint of {name} cannot be resolved ({error}); use types that its module imports"
         raise TypeError(problem) from error
     properties: dict[str, Any] = {}
     required: list[str] = []
+    models: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}  # of models, which refer to them as to the root's
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(f"{name}({parameter}): a tool's parameters must be plain ones that can be given by name")
+        hint, default = hints.get(parameter.name, Any), parameter.default
         try:
-            schema = _type_schema(hints.get(parameter.name, Any))
+            if type(default).__name__ == "FieldInfo":  # the function would be given it as a value
+                raise TypeError("its default is a pydantic Field; write Annotated[..., Field(...)] = value")
+            if _holds_model(hint):
+                models[parameter.name], schema = _model_schema(hint, definitions)
+            else:
+                schema = _type_schema(hint)
         except TypeError as error:
             raise TypeError(f"parameter {parameter.name!r} of {name}: {error}") from None
-        if parameter.name in texts:
-            schema["description"] = texts[parameter.name]
+        said = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]  # pydantic skips them
+        if said or (parameter.name in texts and (parameter.name in models or "description" not in schema)):
+            schema["description"] = said[-1] if said else texts[parameter.name]
         if parameter.default is parameter.empty:
             required.append(parameter.name)
         elif isinstance(parameter.default, str | int | float | bool):
             schema["default"] = parameter.default
         properties[parameter.name] = schema
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return schema | ({"$defs": definitions} if definitions else {}), models
+
+
+def _holds_model(hint: Any) -> bool:
+    """Whether a type hint names a pydantic model; pydantic itself is not needed to see that."""
+    return hasattr(hint, "__pydantic_core_schema__") or any(map(_holds_model, typing.get_args(hint)))
+
+
+def _model_schema(hint: Any, definitions: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """pydantic's adapter and schema of a type hint. What that refers to is added to `definitions`."""
+    from pydantic import TypeAdapter
+
+    adapter: Any = TypeAdapter(hint)
+    schema: dict[str, Any] = adapter.json_schema()
+    for name, definition in schema.pop("$defs", {}).items():
+        if definitions.setdefault(name, definition) != definition:
+            raise TypeError(f"two models are named {name}; give one another name")
+    return adapter, schema
 
 
 _TYPE_NAMES: dict[Any, str] = {
@@ -169,6 +214,13 @@ def _type_schema(hint: Any) -> dict[str, Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
+    if origin is Annotated:
+        schema = _type_schema(arguments[0])
+        for extra in arguments[1:]:
+            inside = getattr(extra, "metadata", None)  # pydantic's Field holds others
+            for part in (extra, *(inside if isinstance(inside, list) else ())):
+                schema |= _annotation(part, schema)
+        return schema
     if hint in _TYPE_NAMES:
         return {"type": _TYPE_NAMES[hint]}
     if origin is list:
@@ -182,7 +234,37 @@ def _type_schema(hint: Any) -> dict[str, Any]:
         if all(option.keys() == {"type"} for option in options):
             return {"type": [option["type"] for option in options]}
         return {"anyOf": options}
-    raise TypeError(f"{hint!r} has no schema here; use str, int, float, bool, list, dict, Optional, Union or Literal")
+    raise TypeError(
+        f"{hint!r} has no schema here; use str, int, float, bool, list, dict, Optional, Union, Literal, Annotated or a "
+        "pydantic model, or give the JSON schema: from_function(..., parameters={...})"
+    )
+
+
+_BOUNDS = {
+    "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum", "multiple_of": "multipleOf",
+}  # fmt: skip
+_LENGTHS = {"string": "Length", "array": "Items", "object": "Properties"}
+
+
+def _annotation(extra: Any, schema: dict[str, Any]) -> dict[str, Any]:
+    """What an entry of `Annotated` says: a text is the description; others (of annotated_types, pydantic, msgspec)
+    have attributes by the same names. What says nothing that we know is left out, as typing asks for."""
+    if isinstance(extra, str):
+        return {"description": extra}
+    found: dict[str, Any] = {}
+    for name in ("description", "documentation", "pattern"):
+        if isinstance(text := getattr(extra, name, None), str):
+            found["pattern" if name == "pattern" else "description"] = text
+    for name, keyword in _BOUNDS.items():
+        if isinstance(bound := getattr(extra, name, None), int | float):
+            found[keyword] = bound
+    types = [option.get("type") for option in (schema, *schema.get("anyOf", ()))]
+    for kind, word in _LENGTHS.items():
+        if any(kind == of or isinstance(of, list) and kind in of for of in types):
+            for name, prefix in (("min_length", "min"), ("max_length", "max")):
+                if isinstance(bound := getattr(extra, name, None), int):
+                    found[prefix + word] = bound
+    return found
 
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?|Attributes):\s*$")

@@ -2,7 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
+from collections.abc import Iterable, Mapping, Set
+from enum import Enum
+from typing import Any
+
+
+def as_text(value: Any) -> str:
+    """What a policy reads of a value: text as it is, anything else as JSON. TypeError for what has no such form."""
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="replace")
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    except TypeError:  # keys have no `default`
+        return json.dumps(_with_plain_keys(value), ensure_ascii=False, default=_plain)
+
+
+def _with_plain_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {_key(key): _with_plain_keys(inside) for key, inside in value.items()}
+    return [_with_plain_keys(inside) for inside in value] if isinstance(value, list | tuple) else value
+
+
+def _key(key: Any) -> Any:
+    if key is None or isinstance(key, str | int | float):
+        return key
+    plain = _plain(key)
+    return plain if isinstance(plain, str) else as_text(plain)
+
+
+def _plain(value: Any) -> Any:
+    """A step towards JSON for what Python's json doesn't know."""
+    if hasattr(value, "model_dump"):  # pydantic
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "to_dict") and hasattr(value, "columns"):  # a table of pandas: its rows
+        return value.to_dict(orient="records")
+    if hasattr(value, "tolist"):  # NumPy, torch
+        return value.tolist()
+    if hasattr(value, "isoformat"):  # dates and times
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="replace")
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Set):  # in an order that is the same in every process
+        return sorted(value, key=as_text)
+    says: Any = type(value).__str__
+    if says is not object.__str__:  # paths, decimals, exceptions ...: they say what they are
+        return str(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form; return text, or what json.dumps takes")
 
 
 def clean_text(text: str, max_chars: int) -> str:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import errno
 import inspect
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from agent_r1_tools.schemas import checker, function_schema, json_type, kind, read_docstring
+from agent_r1_tools.schemas import checker, json_type, kind
 from agent_r1_tools.text import clean_text, encodable
 
 __all__ = ["Tool", "ToolFault", "ToolResult", "clean_text", "encodable"]
@@ -112,8 +112,9 @@ class Tool(ABC):
         parameters: the JSON schema (type "object") of the arguments; not to be changed after the first call.
         timeout: seconds that one call (or one `batch_execute`) may take; `math.inf` says that the tool never blocks,
             and it then runs in the caller's thread, which is much cheaper.
-        concurrency_safe: calls don't influence each other: they may run at the same time, and equal calls in a batch
-            may share one execution. False for a tool with a session: every call is executed, in order.
+        concurrency_safe: calls don't influence each other: they may run at the same time, in any threads, and equal
+            calls in a batch may share one execution. False for a tool with a session: every call is executed, in order,
+            and in an environment all calls of an episode are made in one thread.
         max_result_chars: the length to which `run_tool` cuts the content, marker included.
         timeout_is_fault: what a call beyond `timeout` means. False: it was too costly as it was written, a failed call.
             True: the machinery hangs, a fault; for a tool that bounds by itself what its arguments can cost.
@@ -152,14 +153,14 @@ class Tool(ABC):
     def validate(self, arguments: Any) -> str | None:
         """Say what is wrong with the arguments, in a line that the policy can act on, or None where they are right."""
         if not isinstance(arguments, dict):
-            return f"arguments must be a JSON object, not {json_type(arguments)}. {self._expected()}"
+            return f"arguments must be a JSON object, not {json_type(arguments)}. {self.expected()}"
         check = checker(self.parameters)
         if check.surely_valid(arguments):
             return None
         problems = check.problems(arguments)
-        return f"{'; '.join(problems)}. {self._expected()}" if problems else None
+        return f"{'; '.join(problems)}. {self.expected()}" if problems else None
 
-    def _expected(self) -> str:
+    def expected(self) -> str:
         """One line that lists the parameters."""
         required = self.parameters.get("required", [])
         parts = [
@@ -206,44 +207,40 @@ class Tool(ABC):
         *,
         name: str | None = None,
         description: str | None = None,
+        parameters: dict[str, Any] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
-        concurrency_safe: bool = True,
+        concurrency_safe: bool | None = None,
         max_result_chars: int = DEFAULT_MAX_RESULT_CHARS,
         timeout_is_fault: bool = False,
     ) -> Tool:
-        """Make a tool of a typed function with a Google-style docstring.
+        """Make a tool of a function: a typed one with a Google-style docstring, or any with a JSON schema.
 
-        The schema comes from the type hints (str, int, float, bool, list, dict, Optional, Union, Literal, Any), the
-        descriptions from the docstring, and parameters with a default are optional. The function may return a
-        `ToolResult`; any other value becomes `ToolResult(content=str(value), data=value)`. A function that fetches
-        what the policy names, a host say, catches the errors of that itself: an OSError is a fault of the machinery,
-        except where arguments cause it as a path does that leads nowhere (see `is_fault`).
+        The schema comes from the type hints (str, int, float, bool, list, dict, Optional, Union, Literal, Any, pydantic
+        models, Annotated with a description and bounds), the descriptions from Annotated or else the docstring, and
+        parameters with a default are optional. `parameters` takes its place; the function is then called with the
+        arguments by name. An async function runs on an event loop that all of them share, in a thread of its own.
+
+        The function may return a `ToolResult`. Of any other value text is the `content` as it is, everything else as
+        JSON; `data` is the value itself. A function that fetches what the policy names, a host say, catches the errors
+        of that itself: an OSError is a fault of the machinery, except where arguments cause it as a path does that
+        leads nowhere (see `is_fault`).
+
+        Args:
+            concurrency_safe: None: True, but False for an object that is called, or a method of one: it has its state.
 
         Raises:
-            TypeError: the signature cannot be written as a JSON schema (*args, other types, an async function).
+            TypeError: the signature cannot be written as a JSON schema (*args, other types), or `parameters` is none.
             ValueError: the function has no usable name (a lambda) and none was given.
         """
-        tool = _FunctionTool(function, name, description)
+        from agent_r1_tools.functions import FunctionTool  # it is a Tool
+
+        tool = FunctionTool(function, name, description, parameters)
+        if concurrency_safe is None:
+            called = function
+            while isinstance(called, partial):
+                called = called.func
+            own: Any = getattr(called, "__self__", None) if inspect.isroutine(called) else called
+            concurrency_safe = inspect.isclass(called) or own is None or inspect.isclass(own) or inspect.ismodule(own)
         tool.timeout, tool.concurrency_safe = timeout, concurrency_safe
         tool.max_result_chars, tool.timeout_is_fault = max_result_chars, timeout_is_fault
         return tool
-
-
-# --- functions as tools -----------------------------------------------------------------------------------------------
-
-
-class _FunctionTool(Tool):
-    def __init__(self, function: Callable[..., Any], name: str | None, description: str | None) -> None:
-        self.function = function
-        self.name = name if name is not None else getattr(function, "__name__", "")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):
-            raise ValueError(f"{self.name!r} cannot be a tool's name; pass from_function(..., name='my_tool')")
-        if inspect.iscoroutinefunction(function):
-            raise TypeError(f"{self.name} is async; wrap it in a plain function that calls asyncio.run")
-        text, argument_texts = read_docstring(inspect.getdoc(function) or "")
-        self.description = description if description is not None else text
-        self.parameters = function_schema(function, self.name, argument_texts)
-
-    def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        value = self.function(**arguments)
-        return value if isinstance(value, ToolResult) else ToolResult(str(value), data=value)

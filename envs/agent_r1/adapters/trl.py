@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Literal, cast
 import gymnasium as gym
 
 from agent_r1.dialects import Call
-from agent_r1.faults import Calls
 from agent_r1.tokenizers import control_tokens
 from agent_r1.tool_env import PendingCall, ToolEnv
 from agent_r1_tools import Tool, ToolResult
@@ -81,7 +80,7 @@ class TRLEnvironment:
 
     def _run(self, pending: PendingCall) -> ToolResult:
         """Make a call; what faults is made again until the environment's deadline."""
-        results = Calls([pending], self._env.fault_deadline).run()
+        results = self._env.in_order([pending]).run()
         assert results is not None
         return results[0]
 

@@ -1,0 +1,103 @@
+"""Prints episodes of a run, or of a file that `RecordTrajectories` wrote.
+
+    python -m agent_r1.show runs/RUN                          the last three
+    python -m agent_r1.show runs/RUN --episodes all --task t7
+    python -m agent_r1.show trajectories.jsonl --iteration 20 --failed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_r1.trajectories import transcript
+from agent_r1_tools.text import printable
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, one by one; what is no row is counted on the screen. SystemExit where there is no file."""
+    path = path / "trajectories.jsonl" if path.is_dir() else path
+    damaged = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    row = json.loads(line)
+                    row["tokens"], row["task_index"]  # noqa: B018
+                except (ValueError, LookupError, TypeError, RecursionError):
+                    damaged += 1
+                else:
+                    yield row
+    except OSError as error:
+        raise SystemExit(f"{path} can't be read: {error.strerror}; give a run's folder or a file of rows") from None
+    if damaged:
+        print(f"{path}: {damaged} lines are no rows", file=sys.stderr)
+
+
+def wanted(row: Mapping[str, Any], iteration: int | None, task: str | None, failed: bool) -> bool:
+    """Whether a row is one of those that were asked for."""
+    if iteration is not None and row.get("iteration") != iteration:
+        return False
+    if task is not None and task not in (row.get("task_id"), str(row["task_index"])):
+        return False
+    return not (failed and row.get("is_success"))
+
+
+def headline(row: Mapping[str, Any]) -> str:
+    """A line that says which episode this is and how it ended."""
+    turns, earned = len(row.get("turns") or ()), sum(row.get("turn_rewards") or row.get("rewards") or ())
+    end = "terminated" if row.get("terminated") else f"truncated ({row.get('truncation_reason') or 'cut short'})"
+    parts = [
+        f"iteration {row['iteration']}" if "iteration" in row else "",
+        f"task {row.get('task_id') or row['task_index']}",
+        "success" if row.get("is_success") else "no success",
+        f"return {earned:+.2f}",
+        f"{turns} turn{'s' * (turns != 1)}, {len(row['tokens'])} tokens",
+        f"fault: {row['fault']}" if row.get("fault") else end,
+    ]
+    return printable(", ".join(part for part in parts if part))
+
+
+def shown(row: Mapping[str, Any]) -> str:
+    """An episode as text for a terminal."""
+    messages = row.get("messages")
+    if messages is None:
+        return f"{headline(row)}\n(it was logged without its messages)"
+    terms = row.get("reward_terms") or []
+    return f"{headline(row)}\n\n{transcript(messages, terms)}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m agent_r1.show", description="Prints episodes of a run.")
+    parser.add_argument("run", type=Path, help="a run's folder, or a file of rows")
+    parser.add_argument("--episodes", default="3", metavar="N|all", help="so many, the last ones (default: 3)")
+    parser.add_argument("--iteration", type=int, help="of this iteration only")
+    parser.add_argument("--task", help="of this task only: its id or its index")
+    parser.add_argument("--failed", action="store_true", help="without success only")
+    args = parser.parse_args(words)
+    if args.episodes != "all" and not (args.episodes.isdecimal() and int(args.episodes)):
+        parser.error("--episodes is a number, at least 1, or all")
+    limit = None if args.episodes == "all" else int(args.episodes)
+    rows = (row for row in read_rows(args.run) if wanted(row, args.iteration, args.task, args.failed))
+    chosen = rows if limit is None else deque(rows, maxlen=limit)
+    found = False
+    for row in chosen:
+        print(("\n" + "-" * 100 + "\n\n" if found else "") + shown(row))
+        found = True
+    if not found:
+        raise SystemExit(f"{args.run} has no such episode")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # what reads it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,102 @@
+"""What an episode was, as a row of JSON: `RecordTrajectories` and the learners write it, `agent_r1.show` prints it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent_r1_tools.text import printable
+
+if TYPE_CHECKING:
+    from agent_r1.tool_env import ToolEnv
+
+
+def episode_record(env: ToolEnv, info: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of the episode that `env` has just ended with `info`, but for its tokens and rewards.
+
+    `task_id`, `task_index`, `seed` (of the reset, or None), `split`, `question`, `messages` (the conversation in chat
+    form), `tokenizer` (a name), `reward_terms` and `tool_calls` (an entry for each turn), `truncation_reason`, `fault`,
+    `is_success`, `answer` and `metrics` (None where there is none).
+    """
+    episode = env.episode
+    record = {
+        "task_id": env.task.id,
+        "task_index": episode.task_index,
+        "seed": episode.seed,
+        "split": env.split,
+        "question": env.task.question,
+        "messages": env.messages,
+        "tokenizer": getattr(env.tokenizer, "name_or_path", None) or type(env.tokenizer).__name__,
+        "reward_terms": [dict(terms) for terms in episode.rewards],
+        "tool_calls": list(episode.tool_calls),
+    }
+    return record | {name: info.get(name) for name in OUTCOME}
+
+
+OUTCOME = ("truncation_reason", "fault", "is_success", "answer", "metrics")
+
+
+def episode_row(
+    env: ToolEnv, info: Mapping[str, Any], turn_rewards: Sequence[float], terminated: bool, truncated: bool
+) -> dict[str, Any]:
+    """`episode_record`, and with it the tokens of the state at the end.
+
+    `action_mask` (1 for what the policy wrote) and `rewards` (a turn's on its last token) have an entry for each token;
+    `turns` (first token, one past the last) and `turn_rewards` for each turn.
+    """
+    episode = env.episode
+    mask, rewards = [0] * episode.length, [0.0] * episode.length
+    carried = 0.0  # an empty span has no token for its reward: the turn before has one, or else the next
+    last: int | None = None
+    for (start, end), reward in zip(episode.turns, turn_rewards, strict=True):
+        mask[start:end] = [1] * (end - start)
+        last = end - 1 if end > start else last
+        carried += float(reward)
+        if last is not None:
+            rewards[last] += carried
+            carried = 0.0
+    tokens = {
+        "tokens": episode.buffer[: episode.length].tolist(),
+        "action_mask": mask,
+        "rewards": rewards,
+        "turns": [list(turn) for turn in episode.turns],
+        "turn_rewards": [float(reward) for reward in turn_rewards],
+    }
+    return episode_record(env, info) | tokens | {"terminated": bool(terminated), "truncated": bool(truncated)}
+
+
+def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
+    """Add a line to a file of JSON lines, in one write: an interrupt comes before or after it, never in the middle, and
+    several environments may write to one file."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, json.dumps(row).encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def _call(name: str, arguments: Any) -> str:
+    """A call as a line; chat APIs have its arguments as JSON text."""
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[str, float]], first: int = 0) -> str:
+    """The messages from `first` on as text for a terminal, with the reward terms of each turn below it."""
+    lines, turn = [], sum(message["role"] == "assistant" for message in messages[:first])
+    for message in messages[first:]:
+        role = message["role"]
+        lines.append(f"[{role}{' ' + message['name'] if message.get('name') else ''}]")
+        if message["content"]:
+            lines.append(message["content"])
+        lines += [_call(**call["function"]) for call in message.get("tool_calls") or ()]
+        if role == "assistant":
+            if turn < len(rewards):
+                terms = rewards[turn]
+                named = ", ".join(f"{name} {value:+.2f}" for name, value in terms.items())
+                lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
+            turn += 1
+    return printable("\n".join(lines))

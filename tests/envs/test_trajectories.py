@@ -1,0 +1,198 @@
+"""Rows of episodes: one schema, with many environments as with one, and a command that prints them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_r1 import show
+from agent_r1.trajectories import transcript
+from agent_r1.vector import ToolVectorEnv
+from agent_r1.wrappers import NewTokens, RecordTrajectories
+
+WORLD = "AgentR1/MultihopWorld-v0"
+KEYS = {
+    "env_id", "model", "tokenizer", "split", "seed", "task_id", "task_index", "question", "messages", "tokens",
+    "action_mask", "rewards", "turns", "turn_rewards", "reward_terms", "tool_calls", "terminated", "truncated",
+    "truncation_reason", "fault", "is_success", "answer", "metrics",
+}  # fmt: skip
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def script(env):
+    """Three turns, of which the second calls nothing."""
+    end = env.dialect.end_of_turn
+    call = env.dialect.tool_call("search", {"query": "rival"})
+    return [call + end, "hm\x1b[31m" + end, f"<answer>{env.task.answers[0]}</answer>" + end]
+
+
+def encode(env, text):
+    return np.array(env.tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+
+@pytest.fixture
+def of_one(tmp_path):
+    """The rows of single environments with the seeds 3, 4, 5."""
+    env = RecordTrajectories(gym.make(WORLD, max_turns=3), tmp_path / "one.jsonl", model="mine")
+    for seed in (3, 4, 5):
+        env.reset(seed=seed)
+        for text in script(env.unwrapped):
+            env.step(encode(env.unwrapped, text))
+    rows = read(tmp_path / "one.jsonl")
+    assert [row["seed"] for row in rows] == [3, 4, 5] and all(row.keys() == KEYS for row in rows)
+    return rows
+
+
+@pytest.mark.parametrize("options", [{}, {"text": True}, {"observation": "new"}], ids=str)
+def test_a_vector_environment_writes_the_same_rows(tmp_path, of_one, options):
+    path = tmp_path / "new" / "many.jsonl"
+    envs = RecordTrajectories(gym.make_vec(WORLD, num_envs=3, max_turns=3, **options), path, "mine")
+    envs.reset(seed=3)
+    for number in range(3):
+        assert not path.exists()
+        texts = [script(env)[number] for env in envs.envs]
+        spans = [encode(env, text) for env, text in zip(envs.envs, texts, strict=True)]
+        envs.send(texts if "text" in options else spans)
+        envs.recv(3)
+    assert read(path) == of_one
+    envs.close()
+
+
+def test_episodes_that_begin_anew_at_once_are_recorded(tmp_path, of_one):
+    path = tmp_path / "many.jsonl"
+    envs = RecordTrajectories(ToolVectorEnv(WORLD, num_envs=3, max_turns=3, autoreset_mode="SameStep"), path)
+    envs.reset(seed=3)
+    for _ in range(2):
+        texts = [script(env) for env in envs.envs]
+        for number in range(3):
+            envs.step([encode(env, text[number]) for env, text in zip(envs.envs, texts, strict=True)])
+    rows = read(path)
+    assert len(rows) == 6 and all(row["is_success"] and len(row["turns"]) == 3 for row in rows)
+    assert [row | {"env_id": WORLD, "model": "mine"} for row in rows[:3]] == of_one and rows[3]["seed"] is None
+
+
+def test_other_vector_environments_are_refused(tmp_path):
+    envs = gym.vector.SyncVectorEnv([lambda: gym.make(WORLD)])
+    with pytest.raises(TypeError, match="ToolVectorEnv, got SyncVectorEnv"):
+        RecordTrajectories(envs, tmp_path / "rows.jsonl")
+    inside = gym.vector.SyncVectorEnv([lambda: RecordTrajectories(gym.make(WORLD, max_turns=1), tmp_path / "x.jsonl")])
+    inside.reset(seed=1)
+    inside.step([np.full(5, 65, np.int32)])
+    assert [len(row["turns"]) for row in read(tmp_path / "x.jsonl")] == [1]
+
+
+def test_rewards_lie_on_tokens_of_the_policy(tmp_path):
+    """Also where a span is empty, or doesn't fit, and where a wrapper inside changes what is paid."""
+    paid = gym.wrappers.TransformReward(gym.make(WORLD, max_turns=3, max_action_tokens=10), lambda reward: reward - 0.5)
+    env = NewTokens(RecordTrajectories(paid, tmp_path / "rows.jsonl"))
+    for spans in ([[], [65, 66], []], [[65] * 11], [[], [], []]):
+        env.reset(seed=1)
+        for span in spans:
+            env.step(np.array(span, np.int32))
+    rows = read(tmp_path / "rows.jsonl")
+    for row in rows[:2]:
+        assert sum(row["rewards"]) == pytest.approx(sum(row["turn_rewards"])) and sum(row["rewards"]) < -0.4
+        assert all(own for own, reward in zip(row["action_mask"], row["rewards"], strict=True) if reward)
+    assert [sum(row["action_mask"]) for row in rows] == [2, 10, 0]
+    assert rows[1]["truncation_reason"] == "context" and not any(rows[2]["rewards"])
+
+
+# ---------------------------------------------------------------------- show
+
+
+@pytest.fixture
+def run(tmp_path, of_one):
+    """A run's folder: iterations 1, 2, 3; the second is no success; a damaged line; control characters."""
+    for number, row in enumerate(of_one, 1):
+        row["iteration"] = number
+    of_one[1] |= {"is_success": False, "terminated": False, "truncated": True, "truncation_reason": "turns"}
+    lines = [json.dumps(row) for row in of_one] + ['{"tokens": [1', "[]", ""]
+    (tmp_path / "trajectories.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_episodes_are_printed_to_be_read(run, of_one, capsys):
+    show.main([str(run)])
+    out, err = capsys.readouterr()
+    assert "2 lines are no rows" in err and "\x1b" not in out and "\\x1b" in out
+    first, second, third = out.split("-" * 100)
+    tokens = len(of_one[0]["tokens"])
+    total, task = sum(of_one[0]["turn_rewards"]), of_one[0]["task_id"]
+    assert first.startswith(f"iteration 1, task {task}, success, return {total:+.2f}, 3 turns, {tokens} tokens, term")
+    assert f"[user]\n{of_one[0]['question']}" in first and "[tool search]" in first and '"name": "search"' in first
+    assert "reward +1.00  (outcome/exact_match +1.00" in first and f"<answer>{of_one[0]['answer']}</answer>" in first
+    assert "no success" in second and "truncated (turns)" in second and "iteration 3" in third
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--episodes", "1"], [3]),
+        (["--episodes", "all"], [1, 2, 3]),
+        (["--iteration", "2"], [2]),
+        (["--failed"], [2]),
+        (["--task", "ID"], [1]),
+        (["--task", "INDEX"], [1]),
+    ],
+)
+def test_episodes_are_chosen(run, of_one, capsys, words, found):
+    names = {"ID": of_one[0]["task_id"], "INDEX": str(of_one[0]["task_index"])}
+    show.main([str(run / "trajectories.jsonl"), *(names.get(word, word) for word in words)])
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration ")]
+    assert [int(line.split(",")[0].split()[1]) for line in printed] == found
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere"], "nowhere can't be read: No such file"),
+        (["."], "trajectories.jsonl can't be read: No such file"),
+        (["RUN", "--iteration", "9"], "has no such episode"),
+    ],
+)
+def test_what_cannot_be_shown_is_said_in_a_line(run, tmp_path, monkeypatch, words, says):
+    os.mkdir(tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "new")
+    with pytest.raises(SystemExit, match=says):
+        show.main([str(run) if word == "RUN" else word for word in words])
+
+
+@pytest.mark.parametrize("episodes", ["0", "-1", "many"])
+def test_a_number_of_episodes_is_one(run, capsys, episodes):
+    with pytest.raises(SystemExit):
+        show.main([str(run), f"--episodes={episodes}"])
+    assert "--episodes is a number, at least 1, or all" in capsys.readouterr().err
+
+
+def test_rows_of_older_runs_have_no_messages(tmp_path, capsys):
+    row = {"iteration": 1, "task_index": 4, "tokens": [1, 2], "rewards": [0.0, 1.0], "turns": [[1, 2]]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"reward_terms": {"a": 1.0}, "terminated": True}) + "\n")
+    show.main([str(tmp_path / "rows.jsonl")])
+    assert "return +1.00, 1 turn, 2 tokens, terminated\n(it was logged without its messages)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [{"x": "é"}, '{"x": "\\u00e9"}'])
+def test_calls_are_shown_alike_in_both_chat_forms(arguments):
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert transcript(messages, [{"a": 0.5}]) == (
+        '[assistant]\n{"name": "f", "arguments": {"x": "é"}}\n    reward +0.50  (a +0.50)'
+    )
+
+
+def test_a_reader_may_stop_early(run):
+    """`python -m agent_r1.show RUN | head -1`."""
+    rows = (run / "trajectories.jsonl").read_text().splitlines()[:1] * 400
+    (run / "trajectories.jsonl").write_text("\n".join(rows))
+    command = [sys.executable, "-m", "agent_r1.show", str(run), "--episodes", "all"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("iteration 1, task")
+        process.stdout.close()
+        assert process.wait(120) in (0, 1) and process.stderr.read() == ""

@@ -1,0 +1,509 @@
+"""Tools from what people have: async functions, pydantic models, Annotated, a JSON schema; and results as JSON."""
+
+import asyncio
+import dataclasses
+import datetime
+import functools
+import json
+import math
+import pickle
+import re
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter, deque
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from agent_r1_tools import Tool, ToolResult, run_batch, run_tool
+from agent_r1_tools.running import at_work
+from agent_r1_tools.text import as_text
+from agent_r1_tools.threads import OneThread
+
+pydantic = pytest.importorskip("pydantic")
+Field = pydantic.Field
+
+# --- async functions --------------------------------------------------------------------------------------------------
+
+
+async def double(x: int) -> int:
+    """Twice a number.
+
+    Args:
+        x: The number.
+    """
+    await asyncio.sleep(0)
+    return 2 * x
+
+
+@pytest.mark.parametrize("timeout", [20.0, math.inf])
+def test_an_async_function_becomes_a_tool(timeout: float) -> None:
+    tool = Tool.from_function(double, timeout=timeout)
+    assert tool.description == "Twice a number." and tool.parameters["properties"]["x"]["type"] == "integer"
+    assert run_tool(tool, {"x": 4}) == ToolResult("8", data=8)
+    assert run_tool(tool, {"x": "a"}).data == {"error": "bad_arguments"}
+    assert run_tool(Tool.from_function(functools.partial(double, x=3), name="six", timeout=timeout), {}).data == 6
+
+
+def test_async_calls_share_a_loop_and_overlap() -> None:
+    """A client that belongs to a loop, as those of httpx and aiohttp do, can be made once and serve every call."""
+    here: list[Any] = []
+    both = asyncio.Semaphore(0)
+
+    async def meet(i: int) -> int:
+        here.append(asyncio.get_running_loop())
+        both.release()
+        while len(here) < 3:  # the others are under way, too
+            await asyncio.sleep(0.01)
+        await both.acquire()
+        return i
+
+    assert [r.data for r in run_batch(Tool.from_function(meet, timeout=30), [{"i": i} for i in range(3)])] == [0, 1, 2]
+    assert len(set(here)) == 1
+
+
+def test_an_async_call_that_is_late_or_raises_is_as_any_other() -> None:
+    ended = threading.Event()
+
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    async def refuse(error: str) -> None:
+        raise {"fault": ConnectionError, "own": KeyError}[error]("x")
+
+    late = Tool.from_function(hang, timeout=0.05)
+    assert run_tool(late, {}).data == {"error": "timeout"}
+    assert ended.wait(20)  # nobody waits for it: it is cancelled, and goes on for no longer than a second
+    tool = Tool.from_function(refuse)
+    assert run_tool(tool, {"error": "fault"}).fault == "ConnectionError: x"
+    assert run_tool(tool, {"error": "own"}) == ToolResult(
+        "Error in refuse: KeyError: 'x'", ok=False, data={"error": "exception"}
+    )
+
+
+def test_an_async_tool_can_be_called_inside_of_a_loop() -> None:
+    """Notebooks have a loop that runs in the main thread."""
+
+    async def notebook() -> Any:
+        return run_tool(Tool.from_function(double, timeout=math.inf), {"x": 2}).data
+
+    assert asyncio.run(notebook()) == 4
+
+
+# --- Annotated --------------------------------------------------------------------------------------------------------
+
+
+class Documented:
+    """As typing_extensions.Doc, and as the marks of a library that nobody knows."""
+
+    documentation = "How fast."
+    metadata = 5
+
+
+def annotated(
+    city: Annotated[str, "Where."],
+    nights: Annotated[int, Field(ge=1, lt=30, description="How many.")],
+    code: Annotated[str, Field(pattern="^[a-z]+$", min_length=2, max_length=4)] = "ab",
+    speed: Annotated[float | None, Documented(), Field(gt=0, multiple_of=0.5)] = None,
+    guests: Annotated[list[Annotated[str, "A name."]], Field(min_length=1, max_length=2)] = ["you"],  # noqa: B006
+) -> str:
+    """Book.
+
+    Args:
+        city: Not this: what stands at the type comes first.
+        code: A code.
+    """
+    return f"{city} {nights}"
+
+
+def test_annotated_gives_descriptions_and_bounds() -> None:
+    tool = Tool.from_function(annotated)
+    assert tool.parameters["properties"] == {
+        "city": {"type": "string", "description": "Where."},
+        "nights": {"type": "integer", "description": "How many.", "minimum": 1, "exclusiveMaximum": 30},
+        "code": {
+            "type": "string", "description": "A code.", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 4,
+            "default": "ab",
+        },
+        "speed": {
+            "type": ["number", "null"], "description": "How fast.", "exclusiveMinimum": 0, "multipleOf": 0.5,
+        },
+        "guests": {
+            "type": "array", "items": {"type": "string", "description": "A name."}, "minItems": 1, "maxItems": 2,
+        },
+    }  # fmt: skip
+    Draft202012Validator.check_schema(tool.parameters)
+    assert run_tool(tool, {"city": "Rome", "nights": 2, "speed": 1.5, "guests": ["me"]}).ok
+    for wrong, says in (
+        ({"nights": 0}, "0 is less than the minimum of 1"),
+        ({"nights": 30}, "maximum of 30"),
+        ({"nights": 2, "code": "A1"}, "does not match"),
+        ({"nights": 2, "guests": []}, "non-empty"),
+        ({"nights": 2, "speed": 0.7}, "multiple of 0.5"),
+    ):
+        result = run_tool(tool, {"city": "Rome", **wrong})
+        assert result.data == {"error": "bad_arguments"} and says in result.content
+
+
+def test_the_bounds_of_annotated_types_are_read() -> None:
+    kinds = pytest.importorskip("annotated_types")
+
+    def f(
+        x: Annotated[int, kinds.Interval(ge=1, le=5)],
+        y: Annotated[str, kinds.Len(1, 3), kinds.Predicate(str.isalpha)],
+    ) -> None: ...
+
+    properties = Tool.from_function(f).parameters["properties"]
+    assert properties["x"] == {"type": "integer", "minimum": 1, "maximum": 5}
+    assert properties["y"] == {"type": "string", "minLength": 1, "maxLength": 3}
+
+
+def test_a_field_as_a_default_is_refused() -> None:
+    def f(x: int = Field(3, ge=1)) -> int:
+        return x
+
+    with pytest.raises(TypeError, match=r"parameter 'x' of f.*Annotated"):
+        Tool.from_function(f)
+
+
+# --- pydantic models --------------------------------------------------------------------------------------------------
+
+
+class Room(pydantic.BaseModel):
+    kind: Literal["single", "double"] = "single"
+    day: datetime.date
+
+
+class Order(pydantic.BaseModel):
+    """What is booked."""
+
+    rooms: list[Room] = Field(min_length=1)
+    note: Optional[str] = None  # noqa: UP045  users write this
+
+    @pydantic.field_validator("note")
+    @classmethod
+    def is_short(cls, note: str) -> str:
+        if len(note) > 5:
+            raise ValueError("a note is short")
+        return note
+
+
+def book(order: Order, more: list[Room] | None = None, again: Room | None = None) -> Order:
+    """Book rooms."""
+    assert isinstance(order, Order) and isinstance(order.rooms[0].day, datetime.date)
+    assert again is None or isinstance(again, Room)
+    return order.model_copy(update={"rooms": order.rooms + (more or [])})
+
+
+ROOM = {"kind": "double", "day": "2026-11-22"}
+
+
+def test_a_pydantic_model_is_an_argument_and_a_result() -> None:
+    tool = Tool.from_function(book)
+    Draft202012Validator.check_schema(tool.parameters)
+    order = tool.parameters["properties"]["order"]
+    assert order["description"] == "What is booked." and order["properties"]["rooms"]["items"] == {
+        "$ref": "#/$defs/Room"
+    }
+    assert tool.parameters["$defs"].keys() == {"Room"} and tool.parameters["required"] == ["order"]
+    json.dumps(tool.schema)
+    result = run_tool(tool, {"order": {"rooms": [ROOM]}, "more": [{"day": "2026-11-23"}], "again": ROOM})
+    assert json.loads(result.content) == {"rooms": [ROOM, {"kind": "single", "day": "2026-11-23"}], "note": None}
+    assert isinstance(result.data, Order)
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        ({"rooms": []}, "'order.rooms' [] should be non-empty"),
+        ({"rooms": [{"kind": "triple", "day": "2026-11-22"}]}, "'order.rooms.0.kind'"),
+        ({"rooms": [{"day": "tomorrow"}]}, "'order.rooms.0.day' "),  # what JSON schemas don't check
+        ({"rooms": [ROOM], "note": "much too long"}, "'order.note' Value error, a note is short"),
+        ({"rooms": [ROOM], "note": "\ud800"}, "Error in book"),
+        ("a room", "'order' must be object, not string"),
+    ],
+)
+def test_what_does_not_fit_a_model_is_a_bad_argument(order: Any, says: str) -> None:
+    result = run_tool(Tool.from_function(book), {"order": order}, strict=True)
+    assert result.data == {"error": "bad_arguments"} and says in result.content and result.fault is None
+    assert result.content.endswith("Expected: order (object), more (any, optional), again (any, optional).")
+
+
+def test_models_are_described_and_told_apart() -> None:
+    other = pydantic.create_model("Room", size=(int, ...))
+
+    def described(a: Room, b: Annotated[Room, "Told."], c: Annotated[Room, Field(description="Said.")]) -> None:
+        """Book.
+
+        Args:
+            a: The first.
+        """
+
+    properties = Tool.from_function(described).parameters["properties"]
+    assert [properties[name]["description"] for name in "abc"] == ["The first.", "Told.", "Said."]
+
+    def f(a: list[Room], b: list[other]) -> None: ...  # type: ignore[valid-type]
+
+    with pytest.raises(TypeError, match="two models are named Room"):
+        Tool.from_function(f)
+
+
+def test_models_are_asked_for_nothing_until_there_is_one() -> None:
+    script = """
+        import sys
+        from typing import Annotated
+        from agent_r1_tools import Tool, run_tool
+        def f(x: Annotated[int, "A number."]) -> dict: return {"x": x}
+        print(run_tool(Tool.from_function(f), {"x": 1}).content, "pydantic" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout == '{"x": 1} False\n', done.stderr
+
+
+# --- a JSON schema and a callable -------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"to": {"type": "string"}, "from": {"type": "string"}}, "required": ["to"]}
+
+
+def test_a_schema_and_a_callable_make_a_tool() -> None:
+    tool = Tool.from_function(lambda **words: words, name="travel", description="Go.", parameters=SCHEMA)
+    assert tool.schema["function"] == {"name": "travel", "description": "Go.", "parameters": SCHEMA}
+    assert run_tool(tool, {"to": "Oslo", "from": "Rome"}).data == {"to": "Oslo", "from": "Rome"}
+    assert "missing 'to'" in run_tool(tool, {"from": "Rome"}).content
+    same = Tool.from_function(lambda **words: words, **tool.schema["function"])  # what chat APIs call a function
+    assert same.schema == tool.schema
+    assert Tool.from_function(lambda: 1, name="f", parameters={}).parameters == {}
+
+
+@pytest.mark.parametrize("schema", [[], {"type": "string"}, {"properties": 5}, {"type": "object", "required": "to"}])
+def test_what_is_no_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(TypeError, match="the parameters of f are"):
+        Tool.from_function(lambda **words: words, name="f", parameters=schema)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    where: Path
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("text 'as' it is", "text 'as' it is"),
+        (b"bytes \xff", "bytes \ufffd"),
+        ({"a": [1, 2.5, True, None, "é"]}, '{"a": [1, 2.5, true, null, "é"]}'),
+        (None, "null"),
+        (True, "true"),
+        (12, "12"),
+        ((1, "a"), '[1, "a"]'),
+        ({"b", "a", "c"}, '["a", "b", "c"]'),
+        (Point(1, Path("a/b")), '{"x": 1, "where": "a/b"}'),
+        ([Color.RED, Decimal("1.50")], '["red", "1.50"]'),
+        (datetime.date(2026, 11, 22), '"2026-11-22"'),
+        (np.arange(3), "[0, 1, 2]"),
+        ({"mean": np.float32(0.5)}, '{"mean": 0.5}'),
+        (deque([1, 2]), "[1, 2]"),
+        ((i for i in range(2)), "[0, 1]"),
+        ({"a": 1}.keys(), '["a"]'),
+        (Counter("aab"), '{"a": 2, "b": 1}'),
+        ({datetime.date(2026, 1, 2): {(1, 2): 3}}, '{"2026-01-02": {"[1, 2]": 3}}'),
+        (Room(day=datetime.date(2026, 1, 2)), '{"kind": "single", "day": "2026-01-02"}'),
+        ([sqlite3.connect(":memory:").execute("select 1, 'a'").fetchone()], '[[1, "a"]]'),
+    ],
+    ids=lambda value: re.sub(r"\W+", "-", repr(type(value).__name__)),
+)
+def test_what_is_not_text_becomes_json(value: Any, text: str) -> None:
+    result = run_tool(Tool.from_function(lambda: value, name="f"), {})
+    assert (result.ok, result.content) == (True, text) and result.data is value
+
+
+def test_a_content_that_is_not_text_becomes_json() -> None:
+    tool = Tool.from_function(lambda: ToolResult({"a": True}), name="f")  # type: ignore[arg-type]
+    assert run_tool(tool, {}).content == '{"a": true}'
+
+
+def test_a_table_becomes_its_rows() -> None:
+    pandas = pytest.importorskip("pandas")
+    assert as_text(pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})) == '[{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]'
+
+
+def test_what_has_no_json_form_is_a_failed_call() -> None:
+    """Its repr would be an address, another one in every run."""
+    result = run_tool(Tool.from_function(object, name="f", parameters={}), {})
+    assert not result.ok and "object has no JSON form" in result.content
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_method_of_an_object_is_taken_to_have_a_session() -> None:
+    class Shop:
+        def sell(self) -> None: ...
+        @classmethod
+        def name(cls) -> None: ...
+        @staticmethod
+        def tax() -> None: ...
+        def __call__(self) -> None: ...
+
+    def safe(*functions: Any) -> list[bool]:
+        return [Tool.from_function(f, name="f", parameters={}).concurrency_safe for f in functions]
+
+    assert safe(Shop.name, Shop.tax, annotated, lambda: 1, Shop, len, functools.partial(annotated)) == [True] * 7
+    assert safe(Shop().sell, Shop(), functools.partial(Shop().sell), [].append) == [False] * 4
+    assert Tool.from_function(Shop().sell, concurrency_safe=True).concurrency_safe
+
+
+# --- one thread -------------------------------------------------------------------------------------------------------
+
+
+def test_one_thread_is_one_until_a_call_is_stuck_in_it() -> None:
+    one, end = OneThread(), threading.Event()
+    tool = Tool.from_function(lambda wait: (wait and end.wait(20), threading.get_ident())[1], name="f", timeout=5)
+    tool.concurrency_safe = False
+
+    def ident(wait: bool = False) -> Any:
+        return run_tool(tool, {"wait": wait}, thread=one).data
+
+    first = ident()
+    assert ident() == first == one.run(threading.get_ident) != threading.get_ident()
+    assert one.run(one.run, threading.get_ident) == first  # inside of itself
+    with pytest.raises(ZeroDivisionError):
+        one.run(lambda: 1 / 0)
+    tool.timeout = 0.05
+    assert ident(wait=True) == {"error": "timeout"} and at_work(tool)
+    second = one.run(threading.get_ident)
+    assert second != first
+    tool.timeout = 5
+    assert ident() == second  # and stays the one
+    end.set()
+    while at_work(tool):
+        time.sleep(0.01)
+    assert ident() == second and one.free
+
+
+def test_a_late_call_that_has_ended_leaves_the_thread_the_one() -> None:
+    one = OneThread()
+    tool = Tool.from_function(lambda: time.sleep(0.3), name="f", timeout=0.05, concurrency_safe=False)
+    before = one.run(threading.get_ident)
+    assert run_tool(tool, {}, thread=one).data == {"error": "timeout"}
+    while at_work(tool):
+        time.sleep(0.01)
+    assert one.run(threading.get_ident) == before
+
+
+def test_threads_end_with_what_they_are_of() -> None:
+    one = OneThread()
+    one.run(int)
+    thread = one._thread
+    assert thread is not None and pickle.loads(pickle.dumps(one)).free
+    del one
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+# --- strict -----------------------------------------------------------------------------------------------------------
+
+
+def broken(x: int) -> int:
+    return {}[x]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("timeout", [20.0, math.inf])
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_strict_raises_a_tools_own_bug(monkeypatch: pytest.MonkeyPatch, how: str, timeout: float) -> None:
+    tool = Tool.from_function(broken, timeout=timeout)
+    assert run_tool(tool, {"x": 1}).data == {"error": "exception"}
+    if how == "variable":
+        monkeypatch.setenv("AGENT_R1_STRICT", "1")
+    strict = True if how == "argument" else None
+    for call in (run_tool, lambda tool, x, **how: run_batch(tool, [x] * 3 + [{"x": 2}], **how)):
+        with pytest.raises(KeyError) as raised:
+            call(tool, {"x": 1}, strict=strict)
+        assert any(frame.name == "broken" for frame in traceback.extract_tb(raised.value.__traceback__))
+        assert any("tool broken" in note for note in raised.value.__notes__)
+    assert run_tool(tool, {"x": "a"}, strict=strict).data == {"error": "bad_arguments"}  # the policy's
+    assert run_tool(tool, {"x": 1}, strict=False).data == {"error": "exception"}
+
+
+def test_strict_raises_wrong_results_and_batches_and_schemas() -> None:
+    class Wrong(Tool):
+        name, description, parameters = "wrong", "", {"type": "object"}
+
+        def execute(self, arguments: dict[str, Any]) -> Any:
+            return 5
+
+        def batch_execute(self, batch: list[dict[str, Any]]) -> Any:
+            return []
+
+    with pytest.raises(TypeError, match="returned int instead of a ToolResult"):
+        run_tool(Wrong(), {}, strict=True)
+    with pytest.raises(TypeError, match="must return a list of 2 results"):
+        run_batch(Wrong(), [{}, {"a": 1}], strict=True)
+    tool = Wrong()
+    tool.parameters = {"type": "nothing"}
+    with pytest.raises(Exception, match="nothing"):
+        run_tool(tool, {}, strict=True)
+
+
+def test_faults_and_late_calls_are_no_bugs() -> None:
+    def fails(late: bool) -> None:
+        if late:
+            time.sleep(5)
+        raise ConnectionError("down")
+
+    tool = Tool.from_function(fails, timeout=0.1)
+    assert run_tool(tool, {"late": True}, strict=True).data == {"error": "timeout"}
+    tool.timeout = 20
+    assert run_tool(tool, {"late": False}, strict=True).fault == "ConnectionError: down"
+
+
+# --- a tool that mostly fails -----------------------------------------------------------------------------------------
+
+
+def calls(name: str, outcomes: str) -> list[warnings.WarningMessage]:
+    """The warnings of a tool whose calls fail ("x"), succeed ("."), have bad arguments ("?") or fault ("!")."""
+    todo = iter(outcomes.replace("?", ""))
+
+    def step(n: int) -> str:
+        outcome = next(todo)
+        if outcome != ".":
+            raise {"x": sqlite3.ProgrammingError("made in another thread"), "!": ConnectionError()}[outcome]
+        return outcome
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for outcome in outcomes:
+            tool = Tool.from_function(step, name=name)  # every episode has its own
+            run_tool(tool, {} if outcome == "?" else {"n": 1})
+    return caught
+
+
+def test_a_tool_that_mostly_fails_is_warned_about_once() -> None:
+    (warning,) = calls("mostly_fails", "." * 50 + "x" * 30)
+    text = str(warning.message)
+    assert "mostly_fails failed in 6 of its last 10 calls" in text and "made in another thread" in text
+    assert "AGENT_R1_STRICT=1" in text and warning.filename == __file__
+    assert not calls("half", ".x" * 30) and not calls("bad_arguments", "?" * 30) and not calls("down", "!" * 30)
+    assert not calls("seldom_called", "x" * 9)

@@ -1,0 +1,81 @@
+"""Functions as tools: plain ones, async ones, and those whose arguments are pydantic models."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from agent_r1_tools.schemas import check_schema, function_schema, read_docstring
+from agent_r1_tools.text import as_text
+from agent_r1_tools.tool import Tool, ToolResult
+
+
+class FunctionTool(Tool):
+    """What `Tool.from_function` makes."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        description: str | None,
+        parameters: dict[str, Any] | None,
+    ) -> None:
+        self.function = function
+        self.name = name if name is not None else getattr(function, "__name__", "")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):
+            raise ValueError(f"{self.name!r} cannot be a tool's name; pass from_function(..., name='my_tool')")
+        text, argument_texts = read_docstring(inspect.getdoc(function) or "")
+        self.description = description if description is not None else text
+        self._models: dict[str, Any] = {}
+        if parameters is None:
+            parameters, self._models = function_schema(function, self.name, argument_texts)
+        else:
+            check_schema(parameters, self.name)
+        self.parameters = parameters
+
+    def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """Call the function, and wait for it where it is async."""
+        for name in self._models.keys() & arguments.keys():
+            from pydantic import ValidationError
+
+            try:
+                arguments = arguments | {name: self._models[name].validate_json(json.dumps(arguments[name]))}
+            except ValidationError as error:
+                problems = [f"'{'.'.join(map(str, (name, *e['loc'])))}' {e['msg']}" for e in error.errors()[:3]]
+                content = f"Error in {self.name}: {'; '.join(problems)}. {self.expected()}"
+                return ToolResult(content, ok=False, data={"error": "bad_arguments"})
+        value = self.function(**arguments)
+        if inspect.isawaitable(value):
+            value = wait_for(value, self.timeout)
+        return value if isinstance(value, ToolResult) else ToolResult(as_text(value), data=value)
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # of this process; a fork has none
+_lock = threading.Lock()
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The loop that all async functions of this process run on, in a thread of its own."""
+    with _lock:
+        if os.getpid() not in _loops:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, daemon=True, name="tool-event-loop").start()
+        return _loops[os.getpid()]
+
+
+def wait_for(awaitable: Any, timeout: float) -> Any:
+    """What an awaitable gives or raises. One beyond its time, for which nobody waits any more, is cancelled."""
+
+    async def bounded() -> Any:
+        limit = None if timeout == math.inf else timeout + 1  # `run_tool` says at `timeout` that it is late
+        return await asyncio.wait_for(awaitable, limit)
+
+    coroutine: Coroutine[Any, Any, Any] = bounded()
+    return asyncio.run_coroutine_threadsafe(coroutine, event_loop()).result()
