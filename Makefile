@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+# One more than there are cores: many tests wait.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: help train test test-vllm wheel clean
 
@@ -15,7 +17,7 @@ train: $(VENV)/train.stamp  ## train the default job on this machine; a CPU is e
 test: $(VENV)/dev.stamp  ## lint, type check, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm
