@@ -19,7 +19,7 @@ import numpy as np
 from machine import record_results
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.datasets import DataNotFoundError
+from agent_r1.task_data import DataNotFoundError
 
 ENVIRONMENTS = {
     "AgentR1/HotpotQA-v0": "hotpotqa",

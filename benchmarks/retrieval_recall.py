@@ -17,7 +17,7 @@ from typing import Any
 
 from machine import record_results
 
-from agent_r1.datasets import DATA_SETS, DataNotFoundError, Question, load_questions, read_rows
+from agent_r1.task_data import DATA_SETS, DataNotFoundError, Question, load_questions, read_rows
 from agent_r1_tools.search import BM25Retriever, Passage
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from agent_r1.datasets import DataFormatError, load_questions
 from agent_r1.math_judge import UNREADABLE
+from agent_r1.task_data import DataFormatError, load_questions
 
 
 @pytest.fixture(autouse=True)

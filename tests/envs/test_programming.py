@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_r1.datasets import DataFormatError, Program, load_questions
+from agent_r1.task_data import DataFormatError, Program, load_questions
 from agent_r1.tasks import programming
 from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
 from agent_r1_tools.python import SandboxError, probe

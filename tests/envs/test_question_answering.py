@@ -14,7 +14,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.datasets import DataNotFoundError
+from agent_r1.task_data import DataNotFoundError
 from agent_r1_tools.search import BM25Retriever, Passage, RetrievalError
 
 IDS = {folder: env_id for env_id, folder in oracle.ENVIRONMENTS.items()}

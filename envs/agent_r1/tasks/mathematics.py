@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.datasets import load_questions
 from agent_r1.dialects import Call
 from agent_r1.math_judge import judge, require_math_verify
+from agent_r1.task_data import load_questions
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.calculator import Calculator

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agent_r1.datasets import Program, load_questions
 from agent_r1.dialects import Call
+from agent_r1.task_data import Program, load_questions
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe

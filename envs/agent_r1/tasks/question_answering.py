@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.datasets import load_questions
 from agent_r1.dialects import Call
 from agent_r1.rewards import PROCESS_WEIGHTS, exact_match, f1
+from agent_r1.task_data import load_questions
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.search import (

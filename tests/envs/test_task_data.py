@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from agent_r1 import datasets as data
-from agent_r1.datasets import DataFormatError, DataNotFoundError, load_questions
+from agent_r1 import task_data as data
+from agent_r1.task_data import DataFormatError, DataNotFoundError, load_questions
 from agent_r1_tools.search import Passage
 
 
@@ -204,7 +204,7 @@ def test_no_data_names_the_three_ways(tmp_path):
 def test_offline_download_names_the_three_ways(tmp_path):
     """In a process of its own: the hub library reads its offline switch when it is imported."""
     code = (
-        "from agent_r1.datasets import load_questions, DataNotFoundError\n"
+        "from agent_r1.task_data import load_questions, DataNotFoundError\n"
         "try: load_questions('hotpotqa')\n"
         "except DataNotFoundError as error: print(error)\n"
     )

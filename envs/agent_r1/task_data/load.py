@@ -1,0 +1,171 @@
+"""Finding a set's data and reading it, once per process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agent_r1.task_data import gsm8k, hotpotqa, humaneval, math, mbpp, musique, two_wiki
+from agent_r1.task_data.files import read_rows
+from agent_r1.task_data.rows import DataFormatError, DataNotFoundError, DataSet, Row
+
+logger = logging.getLogger(__name__)
+
+DATA_VARIABLE = "AGENT_R1_DATA"
+_LARGE = 50_000_000  # bytes; reading more than this takes long enough to say so
+
+DATA_SETS: dict[str, DataSet] = {
+    "hotpotqa": hotpotqa.HOTPOTQA,
+    "2wikimultihopqa": two_wiki.TWO_WIKI,
+    "musique": musique.MUSIQUE,
+    "gsm8k": gsm8k.GSM8K,
+    "math": math.MATH,
+    "math500": math.MATH500,
+    "humaneval": humaneval.HUMANEVAL,
+    "mbpp": mbpp.MBPP,
+}
+
+
+def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[str] | None = None) -> list[Any]:
+    """The rows of one split, in the order of the file. Read once per process; don't change the list.
+
+    They are `Question`s ("hotpotqa", "2wikimultihopqa", "musique"), `Problem`s ("gsm8k", "math", "math500") or
+    `Program`s ("humaneval", "mbpp").
+
+    Args:
+        name: a key of `DATA_SETS`.
+        split: one of the set's splits, such as "train" or "dev" (also called "validation").
+        data_dir: the folder of the set; None looks at `AGENT_R1_DATA` and then downloads.
+
+    Raises: DataNotFoundError, DataFormatError; ValueError for a set or split that there isn't.
+    """
+    if name not in DATA_SETS:
+        raise ValueError(f"there is no data set {name!r}; there are {', '.join(DATA_SETS)}")
+    data_set = DATA_SETS[name]
+    if split not in data_set.splits:
+        raise ValueError(f"{data_set.name} has no split {split!r}; it has {', '.join(data_set.splits)}")
+    split = data_set.splits[split]
+    path = find_file(data_set, split, data_dir)
+    if path is None:
+        return _read_hub(name, split)
+    stat = path.stat()
+    aliases = path.parent / "id_aliases.json"
+    return _read_file(name, split, path, stat.st_mtime_ns, stat.st_size, aliases if aliases.is_file() else None)
+
+
+def find_file(data_set: DataSet, split: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """The file (of an archive the folder) of a split, or None where only a download is left.
+
+    Raises DataNotFoundError for a wrong `data_dir`.
+    """
+    official = data_set.files[split]
+    stem, suffix = os.path.splitext(official)
+    names = [official, official + ".gz"]
+    if suffix == ".json":
+        names += [stem + ".jsonl", stem + ".jsonl.gz"]
+    variable = os.environ.get(DATA_VARIABLE)
+    folders = [Path(data_dir)] if data_dir is not None else [Path(variable) / data_set.folder] if variable else []
+    for folder in folders:
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+        if data_set.archive and (folder / stem).is_dir():
+            return folder / stem
+    if data_dir is not None:
+        raise DataNotFoundError(_three_ways(data_set, split, f"{data_dir} has no {' or '.join(names[:2])}"))
+    return None
+
+
+def _three_ways(data_set: DataSet, split: str, cause: str) -> str:
+    hub, config = data_set.hub
+    return (
+        f"no data for {data_set.name}, split {split!r}: {cause}. There are three ways to get it:\n"
+        f"  1. data_dir=...: a folder with the official file {data_set.files[split]} (from {data_set.homepage})\n"
+        f"  2. {DATA_VARIABLE}=...: a folder whose folder {data_set.folder!r} has that file\n"
+        f'  3. pip install "agent-r1[data]" and a network: '
+        f"{hub}{f' ({config})' if config else ''} is downloaded from the Hugging Face hub"
+    )
+
+
+@lru_cache(maxsize=8)
+def _read_file(name: str, split: str, path: Path, mtime_ns: int, size: int, aliases: Path | None) -> list[Any]:
+    """The time and size of the file are part of the key, so a file that changed is read again."""
+    if path.is_dir():
+        return _read_archive(DATA_SETS[name], split, path)
+    if size > _LARGE:
+        logger.warning("reading %s (%d MB); once per process", path.name, size // 1_000_000)
+    return _questions(DATA_SETS[name], split, read_rows(path), str(path), _read_aliases(aliases) if aliases else {})
+
+
+def _read_archive(data_set: DataSet, split: str, folder: Path) -> list[Any]:
+    """MATH's archive: a folder for each subject, a file for each problem. Its path is its id, as in MATH-500."""
+    problems: list[Any] = []
+    for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.name), path.name)):
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataFormatError(f"{path}: expected a JSON object in UTF-8, found {error}") from None
+        if isinstance(fields, dict):
+            fields["unique_id"] = path.relative_to(folder.parent).as_posix()
+        problems += _questions(data_set, split, [fields], str(path), {})
+    if not problems:
+        raise DataFormatError(f"{folder}: expected folders of subjects with a JSON file for each problem, found none")
+    return problems
+
+
+@lru_cache(maxsize=8)
+def _read_hub(name: str, split: str) -> list[Any]:
+    data_set = DATA_SETS[name]
+    variable = os.environ.get(DATA_VARIABLE)
+    looked = f"{DATA_VARIABLE} " + (f"({variable}) has no such file" if variable else "is not set")
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise DataNotFoundError(
+            _three_ways(data_set, split, f"{looked}, and `datasets` is not installed")
+        ) from None
+    hub, config = data_set.hub
+    try:
+        rows = load_dataset(hub, config, split=data_set.hub_splits[split])
+    except Exception as error:  # offline, refused, renamed: whatever it was, the reader needs the other two ways
+        cause = f"{looked}, and the download of {hub} failed ({type(error).__name__}: {error})"
+        raise DataNotFoundError(_three_ways(data_set, split, cause)) from error
+    return _questions(data_set, split, map(data_set.from_hub, rows), f"{hub} ({split})", {})
+
+
+def _questions(
+    data_set: DataSet, split: str, rows: Iterable[Any], file: str, aliases: Mapping[str, Sequence[str]]
+) -> list[Any]:
+    questions: list[Any] = []
+    index = -1
+    for index, fields in enumerate(rows):
+        if not isinstance(fields, dict):
+            raise DataFormatError(f"{file}, row {index} (counting from 0): expected an object, found {fields!r:.80}")
+        question = data_set.read(Row(fields, file, index, aliases, split))
+        if question is not None:
+            questions.append(question)
+    if not questions:
+        raise DataFormatError(f"{file}: expected at least one answerable question, found {index + 1} rows without one")
+    return questions
+
+
+def _read_aliases(path: Path) -> dict[str, list[str]]:
+    """2WikiMultihopQA's id_aliases.json (JSON lines, whatever its name says): entity -> aliases and demonyms."""
+    aliases: dict[str, list[str]] = {}
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                aliases[row["Q_id"]] = [*row["aliases"], *row["demonyms"]]
+            except (ValueError, KeyError, TypeError):
+                raise DataFormatError(
+                    f"{path}, line {number}: expected an object with Q_id, aliases and demonyms, found {line!r:.80}"
+                ) from None
+    return aliases

@@ -1,0 +1,42 @@
+"""MATH: problem, level, type, solution. MATH-500 has answer, subject and unique_id, too."""
+
+from __future__ import annotations
+
+from agent_r1.math_judge import last_boxed
+from agent_r1.task_data.rows import DataSet, Problem, Row
+
+
+def _read(row: Row) -> Problem:
+    """The gold answer is the solution's last box where the row has no answer."""
+    answer = row.fields.get("answer")
+    answer = row.text("answer") if answer is not None else last_boxed(row.text("solution"))
+    if not answer:
+        raise row.error("solution", "a solution with its answer in \\boxed{}")
+    name = row.name("unique_id") if "unique_id" in row.fields else f"{row.split}-{row.index}"
+    return Problem(name, row.text("problem"), answer, row.extras("level", "type", "subject", "solution"))
+
+
+MATH = DataSet(
+    name="MATH",
+    folder="math",
+    files={"train": "train.jsonl", "test": "test.jsonl"},
+    hub=("DigitalLearningGmbH/MATH-lighteval", None),  # the authors' own page on the hub is gone
+    hub_splits={"train": "train", "test": "test"},
+    from_hub=dict,
+    read=_read,
+    aliases={},
+    homepage="https://github.com/hendrycks/math",
+    archive=True,
+)
+
+MATH500 = DataSet(
+    name="MATH-500",
+    folder="math",
+    files={"math500": "math500.jsonl"},
+    hub=("HuggingFaceH4/MATH-500", None),
+    hub_splits={"math500": "test"},
+    from_hub=dict,
+    read=_read,
+    aliases={},
+    homepage="https://github.com/openai/prm800k",
+)

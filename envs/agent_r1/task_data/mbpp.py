@@ -1,0 +1,37 @@
+"""MBPP: task_id, text, code, test_setup_code, test_list."""
+
+from __future__ import annotations
+
+from agent_r1.task_data.rows import DataSet, Program, Row
+
+MBPP_SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
+"""The official ranges of task_id, both ends included."""
+
+
+def _read(row: Row) -> Program | None:
+    """One file has all splits; rows of others are left out."""
+    number = row.fields.get("task_id")
+    if not isinstance(number, int):
+        raise row.error("task_id", "a number")
+    first, last = MBPP_SPLITS[row.split]
+    if not first <= number <= last:
+        return None
+    tests = row.texts("test_list")
+    if not tests:
+        raise row.error("test_list", "a list of asserts")
+    setup = row.fields.get("test_setup_code") or ""
+    code, setup = (text.replace("\r\n", "\n") for text in (row.text("code"), str(setup)))
+    return Program(f"MBPP/{number}", row.text("text"), "", code, setup, tuple(tests))
+
+
+MBPP = DataSet(
+    name="MBPP",
+    folder="mbpp",
+    files=dict.fromkeys(MBPP_SPLITS, "mbpp.jsonl"),
+    hub=("google-research-datasets/mbpp", "full"),
+    hub_splits={split: split for split in MBPP_SPLITS},
+    from_hub=dict,
+    read=_read,
+    aliases={},
+    homepage="https://github.com/google-research/google-research/tree/master/mbpp",
+)
