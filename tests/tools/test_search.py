@@ -246,6 +246,8 @@ def test_a_corpus_file_is_read_in_all_its_forms(tmp_path: Path) -> None:
         ('{"title": "x", "text": null}', "field 'text' must be a string, not NoneType"),
         ("[1]", "expected an object, found list"),
         ('{"title": ', "Expecting value"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"title": "a", "text": "b", "id": ' + "9" * 5_000 + "}", "digits"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, line: str, says: str) -> None:
@@ -261,6 +263,22 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
     path.write_bytes(b'{"title": "a", "text": "\xff"}\n')
     with pytest.raises(ValueError, match="row 1"):
         load_corpus(path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros"])
+def test_a_damaged_gzip_file_is_named(tmp_path: Path, damage: str) -> None:
+    data = gzip.compress("".join(json.dumps(ROWS[0] | {"id": i * 7919}) + "\n" for i in range(3_000)).encode())
+    path = tmp_path / "corpus.jsonl.gz"
+    path.write_bytes(data[:-20] if damage == "cut" else data[: len(data) // 2] + bytes(len(data) // 2))
+    with pytest.raises(ValueError, match=r"corpus\.jsonl\.gz, (after )?row \d+: "):
+        load_corpus(path)
+
+
+def test_a_source_that_is_no_string_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "corpus.jsonl", [json.dumps(ROWS[0]), json.dumps(ROWS[0] | {"source": ["a"]})])
+    assert load_corpus(path) == READ[:1] * 2  # nobody asked
+    with pytest.raises(ValueError, match="row 2: field 'source' must be a string"):
+        load_corpus(path, source="a")
 
 
 def test_an_unknown_source_names_the_known_ones(tmp_path: Path) -> None:

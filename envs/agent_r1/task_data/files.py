@@ -1,14 +1,29 @@
-"""Files of rows: JSON lists and JSON lines, compressed or not."""
+"""Files of rows: JSON lists and JSON lines, compressed or not. Whatever is wrong with one is a `DataFormatError`."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from agent_r1.task_data.rows import DataFormatError
+
+MAX_DIGITS = 400
+"""An integer with more is no number of a data set's."""
+
+
+class LongNumber:
+    """Stands for an integer of more than `MAX_DIGITS` digits. It has no type that a field may have, so the field that
+    has it is named, and other fields harm nobody."""
+
+    def __init__(self, digits: int) -> None:
+        self.digits = digits
+
+    def __repr__(self) -> str:
+        return f"a number of {self.digits} digits"
 
 
 def read_rows(path: Path) -> Iterator[Any]:
@@ -16,25 +31,60 @@ def read_rows(path: Path) -> Iterator[Any]:
 
     Raises DataFormatError where the file isn't JSON. JSON lines are read one by one, a JSON list as a whole.
     """
-    opened: Any = gzip.open if path.suffix == ".gz" else open
-    lines = path.name.removesuffix(".gz").endswith(".jsonl")
+    if path.name.removesuffix(".gz").endswith(".jsonl"):
+        yield from (row for _, row in read_lines(path))
+        return
+    rows = read_json(path)
+    if not isinstance(rows, list):
+        raise DataFormatError(f"{path}: expected a JSON list of rows, found a {type(rows).__name__}")
+    yield from rows
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The number of each line of JSON lines, from 1, and its value; empty lines are passed over.
+
+    Raises DataFormatError where the file isn't JSON lines.
+    """
     number = 0
     try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            if lines:
-                for line in file:
-                    number += 1
-                    if line.strip():
-                        yield json.loads(line)
-            else:
-                rows = json.load(file)
-                if not isinstance(rows, list):
-                    raise DataFormatError(f"{path}: expected a JSON list of rows, found a {type(rows).__name__}")
-                yield from rows
+        with _open(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _parse(line, f"{path}, line {number}", "one JSON object a line")
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise _damaged(path, f"{path}, after line {number}", error) from None
+
+
+def read_json(path: Path, expected: str = "JSON") -> Any:
+    """The value in a JSON file. Raises DataFormatError where there is none."""
+    try:
+        with _open(path) as file:
+            text = file.read()
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise _damaged(path, str(path), error) from None
+    return _parse(text, str(path), expected)
+
+
+def _open(path: Path) -> Any:
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    return opened(path, "rt", encoding="utf-8")
+
+
+def _damaged(path: Path, where: str, error: Exception) -> DataFormatError:
+    return DataFormatError(f"{where}: expected {'gzipped ' if path.suffix == '.gz' else ''}UTF-8: {error}")
+
+
+def _parse(text: str, where: str, expected: str) -> Any:
+    try:
+        return json.loads(text, parse_int=_integer)
+    except RecursionError:
+        found = "values nested too deeply"
     except json.JSONDecodeError as error:
-        where = f"line {number}" if lines else f"line {error.lineno}, column {error.colno}"
-        raise DataFormatError(
-            f"{path}, {where}: expected {'one JSON object a line' if lines else 'JSON'}, found {error}"
-        ) from None
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise DataFormatError(f"{path}: expected {'gzipped ' if opened is gzip.open else ''}UTF-8: {error}") from None
+        found = str(error)
+        if expected == "JSON":
+            where = f"{where}, line {error.lineno}, column {error.colno}"
+    raise DataFormatError(f"{where}: expected {expected}, found {found}")
+
+
+def _integer(digits: str) -> int | LongNumber:
+    return int(digits) if len(digits) <= MAX_DIGITS else LongNumber(len(digits.removeprefix("-")))

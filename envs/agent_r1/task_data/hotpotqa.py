@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agent_r1.task_data.rows import DataSet, Question, Row
+from agent_r1.task_data.rows import DataSet, Question, Row, shown
 from agent_r1_tools.search import Passage
 
 
@@ -24,7 +24,7 @@ def read_by_title(row: Row, between: str) -> Question:
             case [str(title), list(sentences)] if all(isinstance(sentence, str) for sentence in sentences):
                 paragraphs.append(Passage(title, between.join(sentences).strip()))
             case _:
-                raise row.error("context", f"{shape}; entry {len(paragraphs)} is {entry!r:.60}")
+                raise row.error("context", f"{shape}; entry {len(paragraphs)} is {shown(entry)}")
     titles: dict[str, None] = {}
     facts = row.fields.get("supporting_facts")
     if not isinstance(facts, list):
@@ -34,7 +34,7 @@ def read_by_title(row: Row, between: str) -> Question:
             case [str(title), int()]:
                 titles[title] = None
             case _:
-                raise row.error("supporting_facts", f"a list of [title, sentence index]; one is {fact!r:.60}")
+                raise row.error("supporting_facts", f"a list of [title, sentence index]; one is {shown(fact)}")
     answer = row.text("answer")
     answer_id = row.fields.get("answer_id")
     aliases = row.aliases.get(answer_id, ()) if isinstance(answer_id, str) else ()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from agent_r1.task_data import gsm8k, hotpotqa, humaneval, math, mbpp, musique, two_wiki
-from agent_r1.task_data.files import read_rows
-from agent_r1.task_data.rows import DataFormatError, DataNotFoundError, DataSet, Row
+from agent_r1.task_data.files import read_json, read_lines, read_rows
+from agent_r1.task_data.rows import DataFormatError, DataNotFoundError, DataSet, Row, shown
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +105,7 @@ def _read_archive(data_set: DataSet, split: str, folder: Path) -> list[Any]:
     """MATH's archive: a folder for each subject, a file for each problem. Its path is its id, as in MATH-500."""
     problems: list[Any] = []
     for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.name), path.name)):
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataFormatError(f"{path}: expected a JSON object in UTF-8, found {error}") from None
+        fields = read_json(path, "a JSON object")
         if isinstance(fields, dict):
             fields["unique_id"] = path.relative_to(folder.parent).as_posix()
         problems += _questions(data_set, split, [fields], str(path), {})
@@ -135,7 +131,20 @@ def _read_hub(name: str, split: str) -> list[Any]:
     except Exception as error:  # offline, refused, renamed: whatever it was, the reader needs the other two ways
         cause = f"{looked}, and the download of {hub} failed ({type(error).__name__}: {error})"
         raise DataNotFoundError(_three_ways(data_set, split, cause)) from error
-    return _questions(data_set, split, map(data_set.from_hub, rows), f"{hub} ({split})", {})
+    where = f"{hub} ({split})"
+    return _questions(data_set, split, from_hub(data_set, rows, where), where, {})
+
+
+def from_hub(data_set: DataSet, rows: Iterable[Mapping[str, Any]], where: str) -> Iterator[dict[str, Any]]:
+    """Rows of the hub in the official format. Raises DataFormatError where their columns are others."""
+    for index, row in enumerate(rows):
+        try:
+            yield data_set.from_hub(row)
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise DataFormatError(
+                f"{where}, row {index} (counting from 0): expected the columns of {data_set.name}, found {problem}"
+            ) from error
 
 
 def _questions(
@@ -145,7 +154,7 @@ def _questions(
     index = -1
     for index, fields in enumerate(rows):
         if not isinstance(fields, dict):
-            raise DataFormatError(f"{file}, row {index} (counting from 0): expected an object, found {fields!r:.80}")
+            raise DataFormatError(f"{file}, row {index} (counting from 0): expected an object, found {shown(fields)}")
         question = data_set.read(Row(fields, file, index, aliases, split))
         if question is not None:
             questions.append(question)
@@ -157,15 +166,14 @@ def _questions(
 def _read_aliases(path: Path) -> dict[str, list[str]]:
     """2WikiMultihopQA's id_aliases.json (JSON lines, whatever its name says): entity -> aliases and demonyms."""
     aliases: dict[str, list[str]] = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                aliases[row["Q_id"]] = [*row["aliases"], *row["demonyms"]]
-            except (ValueError, KeyError, TypeError):
+    for number, row in read_lines(path):
+        match row:
+            case {"Q_id": str(name), "aliases": list(names), "demonyms": list(more)} if all(
+                isinstance(alias, str) for alias in [*names, *more]
+            ):
+                aliases[name] = [*names, *more]
+            case _:
                 raise DataFormatError(
-                    f"{path}, line {number}: expected an object with Q_id, aliases and demonyms, found {line!r:.80}"
-                ) from None
+                    f"{path}, line {number}: expected an object with Q_id, aliases and demonyms, found {shown(row)}"
+                )
     return aliases

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from agent_r1.task_data.rows import DataSet, Program, Row
+import ast
+
+from agent_r1.task_data.rows import DataSet, Program, Row, defined, shown
 
 MBPP_SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
 """The official ranges of task_id, both ends included."""
@@ -11,7 +13,7 @@ MBPP_SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "
 def _read(row: Row) -> Program | None:
     """One file has all splits; rows of others are left out."""
     number = row.fields.get("task_id")
-    if not isinstance(number, int):
+    if not isinstance(number, int) or isinstance(number, bool):
         raise row.error("task_id", "a number")
     first, last = MBPP_SPLITS[row.split]
     if not first <= number <= last:
@@ -20,8 +22,21 @@ def _read(row: Row) -> Program | None:
     if not tests:
         raise row.error("test_list", "a list of asserts")
     setup = row.fields.get("test_setup_code") or ""
-    code, setup = (text.replace("\r\n", "\n") for text in (row.text("code"), str(setup)))
+    if not isinstance(setup, str):
+        raise row.error("test_setup_code", "a string")
+    code, setup = (text.replace("\r\n", "\n") for text in (row.text("code"), setup))
+    row.python("test_setup_code", setup)
+    names = defined(row.python("code", code))
+    for test in tests:
+        if not called(row.python("test_list", test)) & names:
+            raise row.error("test_list", f"asserts that call what the code defines; one is {shown(test)}")
     return Program(f"MBPP/{number}", row.text("text"), "", code, setup, tuple(tests))
+
+
+def called(code: ast.AST) -> set[str]:
+    """The names of all that is called in a piece of code."""
+    calls = (node.func for node in ast.walk(code) if isinstance(node, ast.Call))
+    return {function.id for function in calls if isinstance(function, ast.Name)}
 
 
 MBPP = DataSet(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_r1.task_data.rows import DataSet, Question, Row
+from agent_r1.task_data.rows import DataSet, Question, Row, shown
 from agent_r1_tools.search import Passage
 
 
@@ -26,7 +26,7 @@ def _read(row: Row) -> Question | None:
                     supports.append(len(paragraphs))
                 paragraphs.append(Passage(title, text.strip()))
             case _:
-                raise row.error("paragraphs", f"{shape}; entry {len(paragraphs)} is {entry!r:.60}")
+                raise row.error("paragraphs", f"{shape}; entry {len(paragraphs)} is {shown(entry)}")
     name = row.name("id")
     return Question(
         id=name,

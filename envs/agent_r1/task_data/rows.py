@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,8 +129,7 @@ class Row:
 
     def error(self, name: str, expected: str) -> DataFormatError:
         """The error that says that a field isn't what it has to be."""
-        found = repr(self.fields[name]) if name in self.fields else "nothing"
-        found = found if len(found) <= 80 else found[:77] + "..."
+        found = shown(self.fields[name]) if name in self.fields else "nothing"
         return DataFormatError(
             f"{self.file}, row {self.index} (counting from 0), field {name!r}: expected {expected}, found {found}"
         )
@@ -152,5 +154,32 @@ class Row:
         return value
 
     def extras(self, *names: str) -> dict[str, Any]:
-        """Those of the fields that the row has."""
-        return {name: self.fields[name] for name in names if self.fields.get(name) is not None}
+        """Those of the fields that the row has: text, or a number that JSON can write."""
+        found = {name: self.fields[name] for name in names if self.fields.get(name) is not None}
+        for name, value in found.items():
+            if not isinstance(value, str | int) and not (isinstance(value, float) and math.isfinite(value)):
+                raise self.error(name, "a string or a number")
+        return found
+
+    def python(self, name: str, code: str) -> ast.Module:
+        """The syntax tree of code that a field has, or is a part of."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "\\d" and the like
+                return ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
+            raise self.error(name, f"Python ({error or type(error).__name__})") from None
+
+
+def defined(code: ast.Module) -> set[str]:
+    """The names of the functions and classes that a program defines."""
+    return {node.name for node in code.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def shown(value: Any) -> str:
+    """A value of a row as an error shows it."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "values nested too deeply"
+    return text if len(text) <= 80 else text[:77] + "..."

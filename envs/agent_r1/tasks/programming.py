@@ -152,7 +152,10 @@ def _left_side(test: str) -> str | None:
     """f(x) of `assert f(x) == y`. Tests come from the data set, never from a policy."""
     match ast.parse(test).body:
         case [ast.Assert(test=ast.Compare(left=left))]:
-            return ast.unparse(left)
+            try:
+                return ast.unparse(left)
+            except RecursionError:  # nested too deeply to be written out
+                return None
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,21 +102,34 @@ def load_corpus(path: str | Path, source: str | None = None) -> list[Passage]:
     path = Path(path)
     passages = []
     sources = set()
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                passage = passage_from_row(row)
-            except ValueError as error:  # also broken JSON and broken UTF-8
-                raise ValueError(f"{path}, row {number}: {error}") from error
-            if source is not None:
-                sources.add(row.get("source"))
-                if row.get("source") != source:
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
                     continue
-            passages.append(passage)
+                row, passage = _read_row(line, f"{path}, row {number}")
+                if source is not None:
+                    found = row.get("source")
+                    if not isinstance(found, str | None):
+                        raise ValueError(f"{path}, row {number}: field 'source' must be a string")
+                    sources.add(found)
+                    if found != source:
+                        continue
+                passages.append(passage)
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{path}, after row {number}: the file is damaged ({error})") from error
     if source is not None and source not in sources:
         known = ", ".join(sorted(repr(s) for s in sources)) or "no rows at all"
         raise ValueError(f"{path}: no row has source {source!r}; it has {known}")
     return passages
+
+
+def _read_row(line: bytes, where: str) -> tuple[dict[str, Any], Passage]:
+    try:
+        row = json.loads(line.decode())
+        return row, passage_from_row(row)
+    except ValueError as error:  # also broken JSON and broken UTF-8
+        raise ValueError(f"{where}: {error}") from error
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deeply") from None
