@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
+import os
 import random
 import threading
 import time
+from collections.abc import Coroutine
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from agent_r1_tools.search.passages import Hit, QueryRefused, RetrievalError, passage_from_row
 
@@ -15,6 +22,8 @@ CONTROL = ["test"]
 """What a server is asked to find out whether it refuses a query or all of them."""
 MAX_BACKOFF = 8.0
 """The longest pause between two attempts, in seconds."""
+MAX_ANSWER_BYTES = 1 << 26
+"""The longest answer that is read, whatever was asked; see `most_bytes`."""
 
 
 class HTTPRetriever:
@@ -36,10 +45,13 @@ class HTTPRetriever:
     one, raises `QueryRefused`; so do several queries, at once, because one among them may be to blame. Proxy settings
     of the environment are respected and never changed.
 
+    Of an answer at most `most_bytes` are read, as UTF-8 and unpacked by nobody: a server that compresses it without
+    being asked to talks nonsense. Redirections are not followed, cookies not kept.
+
     Args:
         url: the server's address, such as "http://127.0.0.1:8000".
         protocol: "retrieve" or "search".
-        request_timeout: seconds that one attempt may take to connect, or to go on answering.
+        request_timeout: seconds that one attempt may take, from connecting to the last byte of the answer.
         retries: attempts after the first one.
         backoff: seconds before the second attempt, of which a random half is left out, so that clients spread.
         check: ask the server once now, and raise `RetrievalError` if it doesn't answer as it should.
@@ -59,7 +71,7 @@ class HTTPRetriever:
             import httpx
         except ImportError as error:
             raise ImportError('asking a retrieval server needs httpx: pip install "agent-r1[http]"') from error
-        if not url.startswith(("http://", "https://")):
+        if not _is_address(url):
             raise ValueError(f"{url!r} is not an address; write something like 'http://127.0.0.1:8000'")
         if protocol not in ("retrieve", "search"):
             raise ValueError(f"unknown protocol {protocol!r}; use 'retrieve' (Search-R1) or 'search' (Agent-R1)")
@@ -71,7 +83,8 @@ class HTTPRetriever:
         self._lock = threading.Lock()
         self._random = random.Random()  # its own: a pause must not move the random numbers of a run
         self._httpx = httpx
-        self._client = httpx.Client(timeout=request_timeout)
+        # By process: a fork needs a loop and connections of its own.
+        self._connections: dict[int, tuple[asyncio.AbstractEventLoop, Any]] = {}
         if check:
             self.check()
 
@@ -109,7 +122,9 @@ class HTTPRetriever:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        connection = self._connections.pop(os.getpid(), None)
+        if connection is not None:
+            asyncio.run_coroutine_threadsafe(connection[1].aclose(), connection[0]).result()
 
     def _ask(self, queries: list[str], top_k: int, pauses: list[float]) -> list[list[Hit]]:
         one = len(queries) == 1
@@ -134,16 +149,24 @@ class HTTPRetriever:
         """The status, 0 for no answer; and what was found, or what went wrong."""
         body: dict[str, Any] = {"queries": queries}
         body |= {"topk": top_k, "return_scores": True} if self.protocol == "retrieve" else {"top_k": top_k}
+        most = most_bytes(len(queries), top_k)
         try:
-            response = self._client.post(self._endpoint, json=body)
-        except self._httpx.HTTPError as error:
+            status, coding, data = self._wait(self._post(json.dumps(body).encode(), most))
+        except TimeoutError:
+            return 0, f"ReadTimeout: no whole answer within {self._request_timeout:g} seconds"
+        except (self._httpx.HTTPError, OSError, UnicodeError) as error:  # the last: a name that DNS cannot have
             return 0, f"{type(error).__name__} {error}".strip()
-        if response.status_code != 200:
-            return response.status_code, f"status {response.status_code}: {response.text[:200]}"
+        begins = data[:200].decode(errors="replace")
+        if status != 200:
+            return status, f"status {status}: {begins}"
+        if coding != "identity":
+            return 200, f"its answer is encoded as {coding[:40]!r}, which nobody asked for"
+        if len(data) > most:
+            return 200, f"its answer has more than {most} bytes"
         try:
-            answer = response.json()
+            answer = json.loads(data.decode())
         except (ValueError, RecursionError):
-            return 200, f"it doesn't answer in JSON: {response.text[:200]!r}"
+            return 200, f"it doesn't answer in JSON: {begins!r}"
         try:
             if self.protocol == "retrieve":
                 lists = answer["result"]
@@ -156,6 +179,46 @@ class HTTPRetriever:
         if len(found) != len(queries):
             return 200, f"it gave {len(found)} results for {len(queries)} queries"
         return 200, found
+
+    async def _post(self, body: bytes, most: int) -> tuple[int, str, bytes]:
+        """The status, the content's coding, and of the content a little more than `most` bytes (200 where it isn't
+        used). One deadline holds for all of it; httpx's own hold for single reads, each of which may bring a byte."""
+        _, client = self._connection()
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        async with (
+            asyncio.timeout(self._request_timeout),
+            client.stream("POST", self._endpoint, content=body, headers=headers) as response,
+        ):
+            coding = response.headers.get("Content-Encoding", "identity").lower()
+            data = bytearray()
+            if response.status_code != 200 or coding != "identity":
+                most = 200
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > most:
+                    break
+            return response.status_code, coding, bytes(data)
+
+    def _wait(self, work: Coroutine[Any, Any, tuple[int, str, bytes]]) -> tuple[int, str, bytes]:
+        """Have it done in the loop's thread."""
+        future = asyncio.run_coroutine_threadsafe(work, self._connection()[0])
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # where the caller was interrupted
+
+    def _connection(self) -> tuple[asyncio.AbstractEventLoop, Any]:
+        """This process's loop and its client."""
+        found = self._connections.get(os.getpid())
+        if found is not None:  # without the lock: a fork may have it locked for ever
+            return found
+        with self._lock:
+            found = self._connections.get(os.getpid())
+            if found is None:
+                cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+                client = self._httpx.AsyncClient(timeout=self._request_timeout, cookies=cookies)
+                found = self._connections[os.getpid()] = (_loop(), client)
+            return found
 
     def _takes_others(self) -> bool:
         """Whether the server answers a query of ours."""
@@ -173,5 +236,36 @@ class HTTPRetriever:
 def _hit(item: Any) -> Hit:
     """A result in either protocol; without scores Search-R1's server gives the bare document."""
     if isinstance(item, dict) and "document" in item:
-        return passage_from_row(item["document"]), float(item.get("score", 0.0))
+        score = float(item.get("score", 0.0))
+        if not math.isfinite(score):
+            raise ValueError(f"a score is {score}")
+        return passage_from_row(item["document"]), score
     return passage_from_row(item), 0.0
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        url.encode()
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0  # a wrong port raises
+    except ValueError:
+        return False
+
+
+def most_bytes(queries: int, top_k: int) -> int:
+    """How long an answer may be: 1 MiB, and 256 KiB for each passage asked for, but never over `MAX_ANSWER_BYTES`."""
+    return min(MAX_ANSWER_BYTES, (1 << 20) + queries * top_k * (1 << 18))
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
+_loops_lock = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop in which this process's requests run, in a thread of its own: callers may have a loop themselves."""
+    with _loops_lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="retrieval", daemon=True).start()
+        return loop
