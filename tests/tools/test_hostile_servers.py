@@ -1,18 +1,26 @@
 """Retrieval servers that mean harm to their client, and clients that mean harm to our server."""
 
+import asyncio
+import contextlib
 import gzip
+import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 
-from agent_r1_tools.search import HTTPRetriever, Passage, RetrievalError
-from agent_r1_tools.search.http import MAX_ANSWER_BYTES, most_bytes
+from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, RetrievalError, server
+from agent_r1_tools.search.bm25 import stems
+from agent_r1_tools.search.http import MAX_ANSWER_BYTES, MAX_QUERIES, most_bytes
+from agent_r1_tools.search.passages import Hit
 
 GOOD = b'{"result": [[{"document": {"contents": "\\"A\\"\\ntext"}, "score": 2}]]}'
 FOUND = [[(Passage("A", "text"), 2.0)]]
@@ -201,3 +209,165 @@ def test_a_fork_asks_by_itself() -> None:
         assert os.waitpid(child, 0)[1] == 0
         assert retriever.search(["q"], 1) == FOUND
         retriever.close()
+
+
+# --- clients that mean harm to our server -----------------------------------------------------------------------------
+
+
+def test_a_large_request_does_not_make_others_wait() -> None:
+    """What is large is searched for in slices, between which others have their turn."""
+
+    class Slow:
+        timeout = 60.0
+        asked: list[str] = []
+
+        def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+            self.asked += queries
+            time.sleep(0.001)
+            return [[(Passage(query, ""), 1.0)] for query in queries]
+
+    large = [f"{i} ".ljust(server.MAX_QUERY_CHARS, "x") for i in range(MAX_QUERIES)]
+
+    async def ask_both() -> tuple[list[list[Hit]], int, list[list[Hit]]]:
+        batcher = server.Batcher(Slow())
+        task = asyncio.create_task(batcher.run())
+        first = asyncio.create_task(batcher.search(large, 1))
+        while not Slow.asked:
+            await asyncio.sleep(0.001)
+        small = await batcher.search(["small"] * 3, 1)
+        asked = len(Slow.asked)
+        found = await first
+        task.cancel()
+        return small, asked, found
+
+    small, asked, found = asyncio.run(ask_both())
+    assert [[p.title for p, _ in hits] for hits in small] == [["small"]] * 3
+    assert asked < 60
+    assert [[p.title for p, _ in hits] for hits in found] == [[query] for query in large]
+
+
+def test_more_than_can_wait_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_WAITING_CHARS", 1_000)
+
+    async def ask_thrice() -> list[object]:
+        batcher = server.Batcher(BM25Retriever([Passage("A", "text")]))
+        asked = [batcher.search(["x" * length], 1) for length in (5_000, 10, 10)]  # the first has room, always
+        waiting = asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.sleep(0)
+        task = asyncio.create_task(batcher.run())
+        found = await waiting
+        found.append(await batcher.search(["text"], 1))
+        task.cancel()
+        return found
+
+    first, *others, last = asyncio.run(ask_thrice())
+    assert first == [[]] and last
+    assert [getattr(other, "status_code", None) for other in others] == [429, 429]
+
+
+def test_long_queries_are_not_kept() -> None:
+    retriever = BM25Retriever([Passage("A", "text")])
+    kept = stems.cache_info().currsize
+    retriever.search([f"{i} word".ljust(8_192, "x") for i in range(20)], 1)
+    assert stems.cache_info().currsize == kept
+    retriever.search(["a short one, of nobody else"], 1)
+    assert stems.cache_info().currsize == kept + 1
+
+
+QUICK = "BODY_SECONDS = server.HEADER_SECONDS = 0.5; server.ANSWER_SECONDS = 3; server.MAX_HELD_BYTES = 1_000_000"
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Of a server of ours that has little patience and little room."""
+    corpus = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    corpus.write_text('{"title": "A", "text": "text %s"}\n' % ("x" * 100_000))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = int(probe.getsockname()[1])
+    code = f"import sys; from agent_r1_tools.search import server; server.{QUICK}; server.main()"
+    process = subprocess.Popen([sys.executable, "-c", code, "--corpus", str(corpus), "--port", str(number)])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            httpx.get(f"http://127.0.0.1:{number}/health")
+            break
+        except httpx.TransportError:
+            time.sleep(0.05)
+    yield number
+    process.kill()
+    process.wait()
+
+
+def post(port: int) -> list[list[tuple[Passage, float]]]:
+    return ask(f"http://127.0.0.1:{port}", retries=2)
+
+
+HEAD = b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 600000\r\n"
+HALF = {"nothing": b"", "half a line": b"POST /retr", "half its headers": HEAD, "no body": HEAD + b"\r\n"}
+HALF["half a body"] = HALF["no body"] + b'{"queries": ["'
+HALF["half of the next"] = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nPOST /retr"
+
+
+@pytest.mark.parametrize("drip", [False, True], ids=["silent", "drip"])
+@pytest.mark.parametrize("what", HALF)
+def test_a_half_open_connection_is_closed(port: int, what: str, drip: bool) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(HALF[what])
+        client.settimeout(0.1)
+        heard, end = b"", time.monotonic() + 20
+        while time.monotonic() < end:
+            try:
+                if drip and what != "nothing":
+                    client.sendall(b"x")
+                data = client.recv(65_536)
+                heard += data
+                if not data:
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert time.monotonic() < end, "it is still open"
+        if "body" in what:
+            assert b" 408 " in heard or drip  # a reset may swallow what was said
+    assert post(port) == [[]]
+
+
+def test_an_answer_that_nobody_takes_is_dropped(port: int) -> None:
+    body = json.dumps({"queries": ["text"] * 100}).encode()
+    with socket.create_connection(("127.0.0.1", port), 30) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        client.sendall(b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        time.sleep(5)
+        taken = 0
+        with contextlib.suppress(ConnectionError):
+            while data := client.recv(1 << 20):
+                taken += len(data)
+    assert taken < 15_000_000  # of 20
+    assert post(port) == [[]]
+
+
+def test_bodies_that_are_held_have_one_room(port: int) -> None:
+    clients = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(4)]
+    try:
+        for client in clients:
+            client.sendall(HALF["no body"] + b" " * 599_000)
+        said = [client.recv(65_536).split(b"\r\n")[0] for client in clients]
+        assert sorted(line.split()[1] for line in said) == [b"408", b"429", b"429", b"429"]
+    finally:
+        for client in clients:
+            client.close()
+    assert post(port) == [[]]
+
+
+@pytest.mark.parametrize("body", [b"[" * 900_000, b'{"queries": ' + b"[" * 900_000, b'{"queries": [' + b"5," * 400_000])
+def test_a_body_that_is_costly_to_read_gets_422(port: int, body: bytes) -> None:
+    assert httpx.post(f"http://127.0.0.1:{port}/retrieve", content=body, timeout=30).status_code == 422
+
+
+def test_an_idle_connection_can_be_used_until_it_is_closed(port: int) -> None:
+    with httpx.Client() as client:
+        for _ in range(3):
+            assert client.get(f"http://127.0.0.1:{port}/health").status_code == 200
+            time.sleep(0.2)

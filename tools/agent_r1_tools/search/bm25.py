@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 K1 = 0.9
 B = 0.4
+CACHED_CHARS = 256
+"""Stems of longer queries are not kept: 2,000 queries of 8,192 characters took 131 MB."""
 
 
 class BM25Retriever:
@@ -49,7 +51,8 @@ class BM25Retriever:
         return [self._search(query, top_k) for query in queries]
 
     def _search(self, query: str, top_k: int) -> list[Hit]:
-        ids = [self._vocabulary[stem] for stem in stems(query) if stem in self._vocabulary]
+        found = stems(query) if len(query) <= CACHED_CHARS else stems.__wrapped__(query)
+        ids = [self._vocabulary[stem] for stem in found if stem in self._vocabulary]
         if not ids or top_k < 1:
             return []
         scores = self._index.get_scores_from_ids(ids)

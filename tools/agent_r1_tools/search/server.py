@@ -3,9 +3,10 @@
     python -m agent_r1_tools.search.server --corpus corpus.jsonl --port 8000
 
 It answers POST /retrieve (Search-R1's protocol), GET and POST /search (Agent-R1's) and GET /health. Queries that arrive
-within a few milliseconds of each other go to the retriever together. A request that is too large or malformed gets
-status 422, and so does one that the retriever refuses. There is no authentication: let it listen on an address that
-only the training machines reach.
+within a few milliseconds of each other go to the retriever together, the queries of large requests in slices, so that
+nobody waits long for others. A request that is too large or malformed gets status 422, and so does one that the
+retriever refuses; one for which there is no room gets 429, one whose body doesn't come 408. There is no
+authentication: let it listen on an address that only the training machines reach.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
 from agent_r1_tools.search.http import MAX_QUERIES
 from agent_r1_tools.search.passages import Hit, Passage, QueryRefused, Retriever, load_corpus
@@ -24,14 +27,27 @@ try:
     import uvicorn
     from fastapi import FastAPI, HTTPException, Request
     from pydantic import BaseModel, Field, StringConstraints, ValidationError
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ImportError as missing:
     raise ImportError('the retrieval server needs fastapi and uvicorn: pip install "agent-r1[server]"') from missing
 
 BATCH_WINDOW = 0.003
 """Seconds that the first query of a batch waits for others."""
+SLICE_CHARS = 16_384
+"""Characters of queries that one call of the retriever gets; the query that passes this is the last one."""
 MAX_QUERY_CHARS = 8192
 MAX_TOP_K = 100
 MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""Of all bodies that are being read."""
+MAX_WAITING_CHARS = 8 * 1024 * 1024
+"""Of all queries that wait."""
+BODY_SECONDS = 30.0
+"""How long a body may take to come."""
+HEADER_SECONDS = 10.0
+"""How long a connection may be open without asking anything; at most twice this."""
+ANSWER_SECONDS = 600.0
+"""How long an answer may take to be found and taken."""
 
 Query = Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARS)]
 Queries = Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)]
@@ -54,40 +70,80 @@ class SearchRequest(BaseModel):
 
 
 Body = TypeVar("Body", bound=BaseModel)
-Waiting: TypeAlias = tuple[list[str], int, asyncio.Future[list[list[Hit]]]]  # queries, top_k, and their hits
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request, how many of its queries have been asked, and what was found for them."""
+
+    queries: list[str]
+    top_k: int
+    answer: asyncio.Future[list[list[Hit]]]
+    asked: int = 0
+    found: list[list[Hit]] = field(default_factory=list)
 
 
 class Batcher:
-    """Gathers the queries of concurrent requests into one call of the retriever, which runs in a thread of its own."""
+    """Gathers the queries of concurrent requests into calls of the retriever, which runs in a thread of its own.
+
+    A call takes a query of each request in turn, up to `MAX_QUERIES` and `SLICE_CHARS`.
+    """
 
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
-        self._waiting: asyncio.Queue[Waiting] = asyncio.Queue()
+        self._waiting: deque[_Waiting] = deque()
+        self._chars = 0  # of all queries of requests that aren't answered
+        self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(max_workers=1)
 
     async def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        future: asyncio.Future[list[list[Hit]]] = asyncio.get_running_loop().create_future()
-        await self._waiting.put((queries, top_k, future))
-        return await future
+        chars = sum(map(len, queries))
+        if self._chars and self._chars + chars > MAX_WAITING_CHARS:
+            raise HTTPException(429, "too many queries are waiting")
+        request = _Waiting(queries, top_k, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self._chars += chars
+        self._arrived.set()
+        try:
+            return await request.answer
+        finally:
+            self._chars -= chars
 
     async def run(self) -> None:
         """Answer forever."""
         while True:
-            requests = [await self._waiting.get()]
-            await asyncio.sleep(BATCH_WINDOW)
-            while not self._waiting.empty() and sum(len(queries) for queries, _, _ in requests) < MAX_QUERIES:
-                requests.append(self._waiting.get_nowait())
-            if len(requests) > 1 and await self._answer(requests) is None:
+            if not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+                await asyncio.sleep(BATCH_WINDOW)
+            taken = self._take()
+            if len(taken) > 1 and await self._answer(taken) is None:
                 continue
-            for request in requests:  # alone, or one among them is to blame
-                error = await self._answer([request])
-                if error is not None and not request[2].done():
-                    request[2].set_exception(error)
+            for request, queries in taken.items():  # alone, or one among them is to blame
+                error = await self._answer({request: queries})
+                if error is not None and not request.answer.done():
+                    request.answer.set_exception(error)
 
-    async def _answer(self, requests: list[Waiting]) -> HTTPException | None:
+    def _take(self) -> dict[_Waiting, list[str]]:
+        """The next queries, by request."""
+        taken: dict[_Waiting, list[str]] = {}
+        count = chars = 0
+        while self._waiting and count < MAX_QUERIES and chars < SLICE_CHARS:
+            request = self._waiting.popleft()
+            if request.answer.done():  # it failed, or its client went away
+                continue
+            query = request.queries[request.asked]
+            request.asked += 1
+            taken.setdefault(request, []).append(query)
+            count, chars = count + 1, chars + len(query)
+            if request.asked < len(request.queries):
+                self._waiting.append(request)
+        return taken
+
+    async def _answer(self, taken: dict[_Waiting, list[str]]) -> HTTPException | None:
         """Search for these together; the error where that fails, and then nobody has an answer."""
-        queries = [query for part, _, _ in requests for query in part]
-        most = max(top_k for _, top_k, _ in requests)  # the best 3 are the first 3 of the best 5
+        queries = [query for part in taken.values() for query in part]
+        most = max((request.top_k for request in taken), default=0)  # the best 3 are the first 3 of the best 5
         search = asyncio.get_running_loop().run_in_executor(self._thread, self._retriever.search, queries, most)
         try:
             found = iter(await search)
@@ -95,11 +151,39 @@ class Batcher:
             return HTTPException(422, f"the retriever refuses the query: {error}")
         except Exception as error:
             return HTTPException(500, f"the retriever failed: {type(error).__name__}: {error}")
-        for part, top_k, future in requests:
-            hits = [next(found)[:top_k] for _ in part]
-            if not future.done():  # a client that went away has cancelled it
-                future.set_result(hits)
+        for request, part in taken.items():
+            request.found += [next(found)[: request.top_k] for _ in part]
+            if len(request.found) == len(request.queries) and not request.answer.done():  # done: its client went away
+                request.answer.set_result(request.found)
         return None
+
+
+class _Impatient(AutoHTTPProtocol):
+    """uvicorn waits for ever for a connection's first request, for the rest of its headers, and for a client that takes
+    its answer. This looks at every connection from time to time."""
+
+    _gone = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._look((), 0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone = True
+        super().connection_lost(exc)
+
+    def _look(self, before: tuple[Any, ...], times: int) -> None:
+        """`times` that nothing has changed since `before`."""
+        if self._gone:
+            return
+        idle = self.cycle is None or self.cycle.response_complete
+        now = (self.cycle, idle)
+        times = times + 1 if now == before else 0
+        if times * HEADER_SECONDS >= ANSWER_SECONDS:
+            self.transport.abort()
+        elif times and idle:
+            self.transport.close()  # once all is sent
+        self.loop.call_later(HEADER_SECONDS, self._look, now, times)
 
 
 def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
@@ -110,6 +194,7 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
         default_top_k: how many passages /retrieve gives when a request doesn't say.
     """
     batcher = Batcher(retriever)
+    bodies = _Bodies()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -121,7 +206,7 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
 
     @app.post("/retrieve")
     async def retrieve(request: Request) -> dict[str, Any]:
-        body = await _read(request, RetrieveRequest)
+        body = await bodies.read(request, RetrieveRequest)
         found = await batcher.search(body.queries, body.topk or default_top_k)
         if body.return_scores:
             return {"result": [[{"document": _document(p), "score": score} for p, score in hits] for hits in found]}
@@ -129,7 +214,7 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
 
     @app.post("/search")
     async def search(request: Request) -> dict[str, Any]:
-        body = await _read(request, SearchRequest)
+        body = await bodies.read(request, SearchRequest)
         return _query_results(body.queries, await batcher.search(body.queries, body.top_k))
 
     @app.get("/search")
@@ -143,17 +228,33 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
     return app
 
 
-async def _read(request: Request, form: type[Body]) -> Body:
-    """The body of a request, never more of it than `MAX_BODY_BYTES`."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise HTTPException(422, f"the body is larger than {MAX_BODY_BYTES} bytes; send fewer queries")
-    try:
-        return form.model_validate_json(bytes(data))
-    except ValidationError as error:
-        raise HTTPException(422, error.errors(include_url=False, include_input=False, include_context=False)) from None
+class _Bodies:
+    """Reads the bodies of requests: none larger than `MAX_BODY_BYTES`, all together no larger than `MAX_HELD_BYTES`."""
+
+    def __init__(self) -> None:
+        self._held = 0  # bytes
+
+    async def read(self, request: Request, form: type[Body]) -> Body:
+        data = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    data += chunk
+                    self._held += len(chunk)
+                    if len(data) > MAX_BODY_BYTES:
+                        raise HTTPException(422, f"the body is larger than {MAX_BODY_BYTES} bytes; send fewer queries")
+                    if self._held > MAX_HELD_BYTES:
+                        raise HTTPException(429, "too many bodies are being read")
+        except TimeoutError:
+            problem = f"the body did not come within {BODY_SECONDS:g} seconds"
+            raise HTTPException(408, problem, {"Connection": "close"}) from None
+        finally:
+            self._held -= len(data)
+        try:
+            return form.model_validate_json(bytes(data))
+        except ValidationError as error:
+            detail = error.errors(include_url=False, include_input=False, include_context=False)
+            raise HTTPException(422, detail) from None
 
 
 def _query_results(queries: list[str], found: list[list[Hit]]) -> dict[str, Any]:
@@ -197,7 +298,7 @@ def main() -> None:
         from agent_r1_tools.search.bm25 import BM25Retriever
 
         retriever = BM25Retriever(load_corpus(arguments.corpus, arguments.source))
-    uvicorn.run(create_app(retriever), host=arguments.host, port=arguments.port, log_level="warning")
+    uvicorn.run(create_app(retriever), host=arguments.host, port=arguments.port, log_level="warning", http=_Impatient)
 
 
 if __name__ == "__main__":
