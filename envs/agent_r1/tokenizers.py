@@ -4,28 +4,37 @@ The environments only need four things from a tokenizer: ``encode(text, add_spec
 skip_special_tokens=False)``, ``len()`` and a chat template. `load_tokenizer` accepts a Hugging Face name or folder, any
 object that has them, or None for the `ByteTokenizer`.
 
-Chat templates are always rendered here, by Jinja's immutable sandbox, for every kind of tokenizer: a template can read
-no clock, so the same conversation gives the same tokens on every day.
+Chat templates are always rendered by `agent_r1.chat_templates`, in a sandbox, for every kind of tokenizer.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.sandbox
+from agent_r1.chat_templates import BYTE_CHAT_TEMPLATE, Message, chat_template, render_chat
 
-Message = Mapping[str, Any]
-"""One chat message: ``role``, ``content``, and for some roles ``tool_calls``, ``name``, ``tool_call_id``."""
+__all__ = [
+    "BYTE_CHAT_TEMPLATE",
+    "CONTROL_TOKENS",
+    "MARKUP_TOKENS",
+    "ByteTokenizer",
+    "Message",
+    "Tokenizer",
+    "added_tokens",
+    "chat_template",
+    "control_tokens",
+    "fast_codec",
+    "load_tokenizer",
+    "render_chat",
+    "replace_surrogates",
+    "utf8",
+]
 
 
 @runtime_checkable
@@ -45,41 +54,6 @@ class Tokenizer(Protocol):
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Tokens of their own that are part of the visible text, as in Qwen's vocabulary: not hidden as special tokens."""
-
-BYTE_CHAT_TEMPLATE = """\
-{%- if tools or messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}{{- messages[0].content }}{%- endif %}
-    {%- if tools %}
-        {%- if messages[0].role == 'system' %}{{- '\\n\\n' }}{%- endif %}
-        {{- 'Tools:' }}
-        {%- for tool in tools %}
-            {%- set function = tool.function if tool.function is defined else tool %}
-            {{- '\\n' + function.name + '(' + (function.parameters.properties or {}) | join(', ') + '): ' }}
-            {{- function.description }}
-        {%- endfor %}
-        {{- '\\nCall one so:\\n<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>' }}
-    {%- endif %}
-    {{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'tool' %}
-        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- elif message.role != 'system' or not loop.first %}
-        {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
-        {%- for call in message.tool_calls or [] %}
-            {%- set call = call.function if call.function is defined else call %}
-            {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
-            {{- '<tool_call>\\n{"name": ' + call.name | tojson + ', "arguments": ' + call.arguments | tojson }}
-            {{- '}\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
 
 
 class ByteTokenizer:
@@ -261,7 +235,8 @@ def load_tokenizer(tokenizer: Any = None) -> Tokenizer:
         ImportError: transformers is not installed and a name or folder was given.
         FileNotFoundError: a folder without tokenizer files, or a name that cannot be had.
         TypeError: an object that is no tokenizer.
-        ValueError: a tokenizer without a chat template.
+        ValueError: a tokenizer without a chat template; a folder that is damaged, larger than any tokenizer, or made to
+            write much text for little.
     """
     if tokenizer is None:
         return _byte_tokenizer()
@@ -288,6 +263,9 @@ def _from_pretrained(name: str) -> Tokenizer:
                 f"{name} is no tokenizer folder: it has neither tokenizer.json nor tokenizer_config.json (it has "
                 f"{', '.join(found) or 'no files'}). Save one there with tokenizer.save_pretrained(folder)."
             )
+        for file in _FILES:
+            if (folder / file).is_file() and (folder / file).stat().st_size > MAX_FILE_BYTES:
+                raise ValueError(f"the tokenizer folder {name} cannot be read: {file} is larger than any tokenizer's")
     elif name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no folder {name}; a Hugging Face name looks like Qwen/Qwen2.5-3B-Instruct")
     try:
@@ -298,91 +276,53 @@ def _from_pretrained(name: str) -> Tokenizer:
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        if folder.is_dir():
-            raise ValueError(f"the tokenizer folder {name} cannot be read: {error}") from error
-        raise FileNotFoundError(
-            f"the tokenizer {name} cannot be loaded ({str(error).splitlines()[0]:.200}). Check the name and the "
-            "network, log in if the model is gated (hf auth login), or give a folder with its tokenizer files."
-        ) from error
+    except (KeyboardInterrupt, SystemExit, ImportError):
+        raise
+    except BaseException as error:  # also Rust's panics, and whatever damaged files bring about
+        if isinstance(error, (OSError, ValueError)) and not folder.is_dir():
+            first = (str(error) or repr(error)).splitlines()[0]
+            raise FileNotFoundError(
+                f"the tokenizer {name} cannot be loaded ({first:.200}). Check the name and the network, log in if the "
+                "model is gated (hf auth login), or give a folder with its tokenizer files."
+            ) from error
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        what = "tokenizer folder" if folder.is_dir() else "tokenizer"
+        raise ValueError(f"the {what} {name} cannot be read: {kind}{error}") from error
+    _refuse_growth(tokenizer)
     chat_template(tokenizer)
     return tokenizer
 
 
-def chat_template(tokenizer: Any, with_tools: bool = False) -> str:
-    """The text of the tokenizer's chat template.
-
-    Raises:
-        ValueError: it has none.
-    """
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, dict):  # several, by name: Hugging Face's convention
-        template = template.get("tool_use" if with_tools and "tool_use" in template else "default")
-    if not isinstance(template, str) or not template:
-        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-        raise ValueError(
-            f"the tokenizer {name} has no chat template, so it cannot write a conversation (is it a base model?). "
-            "Take the instruct model's tokenizer, or set tokenizer.chat_template to a template's text"
-        )
-    return template
+MAX_FILE_BYTES = 128 << 20
+MAX_TOKEN_CHARS = 10_000
+MAX_GROWTH = 1_000
+_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "config.json"),
+)
 
 
-def render_chat(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    tools: Sequence[dict[str, Any]] | None = None,
-    add_generation_prompt: bool = False,
-) -> str:
-    """The conversation as text, by the tokenizer's chat template in Jinja's immutable sandbox.
-
-    Raises:
-        ValueError: the template refuses the conversation, or is no valid template.
-    """
-    template = chat_template(tokenizer, with_tools=bool(tools))
-    try:
-        return _compile(template).render(
-            messages=[dict(message) for message in messages],
-            tools=list(tools) if tools else None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **(getattr(tokenizer, "special_tokens_map", None) or {}),
-        )
-    except Exception as error:  # a template is foreign code: it may raise anything
-        raise ValueError(f"the chat template refuses this conversation: {error or type(error).__name__}") from error
+def _refuse_growth(tokenizer: Any) -> None:
+    """Raises ValueError where a few characters or tokens become a text that fills the memory."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        step = getattr(backend, part, None)
+        if step is not None and _growth(json.loads(step.__getstate__())) > MAX_GROWTH:
+            raise ValueError(f"the tokenizer's {part} makes one character more than {MAX_GROWTH}")
+    longest = max(map(len, tokenizer.get_vocab()), default=0)
+    if longest > MAX_TOKEN_CHARS:
+        raise ValueError(f"the tokenizer has a token of {longest} characters; {MAX_TOKEN_CHARS} is the most")
 
 
-class _Generation(jinja2.ext.Extension):
-    """Hugging Face's ``{% generation %}`` tag, which marks assistant text and prints nothing of its own."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
-
-
-@lru_cache(maxsize=64)
-def _compile(template: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    # A fixed date (Llama 3's own fallback): with a clock, the same task would give other tokens tomorrow.
-    environment.globals["strftime_now"] = datetime.datetime(2024, 7, 26).strftime
-    return environment.from_string(template)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """Jinja's own filter escapes ``<`` for web pages, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(message)
+def _growth(step: Any) -> int:
+    """The most characters that a step of a tokenizer writes for one, its steps' product."""
+    if not isinstance(step, dict):
+        return 1
+    growth = max([1, *(len(text) for key in ("content", "prepend") if isinstance(text := step.get(key), str))])
+    for key in ("normalizers", "pretokenizers", "decoders"):
+        for inner in step.get(key) or ():
+            growth *= _growth(inner)
+    return growth
 
 
 def added_tokens(tokenizer: Any) -> dict[str, int]:

@@ -1,7 +1,9 @@
 """Tokenizers: the byte-level one, loading by name, folder or object, and chat templates in the sandbox."""
 
 import copy
+import itertools
 import json
+import os
 import pickle
 import sys
 
@@ -20,6 +22,7 @@ from agent_r1.tokenizers import (
 )
 
 BYTES = load_tokenizer(None)
+DEEP = "[" * 100_000
 MESSAGES = [{"role": "user", "content": "Who?"}]
 SCHEMA = {
     "type": "function",
@@ -163,6 +166,75 @@ class TestLoadTokenizer:
     def test_a_tokenizer_object_is_returned_as_it_is(self):
         tokenizer = ByteTokenizer()
         assert load_tokenizer(tokenizer) is tokenizer
+
+    @pytest.mark.parametrize(
+        ("file", "text"),
+        [
+            *itertools.product(["tokenizer.json", "tokenizer_config.json"], [DEEP, "{", "[]", "null", "{}", "5"]),
+            *itertools.product(["added_tokens.json", "special_tokens_map.json", "config.json"], [DEEP]),
+        ],
+    )
+    def test_a_damaged_folder_is_refused(self, tmp_path, file, text):
+        BYTES.save_pretrained(tmp_path)
+        (tmp_path / file).write_text(text)
+        with pytest.raises(ValueError, match="tokenizer"):
+            load_tokenizer(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("eos_token", 5),
+            ("pad_token", ["x"]),
+            ("tokenizer_class", ["x"]),
+            ("chat_template", [{"name": "default"}]),
+            ("chat_template", {"tool_use": "x"}),
+            ("added_tokens_decoder", {"x": {}}),
+        ],
+    )
+    def test_a_wrong_field_is_refused(self, tmp_path, key, value):
+        BYTES.save_pretrained(tmp_path)
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {key: value}))
+        with pytest.raises(ValueError, match="tokenizer"):
+            load_tokenizer(tmp_path)
+
+    def test_a_file_larger_than_any_tokenizer_is_refused(self, tmp_path):
+        BYTES.save_pretrained(tmp_path)
+        os.truncate(tmp_path / "tokenizer.json", 1 << 30)  # a file with a hole
+        with pytest.raises(ValueError, match=r"tokenizer\.json is larger"):
+            load_tokenizer(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("key", "value", "says"),
+        [
+            ("normalizer", {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1_001}, "normalizer"),
+            (
+                "normalizer",
+                {
+                    "type": "Sequence",
+                    "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40,
+                },
+                "normalizer",
+            ),
+            ("decoder", {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 1_001}, "decoder"),
+            (
+                "pre_tokenizer",
+                {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed", "invert": False},
+                "unmatched parenthesis",
+            ),
+            ("added_tokens", "x" * 20_000, "a token of 20000 characters"),
+        ],
+    )
+    def test_a_folder_that_makes_much_of_little_is_refused(self, tmp_path, key, value, says):
+        BYTES.save_pretrained(tmp_path)
+        content = json.loads((tmp_path / "tokenizer.json").read_text())
+        if key == "added_tokens":
+            content[key].append({**content[key][-1], "id": 265, "content": value})
+        else:
+            content[key] = value
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=says):
+            load_tokenizer(tmp_path)
 
     def test_a_tokenizer_without_chat_template(self):
         with pytest.raises(ValueError, match="no chat template"):
