@@ -119,9 +119,13 @@ def peak_of(address: str) -> tuple[str, int]:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("coding", [b"gzip", b"deflate", b"br", b"zstd", b"gzip, gzip"])
-def test_a_bomb_is_not_unpacked(coding: bytes) -> None:
-    bomb = gzip.compress(bytes(100_000_000), 1)
+@pytest.fixture(scope="module")
+def bomb() -> bytes:
+    return gzip.compress(bytes(100_000_000), 1)
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"zstd", b"gzip, gzip"])
+def test_a_bomb_is_not_unpacked(bomb: bytes, coding: bytes) -> None:
     with talking(lambda send: send(answer(bomb, b"Content-Encoding: " + coding))) as address:
         said, peak = peak_of(address)
         assert "encoded as" in said
