@@ -196,7 +196,7 @@ def test_cookies_are_not_kept() -> None:
         retriever = HTTPRetriever(address)
         for _ in range(3):
             assert retriever.search(["q"], 1) == FOUND
-        assert not retriever._connection()[1].cookies
+        assert not retriever._exchange._client().cookies
         retriever.close()
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import os
 import random
 import threading
 import time
-from collections.abc import Coroutine
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -67,10 +63,8 @@ class HTTPRetriever:
         backoff: float = 0.5,
         check: bool = True,
     ) -> None:
-        try:
-            import httpx
-        except ImportError as error:
-            raise ImportError('asking a retrieval server needs httpx: pip install "agent-r1[http]"') from error
+        from agent_r1_tools.exchange import Exchange
+
         if not _is_address(url):
             raise ValueError(f"{url!r} is not an address; write something like 'http://127.0.0.1:8000'")
         if protocol not in ("retrieve", "search"):
@@ -82,9 +76,7 @@ class HTTPRetriever:
         self._request_timeout = request_timeout
         self._lock = threading.Lock()
         self._random = random.Random()  # its own: a pause must not move the random numbers of a run
-        self._httpx = httpx
-        # By process: a fork needs a loop and connections of its own.
-        self._connections: dict[int, tuple[asyncio.AbstractEventLoop, Any]] = {}
+        self._exchange = Exchange(request_timeout)
         if check:
             self.check()
 
@@ -122,9 +114,7 @@ class HTTPRetriever:
 
     def close(self) -> None:
         """Close the connections."""
-        connection = self._connections.pop(os.getpid(), None)
-        if connection is not None:
-            asyncio.run_coroutine_threadsafe(connection[1].aclose(), connection[0]).result()
+        self._exchange.close()
 
     def _ask(self, queries: list[str], top_k: int, pauses: list[float]) -> list[list[Hit]]:
         one = len(queries) == 1
@@ -151,11 +141,9 @@ class HTTPRetriever:
         body |= {"topk": top_k, "return_scores": True} if self.protocol == "retrieve" else {"top_k": top_k}
         most = most_bytes(len(queries), top_k)
         try:
-            status, coding, data = self._wait(self._post(json.dumps(body).encode(), most))
-        except TimeoutError:
-            return 0, f"ReadTimeout: no whole answer within {self._request_timeout:g} seconds"
-        except (self._httpx.HTTPError, OSError, UnicodeError) as error:  # the last: a name that DNS cannot have
-            return 0, f"{type(error).__name__} {error}".strip()
+            status, coding, data = self._exchange.post(self._endpoint, json.dumps(body).encode(), most)
+        except ConnectionError as error:
+            return 0, str(error)
         begins = data[:200].decode(errors="replace")
         if status != 200:
             return status, f"status {status}: {begins}"
@@ -179,46 +167,6 @@ class HTTPRetriever:
         if len(found) != len(queries):
             return 200, f"it gave {len(found)} results for {len(queries)} queries"
         return 200, found
-
-    async def _post(self, body: bytes, most: int) -> tuple[int, str, bytes]:
-        """The status, the content's coding, and of the content a little more than `most` bytes (200 where it isn't
-        used). One deadline holds for all of it; httpx's own hold for single reads, each of which may bring a byte."""
-        _, client = self._connection()
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        async with (
-            asyncio.timeout(self._request_timeout),
-            client.stream("POST", self._endpoint, content=body, headers=headers) as response,
-        ):
-            coding = response.headers.get("Content-Encoding", "identity").lower()
-            data = bytearray()
-            if response.status_code != 200 or coding != "identity":
-                most = 200
-            async for chunk in response.aiter_raw():
-                data += chunk
-                if len(data) > most:
-                    break
-            return response.status_code, coding, bytes(data)
-
-    def _wait(self, work: Coroutine[Any, Any, tuple[int, str, bytes]]) -> tuple[int, str, bytes]:
-        """Have it done in the loop's thread."""
-        future = asyncio.run_coroutine_threadsafe(work, self._connection()[0])
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # where the caller was interrupted
-
-    def _connection(self) -> tuple[asyncio.AbstractEventLoop, Any]:
-        """This process's loop and its client."""
-        found = self._connections.get(os.getpid())
-        if found is not None:  # without the lock: a fork may have it locked for ever
-            return found
-        with self._lock:
-            found = self._connections.get(os.getpid())
-            if found is None:
-                cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
-                client = self._httpx.AsyncClient(timeout=self._request_timeout, cookies=cookies)
-                found = self._connections[os.getpid()] = (_loop(), client)
-            return found
 
     def _takes_others(self) -> bool:
         """Whether the server answers a query of ours."""
@@ -255,17 +203,3 @@ def _is_address(url: str) -> bool:
 def most_bytes(queries: int, top_k: int) -> int:
     """How long an answer may be: 1 MiB, and 256 KiB for each passage asked for, but never over `MAX_ANSWER_BYTES`."""
     return min(MAX_ANSWER_BYTES, (1 << 20) + queries * top_k * (1 << 18))
-
-
-_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
-_loops_lock = threading.Lock()
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """The loop in which this process's requests run, in a thread of its own: callers may have a loop themselves."""
-    with _loops_lock:
-        loop = _loops.get(os.getpid())
-        if loop is None:
-            loop = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="retrieval", daemon=True).start()
-        return loop

@@ -1,0 +1,101 @@
+"""Requests over HTTP to servers that are trusted with their answer only.
+
+One deadline holds for a whole exchange, at most so many bytes are read, nothing is unpacked, redirections are not
+followed and cookies not kept. Imported where it is needed: it brings asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+
+Answer = tuple[int, str, bytes]
+"""The status, the content's coding ("identity": none), and the content, of which there may be more."""
+
+
+class ExchangeError(ConnectionError):
+    """There was no answer."""
+
+
+class Exchange:
+    """A client for one server. Safe in threads and in forks, which get connections of their own.
+
+    Args:
+        seconds: what one exchange may take, from connecting to the last byte.
+
+    Raises: ImportError without httpx; it names the extra.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise ImportError('asking a server needs httpx: pip install "agent-r1[http]"') from error
+        self._httpx = httpx
+        self._seconds = seconds
+        self._clients: dict[int, Any] = {}  # by process
+
+    def post(self, url: str, body: bytes, most: int) -> Answer:
+        """Send a body of JSON. Of the answer's content a little more than `most` bytes come back, if there are more;
+        and a few only where it is no use: a status other than 200, or a coding that nobody asked for.
+
+        Raises: ExchangeError.
+        """
+        future = asyncio.run_coroutine_threadsafe(self._post(url, body, most), _loop())
+        try:
+            return future.result()
+        except TimeoutError:
+            raise ExchangeError(f"ReadTimeout: no whole answer within {self._seconds:g} seconds") from None
+        except (self._httpx.HTTPError, OSError, UnicodeError) as error:  # the last: a name that DNS cannot have
+            raise ExchangeError(f"{type(error).__name__} {error}".strip()) from error
+        finally:
+            future.cancel()  # where the caller was interrupted
+
+    async def _post(self, url: str, body: bytes, most: int) -> Answer:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        # httpx's own limits hold for single reads, each of which may bring a byte.
+        async with (
+            asyncio.timeout(self._seconds),
+            self._client().stream("POST", url, content=body, headers=headers) as response,
+        ):
+            coding = response.headers.get("Content-Encoding", "identity").lower()
+            if response.status_code != 200 or coding != "identity":
+                most = 200
+            data = bytearray()
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > most:
+                    break
+            return response.status_code, coding, bytes(data)
+
+    def _client(self) -> Any:
+        """This process's; asked for in the loop's thread only."""
+        client = self._clients.get(os.getpid())
+        if client is None:
+            cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+            client = self._clients[os.getpid()] = self._httpx.AsyncClient(timeout=self._seconds, cookies=cookies)
+        return client
+
+    def close(self) -> None:
+        """Close the connections."""
+        client = self._clients.pop(os.getpid(), None)
+        if client is not None:
+            asyncio.run_coroutine_threadsafe(client.aclose(), _loop()).result()
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
+_loops_lock = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop in which this process's requests run, in a thread of its own: callers may have a loop themselves."""
+    if os.getpid() not in _loops:  # without the lock otherwise: a fork may find it locked for ever
+        with _loops_lock:
+            if os.getpid() not in _loops:
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=loop.run_forever, name="exchange", daemon=True).start()
+                _loops[os.getpid()] = loop
+    return _loops[os.getpid()]
