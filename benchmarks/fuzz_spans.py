@@ -132,6 +132,7 @@ def write_made_up_data(root: Path) -> Path:
         files[f"2wikimultihopqa/{split}.json"] = _wiki_rows("")
         files[f"musique/musique_ans_v1.0_{split}.jsonl"] = _musique_rows()
     for split in ("train", "test"):
+        files[f"rows/{split}.jsonl"] = [{"question": f"Name {n}.", "answer": ["Ada", n], "level": n} for n in (1, 2)]
         files[f"gsm8k/{split}.jsonl"] = [
             {"question": f"What is {n} and {n}?", "answer": f"It is <<{n}+{n}={2 * n}>>{2 * n}.\n#### {2 * n}"}
             for n in (2, 600)

@@ -27,6 +27,7 @@ ENVIRONMENTS = {
     "AgentR1/MATH-v0": "agent_r1.tasks.mathematics:MATHEnv",
     "AgentR1/HumanEval-v0": "agent_r1.tasks.programming:HumanEvalEnv",
     "AgentR1/MBPP-v0": "agent_r1.tasks.programming:MBPPEnv",
+    "AgentR1/Rows-v0": "agent_r1.tasks.rows:RowsEnv",
 }
 
 for _id, _entry_point in ENVIRONMENTS.items():

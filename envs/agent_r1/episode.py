@@ -24,6 +24,7 @@ class Task:
     question: str
     answers: list[str]
     metadata: dict[str, Any] = field(default_factory=dict)
+    instructions: str | None = None  # the system message; None: that of the environment
 
 
 @dataclass(frozen=True)

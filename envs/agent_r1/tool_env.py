@@ -570,14 +570,15 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.episode.fault = fault
 
     def _open(self, task: Task, index: int, max_turns: int) -> None:
-        prompt = _prompt(self.dialect, self.instructions, task.question, json.dumps(self.schemas))
+        instructions = self.instructions if task.instructions is None else task.instructions
+        prompt = _prompt(self.dialect, instructions, task.question, json.dumps(self.schemas))
         if len(prompt) + self._reserve > self.max_context_tokens:
             raise ValueError(
                 f"the prompt of task {task.id!r} has {len(prompt)} tokens and leaves no room in "
                 f"max_context_tokens={self.max_context_tokens}; make that larger"
             )
         self._episode = Episode(index, max_turns, np.empty(max(256, 2 * len(prompt)), np.int32))
-        self._episode.messages = _messages(self.instructions, task.question)
+        self._episode.messages = _messages(instructions, task.question)
         self._append(prompt)
 
     def _mark(self, turn: OpenTurn) -> tuple[Any, ...]:

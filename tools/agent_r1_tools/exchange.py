@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -25,17 +26,19 @@ class Exchange:
 
     Args:
         seconds: what one exchange may take, from connecting to the last byte.
+        headers: further ones, of every request.
 
     Raises: ImportError without httpx; it names the extra.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, headers: Mapping[str, str] | None = None) -> None:
         try:
             import httpx
         except ImportError as error:
             raise ImportError('asking a server needs httpx: pip install "agent-r1[http]"') from error
         self._httpx = httpx
         self._seconds = seconds
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **(headers or {})}
         self._clients: dict[int, Any] = {}  # by process
 
     def post(self, url: str, body: bytes, most: int) -> Answer:
@@ -55,11 +58,10 @@ class Exchange:
             future.cancel()  # where the caller was interrupted
 
     async def _post(self, url: str, body: bytes, most: int) -> Answer:
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         # httpx's own limits hold for single reads, each of which may bring a byte.
         async with (
             asyncio.timeout(self._seconds),
-            self._client().stream("POST", url, content=body, headers=headers) as response,
+            self._client().stream("POST", url, content=body, headers=self._headers) as response,
         ):
             coding = response.headers.get("Content-Encoding", "identity").lower()
             if response.status_code != 200 or coding != "identity":

@@ -59,6 +59,26 @@ def _server(address: str) -> HTTPRetriever:
     return HTTPRetriever(address, "search" if address.rstrip("/").endswith("/search") else "retrieve", check=False)
 
 
+def shared_corpus(corpus: str | os.PathLike[str] | Retriever) -> tuple[Retriever, tuple[Passage, ...] | None]:
+    """A retriever over a file of passages, which come with it, or at the address of a server, or the one that is given.
+
+    Raises: FileNotFoundError for a file that isn't there; RetrievalError for a server that doesn't answer.
+    """
+    if not isinstance(corpus, str | os.PathLike):
+        return corpus, None
+    if str(corpus).startswith(("http://", "https://")):
+        server = _server(str(corpus))
+        server.check()
+        return server, None
+    if not (path := Path(corpus)).is_file():
+        raise FileNotFoundError(
+            f"there is no corpus file {str(corpus)!r}; a corpus is a file of JSON lines with title and text, the "
+            "http(s) address of a retrieval server, or a retriever; with a question's own passages also 'own', 'pooled'"
+        )
+    passages = _corpus_file(path, path.stat().st_mtime_ns, path.stat().st_size)
+    return _shared_index(passages), passages
+
+
 class QuestionAnsweringEnv(ToolEnv):
     """Questions that are answered with the help of a search tool; the base of the environments of this kind.
 
@@ -119,29 +139,19 @@ class QuestionAnsweringEnv(ToolEnv):
 
     def _shared_tools(self) -> list[Tool]:
         """The tools over a corpus that all episodes share; for "own" over nothing, until an episode begins."""
-        corpus = self.corpus
-        if isinstance(corpus, str) and corpus.startswith(("http://", "https://")):
-            corpus = _server(corpus)
-            corpus.check()
-        if not isinstance(corpus, str):
-            if self._tool_names != ("search",):
-                raise ValueError(
-                    "a retriever or a retrieval server only searches; lookup needs corpus 'own', 'pooled' or a file"
-                )
-            return [SearchTool(corpus, self.top_k)]
-        if corpus == "own":
-            passages: tuple[Passage, ...] = ()
-        elif corpus == "pooled":
+        if self.corpus == "own":
+            return self._tools(_shared_index(()), ())
+        if self.corpus == "pooled":
             passages = self.pooled_passages()
-        elif Path(corpus).is_file():
-            stat = os.stat(corpus)
-            passages = _corpus_file(Path(corpus), stat.st_mtime_ns, stat.st_size)
-        else:
-            raise FileNotFoundError(
-                f"there is no corpus file {corpus!r}; corpus is 'own', 'pooled', a file of JSON lines with title "
-                "and text, the http(s) address of a retrieval server, or a retriever"
+            return self._tools(_shared_index(passages), passages)
+        retriever, found = shared_corpus(self.corpus)
+        if found is not None:
+            return self._tools(retriever, found)
+        if self._tool_names != ("search",):
+            raise ValueError(
+                "a retriever or a retrieval server only searches; lookup needs corpus 'own', 'pooled' or a file"
             )
-        return self._tools(_shared_index(passages), passages)
+        return [SearchTool(retriever, self.top_k)]
 
     def _tools(self, retriever: Retriever, passages: tuple[Passage, ...]) -> list[Tool]:
         return [

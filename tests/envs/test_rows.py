@@ -1,0 +1,204 @@
+"""Rows: what a file of one's own says is what is asked, and the reward is what was named."""
+
+import gzip
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from chat_server import KEY, ChatServer
+
+from agent_r1 import Tool
+from agent_r1.task_data import DataFormatError, DataNotFoundError
+from agent_r1.tasks import rows as module
+
+ID = "AgentR1/Rows-v0"
+ROWS = [{"id": f"q{n}", "question": f"What is {n} and {n}?", "answer": 2 * n, "level": n} for n in range(20)]
+
+
+def make(data=ROWS, **kwargs):
+    return gym.make(ID, data=data, **kwargs).unwrapped
+
+
+def answer(env, text, index=0):
+    env.reset(options={"task_index": index})
+    span = env.tokenizer.encode(f"<answer>{text}</answer>{env.dialect.end_of_turn}", add_special_tokens=False)
+    return env.step(np.array(span, np.int32))
+
+
+def write(path, rows):
+    text = json.dumps(rows) if ".jsonl" not in path.name else "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.json", "r.jsonl.gz", "r.json.gz"])
+def test_a_file_has_its_last_tenth_for_testing(tmp_path, name):
+    path = write(tmp_path / name, ROWS)
+    train, test = (make(str(path), split=split) for split in ("train", "test"))
+    assert (train.num_tasks, test.num_tasks) == (18, 2)
+    ids = [env.make_task(index).id for env in (train, test) for index in range(env.num_tasks)]
+    assert ids == [row["id"] for row in ROWS]
+    assert test.make_task(0).metadata["level"] == 18
+
+
+def test_a_folder_has_a_file_for_each_split(tmp_path, monkeypatch):
+    write(tmp_path / "train.jsonl", ROWS[:3])
+    write(tmp_path / "test.json.gz", ROWS[3:])
+    assert gym.make(ID, data_dir=str(tmp_path)).unwrapped.num_tasks == 3
+    assert make(tmp_path, split="test").num_tasks == 17
+    (tmp_path / "train.jsonl").rename(tmp_path / "rows.jsonl")
+    with pytest.raises(DataNotFoundError, match="no train.jsonl or train.json in it"):
+        make(tmp_path)
+    monkeypatch.delenv("AGENT_R1_DATA", raising=False)
+    with pytest.raises(DataNotFoundError, match="Give data=FILE"):
+        gym.make(ID)
+
+
+def test_a_row_has_its_own_system_message_and_tools():
+    rows = [{**ROWS[1], "system": "Be brief.", "tools": ["calculator"]}, ROWS[2], {**ROWS[3], "tools": []}, ROWS[4]]
+    env = make(rows, tools=["calculator", Tool.from_function(shout)])
+    state, _ = env.reset(options={"task_index": 0})
+    text = env.tokenizer.decode(state)
+    assert "Be brief." in text and "calculator" in text and "shout" not in text
+    assert list(env.tools) == ["calculator"] and env.messages[0]["content"] == "Be brief."
+    call = env.dialect.tool_call("shout", {"text": "a"}) + env.dialect.end_of_turn
+    *_, info = env.step(np.array(env.tokenizer.encode(call, add_special_tokens=False), np.int32))
+    assert not info["tool_calls"][0]["ok"]
+    env.reset(options={"task_index": 1})
+    assert list(env.tools) == ["calculator", "shout"] and env.instructions in env.messages[0]["content"]
+    snapshot = env.get_state()
+    state, _ = env.reset(options={"task_index": 2})
+    assert not env.tools and "calculator" not in env.tokenizer.decode(state)
+    env.set_state(snapshot)
+    assert list(env.tools) == ["calculator", "shout"]
+
+
+def shout(text: str) -> str:
+    """Say it louder."""
+    return text.upper()
+
+
+def test_search_goes_over_a_corpus(tmp_path):
+    corpus = write(tmp_path / "corpus.jsonl", [{"title": "Lornby", "text": "Ada was born in Lornby."}])
+    env = make(tools=["search"], corpus=str(corpus))
+    env.reset(seed=1)
+    call = env.dialect.tool_call("search", {"query": "Where was Ada born?"}) + env.dialect.end_of_turn
+    *_, info = env.step(np.array(env.tokenizer.encode(call, add_special_tokens=False), np.int32))
+    assert info["tool_calls"][0]["ok"] and "born in Lornby" in env.messages[-1]["content"]
+    for wrong in ({"tools": ["search"]}, {"corpus": str(corpus)}):
+        with pytest.raises(ValueError, match="give both of them or neither"):
+            make(**wrong)
+    with pytest.raises(ValueError, match="no tool 'serch'; by name there are calculator, python, search"):
+        make(tools=["serch"])
+
+
+@pytest.mark.parametrize(
+    ("reward", "gold", "said", "score"),
+    [
+        ("exact_match", "The River Lorn", "river lorn", 1.0),
+        ("exact_match", ["a", "Lorn"], "lorn", 1.0),
+        ("exact_match", 14, "14", 1.0),
+        ("exact_match", "Lorn", "the Lorn river", 0.0),
+        ("f1", "River Lorn", "river Quill", 0.5),
+        (lambda answer, row: len(answer) / row["most"], None, "abc", 0.75),
+        ("json:dumps", "x", "", 0.0),  # an empty answer is never scored
+    ],
+)
+def test_rewards(reward, gold, said, score):
+    row = {"question": "?", "most": 4} | ({} if gold is None else {"answer": gold})
+    env = make([row, row], reward=reward)
+    _, paid, terminated, _, info = answer(env, said)
+    assert terminated and info["metrics"]["score"] == pytest.approx(score)
+    if said:
+        assert paid == pytest.approx(score) and info["is_success"] == (score == 1)
+
+
+def test_math_is_judged_as_mathematics():
+    pytest.importorskip("math_verify")
+    row = {"question": "Halve 3.", "answer": ["\\frac{3}{2}"]}
+    env = make([row, row], reward="math")
+    assert answer(env, "1.5")[4]["is_success"] and not answer(env, "1.4")[4]["is_success"]
+
+
+def test_a_score_out_of_range_is_a_bug_of_the_function():
+    with pytest.raises(ValueError, match="from 0 to 1; the reward function gave 3.0"):
+        answer(make(reward=lambda answer, row: 3), "x")
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [("exact", "one of exact_match, f1"), ("no_module:f", "PYTHONPATH"), ("json:nothing", "no attribute"),
+     ("model", "goes with judge_url and judge_model")],
+)  # fmt: skip
+def test_rewards_that_are_not_there(reward, message):
+    with pytest.raises(ValueError, match=message):
+        make(reward=reward)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (3, "expected an object, found a int"),
+        ({"answer": "a"}, "question: expected a text"),
+        ({"question": " ", "answer": "a"}, "question: expected a text"),
+        ({"question": "q", "answer": True}, "answer: expected a text, a number"),
+        ({"question": "q", "answer": ["a", {}]}, "answer: expected a text, a number"),
+        ({"question": "q"}, "answer: reward 'exact_match' needs an answer"),
+        ({"question": "q", "answer": "a", "system": 1}, "system: expected a text"),
+        ({"question": "q", "answer": "a", "tools": ["python"]}, "tools: expected names among none"),
+        ({"question": "q", "answer": "a", "x": float("nan")}, "expected JSON values"),
+    ],
+)
+def test_rows_that_are_wrong_are_named(row, message):
+    with pytest.raises(DataFormatError, match=message):
+        make([row, *ROWS])
+
+
+def test_a_file_that_is_wrong_is_named(tmp_path):
+    path = write(tmp_path / "r.jsonl", [*ROWS[:4], {"question": 3}])
+    with pytest.raises(DataFormatError, match=r"r.jsonl, row 5, question: expected a text, found 3"):
+        make(path)
+    with pytest.raises(ValueError, match="give one of them"):
+        gym.make(ID, data=ROWS, data_dir=str(tmp_path))
+    with pytest.raises(DataFormatError, match="at least two rows"):
+        make(ROWS[:1])
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """A chat API that says yes to what it is told is right: the same text, in any case."""
+    pytest.importorskip("httpx")
+
+    def verdict(body):
+        case = json.loads(body["messages"][-1]["content"])
+        same = case["given answer"].lower() == case["right answer"].lower()
+        return {"role": "assistant", "content": "<think>no?</think> Yes." if same else "No."}
+
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    module._verdict.cache_clear()
+    module._exchange.cache_clear()
+    with ChatServer(verdict) as server:
+        yield server
+        server.shutdown()
+    module._exchange.cache_clear()
+
+
+def test_a_model_judges(judge):
+    rows = [{"question": "Who?", "answer": "Ada Quill"}] * 2
+    env = make(rows, reward="model", judge_url=judge.url, judge_model="m")
+    assert env.slow_judge
+    assert answer(env, "ada quill")[4]["is_success"] and not answer(env, "Bob")[4]["is_success"]
+    answer(env, "Bob")
+    assert len(judge.asked) == 2  # a verdict is asked for once
+    assert not answer(env, "x" * 3_000)[4]["is_success"] and len(judge.asked) == 2
+
+
+def test_a_judge_that_is_down_is_a_fault(judge):
+    rows = [{"question": "Who?", "answer": "Ada Quill"}] * 2
+    env = make(rows, reward="model", judge_url=judge.url, judge_model="m", fault_deadline=0)
+    judge.broken = lambda body: (503, b"busy")
+    _, reward, terminated, truncated, info = answer(env, "Ada Quill")
+    assert (reward, terminated, truncated) == (0.0, False, True) and "status 503" in info["fault"]
+    judge.broken = lambda body: None
+    assert answer(env, "Ada Quill")[4]["is_success"]
