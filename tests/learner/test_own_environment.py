@@ -3,6 +3,8 @@ What its flags get wrong ends a script with one line."""
 
 import importlib
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from gymnasium.vector import SyncVectorEnv
 from agent_r1.vector import ToolVectorEnv, vector_spec
 from llm_utils.environments import environment_spec, evaluation_split
 
+ROOT = Path(__file__).parents[2]
 MODULE = """
 import gymnasium as gym
 from agent_r1 import Task, ToolEnv
@@ -51,7 +54,8 @@ def module(tmp_path, monkeypatch):
     importlib.invalidate_caches()
     yield
     sys.modules.pop("echo_world", None)
-    for name in ("Mine/Echo-v0", "Mine/Broken-v0"):
+    sys.modules.pop("guess", None)
+    for name in ("Mine/Echo-v0", "Mine/Broken-v0", "Mine/GuessTheNumber-v0"):
         gym.registry.pop(name, None)
 
 
@@ -81,6 +85,27 @@ def test_it_is_trained_and_evaluated(learn, policy_folder, capsys, script):
     assert "eval/success_last" in summary
     learn("evaluate_llm", "--model", run, "--episodes", 3, "--num-threads", 1, "--no-cuda")
     assert "Mine/Echo-v0, train: 3 episodes" in capsys.readouterr().out
+
+
+def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
+    page = (ROOT / "docs" / "your_own_environment.md").read_text()
+    (block,) = re.findall(r"```bash\nexport PYTHONPATH=docs/examples\n(.*?)```", page, re.DOTALL)
+    monkeypatch.syspath_prepend(ROOT / "docs" / "examples")
+    commands = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
+    runs, short = {}, ["--env-kwargs", '{"max_action_tokens": 8}']  # the policy is hardly trained, and babbles
+    few = ["--episodes", 2, *short]
+    small = {"sft_llm": ["--num-steps", 2, "--num-demonstrations", 16, "--tokenizer-demonstrations", 64]}
+    small["sft_llm"] += ["--eval-demonstrations", 2, "--num-workers", 0, "--batch-size", 2]
+    small["grpo_llm"] = ["--total-episodes", 8, "--episodes-per-iteration", 8, "--num-minibatches", 1, *short]
+    small["grpo_llm"] += ["--eval-episodes", 2]
+    for _, script, *words in commands:
+        name, before = Path(script).stem, set(Path("runs").glob("*"))
+        words = [runs.get(word, word) for word in words]
+        learn(name, *words, "--no-cuda", *small.get(name, few))
+        (made,) = set(Path("runs").glob("*")) - before
+        runs |= {"sft_llm": {"runs/START": made}, "grpo_llm": {"runs/RUN": made}}.get(name, {})
+        assert str(made) in "".join(capsys.readouterr())
+    assert len(commands) == 4
 
 
 @pytest.mark.parametrize(
