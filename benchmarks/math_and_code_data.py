@@ -21,6 +21,7 @@ from machine import record_results
 from tqdm import tqdm
 
 from agent_r1.math_judge import judge, server
+from agent_r1.math_text import read, unwrap
 from agent_r1.task_data import DATA_SETS, DataNotFoundError, Problem, load_questions
 from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
 from agent_r1.tool_env import Task
@@ -57,14 +58,25 @@ def problems(data: Path, name: str) -> list[Problem]:
     return found
 
 
-def altered(answer: str, rng: random.Random) -> str:
-    """An answer that is not the gold one any more: another number in it, or one candidate among others."""
+def altered_number(answer: str, rng: random.Random) -> str:
+    """The answer with another number in it."""
     numbers = list(re.finditer(r"\d+", answer))
     if not numbers:
         return answer + "+1"
     number = rng.choice(numbers)
-    other = answer[: number.start()] + str(int(number[0]) + rng.randint(1, 9)) + answer[number.end() :]
+    return answer[: number.start()] + str(int(number[0]) + rng.randint(1, 9)) + answer[number.end() :]
+
+
+def altered(answer: str, rng: random.Random) -> str:
+    """An answer that is not the gold one any more: another number in it, or one candidate among others."""
+    other = altered_number(answer, rng)
     return rng.choice([other, f"{other} or {answer}", f"{answer} or {other}", f"{other}, {answer}"])
+
+
+def reads_itself(gold: str) -> bool:
+    """Whether math-verify finds the gold answer equal to itself, without the shortcuts for equal texts and words."""
+    reading = read(unwrap(gold), unwrap(gold))
+    return reading is not None and server.ask(reading).correct
 
 
 def mathematics(sets: dict[str, list[Problem]]) -> tuple[dict[str, Any], list[str]]:
@@ -77,7 +89,7 @@ def mathematics(sets: dict[str, list[Problem]]) -> tuple[dict[str, Any], list[st
     for name, everyone in sets.items():
         golds = [problem.answer for problem in everyone]
         right = sum(judge(gold, gold).correct for gold in golds)
-        alone = {gold: server.ask(gold, gold).correct for gold in tqdm(dict.fromkeys(golds), desc=name)}
+        alone = {gold: reads_itself(gold) for gold in tqdm(dict.fromkeys(golds), desc=name)}
         some = rng.sample(golds, min(100, len(golds)))
         passed = [(gold, wrong) for gold in some if judge(gold, wrong := altered(gold, rng)).correct]
         results[name] = {

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("math_verify")
 
 from agent_r1 import math_judge
-from agent_r1.math_judge import MAX_CHARS, TOO_COSTLY, UNREADABLE, Verdict, judge, last_boxed, unwrap
+from agent_r1.math_judge import MAX_CHARS, TOO_COSTLY, UNREADABLE, Verdict, judge
+from agent_r1.math_text import last_boxed, unwrap
 
 RIGHT = [
     ("7", "7"),
