@@ -4,12 +4,14 @@
 
 Mathematics: every gold answer against itself (by the judge, and by math-verify alone, without the shortcut for equal
 texts), and 300 altered ones. Programming: every canonical solution; mutants of them, whose verdict must be that of the
-official procedure, which runs program and test in one process; and an answer that equals everything. Writes
-results/math_and_code_data.json and .md. Takes about ten minutes; it measures no speed, so the machine may be busy.
+official procedure, which runs program and test in one process; an answer that equals everything; and trivial programs
+(the first argument, a constant), which pass some tasks of MBPP. Writes results/math_and_code_data.json and .md. Takes
+about ten minutes; it measures no speed, so the machine may be busy.
 """
 
 import argparse
 import ast
+import json
 import random
 import re
 import sys
@@ -25,6 +27,7 @@ from agent_r1.math_text import read, unwrap
 from agent_r1.task_data import DATA_SETS, DataNotFoundError, Problem, load_questions
 from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
 from agent_r1.tool_env import Task
+from agent_r1_tools.python import Sandbox
 
 EQUAL_TO_ALL = """
 class Everything:
@@ -107,6 +110,40 @@ def mathematics(sets: dict[str, list[Problem]]) -> tuple[dict[str, Any], list[st
     return results, rows
 
 
+FLOORS = {  # programs that read nothing of the task; beside them, the result of the first assert of the prompt
+    "first argument": "lambda *a, **k: a[0]",
+    "last argument": "lambda *a, **k: a[-1]",
+    **{constant: f"lambda *a, **k: {constant}" for constant in ("None", "True", "False", "0", "1", "[]", "''", "{}")},
+}
+TRY_FLOORS = """
+import json
+passed = []
+for name, source in {floors!r}.items():
+    try:
+        scope = {{}}
+        exec({setup!r}, scope)
+        scope.update(dict.fromkeys({names!r}, eval(source)))
+        for test in {tests!r}:
+            exec(test, scope)
+        passed.append(name)
+    except Exception:
+        pass
+print(json.dumps(passed))
+"""
+
+
+def floors(sandbox: Sandbox, task: Task) -> list[str]:
+    """The names of the trivial programs that pass all tests of a task, run in one process, as officially."""
+    tests, tried = task.metadata["hidden"], dict(FLOORS)
+    match [node for test in task.metadata["shown"].tests[:1] for node in ast.parse(test).body]:
+        case [ast.Assert(test=ast.Compare(ops=[ast.Eq()], comparators=[result]))]:
+            tried["result of the shown test"] = f"lambda *a, **k: {ast.unparse(result)}"
+    code = TRY_FLOORS.format(floors=tried, setup=tests.setup, names=tests.names, tests=tests.tests)
+    with sandbox.session() as session:
+        run = session.run(code)
+    return json.loads(run.output) if run.ok else []
+
+
 class Mutate(ast.NodeTransformer):
     """Changes one place of a program: place number `at` of those that it could change."""
 
@@ -164,8 +201,10 @@ def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[st
         program = programs[index] + EQUAL_TO_ALL.format(name=tasks[index].metadata["entry_point"])
         cheated["ours"] += [tasks[index].id] if passes(tasks[index], program) else []
         cheated["official"] += [tasks[index].id] if passes(tasks[index], program, official=True) else []
+    low = {task.id: found for task in tqdm(tasks, desc=f"{name}, floors") if (found := floors(sandbox, task))}
     result = {
         "tasks": len(tasks),
+        "floors": low,
         "canonical_that_fail": broken,
         "one_process": [task.id for task in tasks if task.metadata["hidden"].one_process],
         "mutants": mutants,
@@ -175,7 +214,7 @@ def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[st
     }
     row = (
         f"| {name} | {len(tasks) - len(broken)} / {len(tasks)} | {failed} / {mutants} | {len(disagree)} | "
-        f"{len(cheated['ours'])} / {len(chosen)} | {len(cheated['official'])} / {len(chosen)} |"
+        f"{len(cheated['ours'])} / {len(chosen)} | {len(cheated['official'])} / {len(chosen)} | {len(low)} |"
     )
     print(row, result, flush=True)
     return result, row
@@ -199,8 +238,8 @@ def main() -> None:
     rows += [
         "",
         "| programs | canonical that pass | mutants that fail | verdicts unlike the official | "
-        "`__eq__` always true passes | in the official procedure |",
-        "|---|---|---|---|---|---|",
+        "`__eq__` always true passes | in the official procedure | tasks that a trivial program passes |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, tasks, mutants in (("HumanEval", human, len(human)), ("MBPP", mbpp, arguments.mbpp_mutants)):
         results[name.lower()], row = programming(name, tasks, mutants)

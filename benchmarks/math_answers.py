@@ -25,7 +25,7 @@ from math_and_code_data import altered_number, problems
 from tqdm import tqdm
 from two_candidates import candidates, fill
 
-from agent_r1.datasets import DATA_SETS, DataNotFoundError, Problem
+from agent_r1.task_data import DATA_SETS, DataNotFoundError, Problem
 from agent_r1.math_judge import judge
 from agent_r1.math_text import last_boxed, stands_in
 
