@@ -5,7 +5,7 @@ r"""The judge of mathematics beside the official string rules and math-verify al
 For problems drawn from each set: the gold answer and other ways to write it, which should be right; unsimplified
 answers, from the official solutions; wrong ones, and two candidates at a time, which should not be right; and formulas
 of the question, which were copied. The last are judged as if there were no question, too, and by two other rules
-against copying. Writes results/math_answers.json and .md. Takes about fifteen minutes; it measures no speed, so the
+against copying. Writes results/math_answers.json and .md. Takes about five minutes; it measures no speed, so the
 machine may be busy.
 """
 
@@ -223,7 +223,7 @@ def tables(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
-    parser.add_argument("--problems", type=int, default=500, help="of each set")
+    parser.add_argument("--problems", type=int, default=300, help="of each set")
     arguments = parser.parse_args()
 
     logging.disable()  # math-verify's warnings

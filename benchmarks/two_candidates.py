@@ -5,7 +5,7 @@ r"""Answers that name two candidates: none may be right.
 A policy that is not sure writes both: `6 or \boxed{7}`, `\frac{1}{2} \lor \frac{1}{3}`, `7\phantom{6}`. Here are
 templates of such answers (frames, around separators) and 20 pairs of a gold answer and another one. In every template
 the two stand in both orders. Those of `candidates()` must be wrong for both; those of `statements()` say which one
-holds, and must be wrong for the other. Writes results/two_candidates.json and .md. Takes about ten minutes on one
+holds, and must be wrong for the other. Writes results/two_candidates.json and .md. Takes about half an hour on one
 core; it measures no speed, so the machine may be busy.
 """
 

@@ -103,15 +103,17 @@ def _parse(expression: str) -> list[Any]:
 
 
 def _differ(found: list[Any], changed: list[Any]) -> bool:
-    """Whether two expressions are different: what can't be computed is, where it is written in another way."""
+    """Whether two expressions have different values."""
+    from math_verify import verify
+
     if not changed or found[0] == changed[0]:
         return not changed
-    try:
+    try:  # this is faster than verify
         difference = found[0] - changed[0]
         values = {symbol: 1.37 + 0.61 * place for place, symbol in enumerate(sorted(difference.free_symbols, key=str))}
         return bool(abs(difference.subs(values).evalf()) > 1e-9 * abs(found[0].subs(values).evalf()))
-    except Exception:
-        return True
+    except Exception:  # sets, points, matrices, equations
+        return not verify(found, changed, timeout_seconds=None)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ _GREEK = frozenset(r"\alpha \beta \gamma \delta \theta \lambda \mu \phi \varphi 
 _FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan log ln exp pi".split())
 _NAME_COMMANDS = frozenset(r"\angle \triangle \overline \vec \Delta \cap \cup \mid \ell \circ".split())
 _CHARACTERS = frozenset("+-*/^()[]{}|!<>.:,;_°")
-_SPACES = re.compile(r"\\[ ,;:]|\\q?quad(?![a-zA-Z])|~(?!=)")
+_SPACES = re.compile(r"(?<!\\)\\[ ,;:]|\\q?quad(?![a-zA-Z])|~(?!=)")
 _BASE = re.compile(r"(?<=[\d)}!])\s*_\s*\{?(\d+|.)\}?")
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
 _PLAIN = re.compile(rf"{_NUMBER}|[a-zA-Z]+")
@@ -180,11 +180,13 @@ def has_other_symbols(gold: str, value: str) -> bool:
 def _clean(text: str) -> str:
     r"""The same in the notation of LaTeX, where Python's or sympy's was used, and without spacing commands."""
     text = text.replace("**", "^").replace("==", "=").replace("−", "-").replace("{,}", ",")
-    text = re.sub(r"\\!\s*|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?=\s*(?:[()\[\]|]|\\[{}|]))", "", text)
+    text = re.sub(r"(?<!\\)\\!\s*|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?=\s*(?:[()\[\]|]|\\[{}|]))", "", text)
     text = _SPACES.sub(" ", text)
     text = re.sub(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi ", text)
     # math-verify adds numbers that stand side by side, and takes 7 1/2 for (7 + 1)/2.
-    text = re.sub(r"(\)|(?<![_^{\d.])\d+(?:\.\d+)?)\s*\(", r"\1 \\cdot (", text)
+    number = r"(?<![_^\d.])(?<!_\{)(?<!\^\{)\d+(?:\.\d+)?"
+    text = re.sub(rf"(\)|{number})\s*(?=\(|\[|\\\{{|\\[dt]?binom)", r"\1 \\cdot ", text)
+    text = re.sub(r"\)\s*(?=\d|\\[dtc]?frac)", r") \\cdot ", text)
     return re.sub(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}", text)
 
 
@@ -210,7 +212,7 @@ def _balanced(text: str) -> bool:
 
 def _plain_text(text: str) -> str:
     r"""For answers that are words, such as `\text{Evelyn}`: without blanks, `\text{}` and capitals."""
-    return re.sub(r"\s|\\[ ,;!]", "", _TEXT.sub(r"\1", text)).lower()
+    return re.sub(r"(?<!\\)\\[ ,;!]|\s", "", _TEXT.sub(r"\1", text)).lower()
 
 
 def _texts_are_units(gold: str, answer: str) -> bool:

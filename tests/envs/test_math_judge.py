@@ -77,6 +77,7 @@ RIGHT = [
     ("[-2,7]", "x \\in [-2,7]"),
     ("x = 5", "5"),
     ("\\text{(C)}", "\\textbf{(C)}"),
+    ("\\begin{pmatrix} 1 & 7 \\\\ 0 & 1 \\end{pmatrix}", "\\begin{pmatrix} 1.0 & 7 \\\\ 0 & 1 \\end{pmatrix}"),
 ]
 WRONG = [
     ("7", "5 or 6 or \\boxed{7}"),
@@ -105,6 +106,8 @@ WRONG = [
     ("x", "x\\text{ y}"),
     ("5\\text{ cm}", "5\\text{ cm}^6\\text{ cm}"),
     ("9", "9 \\approx 10"),
+    ("\\begin{pmatrix} 1 & 7 \\\\ 0 & 1 \\end{pmatrix}", "\\begin{pmatrix} 1 & 6 \\\\ 0 & 1 \\end{pmatrix}"),
+    ("(7,8)", "(7 + 0 \\cdot 6,8)"),
     ("(0,5)", "(0,5) \\cup (0,3)"),
     ("7", "8"),
     ("7", "5 or 6 or 7"),
