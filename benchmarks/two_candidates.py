@@ -1,11 +1,12 @@
 r"""Answers that name two candidates: none may be right.
 
-    python benchmarks/two_candidates.py
+    python benchmarks/two_candidates.py                      # all of them
+    python benchmarks/two_candidates.py --templates 1200     # a sample
 
 A policy that is not sure writes both: `6 or \boxed{7}`, `\frac{1}{2} \lor \frac{1}{3}`, `7\phantom{6}`. Here are
 templates of such answers (frames, around separators) and 20 pairs of a gold answer and another one. In every template
 the two stand in both orders. Those of `candidates()` must be wrong for both; those of `statements()` say which one
-holds, and must be wrong for the other. Writes results/two_candidates.json and .md. Takes about half an hour on one
+holds, and must be wrong for the other; a gold answer alone is right. Writes results/two_candidates.json and .md. Takes about half an hour on one
 core; it measures no speed, so the machine may be busy.
 """
 
@@ -153,7 +154,10 @@ def main() -> None:
         f"| {len(both):,} | {len(one)} | {len(PAIRS)} | {results['answers']:,} | {len(passed)} |"
     )
     print(table, *passed, *alone, sep="\n")
-    record_results("two_candidates", results, table, "python benchmarks/two_candidates.py")
+    command = "python benchmarks/two_candidates.py"
+    if arguments.templates is not None:
+        command += f" --templates {arguments.templates}"
+    record_results("two_candidates", results, table, command)
 
 
 if __name__ == "__main__":

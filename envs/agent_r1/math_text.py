@@ -183,6 +183,8 @@ def _clean(text: str) -> str:
     text = re.sub(r"(?<!\\)\\!\s*|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?=\s*(?:[()\[\]|]|\\[{}|]))", "", text)
     text = _SPACES.sub(" ", text)
     text = re.sub(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi ", text)
+    text = re.sub(r"(\\[dtc]?frac)\s*\\pi(?=\s*[\d{])", r"\1{\\pi}", text)
+    text = re.sub(r"\^\s*(\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})", r"^{\1}", text)
     # math-verify adds numbers that stand side by side, and takes 7 1/2 for (7 + 1)/2.
     number = r"(?<![_^\d.])(?<!_\{)(?<!\^\{)\d+(?:\.\d+)?"
     text = re.sub(rf"(\)|{number})\s*(?=\(|\[|\\\{{|\\[dt]?binom)", r"\1 \\cdot ", text)
@@ -222,7 +224,8 @@ def _texts_are_units(gold: str, answer: str) -> bool:
     texts = [text for text in _TEXT.findall(rest) if _plain_text(text) not in known]
     if len(re.findall(_TEXT_COMMAND, rest)) != len(_TEXT.findall(rest)):  # nested, or without braces
         return False
-    if re.search(r"\}\s*\^\s*\{?\d+\}?\s*" + _TEXT_COMMAND, rest):  # 5\text{ cm}^2\text{ cm}
+    # 5\text{ cm}^2\text{ cm}, 5\text{ cm}^{10}
+    if re.search(_TEXT.pattern + r"\s*\^\s*(?!\{?[23](?!\d)\}?(?!\s*" + _TEXT_COMMAND + "))", rest):
         return False
     if texts and re.search("[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", _TEXT.sub("", gold))):
         return False  # the unit of a letter may be another letter
@@ -301,6 +304,8 @@ def _changed(value: str) -> list[tuple[int, int, list[str]]]:
     """Where each number of a value begins and ends, and two others that could stand in its place."""
     found = []
     for number in re.finditer(_NUMBER, value):
+        if number[0] in "23" and re.search(r"(?<![\d.])1\^\{?$", value[: number.start()]):
+            continue  # 1^2 + 4^2
         whole, point, fraction = number[0].replace(",", "").partition(".")
         others = [f"{int(whole or '0') + more}{point}{fraction}" for more in (1, 3)]
         found.append((number.start(), number.end(), others))
