@@ -6,8 +6,8 @@ r"""Answers that name two candidates: none may be right.
 A policy that is not sure writes both: `6 or \boxed{7}`, `\frac{1}{2} \lor \frac{1}{3}`, `7\phantom{6}`. Here are
 templates of such answers (frames, around separators) and 20 pairs of a gold answer and another one. In every template
 the two stand in both orders. Those of `candidates()` must be wrong for both; those of `statements()` say which one
-holds, and must be wrong for the other; a gold answer alone is right. Writes results/two_candidates.json and .md. Takes about half an hour on one
-core; it measures no speed, so the machine may be busy.
+holds, and must be wrong for the other; a gold answer alone is right. Writes results/two_candidates.json and .md. Takes
+half an hour (the sample: a quarter) on one core; it measures no speed, so the machine may be busy.
 """
 
 from __future__ import annotations

@@ -227,8 +227,8 @@ def _texts_are_units(gold: str, answer: str) -> bool:
     # 5\text{ cm}^2\text{ cm}, 5\text{ cm}^{10}
     if re.search(_TEXT.pattern + r"\s*\^\s*(?!\{?[23](?!\d)\}?(?!\s*" + _TEXT_COMMAND + "))", rest):
         return False
-    if texts and re.search("[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", _TEXT.sub("", gold))):
-        return False  # the unit of a letter may be another letter
+    if texts and _symbols(_EQUALS.split(gold)[-1]):  # the unit of a letter may be another letter
+        return False
     words = [word.lower() for text in texts for word in re.findall("[a-zA-Z]+", text)]
     joined = re.findall("[a-z]+", "".join(texts).lower())  # \text{o}\text{r}
     return (
@@ -304,7 +304,7 @@ def _changed(value: str) -> list[tuple[int, int, list[str]]]:
     """Where each number of a value begins and ends, and two others that could stand in its place."""
     found = []
     for number in re.finditer(_NUMBER, value):
-        if number[0] in "23" and re.search(r"(?<![\d.])1\^\{?$", value[: number.start()]):
+        if number[0] in ("2", "3") and re.search(r"(?<![\d.])1\^\{?$", value[: number.start()]):
             continue  # 1^2 + 4^2
         whole, point, fraction = number[0].replace(",", "").partition(".")
         others = [f"{int(whole or '0') + more}{point}{fraction}" for more in (1, 3)]
