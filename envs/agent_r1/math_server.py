@@ -111,7 +111,8 @@ def _differ(found: list[Any], changed: list[Any]) -> bool:
     try:  # this is faster than verify
         difference = found[0] - changed[0]
         values = {symbol: 1.37 + 0.61 * place for place, symbol in enumerate(sorted(difference.free_symbols, key=str))}
-        return bool(abs(difference.subs(values).evalf()) > 1e-9 * abs(found[0].subs(values).evalf()))
+        # A large number differs by 1 all the same, and a small one by little.
+        return bool(abs(difference.subs(values).evalf()) > 1e-9 * min(1, abs(found[0].subs(values).evalf())))
     except Exception:  # sets, points, matrices, equations
         return not verify(found, changed, timeout_seconds=None)
 

@@ -28,6 +28,7 @@ _NO_UNITS = frozenset(
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion "
     "dozen half halves third thirds quarter quarters squared cubed twice".split()
 )
+_NO_SYMBOLS = re.compile(r"\\mathbb\s*\{?[A-Z]\}?|\\(?:begin|end)\{[a-z]+\}|infinity|inf|_\s*\{?\w+")
 # What may stand on the left of "= 7", beside letters such as x and AB.
 _QUANTITIES = frozenset(
     "answer ans result value number total sum difference product quotient ratio remainder average mean median mode "
@@ -44,7 +45,11 @@ _COMMANDS = frozenset(
 _GREEK = frozenset(r"\alpha \beta \gamma \delta \theta \lambda \mu \phi \varphi \omega \sigma \tau \rho".split())
 _FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan log ln exp pi".split())
 _NAME_COMMANDS = frozenset(r"\angle \triangle \overline \vec \Delta \cap \cup \mid \ell \circ".split())
-_CHARACTERS = frozenset("+-*/^()[]{}|!<>.:,;_°")
+_CHARACTERS = frozenset("+-*/^()[]{}|!<>.:,;_")
+_UNICODE = str.maketrans({
+    "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "−": "-", "≤": r"\le ", "≥": r"\ge ",
+    "∪": r"\cup ", "°": r"^\circ ", "²": "^2", "³": "^3",
+})  # fmt: skip
 _SPACES = re.compile(r"(?<!\\)\\[ ,;:]|\\q?quad(?![a-zA-Z])|~(?!=)")
 _BASE = re.compile(r"(?<=[\d)}!])\s*_\s*\{?(\d+|.)\}?")
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
@@ -170,7 +175,7 @@ def read(gold: str, answer: str) -> Reading | None:
 
 def has_other_symbols(gold: str, value: str) -> bool:
     """Whether a value has variables that the gold answer has not: then it is not equal, and nothing is computed."""
-    value = re.sub(r"(?<=[\d)}\s])[a-zA-Z]+\s*$", "", value)  # perhaps a unit
+    value = re.sub(r"(?<=[\d)}\s])[a-zA-Z\s.]*$", "", value)  # perhaps a unit
     return not _symbols(value) <= _symbols(gold)
 
 
@@ -179,7 +184,8 @@ def has_other_symbols(gold: str, value: str) -> bool:
 
 def _clean(text: str) -> str:
     r"""The same in the notation of LaTeX, where Python's or sympy's was used, and without spacing commands."""
-    text = text.replace("**", "^").replace("==", "=").replace("−", "-").replace("{,}", ",")
+    text = text.replace("**", "^").replace("==", "=").replace("{,}", ",").translate(_UNICODE)
+    text = re.sub(r"√\s*(\d+|[a-z])", r"\\sqrt{\1}", text)
     text = re.sub(r"(?<!\\)\\!\s*|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?=\s*(?:[()\[\]|]|\\[{}|]))", "", text)
     text = _SPACES.sub(" ", text)
     text = re.sub(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi ", text)
@@ -277,7 +283,7 @@ def _is_known(text: str, gold: str, relations: bool) -> bool:
 
 def _symbols(text: str) -> set[str]:
     """The letters of a value that are no function, number or set."""
-    tokens = _TOKEN.findall(re.sub(r"\\mathbb\s*\{?[A-Z]\}?|infinity|inf|_\s*\{?\w+", " ", _TEXT.sub(" ", text)))
+    tokens = _TOKEN.findall(_NO_SYMBOLS.sub(" ", _TEXT.sub(" ", text)))
     words = [token for token in tokens if token.isalpha() and token not in _FUNCTIONS]
     greek = {token for token in tokens if token in _GREEK}
     return {letter for word in words for letter in word.lower() if letter not in "ei"} | greek
