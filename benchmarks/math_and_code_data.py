@@ -2,11 +2,11 @@
 
     python benchmarks/math_and_code_data.py --data DATA     # holds gsm8k/, math/, humaneval/, mbpp/
 
-Mathematics: every gold answer against itself (by the judge, and by math-verify alone, without the shortcut for equal
-texts), and 300 altered ones. Programming: every canonical solution; mutants of them, whose verdict must be that of the
-official procedure, which runs program and test in one process; an answer that equals everything; and trivial programs
-(the first argument, a constant), which pass some tasks of MBPP. Writes results/math_and_code_data.json and .md. Takes
-about ten minutes; it measures no speed, so the machine may be busy.
+Mathematics: every gold answer against itself ("right"; "computed" without the shortcuts for equal texts and words), and
+300 altered ones. Programming: every canonical solution; mutants of them, whose verdict must be that of the official
+procedure, which runs program and test in one process; an answer that equals everything; and trivial programs (the first
+argument, a constant), which pass some tasks of MBPP. Writes results/math_and_code_data.json and .md. Takes about ten
+minutes; it measures no speed, so the machine may be busy.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def altered(answer: str, rng: random.Random) -> str:
 
 
 def reads_itself(gold: str) -> bool:
-    """Whether math-verify finds the gold answer equal to itself, without the shortcuts for equal texts and words."""
+    """Whether the gold answer is found equal to itself without the shortcuts for equal texts and words."""
     reading = read(unwrap(gold), unwrap(gold))
     return reading is not None and server.ask(reading).correct
 
@@ -86,7 +86,7 @@ def mathematics(sets: dict[str, list[Problem]]) -> tuple[dict[str, Any], list[st
     rng = random.Random(0)
     results: dict[str, Any] = {}
     rows = [
-        "| gold answers | problems | judge | math-verify alone | 100 altered ones that pass |",
+        "| gold answers | problems | right | computed | 100 altered ones that pass |",
         "|---|---|---|---|---|",
     ]
     for name, everyone in sets.items():
@@ -98,13 +98,13 @@ def mathematics(sets: dict[str, list[Problem]]) -> tuple[dict[str, Any], list[st
         results[name] = {
             "problems": len(golds),
             "judge": right / len(golds),
-            "math_verify": sum(alone[gold] for gold in golds) / len(golds),
-            "not_verified": sorted(gold for gold, correct in alone.items() if not correct),
+            "computed": sum(alone[gold] for gold in golds) / len(golds),
+            "not_computed": sorted(gold for gold, correct in alone.items() if not correct),
             "altered_that_pass": passed,
         }
         rows.append(
             f"| {DATA_SETS[name].name} | {len(golds):,} | {results[name]['judge']:.2%} | "
-            f"{results[name]['math_verify']:.2%} | {len(passed)} |"
+            f"{results[name]['computed']:.2%} | {len(passed)} |"
         )
         print(rows[-1], *passed, flush=True)
     return results, rows
