@@ -2,14 +2,16 @@
 
     python benchmarks/math_and_code_data.py --data DATA     # holds gsm8k/, math/, humaneval/, mbpp/
 
-Mathematics: every gold answer against itself (by the judge, and by math-verify alone, without the shortcut for equal
-texts), and 300 altered ones. Programming: every canonical solution; mutants of them, whose verdict must be that of the
-official procedure, which runs program and test in one process; and an answer that equals everything. Writes
-results/math_and_code_data.json and .md. Takes about ten minutes; it measures no speed, so the machine may be busy.
+Mathematics: every gold answer against itself ("right"; "computed" without the shortcuts for equal texts and words), and
+300 altered ones. Programming: every canonical solution; mutants of them, whose verdict must be that of the official
+procedure, which runs program and test in one process; an answer that equals everything; and trivial programs (the first
+argument, a constant), which pass some tasks of MBPP. Writes results/math_and_code_data.json and .md. Takes about ten
+minutes; it measures no speed, so the machine may be busy.
 """
 
 import argparse
 import ast
+import json
 import random
 import re
 import sys
@@ -21,9 +23,11 @@ from machine import record_results
 from tqdm import tqdm
 
 from agent_r1.math_judge import judge, server
+from agent_r1.math_text import read, unwrap
 from agent_r1.task_data import DATA_SETS, DataNotFoundError, Problem, load_questions
 from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
 from agent_r1.tool_env import Task
+from agent_r1_tools.python import Sandbox
 
 EQUAL_TO_ALL = """
 class Everything:
@@ -57,42 +61,87 @@ def problems(data: Path, name: str) -> list[Problem]:
     return found
 
 
-def altered(answer: str, rng: random.Random) -> str:
-    """An answer that is not the gold one any more: another number in it, or one candidate among others."""
+def altered_number(answer: str, rng: random.Random) -> str:
+    """The answer with another number in it."""
     numbers = list(re.finditer(r"\d+", answer))
     if not numbers:
         return answer + "+1"
     number = rng.choice(numbers)
-    other = answer[: number.start()] + str(int(number[0]) + rng.randint(1, 9)) + answer[number.end() :]
+    return answer[: number.start()] + str(int(number[0]) + rng.randint(1, 9)) + answer[number.end() :]
+
+
+def altered(answer: str, rng: random.Random) -> str:
+    """An answer that is not the gold one any more: another number in it, or one candidate among others."""
+    other = altered_number(answer, rng)
     return rng.choice([other, f"{other} or {answer}", f"{answer} or {other}", f"{other}, {answer}"])
+
+
+def reads_itself(gold: str) -> bool:
+    """Whether the gold answer is found equal to itself without the shortcuts for equal texts and words."""
+    reading = read(unwrap(gold), unwrap(gold))
+    return reading is not None and server.ask(reading).correct
 
 
 def mathematics(sets: dict[str, list[Problem]]) -> tuple[dict[str, Any], list[str]]:
     rng = random.Random(0)
     results: dict[str, Any] = {}
     rows = [
-        "| gold answers | problems | judge | math-verify alone | 100 altered ones that pass |",
+        "| gold answers | problems | right | computed | 100 altered ones that pass |",
         "|---|---|---|---|---|",
     ]
     for name, everyone in sets.items():
         golds = [problem.answer for problem in everyone]
         right = sum(judge(gold, gold).correct for gold in golds)
-        alone = {gold: server.ask(gold, gold).correct for gold in tqdm(dict.fromkeys(golds), desc=name)}
+        alone = {gold: reads_itself(gold) for gold in tqdm(dict.fromkeys(golds), desc=name)}
         some = rng.sample(golds, min(100, len(golds)))
         passed = [(gold, wrong) for gold in some if judge(gold, wrong := altered(gold, rng)).correct]
         results[name] = {
             "problems": len(golds),
             "judge": right / len(golds),
-            "math_verify": sum(alone[gold] for gold in golds) / len(golds),
-            "not_verified": sorted(gold for gold, correct in alone.items() if not correct),
+            "computed": sum(alone[gold] for gold in golds) / len(golds),
+            "not_computed": sorted(gold for gold, correct in alone.items() if not correct),
             "altered_that_pass": passed,
         }
         rows.append(
             f"| {DATA_SETS[name].name} | {len(golds):,} | {results[name]['judge']:.2%} | "
-            f"{results[name]['math_verify']:.2%} | {len(passed)} |"
+            f"{results[name]['computed']:.2%} | {len(passed)} |"
         )
         print(rows[-1], *passed, flush=True)
     return results, rows
+
+
+FLOORS = {  # programs that read nothing of the task; beside them, the result of the first assert of the prompt
+    "first argument": "lambda *a, **k: a[0]",
+    "last argument": "lambda *a, **k: a[-1]",
+    **{constant: f"lambda *a, **k: {constant}" for constant in ("None", "True", "False", "0", "1", "[]", "''", "{}")},
+}
+TRY_FLOORS = """
+import json
+passed = []
+for name, source in {floors!r}.items():
+    try:
+        scope = {{}}
+        exec({setup!r}, scope)
+        scope.update(dict.fromkeys({names!r}, eval(source)))
+        for test in {tests!r}:
+            exec(test, scope)
+        passed.append(name)
+    except Exception:
+        pass
+print(json.dumps(passed))
+"""
+
+
+def floors(sandbox: Sandbox, task: Task) -> list[str]:
+    """The names of the trivial programs that pass all tests of a task, run in one process, as officially."""
+    tests, tried = task.metadata["hidden"], dict(FLOORS)
+    match [node for test in task.metadata["shown"].tests[:1] for node in ast.parse(test).body]:
+        case [ast.Assert(test=ast.Compare(ops=[ast.Eq()], comparators=[result]))]:
+            tried["result of the shown test"] = f"lambda *a, **k: {ast.unparse(result)}"
+    code = TRY_FLOORS.format(floors=tried, setup=tests.setup, names=tests.names, tests=tests.tests)
+    with sandbox.session() as session:
+        run = session.run(code)
+    return json.loads(run.output) if run.ok else []
 
 
 class Mutate(ast.NodeTransformer):
@@ -152,8 +201,10 @@ def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[st
         program = programs[index] + EQUAL_TO_ALL.format(name=tasks[index].metadata["entry_point"])
         cheated["ours"] += [tasks[index].id] if passes(tasks[index], program) else []
         cheated["official"] += [tasks[index].id] if passes(tasks[index], program, official=True) else []
+    low = {task.id: found for task in tqdm(tasks, desc=f"{name}, floors") if (found := floors(sandbox, task))}
     result = {
         "tasks": len(tasks),
+        "floors": low,
         "canonical_that_fail": broken,
         "one_process": [task.id for task in tasks if task.metadata["hidden"].one_process],
         "mutants": mutants,
@@ -163,7 +214,7 @@ def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[st
     }
     row = (
         f"| {name} | {len(tasks) - len(broken)} / {len(tasks)} | {failed} / {mutants} | {len(disagree)} | "
-        f"{len(cheated['ours'])} / {len(chosen)} | {len(cheated['official'])} / {len(chosen)} |"
+        f"{len(cheated['ours'])} / {len(chosen)} | {len(cheated['official'])} / {len(chosen)} | {len(low)} |"
     )
     print(row, result, flush=True)
     return result, row
@@ -187,8 +238,8 @@ def main() -> None:
     rows += [
         "",
         "| programs | canonical that pass | mutants that fail | verdicts unlike the official | "
-        "`__eq__` always true passes | in the official procedure |",
-        "|---|---|---|---|---|---|",
+        "`__eq__` always true passes | in the official procedure | tasks that a trivial program passes |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, tasks, mutants in (("HumanEval", human, len(human)), ("MBPP", mbpp, arguments.mbpp_mutants)):
         results[name.lower()], row = programming(name, tasks, mutants)

@@ -1,6 +1,8 @@
 r"""The judge of mathematics: equal expressions are equal, candidates are not answers, and hostile ones hurt nobody."""
 
+import json
 import os
+import random
 import signal
 import threading
 import time
@@ -8,11 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import two_candidates
 
 pytest.importorskip("math_verify")
 
 from agent_r1 import math_judge
-from agent_r1.math_judge import MAX_CHARS, TOO_COSTLY, UNREADABLE, Verdict, judge, last_boxed, unwrap
+from agent_r1.math_judge import COPIED, MAX_CHARS, TOO_COSTLY, UNREADABLE, Verdict, judge
+from agent_r1.math_text import last_boxed, unwrap
 
 RIGHT = [
     ("7", "7"),
@@ -21,6 +25,13 @@ RIGHT = [
     ("7", "\\boxed{7}."),
     ("7", "x = 7"),
     ("7", "7 apples"),
+    ("7", "7 square inches"),
+    ("(3, \\frac{\\pi}{2})", "(3, π/2)"),
+    ("6", "3×2"),
+    ("2\\sqrt{3}", "2√3"),
+    ("90^\\circ", "90°"),
+    ("11,\\! 111,\\! 111,\\! 100", "11111111100"),
+    ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{bmatrix} 1 \\\\ 2 \\end{bmatrix}"),
     ("1234", "1,234"),
     ("1234", "$1,234"),
     ("1000000", "10^6"),
@@ -57,8 +68,58 @@ RIGHT = [
     ("1110_2", "1110"),
     ("7", "7_{10}"),
     ("x \\equiv 7", "x\\equiv 7.0"),
+    ("50\\%", "50"),
+    ("50", "50\\%"),
+    ("50", "50 percent"),
+    ("42", "7(6)"),
+    ("42", "(7)(6)"),
+    ("\\frac{15}{2}", "7 1/2"),
+    ("\\frac{15}{2}", "7\\frac12"),
+    ("\\frac{1}{2004!}", "1/2004!"),
+    ("\\frac{\\sqrt{2}}{2}", "\\dfrac{\\sqrt{2}}{2}"),
+    ("\\sqrt{17}", "\\sqrt{1^2 + 4^2}"),
+    ("4", "64^\\frac{1}{3}"),
+    ("\\frac{\\pi}{6}", "\\frac\\pi3 \\cdot \\frac12"),
+    ("7", "3 + 4 = 7"),
+    ("7", "x = 3 + 4 = 7"),
+    ("7", "\\angle ABC = 7"),
+    ("7", "\\text{area} = 7"),
+    ("[-2,7]", "x \\in [-2,7]"),
+    ("x = 5", "5"),
+    ("\\text{(C)}", "\\textbf{(C)}"),
+    ("\\begin{pmatrix} 1 & 7 \\\\ 0 & 1 \\end{pmatrix}", "\\begin{pmatrix} 1.0 & 7 \\\\ 0 & 1 \\end{pmatrix}"),
 ]
 WRONG = [
+    ("7", "5 or 6 or \\boxed{7}"),
+    ("7", "not \\boxed{7}"),
+    ("7", "\\boxed{6} or \\boxed{7}"),
+    ("7", "\\boxed{\\boxed{6} 7}"),
+    ("\\frac{1}{3}", "\\frac{1}{2} \\lor \\frac{1}{3}"),
+    ("\\frac{1}{3}", "\\frac{1}{2} \\to \\frac{1}{3}"),
+    ("0.5", "50\\%"),
+    ("50\\%", ".5"),
+    ("50\\%", "\\frac{1}{2}"),
+    ("13", "7 6"),
+    ("13", "7(6)"),
+    ("13", "(7)(6)"),
+    ("13", "{7}{6}"),
+    ("4", "7 1/2"),
+    ("76", "7'6"),
+    ("7", "7 + 0 \\cdot 6"),
+    ("7", "7 \\cdot 6^0"),
+    ("7", "\\max(7, 6)"),
+    ("7", "2x = 7"),
+    ("7", "x + 1 = 7"),
+    ("7", "x != 7"),
+    ("7", "\\neg x = 7"),
+    ("7", "not = 7"),
+    ("x", "x\\text{ y}"),
+    ("5\\text{ cm}", "5\\text{ cm}^6\\text{ cm}"),
+    ("15\\mbox{ cm}^2", "15\\mbox{ cm}^9"),
+    ("9", "9 \\approx 10"),
+    ("\\begin{pmatrix} 1 & 7 \\\\ 0 & 1 \\end{pmatrix}", "\\begin{pmatrix} 1 & 6 \\\\ 0 & 1 \\end{pmatrix}"),
+    ("(7,8)", "(7 + 0 \\cdot 6,8)"),
+    ("(0,5)", "(0,5) \\cup (0,3)"),
     ("7", "8"),
     ("7", "5 or 6 or 7"),
     ("7", "5, 6, 7"),
@@ -175,6 +236,58 @@ def test_the_gold_answer_is_right_even_where_it_cannot_be_read():
     assert judge("\\begin{oops} 7", "\\begin{oops}7") == Verdict(True, "")
 
 
+def test_no_answer_of_two_candidates_is_right():
+    """A sample of the templates; benchmarks/two_candidates.py asks all of them, with all pairs in all orders."""
+    rng = random.Random(0)
+    templates = two_candidates.candidates()
+    assert len(templates) > 1000 and len(two_candidates.PAIRS) >= 20
+    for template in rng.sample(templates, 120):
+        gold, other = rng.sample(rng.choice(two_candidates.PAIRS), 2)
+        assert not two_candidates.passes(template, gold, other), template
+    for template in two_candidates.statements():
+        gold, other = rng.sample(two_candidates.PAIRS[0], 2)
+        assert not two_candidates.passes(template, gold, other, states=True), template
+    for gold in {gold for pair in two_candidates.PAIRS for gold in pair}:
+        assert judge(gold, gold).correct
+
+
+COMPUTE = "Compute $99^2+99+1$ in your head. One of the numbers is $1,200$, another $\\frac{3}{6}$, and $x = 3 + 4$."
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "reason"),
+    [
+        ("9901", "99^2+99+1", COPIED),
+        ("9901", "$99^{2} + 99 + 1$", COPIED),
+        ("9901", "x = (99^2+99+1)", COPIED),
+        ("9801", "99^2", COPIED),  # a piece of it
+        ("\\frac{1}{2}", "3/6", COPIED),
+        ("\\frac{1}{2}", "\\dfrac{3}{6}", COPIED),
+        ("7", "3 + 4", COPIED),
+        ("9901", "99^2+99+1 = 9901", ""),
+        ("9901", "9801 + 100", ""),  # unsimplified
+        ("1200", "\\$1,200.0", ""),  # the gold answer's value in another notation
+        ("99^2+99+1", "99^2 + 99 + 1", ""),
+        ("99", "99.0", ""),
+        ("9902", "99^2+99+1", COPIED),
+    ],
+)
+def test_an_answer_that_stands_in_the_question_is_none(gold, answer, reason):
+    assert judge(gold, answer, COMPUTE) == Verdict(reason == "", reason)
+
+
+def test_the_length_is_looked_at_before_anything_else(monkeypatch):
+    for name in ("unwrap", "same_text", "stands_in", "read"):
+        monkeypatch.setattr(math_judge, name, None)
+    start = time.monotonic()
+    for answer in ("$" * 10_000 + "7" + "$" * 10_000, "\\boxed{" * 4_000 + "7" + "}" * 4_000, " " * 10**6):
+        assert str(MAX_CHARS) in judge("7", answer).reason
+    assert time.monotonic() - start < 2
+    monkeypatch.undo()
+    longer = " + ".join(["x^2"] * 100)
+    assert judge(longer, longer).correct  # a gold answer of any length is right
+
+
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 def test_a_hostile_answer_is_wrong_and_the_next_one_is_judged(number):
     start = time.monotonic()
@@ -256,6 +369,50 @@ def test_what_people_put_around_an_answer():
         assert unwrap(text) == "7"
     for text in ("$7", "\\boxed{6} \\boxed{7}", "7}{8", "$5", ""):
         assert unwrap(text) == text
+
+
+ANSWERS_TWICE = """
+import json, sys
+for line in sys.stdin:
+    number, gold, value, *_ = json.loads(line)
+    for verdict in [gold == value, False]:
+        print(json.dumps([number, verdict, ""]), flush=True)
+"""
+
+
+def test_a_second_answer_to_a_question_does_not_shift_the_next_ones(monkeypatch, tmp_path):
+    """A child that is killed when it has answered leaves two: its own, and the server's about its end."""
+    (tmp_path / "server.py").write_text(ANSWERS_TWICE)
+    math_judge.server.close()
+    monkeypatch.setattr(math_judge.math_server, "__file__", str(tmp_path / "server.py"))
+    try:
+        assert [judge("8101", f"{n} + 0").correct for n in (1, 2)] == [False, False]
+        for number in range(8102, 8107):
+            assert judge(str(number), f"x = {number}").correct
+            assert not judge(str(number), f"x = {number + 1}").correct
+    finally:
+        math_judge.server.close()
+
+
+def test_an_answer_that_nobody_waited_for_is_passed_over():
+    assert judge("8201", "8201.0").correct
+    request = [-1, "8201", "8200", [], [], []]  # asked by someone who was interrupted
+    math_judge.server.process.stdin.write((json.dumps(request) + "\n").encode())
+    assert judge("8203", "8203.0").correct and not judge("8203", "8204.0").correct
+
+
+def test_what_was_too_costly_is_asked_again(monkeypatch):
+    asked = []
+
+    def ask(reading):
+        asked.append(reading)
+        raise math_judge._TooCostly
+
+    monkeypatch.setattr(math_judge.server, "ask", ask)
+    assert [judge("7", "6 + 8301") for _ in range(2)] == [Verdict(False, TOO_COSTLY)] * 2 and len(asked) == 2
+    monkeypatch.undo()
+    assert judge("8307", "6 + 8301") == Verdict(True, "")
+    assert judge("7", "6 + 8301") == Verdict(False, "")
 
 
 def test_a_judge_that_does_not_run_is_a_fault_and_not_a_verdict(monkeypatch):

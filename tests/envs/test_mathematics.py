@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from agent_r1.math_judge import UNREADABLE
+from agent_r1.math_judge import COPIED, UNREADABLE
 from agent_r1.task_data import DataFormatError, load_questions
 
 
@@ -71,6 +71,16 @@ def test_what_an_answer_is_worth(gsm8k, say, answer, reward, error):
     assert terminated and got == reward and info["is_success"] == (reward == 1)
     assert error in gsm8k.memory["unreadable"] if error else "unreadable" not in gsm8k.memory
     assert "fault" not in info  # whatever is written
+
+
+def test_copying_the_question_is_no_answer(say, tmp_path):
+    row = {"problem": "Compute $99^2+99+1$.", "level": "Level 1", "type": "Algebra", "solution": "\\boxed{9901}"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row))
+    env = gym.make("AgentR1/MATH-v0", data_dir=tmp_path).unwrapped
+    for answer, reward in (("99^2+99+1", 0), ("9901", 1), ("99 \\cdot 100 + 1", 1)):
+        env.reset(options={"task_index": 0})
+        assert say(env, f"<answer>{answer}</answer>")[1] == reward
+        assert env.memory.get("unreadable", COPIED) == COPIED
 
 
 def test_process_terms_of_code(gsm8k, say):

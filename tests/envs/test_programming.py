@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 import gymnasium as gym
+import math_and_code_data
 import numpy as np
 import pytest
 
@@ -419,3 +420,16 @@ def test_a_row_in_another_format_is_named(tmp_path, name, row, field):
     (tmp_path / file).write_text(json.dumps(row))
     with pytest.raises(DataFormatError, match=rf"row 0 .*field '{field}'"):
         load_questions(name, {"humaneval": "test", "mbpp": "train"}[name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tests", "found"),
+    [
+        (["assert f(13, 1) == 13", "assert f(3, 2) == 3"], ["first argument"]),
+        (["assert f(1) == [2]", "assert f(5) == [2]"], ["result of the shown test"]),
+        (["assert f(1) == 2", "assert f(2) == 3"], []),
+    ],
+)
+def test_trivial_programs_that_pass_are_found(tests, found):
+    task = mbpp("def f(x, y=0):\n    pass", tests)
+    assert math_and_code_data.floors(judge_sandbox("auto"), task) == found

@@ -93,11 +93,12 @@ class MathematicsEnv(ToolEnv):
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """1 if math-verify finds the answer equal to the gold one; the metric is em (the same).
 
-        Why an answer could not be compared is in `memory["unreadable"]`; that is the policy's doing and scores 0.
+        An answer that stands in the question and is not the gold answer as it is written scores 0. Why an answer could
+        not be compared is in `memory["unreadable"]`; that is the policy's doing and scores 0.
         """
         if not answer:
             return 0.0, {"em": 0.0}
-        correct, reason = judge(self.task.answers[0], answer)
+        correct, reason = judge(self.task.answers[0], answer, self.task.question)
         if reason:
             self.memory["unreadable"] = reason
         return float(correct), {"em": float(correct)}

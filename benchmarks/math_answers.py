@@ -1,0 +1,241 @@
+r"""The judge of mathematics beside the official string rules and math-verify alone, on the same answers.
+
+    python benchmarks/math_answers.py --data DATA     # holds gsm8k/ and math/
+
+For problems drawn from each set: the gold answer and other ways to write it, which should be right; unsimplified
+answers, from the official solutions; wrong ones, and two candidates at a time, which should not be right; and formulas
+of the question, which were copied. The last are judged as if there were no question, too, and by two other rules
+against copying. Writes results/math_answers.json and .md. Takes about five minutes; it measures no speed, so the
+machine may be busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from machine import record_results
+from math_and_code_data import altered_number, problems
+from tqdm import tqdm
+from two_candidates import candidates, fill
+
+from agent_r1.math_judge import judge
+from agent_r1.math_text import last_boxed, stands_in
+from agent_r1.task_data import DATA_SETS, DataNotFoundError, Problem
+
+SETS = ("gsm8k", "math", "math500")
+RIGHT = ("gold", "rewritten", "unsimplified")  # the others should be wrong
+
+
+# --- what is judged ---------------------------------------------------------------------------------------------------
+
+
+def rewritten(gold: str, rng: random.Random) -> str:
+    """The gold answer in another notation that people use."""
+    ways = [f"${gold}$", rf"\boxed{{{gold}}}", f"{gold}.", rf"\({gold}\)"]
+    if re.fullmatch(r"-?\d+", gold):
+        ways += [f"{gold}.0", f"{int(gold):,}", f"x = {gold}", rf"{gold}\text{{ m}}"]
+    if fraction := re.fullmatch(r"(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", gold):
+        ways += ["{}{}/{}".format(*fraction.groups()), r"{}\dfrac{{{}}}{{{}}}".format(*fraction.groups())]
+    if re.fullmatch(r"[^=<>]*[a-zA-Z][^=<>]*", gold) and "^" in gold:
+        ways.append(gold.replace("^", "**"))
+    return rng.choice(ways)
+
+
+def unsimplified(problem: Problem) -> str | None:
+    """What the official solution computes last, before it is computed; None where that can't be read off."""
+    solution = problem.metadata.get("solution", "")
+    if steps := re.findall(r"<<([^<>=]+)=([^<>]*)>>", solution):  # GSM8K: <<48/2=24>>
+        expression, result = steps[-1]
+        return expression if result.strip() == problem.answer else None
+    before = solution[: solution.rfind("\\boxed")].rstrip(" &")
+    if not before.endswith("="):
+        return None
+    expression = before[:-1].rpartition("=")[2].strip(" &\n")
+    return expression if expression and not re.search(r"[$&\n]|\\\\|\\\[|\\begin", expression) else None
+
+
+def formulas(problem: Problem, name: str) -> list[str]:
+    """The formulas of a question as a policy may copy them, longest first; the numbers of GSM8K, the last one first."""
+    if name == "gsm8k":
+        return [number.rstrip(".,") for number in re.findall(r"\d[\d,./%]*", problem.question)[::-1]]
+    found = re.findall(r"\$+([^$]+)\$+|\\\[(.+?)\\\]|\\\((.+?)\\\)", problem.question, re.DOTALL)
+    return sorted({"".join(groups).strip().strip(".,?") for groups in found}, key=lambda text: (-len(text), text))
+
+
+def pieces(formula: str) -> list[str]:
+    """A formula and the sides of its equals signs."""
+    return list(dict.fromkeys([formula, *(side.strip() for side in formula.split("=") if side.strip())]))
+
+
+# --- other judges -----------------------------------------------------------------------------------------------------
+
+
+def official(name: str) -> Callable[[str, str], bool]:
+    """The official string rule of a data set."""
+    return gsm8k_equal if name == "gsm8k" else math_equal
+
+
+def gsm8k_equal(gold: str, answer: str) -> bool:
+    """grade-school-math/dataset.py: the number behind ####, without commas, as text."""
+    found = re.match(r"-?[0-9.,]+", answer)
+    return bool(found) and found[0].replace(",", "") == gold
+
+
+def math_equal(gold: str, answer: str) -> bool:
+    """math_equivalence.py of hendrycks/math: equal texts, after both were brought to one notation."""
+    try:
+        return math_notation(gold) == math_notation(last_boxed(answer) or answer)
+    except (ValueError, IndexError):  # where the official rule fails, it compares the texts
+        return gold == answer
+
+
+def math_notation(text: str) -> str:
+    for old, new in (("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""),
+                     ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", "")):  # fmt: skip
+        text = text.replace(old, new)
+    if "\\text{ " in text:  # a unit
+        text, _ = text.split("\\text{ ")
+    for old, new in (("\\%", ""), (" .", " 0."), ("{.", "{0.")):
+        text = text.replace(old, new)
+    if text.startswith("."):
+        text = "0" + text
+    if text.count("=") == 1 and len(text.split("=")[0]) <= 2:  # x = 7
+        text = text.split("=")[1]
+    text = re.sub(r"\\sqrt([^{])", r"\\sqrt{\1}", text).replace(" ", "")
+    text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac([^{])\{", r"\\frac{\1}{", text)
+    text = "\\frac{1}{2}" if text == "0.5" else text
+    return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
+
+
+def math_verify_alone(gold: str, answer: str) -> bool:
+    """As its README shows; the answer is put between dollars where it has neither them nor a box."""
+    from math_verify import parse, verify
+
+    written = answer if re.search(r"\$|\\boxed|\\\(|\\\[", answer) else f"${answer}$"
+    return bool(verify(parse(f"${gold}$"), parse(written)))
+
+
+# --- rules against copying --------------------------------------------------------------------------------------------
+
+
+def is_formula_of(question: str, gold: str, answer: str, name: str) -> bool:
+    """The answer is a formula of the question, or a side of one, to the letter, and not the gold answer's text."""
+    whole = {piece.replace(" ", "") for formula in formulas(Problem("", question, gold), name)
+             for piece in pieces(formula)}  # fmt: skip
+    return answer.replace(" ", "") in whole - {gold.replace(" ", "")}
+
+
+def is_text_of(question: str, gold: str, answer: str, name: str) -> bool:
+    """The answer's text stands in the question's, wherever, and is not the gold answer's."""
+    return answer.replace(" ", "") in question.replace(" ", "") and answer.replace(" ", "") != gold.replace(" ", "")
+
+
+def has_tokens_of(question: str, gold: str, answer: str, name: str) -> bool:
+    """The rule of the judge."""
+    return stands_in(question, gold, answer)
+
+
+RULES = {
+    "none": lambda *_: False,
+    "a whole formula, or a side of it, to the letter": is_formula_of,
+    "a piece of the text, to the letter": is_text_of,
+    "tokens in a row (the judge)": has_tokens_of,
+}
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def measure(name: str, everyone: list[Problem], most: int) -> dict[str, Any]:
+    """Shares of answers that are right, for every kind of answer and judge; what the rules against copying refuse."""
+    rng = random.Random(0)
+    some = rng.sample(everyone, min(most, len(everyone)))
+    templates = candidates()
+    answers: dict[str, list[tuple[Problem, str]]] = {kind: [] for kind in (*RIGHT, "altered", "two candidates")}
+    for problem in some:
+        other = altered_number(problem.answer, rng)
+        rows = {
+            "gold": problem.answer, "rewritten": rewritten(problem.answer, rng), "unsimplified": unsimplified(problem),
+            "altered": other, "two candidates": fill(rng.choice(templates), *rng.sample([problem.answer, other], 2)),
+        }  # fmt: skip
+        for kind, answer in rows.items():
+            if answer is not None:
+                answers[kind].append((problem, answer))
+    answers["longest formula"] = [(p, found[0]) for p in some if (found := formulas(p, name))]
+    kinds = {}
+    for kind, rows in answers.items():
+        judged = [
+            (p, answer, judge(p.answer, answer).correct, judge(p.answer, answer, p.question).correct)
+            for p, answer in tqdm(rows, desc=f"{name}, {kind}")
+        ]
+        kinds[kind] = {
+            "answers": len(rows),
+            "official": sum(official(name)(p.answer, answer) for p, answer in rows),
+            "math_verify": sum(math_verify_alone(p.answer, answer) for p, answer in rows),
+            "judge_without_question": sum(right for _, _, right, _ in judged),
+            "judge": sum(right for _, _, _, right in judged),
+            "unexpected": [(p.answer, answer) for p, answer, _, right in judged if right != (kind in RIGHT)],
+        }
+        kinds[kind]["refused_by"] = {
+            rule: sum(right and refuses(p.question, p.answer, answer, name) for p, answer, right, _ in judged)
+            for rule, refuses in RULES.items()
+        }
+    any_formula = {rule: 0 for rule in RULES}
+    for p in tqdm(some, desc=f"{name}, any formula"):
+        copied = [piece for formula in formulas(p, name) for piece in pieces(formula)]
+        right = [piece for piece in copied if judge(p.answer, piece).correct]
+        for rule, refuses in RULES.items():
+            any_formula[rule] += any(not refuses(p.question, p.answer, piece, name) for piece in right)
+    is_there = sum(stands_in(p.question, "", p.answer) for p in some)  # and is right all the same
+    return {"problems": len(some), "kinds": kinds, "any_formula": any_formula, "gold_in_question": is_there}
+
+
+def tables(results: dict[str, Any]) -> str:
+    rows = ["| answers | of | number | official string rule | math-verify alone | the judge |", "|---" * 6 + "|"]
+    for kind in results["gsm8k"]["kinds"]:
+        for name, result in results.items():
+            row = result["kinds"][kind]
+            shares = (f"{row[who] / max(1, row['answers']):.1%}" for who in ("official", "math_verify", "judge"))
+            rows.append(f"| {kind} | {DATA_SETS[name].name} | {row['answers']:,} | {' | '.join(shares)} |")
+    rows += ["", "| an answer is refused that is | of | gold answers | rewritten ones | unsimplified ones "
+             "| longest formula is right | any formula is right |", "|---" * 7 + "|"]  # fmt: skip
+    for rule in RULES:
+        for name, result in results.items():
+            kinds = result["kinds"]
+            refused = [kinds[kind]["refused_by"][rule] for kind in RIGHT]
+            longest = kinds["longest formula"]
+            left = longest["judge_without_question"] - longest["refused_by"][rule]
+            rows.append(
+                f"| {rule} | {DATA_SETS[name].name} | {' | '.join(map(str, refused))} | "
+                f"{left} / {longest['answers']} | {result['any_formula'][rule]} / {result['problems']} |"
+            )
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
+    parser.add_argument("--problems", type=int, default=300, help="of each set")
+    arguments = parser.parse_args()
+
+    logging.disable()  # math-verify's warnings
+    try:
+        sets = {name: problems(arguments.data, name) for name in SETS}
+    except DataNotFoundError as error:
+        sys.exit(str(error))
+    results = {name: measure(name, everyone, arguments.problems) for name, everyone in sets.items()}
+    table = tables(results)
+    print(table)
+    record_results("math_answers", results, table, "python benchmarks/math_answers.py --data DATA")
+
+
+if __name__ == "__main__":
+    main()

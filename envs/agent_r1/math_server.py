@@ -1,0 +1,121 @@
+"""The program that computes whether answers are right, for `math_judge`: a line of JSON for each question and answer.
+
+It runs as a process of its own, which forks a child for every question; the child has `CPU_SECONDS` and
+`MEMORY_BYTES`. It is started by its path and imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from typing import Any
+
+CPU_SECONDS = 1.0
+WALL_SECONDS = 10  # for a machine that is busy with other things
+COSTLY_SECONDS = 0.3  # of processor time; an ordinary answer takes 0.1
+MEMORY_BYTES = 2**30
+
+UNREADABLE = "the answer cannot be read as one expression"
+TOO_COSTLY = "judging the answer took too much time or memory"
+TOO_BUSY = "judging was killed from outside, or had no processor for so long"
+
+
+def serve() -> None:
+    """Answer questions, one JSON line each, until the pipe is closed."""
+    logging.disable()  # math-verify warns that it has no time limit of its own
+    answers = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for ordinary in ("7", "8, 1,200", "\\frac{1}{2}", "x = \\sqrt{3} + 1", "-2y", "[-3^2, 4)"):
+        _compare(ordinary, "0.5", [], [], [])  # imports and caches, before the first fork
+    for line in sys.stdin:
+        number, *reading = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _limit()
+            os.write(answers, (json.dumps([number, *_compare(*reading)]) + "\n").encode())
+            os._exit(0)
+        _, status, used = os.wait4(child, 0)
+        if status != 0:  # its processor time is over or it is out of memory; or the machine ended it
+            ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            starved = ended_by == signal.SIGALRM and used.ru_utime + used.ru_stime < COSTLY_SECONDS
+            busy = starved or ended_by in (signal.SIGKILL, signal.SIGTERM)
+            os.write(answers, (json.dumps([number, False, TOO_BUSY if busy else TOO_COSTLY]) + "\n").encode())
+
+
+def _limit() -> None:
+    """Bound this process: when time is up, the kernel ends it, also in the middle of a long multiplication."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    signal.alarm(WALL_SECONDS)
+
+
+def _compare(
+    gold: str,
+    value: str,
+    equal: list[tuple[str, str]],
+    rounded: list[tuple[str, str]],
+    changed: list[tuple[int, int, list[str]]],
+) -> tuple[bool, str]:
+    """What math-verify says about a `math_text.Reading`; gold goes first, verify is not symmetric."""
+    from math_verify import verify
+
+    found = _parse(value)
+    if not found:
+        return False, UNREADABLE
+    if not verify(_parse(gold), found, timeout_seconds=None):
+        return False, ""
+    for side, other in equal:
+        # An angle is one of degrees where it says so.
+        radians = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\cdot\\frac{\\pi}{180}", side)
+        if not any(verify(_parse(side), _parse(other), timeout_seconds=None) for side in {side, radians}):
+            return False, ""  # 6 = 7
+    for exact, decimal in rounded:
+        number = _parse(exact)
+        if not (number and getattr(number[0], "is_number", False) is True):
+            return False, UNREADABLE
+        if not abs(number[0] - float(decimal)) < 10.0 ** -len(decimal.partition(".")[2]):
+            return False, ""  # 7 \approx 6
+    for start, end, others in changed:
+        if not any(_differ(found, _parse(value[:start] + other + value[end:])) for other in others):
+            return False, UNREADABLE
+    return True, ""
+
+
+def _parse(expression: str) -> list[Any]:
+    """The sympy expression, or [] where math-verify can't read all of it."""
+    from math_verify import LatexExtractionConfig, parse
+
+    # The first match is the box; with any_match it would go on to the last formula that it can read.
+    return parse(
+        "\\boxed{" + expression + "}",
+        [LatexExtractionConfig(boxed_match_priority=0)],
+        fallback_mode="no_fallback",
+        extraction_mode="first_match",
+        parsing_timeout=None,
+    )
+
+
+def _differ(found: list[Any], changed: list[Any]) -> bool:
+    """Whether two expressions have different values."""
+    from math_verify import verify
+
+    if not changed or found[0] == changed[0]:
+        return not changed
+    try:  # this is faster than verify
+        difference = found[0] - changed[0]
+        values = {symbol: 1.37 + 0.61 * place for place, symbol in enumerate(sorted(difference.free_symbols, key=str))}
+        # A large number differs by 1 all the same, and a small one by little.
+        return bool(abs(difference.subs(values).evalf()) > 1e-9 * min(1, abs(found[0].subs(values).evalf())))
+    except Exception:  # sets, points, matrices, equations
+        return not verify(found, changed, timeout_seconds=None)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,357 @@
+r"""What an answer to a problem of mathematics says, as far as its text goes; `math_judge` computes what it is worth.
+
+An answer has to be one expression as a whole, in notation that is known: everything in it is read, or nothing is.
+math-verify passes over much that states a second value (`7\text{, 8, 9}`, `6 \equiv 7`, `7_2`), adds up what stands
+side by side (`7 6` is 13) and takes the last formula where it cannot read all of them, so that is looked for here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+# `\text{}` and its like, which math-verify takes for a unit and drops.
+_TEXT_COMMAND = r"\\(?:text[a-z]*|mbox|hbox|math(?:rm|bf|it|sf|tt)|operatorname)(?![a-zA-Z])"
+_TEXT = re.compile(_TEXT_COMMAND + r"\s*\{([^{}]*)\}")
+_LAST_TEXT = re.compile(
+    r"(?<=[\d)}\]a-zA-Z!])\s*(?:(?:/|\\cdot|\\[ ,;])\s*)?" + _TEXT.pattern + r"(?:\^[23]|\^\{[23]\})?\s*$"
+)
+_UNIT = re.compile(r"(?:[a-zA-Z°µ](?:\^[23])?|[\s~./()'-])*")
+_UNIT_WORDS = 3  # square meters per, square inches, km / h
+_NO_UNITS = frozenset(
+    "or and not is but maybe either neither nor no non if unless else otherwise than versus vs perhaps possibly "
+    "probably alternatively instead rather also except without equals wrong false incorrect never excluded rejected "
+    "anything plus minus times to ou oder "
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion "
+    "dozen half halves third thirds quarter quarters squared cubed twice".split()
+)
+_NO_SYMBOLS = re.compile(r"\\mathbb\s*\{?[A-Z]\}?|\\(?:begin|end)\{[a-z]+\}|infinity|inf|_\s*\{?\w+")
+# What may stand on the left of "= 7", beside letters such as x and AB.
+_QUANTITIES = frozenset(
+    "answer ans result value number total sum difference product quotient ratio remainder average mean median mode "
+    "area perimeter circumference volume surface length width height depth radius diameter distance angle slope time "
+    "speed rate age weight cost price profit change money amount probability max min maximum minimum gcd lcm "
+    "sin cos tan log ln det".split()
+)
+# Notation that math-verify reads and that has one meaning. What the gold answer uses is allowed besides.
+_COMMANDS = frozenset(
+    r"\frac \dfrac \tfrac \cfrac \sqrt \pi \infty \cdot \times \div \pm \cup \cap \circ \degree \binom \dbinom \tbinom "
+    r"\le \leq \ge \geq \lt \gt \in \mathbb \emptyset \varnothing \sin \cos \tan \cot \sec \csc \arcsin \arccos "
+    r"\arctan \log \ln \exp \lfloor \rfloor \lceil \rceil \{ \} \%".split()
+)
+_GREEK = frozenset(r"\alpha \beta \gamma \delta \theta \lambda \mu \phi \varphi \omega \sigma \tau \rho".split())
+_FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan log ln exp pi".split())
+_NAME_COMMANDS = frozenset(r"\angle \triangle \overline \vec \Delta \cap \cup \mid \ell \circ".split())
+_CHARACTERS = frozenset("+-*/^()[]{}|!<>.:,;_")
+_UNICODE = str.maketrans({
+    "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "−": "-", "≤": r"\le ", "≥": r"\ge ",
+    "∪": r"\cup ", "°": r"^\circ ", "²": "^2", "³": "^3",
+})  # fmt: skip
+_SPACES = re.compile(r"(?<!\\)\\[ ,;:]|\\q?quad(?![a-zA-Z])|~(?!=)")
+_BASE = re.compile(r"(?<=[\d)}!])\s*_\s*\{?(\d+|.)\}?")
+_NUMBER = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
+_PLAIN = re.compile(rf"{_NUMBER}|[a-zA-Z]+")
+_TOKEN = re.compile(rf"{_NUMBER}|\\[a-zA-Z]+|\\.|[a-zA-Z]+|\S")
+_EQUALS = re.compile(r"(?<![\\<>!=])=|\\in(?![a-zA-Z])")
+_APPROXIMATES = re.compile(r"\\approx(?![a-zA-Z])|≈|~=")
+_BRACKETS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("\\fbox{", "}"))
+
+
+class Reading(NamedTuple):
+    """What is to be computed about an answer.
+
+    Attributes:
+        gold: the gold answer, without its unit.
+        value: what the answer states, likewise.
+        equal: pairs that the answer says are equal (`\\sqrt{49} = 7`).
+        rounded: pairs of a value and what the answer rounds it to (`\\frac{14}{3} \\approx 4.67`).
+        changed: for each number in `value`, where it begins and ends, and other numbers.
+    """
+
+    gold: str
+    value: str
+    equal: list[tuple[str, str]]
+    rounded: list[tuple[str, str]]
+    changed: list[tuple[int, int, list[str]]]
+
+
+def last_boxed(solution: str) -> str | None:
+    r"""The content of the last `\boxed{}` or `\fbox{}` of a solution, as MATH defines its gold answer; None without."""
+    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
+    if start < 0:
+        return None
+    content = re.sub(r"^\\(boxed|fbox)\s*", "", solution[start:])
+    if not content.startswith("{"):  # \boxed 7
+        return re.split(r"[\s$]", content, maxsplit=1)[0] or None
+    depth = 0
+    for position, character in enumerate(content):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return content[1:position]
+    return None
+
+
+def unwrap(answer: str) -> str:
+    r"""The answer without what people put around it: blanks, a full stop, `$...$`, `\(...\)`, `\[...\]`, `\boxed{}`."""
+    answer = answer.strip()
+    while True:
+        bare = answer.removesuffix(".").strip()
+        for opening, closing in _BRACKETS:
+            inside = bare[len(opening) : len(bare) - len(closing)]
+            if len(bare) > len(opening) and bare.startswith(opening) and bare.endswith(closing) and _balanced(inside):
+                bare = inside.strip()
+                break
+        if bare == answer:
+            return answer
+        answer = bare
+
+
+def same_text(gold: str, answer: str) -> bool:
+    """Whether two unwrapped texts are the same but for blanks and capitals."""
+    return _plain_text(answer) == _plain_text(gold)
+
+
+def is_words(gold: str) -> bool:
+    r"""Whether a gold answer is text (`\text{Evelyn}`, `(\text{E})`): then there is nothing to compute."""
+    return bool(_TEXT.search(gold)) and not _TEXT.sub("", gold).strip("() ")
+
+
+def same_words(gold: str, answer: str) -> bool:
+    r"""`same_text` for a gold answer of words, with or without parentheses: `\text{(C)}`, `C`."""
+    return _plain_text(answer).strip("().") == _plain_text(gold).strip("().")
+
+
+def stands_in(question: str, gold: str, answer: str) -> bool:
+    """Whether the answer is copied: it stands in the question, and is not the gold answer.
+
+    Tokens are compared, without braces and what is mere notation: `\\dfrac{1}{2}` is `1/2`, `1,200` is `1200.0`. What
+    stands left of an equals sign does not count.
+    """
+    if not question:
+        return False
+    found, wanted = _essence(answer), _essence(gold)
+    return bool(found) and found != wanted and _contains(_question(question), found)
+
+
+def read(gold: str, answer: str) -> Reading | None:
+    """What an unwrapped answer says; None where it is not one expression as a whole."""
+    gold, answer = _clean(gold), _clean(answer)
+    if (whole := _TEXT.fullmatch(answer)) and answer != gold:  # \mathbf{7}
+        answer = whole[1]
+    if not _balanced(answer.replace("\\", "")) or not _texts_are_units(gold, answer):
+        return None
+    if not _same_notation(gold, answer):
+        return None
+    # An equation as the gold answer is compared as a whole.
+    compare_sides = not re.search(r"=|≈|≡|\\(?:in|equiv|approx)(?![a-zA-Z])", gold)
+    values: list[str] = []
+    equal: list[tuple[str, str]] = []
+    rounded: list[tuple[str, str]] = []
+    for statement in _statements(answer):
+        exact, *approximate = map(str.strip, _APPROXIMATES.split(statement))
+        if compare_sides:
+            *left, value = map(_bare, _EQUALS.split(exact))
+            if _is_name(value) and len(approximate) == 1 and not left:  # x \approx 7
+                value = _bare(approximate.pop())
+            left = [side for side in left if not _is_name(side)]
+        else:
+            left, value = [], _bare(exact)
+            if approximate or len(_EQUALS.findall(value)) > max(len(_EQUALS.findall(s)) for s in _statements(gold)):
+                return None
+        approximate = [_bare(side) for side in approximate]
+        if not all(_is_known(piece, gold, not compare_sides) for piece in [*left, value]):
+            return None
+        if not all(re.fullmatch(rf"-?(?:{_NUMBER})", side) for side in approximate):
+            return None
+        values.append(value)
+        equal += [(side, value) for side in left]
+        rounded += [(value, side.replace(",", "")) for side in approximate]
+    value = ", ".join(values)
+    return Reading(_bare(gold), value, equal, rounded, _changed(value))
+
+
+def has_other_symbols(gold: str, value: str) -> bool:
+    """Whether a value has variables that the gold answer has not: then it is not equal, and nothing is computed."""
+    value = re.sub(r"(?<=[\d)}\s])[a-zA-Z\s.]*$", "", value)  # perhaps a unit
+    return not _symbols(value) <= _symbols(gold)
+
+
+# --- notation ---------------------------------------------------------------------------------------------------------
+
+
+def _clean(text: str) -> str:
+    r"""The same in the notation of LaTeX, where Python's or sympy's was used, and without spacing commands."""
+    text = text.replace("**", "^").replace("==", "=").replace("{,}", ",").translate(_UNICODE)
+    text = re.sub(r"√\s*(\d+|[a-z])", r"\\sqrt{\1}", text)
+    text = re.sub(r"(?<!\\)\\!\s*|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?=\s*(?:[()\[\]|]|\\[{}|]))", "", text)
+    text = _SPACES.sub(" ", text)
+    text = re.sub(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi ", text)
+    text = re.sub(r"(\\[dtc]?frac)\s*\\pi(?=\s*[\d{])", r"\1{\\pi}", text)
+    text = re.sub(r"\^\s*(\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})", r"^{\1}", text)
+    # math-verify adds numbers that stand side by side, and takes 7 1/2 for (7 + 1)/2.
+    number = r"(?<![_^\d.])(?<!_\{)(?<!\^\{)\d+(?:\.\d+)?"
+    text = re.sub(rf"(\)|{number})\s*(?=\(|\[|\\\{{|\\[dt]?binom)", r"\1 \\cdot ", text)
+    text = re.sub(r"\)\s*(?=\d|\\[dtc]?frac)", r") \\cdot ", text)
+    return re.sub(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}", text)
+
+
+def _bare(text: str) -> str:
+    r"""A value without currency, percent, unit and base. Percent as in the official grader: `50\%` is 50 and not .5."""
+    text = re.sub(r"^\s*(-?)\s*\\?[$€£]\s*", r"\1", text)
+    text = re.sub(r"(?<=[\d)}])\s*(?:\\?%|percent|" + _TEXT_COMMAND + r"\s*\{\s*(?:percent|\\?%)\s*\})\s*$", "", text)
+    # math-verify would drop all from the first unit on: 7\text{ cm} or 6\text{ cm}.
+    while (shorter := _LAST_TEXT.sub("", text)) != text:
+        text = shorter
+    return _BASE.sub("", text).strip()
+
+
+def _balanced(text: str) -> bool:
+    """Whether every brace has its partner: otherwise it would close the box that the answer is put in."""
+    depth = 0
+    for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", text):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _plain_text(text: str) -> str:
+    r"""For answers that are words, such as `\text{Evelyn}`: without blanks, `\text{}` and capitals."""
+    return re.sub(r"(?<!\\)\\[ ,;!]|\s", "", _TEXT.sub(r"\1", text)).lower()
+
+
+def _texts_are_units(gold: str, answer: str) -> bool:
+    r"""Whether every `\text{}` of the answer is a unit, the gold answer's, the whole answer, or just and/or."""
+    known = {_plain_text(text) for text in _TEXT.findall(gold)}
+    rest = re.sub(r"\\text\s*\{\s*(?:and|or)\s*\}", "", answer)  # a comma, to math-verify
+    texts = [text for text in _TEXT.findall(rest) if _plain_text(text) not in known]
+    if len(re.findall(_TEXT_COMMAND, rest)) != len(_TEXT.findall(rest)):  # nested, or without braces
+        return False
+    # 5\text{ cm}^2\text{ cm}, 5\text{ cm}^{10}
+    if re.search(_TEXT.pattern + r"\s*\^\s*(?!\{?[23](?!\d)\}?(?!\s*" + _TEXT_COMMAND + "))", rest):
+        return False
+    if texts and _symbols(_EQUALS.split(gold)[-1]):  # the unit of a letter may be another letter
+        return False
+    words = [word.lower() for text in texts for word in re.findall("[a-zA-Z]+", text)]
+    joined = re.findall("[a-z]+", "".join(texts).lower())  # \text{o}\text{r}
+    return (
+        len(words) <= _UNIT_WORDS
+        and _NO_UNITS.isdisjoint([*words, *joined])
+        and all(_UNIT.fullmatch(text) for text in texts)
+    )
+
+
+def _same_notation(gold: str, answer: str) -> bool:
+    r"""Whether the answer has no `\equiv` and no base (`7_8`) that the gold answer has not: math-verify skips them."""
+
+    def bases(text: str) -> set[str]:
+        return set(_BASE.findall(text))
+
+    def congruences(text: str) -> int:
+        return len(re.findall(r"\\equiv|≡", text))
+
+    return congruences(answer) <= congruences(gold) and bases(answer) <= (bases(gold) or {"10"})
+
+
+def _statements(answer: str) -> list[str]:
+    """What stands between the commas (and, or, semicolons) that are in no brackets and part no thousands."""
+    found, depth = [""], 0
+    answer = re.sub(r"\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])", ";", answer)
+    for piece in re.split(r"([(\[{)\]};]|(?<!\\),(?!\d{3}(?!\d)))", answer):
+        depth += (piece in ("(", "[", "{")) - (piece in (")", "]", "}"))
+        if depth == 0 and piece in (",", ";"):
+            found.append("")
+        else:
+            found[-1] += piece
+    return found
+
+
+def _is_known(text: str, gold: str, relations: bool) -> bool:
+    """Whether all of a piece is notation that is read, and no two numbers stand side by side."""
+    allowed = _COMMANDS | _GREEK | _CHARACTERS | set(_TOKEN.findall(gold)) | ({"="} if relations else set())
+    if not text or not all(token in allowed or _PLAIN.fullmatch(token) for token in _TOKEN.findall(text)):
+        return False
+    part = r"\s*(?:\{[^{}]*\}|\d|[a-zA-Z])"
+    arguments = rf"\\(?:[dtc]?frac|[dt]?binom){part}{part}|\\log\s*_{part}|\\sqrt(?:\s*\[[^\]]*\])?{part}"
+    while (shorter := re.sub(rf"\^{part}", " ", re.sub(arguments, "F", text))) != text:
+        text = shorter
+    return not re.search(r"\d[\s{}]+[\d.]", text)
+
+
+def _symbols(text: str) -> set[str]:
+    """The letters of a value that are no function, number or set."""
+    tokens = _TOKEN.findall(_NO_SYMBOLS.sub(" ", _TEXT.sub(" ", text)))
+    words = [token for token in tokens if token.isalpha() and token not in _FUNCTIONS]
+    greek = {token for token in tokens if token in _GREEK}
+    return {letter for word in words for letter in word.lower() if letter not in "ei"} | greek
+
+
+def _is_name(side: str) -> bool:
+    r"""Whether it names what is asked for: `x`, `f(6)`, `(x, y)`, `\angle ABC`, `\text{area}`, `x^2 + y^2`."""
+    side = _TEXT.sub(r"\1", side)
+    if re.fullmatch(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\)", side):
+        return True
+    side = re.sub(r"_(?:\{[^{}]*\}|.)|\([^()]*\)|\^\s*\{?[23]\}?", " ", side)
+    commands = set(re.findall(r"\\[a-zA-Z]+", side))
+    if not commands <= _COMMANDS | _GREEK | _NAME_COMMANDS:
+        return False
+    side = re.sub(r"\\[a-zA-Z]+", " ", side)
+    words = re.findall("[a-zA-Z]+", side)
+    return bool(words or commands & _GREEK) and bool(re.fullmatch(r"[a-zA-Z\s{}|+*/.-]*", side)) and all(
+        len(word) == 1 or word.lower() in _QUANTITIES or word.isupper() and word.lower() not in _NO_UNITS
+        for word in words
+    )
+
+
+def _changed(value: str) -> list[tuple[int, int, list[str]]]:
+    """Where each number of a value begins and ends, and two others that could stand in its place."""
+    found = []
+    for number in re.finditer(_NUMBER, value):
+        if number[0] in ("2", "3") and re.search(r"(?<![\d.])1\^\{?$", value[: number.start()]):
+            continue  # 1^2 + 4^2
+        whole, point, fraction = number[0].replace(",", "").partition(".")
+        others = [f"{int(whole or '0') + more}{point}{fraction}" for more in (1, 3)]
+        found.append((number.start(), number.end(), others))
+    return found
+
+
+# --- copying ----------------------------------------------------------------------------------------------------------
+
+
+def _essence(answer: str) -> list[str]:
+    """The tokens of an answer's value."""
+    statements = _statements(_clean(unwrap(answer)))
+    if len(statements) > 1:
+        return _tokens(",".join(map(_bare, statements)))
+    return _tokens(_bare(_EQUALS.split(_APPROXIMATES.split(statements[0])[0])[-1]))
+
+
+def _tokens(text: str) -> list[str]:
+    """Tokens of which there is one for one meaning; no braces, no spaces."""
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°|\\?[$%]", "", _TEXT.sub(r" \1 ", text))
+    text = re.sub(r"\\[dtc]frac", r"\\frac", text)
+    text = re.sub(r"\\frac\s*(?:\{(-?\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))", r" \1\2/\3\4 ", text)
+    text = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])|×", "*", text)
+    tokens = [token.lower() for token in _TOKEN.findall(text) if token not in "{}"]
+    tokens = [_number(token) if token[0].isdigit() or token[0] == "." and len(token) > 1 else token for token in tokens]
+    while len(tokens) > 2 and tokens[0] == "(" and tokens[-1] == ")" and "," not in tokens and ")" not in tokens[1:-1]:
+        tokens = tokens[1:-1]
+    return tokens
+
+
+def _number(token: str) -> str:
+    whole, _, fraction = token.replace(",", "").partition(".")
+    return (whole.lstrip("0") or "0") + (f".{fraction.rstrip('0')}" if fraction.rstrip("0") else "")
+
+
+@lru_cache(maxsize=1024)
+def _question(question: str) -> tuple[str, ...]:
+    return tuple(_tokens(_clean(question)))
+
+
+def _contains(tokens: Sequence[str], part: Sequence[str]) -> bool:
+    size = len(part)
+    return any(list(tokens[start : start + size]) == list(part) for start in range(len(tokens) - size + 1))
