@@ -151,7 +151,7 @@ class RowsEnv(ToolEnv):
         if self.reward == "model":
             score = _verdict(self.judge_url, self.judge_model, task.question, gold[0], answer)
         elif self.reward == "math":
-            score = float(any(judge(one, answer).correct for one in gold))
+            score = float(any(judge(one, answer, task.question).correct for one in gold))
         elif isinstance(self.reward, str):
             metrics = {"em": exact_match(answer, gold), "f1": f1(answer, gold)}
             score = metrics["em" if self.reward == "exact_match" else "f1"]
