@@ -6,7 +6,7 @@ VLLM := .venv-vllm
 # One more than there are cores: many tests wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: help train test test-vllm wheel clean
+.PHONY: help train test test-slow test-vllm wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -17,7 +17,10 @@ train: $(VENV)/train.stamp  ## train the default job on this machine; a CPU is e
 test: $(VENV)/dev.stamp  ## lint, type check, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
+
+test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each
+	$(BIN)/python -m pytest -m slow
 
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm

@@ -68,6 +68,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "vector_throughput": [],
     "vector_throughput --episodes": ["vector_memory"],
 }
+SLOW = {"arithmetic_seeds", "gradient_noise", "multihop_seeds", "preflight", "real_data", "real_model"}
 DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
 
 
@@ -160,7 +161,7 @@ def runs(request, tmp_path_factory, places):
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in SLOW)) for c in SMALL])
 def test_a_benchmark_runs(case, runs):
     if missing(case):
         pytest.skip(f"not installed: {', '.join(missing(case))}")

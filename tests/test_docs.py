@@ -160,6 +160,7 @@ def test_published_algorithms_are_arguments_that_a_learner_takes(page):
         read_args(ROOT / "learner" / f"{page.stem}.py", shlex.split(recipe))
 
 
+@pytest.mark.slow
 def test_commands_that_train_models_of_real_size_fit():
     """On cards of 80 GB, as the preflight computes them from the shapes of the models."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -190,6 +191,7 @@ def test_commands_that_train_models_of_real_size_fit():
     assert len(checked) > 5
 
 
+@pytest.mark.slow
 def test_the_example_of_an_algorithm_trains(tmp_path):
     pytest.importorskip("torch")
     words = "--total-episodes 16 --episodes-per-iteration 8 --num-minibatches 1 --num-envs 8 --eval-episodes 0".split()

@@ -796,9 +796,9 @@ class TestNeverRaises:
             if head and family not in ("hermes", "qwen_xml", "react"):
                 continue
             span = np.array(encode(dialect, head + text * (50_000 // len(text))), dtype=np.int32)
-            start = time.perf_counter()
+            start = time.thread_time()
             dialect.parse(span, [SEARCH])
-            assert time.perf_counter() - start < 2, family
+            assert time.thread_time() - start < 2, family
 
     @every_family
     def test_arrays_and_lists_read_alike(self, family):

@@ -147,7 +147,7 @@ def test_wrong_arguments_say_what_is_right(make, tmp_path):
         make(split="test")
     with pytest.raises(DataNotFoundError, match="three ways"):
         make(data_dir=str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="'own', 'pooled', a file .* the http.* or a retriever"):
+    with pytest.raises(FileNotFoundError, match="a file .* the http.* or a retriever; .* 'own', 'pooled'"):
         make(corpus=str(tmp_path / "none.jsonl"))
     with pytest.raises(ValueError, match="'search' and 'lookup'"):
         make(tools=("search", "browse"))

@@ -39,6 +39,7 @@ def benchmark_command(policy_folder, tmp_path):
     return [sys.executable, runner, *arguments]
 
 
+@pytest.mark.slow
 def test_failures_are_listed_an_interrupted_run_goes_on_and_a_finished_one_is_skipped(
     benchmark_command, environment_of_scripts, tmp_path, monkeypatch
 ):

@@ -127,11 +127,11 @@ def test_sampling_follows_the_distribution():
 class Editing:
     """A vector environment whose states forget their first token: what cannot be trained as one row."""
 
-    def __init__(self, envs):
-        self.envs, self.num_envs, self.reset, self.send = envs, envs.num_envs, envs.reset, envs.send
+    def __init__(self, env):
+        self.env, self.envs, self.num_envs, self.reset, self.send = env, env.envs, env.num_envs, env.reset, env.send
 
     def recv(self, *args, **kwargs):
-        ids, states, *rest = self.envs.recv(*args, **kwargs)
+        ids, states, *rest = self.env.recv(*args, **kwargs)
         return ids, [state[1:] for state in states], *rest
 
 
@@ -244,7 +244,7 @@ class Rewriting(Editing):
     """A vector environment that forgets its state's first tokens, on purpose, at every second turn."""
 
     def recv(self, *args, **kwargs):
-        ids, states, *rest, infos = self.envs.recv(*args, **kwargs)
+        ids, states, *rest, infos = self.env.recv(*args, **kwargs)
         for i, info in enumerate(infos):
             states[i] = states[i][5 * ((info["turn"] + 1) // 2) :]
             if info["turn"] % 2:

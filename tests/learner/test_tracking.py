@@ -73,6 +73,7 @@ def run_and_config(records):
     return run, {item.key: json.loads(item.value_json) for item in run.config.update}
 
 
+@pytest.mark.slow
 def test_both_carry_the_same_scalars_and_a_resumed_run_goes_on(tmp_path, policy_folder, environment_of_scripts):
     flags = [*SMALL, "--model", policy_folder, "--total-episodes", 16, "--track"]
     run_dir, expected, (first,) = train(tmp_path, environment_of_scripts, *flags)
