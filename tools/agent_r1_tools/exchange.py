@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
+
+from agent_r1_tools.event_loop import event_loop
 
 Answer = tuple[int, str, bytes]
 """The status, the content's coding ("identity": none), and the content, of which there may be more."""
@@ -47,7 +48,7 @@ class Exchange:
 
         Raises: ExchangeError.
         """
-        future = asyncio.run_coroutine_threadsafe(self._post(url, body, most), _loop())
+        future = asyncio.run_coroutine_threadsafe(self._post(url, body, most), event_loop("exchange"))
         try:
             return future.result()
         except TimeoutError:
@@ -85,19 +86,4 @@ class Exchange:
         """Close the connections."""
         client = self._clients.pop(os.getpid(), None)
         if client is not None:
-            asyncio.run_coroutine_threadsafe(client.aclose(), _loop()).result()
-
-
-_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
-_loops_lock = threading.Lock()
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """The loop in which this process's requests run, in a thread of its own: callers may have a loop themselves."""
-    if os.getpid() not in _loops:  # without the lock otherwise: a fork may find it locked for ever
-        with _loops_lock:
-            if os.getpid() not in _loops:
-                loop = asyncio.new_event_loop()
-                threading.Thread(target=loop.run_forever, name="exchange", daemon=True).start()
-                _loops[os.getpid()] = loop
-    return _loops[os.getpid()]
+            asyncio.run_coroutine_threadsafe(client.aclose(), event_loop("exchange")).result()

@@ -6,12 +6,11 @@ import asyncio
 import inspect
 import json
 import math
-import os
 import re
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from agent_r1_tools.event_loop import event_loop
 from agent_r1_tools.schemas import check_schema, function_schema, read_docstring
 from agent_r1_tools.text import as_text
 from agent_r1_tools.tool import Tool, ToolResult
@@ -57,19 +56,6 @@ class FunctionTool(Tool):
         return value if isinstance(value, ToolResult) else ToolResult(as_text(value), data=value)
 
 
-_loops: dict[int, asyncio.AbstractEventLoop] = {}  # of this process; a fork has none
-_lock = threading.Lock()
-
-
-def event_loop() -> asyncio.AbstractEventLoop:
-    """The loop that all async functions of this process run on, in a thread of its own."""
-    with _lock:
-        if os.getpid() not in _loops:
-            loop = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, daemon=True, name="tool-event-loop").start()
-        return _loops[os.getpid()]
-
-
 def wait_for(awaitable: Any, timeout: float) -> Any:
     """What an awaitable gives or raises. One beyond its time, for which nobody waits any more, is cancelled."""
 
@@ -78,4 +64,4 @@ def wait_for(awaitable: Any, timeout: float) -> Any:
         return await asyncio.wait_for(awaitable, limit)
 
     coroutine: Coroutine[Any, Any, Any] = bounded()
-    return asyncio.run_coroutine_threadsafe(coroutine, event_loop()).result()
+    return asyncio.run_coroutine_threadsafe(coroutine, event_loop("tool-event-loop")).result()
