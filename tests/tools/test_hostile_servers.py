@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import json
 import os
@@ -11,12 +12,15 @@ import sys
 import threading
 import time
 import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
 import pytest
 
+from agent_r1_tools.exchange import Exchange
 from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, RetrievalError, server
 from agent_r1_tools.search.bm25 import stems
 from agent_r1_tools.search.http import MAX_ANSWER_BYTES, MAX_QUERIES, most_bytes
@@ -269,7 +273,30 @@ def test_more_than_can_wait_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [getattr(other, "status_code", None) for other in others] == [429, 429]
 
 
+def test_a_client_that_nobody_closed_closes_its_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        exchange = Exchange(30.0)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(exchange.post, f"http://127.0.0.1:{listener.getsockname()[1]}/retrieve", b"{}", 99)
+            connection, _ = listener.accept()
+            with connection:
+                asked = b""
+                while not asked.endswith(b"{}"):
+                    asked += connection.recv(1 << 20)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+                assert waiting.result() == (200, "identity", b"[]")
+                connection.settimeout(30)
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    del exchange, waiting
+                    gc.collect()
+                    assert connection.recv(1) == b""
+                    gc.collect()
+                assert not caught  # a socket that nobody closes but the collector
+
+
 def test_long_queries_are_not_kept() -> None:
+    stems.cache_clear()  # other tests may have filled it
     retriever = BM25Retriever([Passage("A", "text")])
     kept = stems.cache_info().currsize
     retriever.search([f"{i} word".ljust(8_192, "x") for i in range(20)], 1)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import Mapping
+from concurrent.futures import Future
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -41,6 +43,7 @@ class Exchange:
         self._seconds = seconds
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **(headers or {})}
         self._clients: dict[int, Any] = {}  # by process
+        weakref.finalize(self, _close, self._clients).atexit = False  # for who forgets to close
 
     def post(self, url: str, body: bytes, most: int) -> Answer:
         """Send a body of JSON. Of the answer's content a little more than `most` bytes come back, if there are more;
@@ -84,6 +87,12 @@ class Exchange:
 
     def close(self) -> None:
         """Close the connections."""
-        client = self._clients.pop(os.getpid(), None)
-        if client is not None:
-            asyncio.run_coroutine_threadsafe(client.aclose(), event_loop("exchange")).result()
+        closing = _close(self._clients)
+        if closing is not None:
+            closing.result()
+
+
+def _close(clients: dict[int, Any]) -> Future[None] | None:
+    """Begin to close this process's connections, if it has any."""
+    client = clients.pop(os.getpid(), None)
+    return None if client is None else asyncio.run_coroutine_threadsafe(client.aclose(), event_loop("exchange"))
