@@ -122,7 +122,7 @@ def run_all(jobs: Sequence[Job], workers: int) -> list[Path | None]:
                 bar.update()
     except KeyboardInterrupt:
         for process in running.values():
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, signal.SIGTERM)  # what began in the background may ignore SIGINT
         bar.write(f"interrupted; {len(running)} runs write their checkpoints")
         for process in running.values():
             process.wait()

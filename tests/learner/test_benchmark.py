@@ -75,6 +75,20 @@ def test_failures_are_listed_an_interrupted_run_goes_on_and_a_finished_one_is_sk
     assert before == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*ppo_llm__*/*")}
 
 
+def test_one_that_began_in_the_background_can_be_stopped(tmp_path, monkeypatch):
+    """Such a process ignores SIGINT (`cmd &` in a script, nohup), and so do the runs that it starts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "waits.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(90)\n")
+    runner = [sys.executable, str(LEARNER / "llm_utils" / "benchmark.py"), "--env-ids", "AgentR1/MultihopWorld-v0"]
+    words = [*runner, "--num-seeds", "1", "--commands", f"python {tmp_path / 'waits.py'}"]
+    process = subprocess.Popen(words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    deadline = time.monotonic() + 60
+    while not Path("begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 130
+
+
 def test_two_runs_are_the_same_when_all_arguments_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = str(LEARNER / "ppo_llm.py")
