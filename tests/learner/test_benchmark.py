@@ -29,6 +29,21 @@ if __name__ == "__main__":
 """
 
 
+WAITS = """
+import dataclasses, pathlib, time
+
+@dataclasses.dataclass
+class Args:
+    exp_name: str = "waits"
+    env_id: str = ""
+    seed: int = 1
+
+if __name__ == "__main__":
+    pathlib.Path("begun").touch()
+    time.sleep(90)
+"""
+
+
 @pytest.fixture
 def benchmark_command(policy_folder, tmp_path):
     """The runner's command line for two seeds of PPO, and of a learner that fails."""
@@ -78,7 +93,7 @@ def test_failures_are_listed_an_interrupted_run_goes_on_and_a_finished_one_is_sk
 def test_one_that_began_in_the_background_can_be_stopped(tmp_path, monkeypatch):
     """Such a process ignores SIGINT (`cmd &` in a script, nohup), and so do the runs that it starts."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "waits.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(90)\n")
+    (tmp_path / "waits.py").write_text(WAITS)
     runner = [sys.executable, str(LEARNER / "llm_utils" / "benchmark.py"), "--env-ids", "AgentR1/MultihopWorld-v0"]
     words = [*runner, "--num-seeds", "1", "--commands", f"python {tmp_path / 'waits.py'}"]
     process = subprocess.Popen(words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
