@@ -119,7 +119,7 @@ def test_gradient_checkpointing_does_not_make_a_slot_forget(policy_folder, vocab
 
     args = SimpleNamespace(lora_rank=0, gradient_checkpointing=True)
     model = loading.load_policy(policy_folder, torch.device("cpu"), args)
-    assert model.is_gradient_checkpointing
+    assert model.is_activation_checkpointing
     tokens = np.random.default_rng(0).integers(vocab_size, size=12)
     model_slots = slots.SlotModel(model, 2, vocab_size)
     prefill(model_slots, {0: tokens[:10]})
