@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzz_spans import write_made_up_data
 from hypothesis import settings
+from made_up_data import write_made_up_data
 
 from agent_r1_tools.python.choose import LOCAL, probe
 

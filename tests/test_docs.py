@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import pkgutil
 import re
 import runpy
 import shlex
@@ -18,9 +19,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
+from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
+from agent_r1 import Tool, adapters, wrappers
 from agent_r1.dialects import DIALECTS
 
 ROOT = Path(__file__).parents[1]
@@ -87,9 +91,42 @@ def test_every_page_is_found_from_the_index():
     assert not sorted(map(name, pages - found | tables - linked(index)))
 
 
-def test_every_environment_has_a_page():
-    texts = [page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "environments"]
-    assert not [env_id for env_id in agent_r1.ENVIRONMENTS if not any(f"# {env_id}\n" in text for text in texts)]
+def titles(folder: str) -> dict[str, str]:
+    """The file of each page in a folder of docs, by its title."""
+    pages = sorted((ROOT / "docs" / folder).glob("*.md"))
+    return {page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "): page.name for page in pages}
+
+
+def test_every_environment_has_a_page_and_a_row_in_the_readme():
+    ids = {env_id for env_id in gym.registry if env_id.startswith("AgentR1/")}
+    assert titles("environments").keys() == ids
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| \[`(AgentR1/\S+)`\]\(docs/environments/(\S+)\)", readme, re.MULTILINE))
+    assert rows == titles("environments")
+
+
+def test_the_tools_of_an_environment_are_on_one_of_the_pages():
+    for env_id in agent_r1.ENVIRONMENTS:
+        load_env_creator(gym.spec(env_id).entry_point)  # imports it, and with it the tools that are its own
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "environments").glob("*.md"))
+    named = {cls.name for cls in subclasses(Tool) if cls.__module__.startswith("agent_r1") and hasattr(cls, "name")}
+    assert len(named) >= 5 and not [tool for tool in named if f"| `{tool}` |" not in pages]
+
+
+def subclasses(cls: type) -> list[type]:
+    return [cls, *(found for one in cls.__subclasses__() for found in subclasses(one))]
+
+
+def test_every_dialect_wrapper_and_adapter_has_its_place():
+    dialects = (ROOT / "docs" / "dialects.md").read_text(encoding="utf-8")
+    table = dialects.partition("| name | families |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(DIALECTS)
+    ours = {name for name, value in vars(wrappers).items() if gym.Wrapper in getattr(value, "__bases__", ())}
+    text = (ROOT / "docs" / "wrappers.md").read_text(encoding="utf-8")
+    assert ours and set(re.findall(r"^## (\w+)$", text, re.MULTILINE)) >= ours
+    for adapter in pkgutil.iter_modules(adapters.__path__):
+        page = ROOT / "docs" / f"{adapter.name}.md"
+        assert page.exists() and f"agent_r1.adapters.{adapter.name}" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -16,17 +16,17 @@ import agent_r1
 ROOT = Path(__file__).parents[1]
 FLOORS = ["tools", "envs", "learner", "benchmarks"]  # from below; no import runs up
 HOME = {"agent_r1_tools": "tools", "agent_r1": "envs", "llm_utils": "learner"}
-OPTIONAL = (
-    "bm25s Stemmer datasets faiss fastapi httpx matplotlib sentence_transformers tensorboard torch transformers tyro "
-    "uvicorn vllm wandb"
-).split()
-
 CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg")
 
 
 def lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+CORE = {Requirement(line).name for line in lines(CONFIG["options"]["install_requires"])}
+MYPY = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+OPTIONAL = sorted({module.removesuffix(".*") for module in MYPY["overrides"][0]["module"]} - CORE)
 
 
 def sources(floor: str) -> list[Path]:
@@ -65,7 +65,7 @@ def test_every_data_file_is_listed(package):
 def test_every_learner_has_types_a_page_and_tests():
     learners = {path.stem for path in (ROOT / "learner").glob("*_llm.py")}
     places = {
-        "mypy's modules": tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["modules"],
+        "mypy's modules": MYPY["modules"],
         "docs/learners": {path.stem for path in (ROOT / "docs" / "learners").glob("*.md")},
         "tests/learner": {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "learner").glob("test_*.py")},
         "README.md": re.findall(r"`learner/(\w+)\.py`", (ROOT / "README.md").read_text()),
@@ -120,13 +120,19 @@ def test_imports_never_run_up():
 @pytest.mark.parametrize("floor", ["tools", "envs"])
 def test_optional_dependencies_are_imported_where_they_are_used(floor):
     """Inside functions, or in a `try` that names the extra: the core dependencies are enough for the rest."""
-    core = {Requirement(line).name for line in lines(CONFIG["options"]["install_requires"])}
-    known = set(sys.stdlib_module_names) | core | set(HOME)
+    known = set(sys.stdlib_module_names) | CORE | set(HOME)
     for path in sources(floor):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         inside = ast.FunctionDef | ast.ClassDef | ast.If | ast.Try
         outside = [node for node in tree.body if not isinstance(node, inside)]
         assert imports(ast.Module(outside, [])) <= known, path
+
+
+def test_mypy_knows_every_optional_dependency():
+    """And so do the tests, which take the list from there."""
+    used = set().union(*(imports(ast.parse(path.read_text())) for floor in FLOORS[:3] for path in sources(floor)))
+    ours = set(HOME) | {path.stem for floor in FLOORS for path in sources(floor)}
+    assert used - set(sys.stdlib_module_names) - CORE - ours <= set(OPTIONAL)
 
 
 def test_importing_the_library_imports_nothing_optional():

@@ -6,27 +6,20 @@ needs a line to write a gigabyte or to count for ever, and nothing inside Python
 all; a conversation costs it some tenths of a millisecond more. It can read no clock, so the same conversation gives the
 same tokens on every day.
 
-This file is also the program of that process, so it imports nothing of this package.
+`template_server` is the program of that process.
 """
 
 from __future__ import annotations
 
-import atexit
-import datetime
 import json
-import os
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from typing import IO, Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.sandbox
+from agent_r1 import template_server
+from agent_r1.child_process import ChildProcess, Ended
+from agent_r1.template_server import render as _render
 
 Message = Mapping[str, Any]
 """One chat message: ``role``, ``content``, and for some roles ``tool_calls``, ``name``, ``tool_call_id``."""
@@ -126,59 +119,16 @@ class TooCostly(ValueError):
     """A chat template that takes too much time or memory."""
 
 
-def _render(template: str, values: dict[str, Any]) -> str:
-    return _compile(template).render(values)
-
-
-class _Generation(jinja2.ext.Extension):
-    """Hugging Face's ``{% generation %}`` tag, which marks assistant text and prints nothing of its own."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
-
-
-@lru_cache(maxsize=64)
-def _compile(template: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    # A fixed date (Llama 3's own fallback): with a clock, the same task would give other tokens tomorrow.
-    environment.globals["strftime_now"] = datetime.datetime(2024, 7, 26).strftime
-    return environment.from_string(template)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """Jinja's own filter escapes ``<`` for web pages, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(message)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The process that renders
-#
-# A request is a line of JSON. A reply is a letter, the number of bytes that follow, in 8 bytes, and these.
-
-_TEXT, _ERROR, _MEMORY = b"T", b"E", b"M"
-
-
-class _Renderer:
-    """Asks the process, which is started when it is needed and again when it is gone."""
+class _Renderer(ChildProcess):
+    """The process that renders."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__()
         self.costly: dict[str, str] = {}  # template -> why it isn't tried again
+
+    def command(self) -> list[str]:
+        # -P: this folder has modules named like others (datasets, tokenizers) and must not be on the path.
+        return [sys.executable, "-P", template_server.__file__]
 
     def render(self, template: str, values: dict[str, Any]) -> str:
         if template in self.costly:
@@ -186,16 +136,15 @@ class _Renderer:
         if len(template) > MAX_TEMPLATE_CHARS:
             raise TooCostly(f"the chat template has more than {MAX_TEMPLATE_CHARS} characters")
         request = json.dumps([template, values, CPU_SECONDS, WALL_SECONDS, MEMORY], default=str).encode() + b"\n"
-        with self.lock:
+        kind, data, ended = self._ask(request)
+        if ended == -signal.SIGKILL:  # by something from outside
             kind, data, ended = self._ask(request)
-            if ended == -signal.SIGKILL:  # by something from outside
-                kind, data, ended = self._ask(request)
         text = data.decode("utf-8", "surrogatepass")
-        if kind == _TEXT:
+        if kind == template_server.TEXT:
             return text
-        if kind == _ERROR:
+        if kind == template_server.ERROR:
             raise ValueError(text)
-        if kind == _MEMORY:
+        if kind == template_server.NO_MEMORY:
             problem = f"more than {MEMORY >> 20} MiB of memory"
         elif ended in (-signal.SIGPROF, -signal.SIGALRM):
             problem = f"more than {CPU_SECONDS:g} seconds of processor time"
@@ -208,57 +157,23 @@ class _Renderer:
 
     def _ask(self, request: bytes) -> tuple[bytes, bytes, int]:
         """The reply's letter and text, and how the process ended: 0 if it lives."""
-        process = self._running()
-        assert process.stdin is not None and process.stdout is not None
         try:
-            rest = memoryview(request)
-            while rest:
-                rest = rest[os.write(process.stdin.fileno(), rest) :]
-            head = _read(process.stdout.fileno(), 9)
-            data = _read(process.stdout.fileno(), int.from_bytes(head[1:], "big"))
-            if head[:1] == _MEMORY:
-                self.close()
-            return head[:1], data, 0
-        except (OSError, EOFError):  # it is gone
-            pass
-        except BaseException:  # its reply must not be taken for the next one's
-            self.close()
-            raise
-        self.process = None
-        process.stdin.close()
-        process.stdout.close()
-        return b"", b"", process.wait()
+            return *self.exchange(request, self._read), 0
+        except Ended as end:
+            return b"", b"", end.status
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self.process is None:
-            # -P: this folder has modules named like others (datasets, tokenizers) and must not be on the path.
-            command = [sys.executable, "-P", __file__]
-            pipe, null = subprocess.PIPE, subprocess.DEVNULL
-            # Unbuffered: buffers have locks, and a fork may find them locked.
-            self.process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=null)
-        return self.process
-
-    def close(self) -> None:
-        """End the process."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-    def forget(self) -> None:
-        """In a fork of this process: the lock and the process are its parent's."""
-        self.lock = threading.Lock()
-        process, self.process = self.process, None
-        if process is not None and process.stdin is not None and process.stdout is not None:
-            process.stdin.close()  # or the process would not see its parent end
-            process.stdout.close()
-            process.returncode = 0  # not this process's child: nothing to wait for or to warn of
+    def _read(self, pipe: IO[bytes]) -> tuple[bytes, bytes]:
+        head = _exactly(pipe, 9)
+        data = _exactly(pipe, int.from_bytes(head[1:], "big"))
+        if head[:1] == template_server.NO_MEMORY:
+            self.close()  # it has hardly any left
+        return head[:1], data
 
 
-def _read(file: int, size: int) -> bytes:
+def _exactly(pipe: IO[bytes], size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        more = os.read(file, size - len(data))
+        more = pipe.read(size - len(data))
         if not more:
             raise EOFError
         data += more
@@ -266,43 +181,3 @@ def _read(file: int, size: int) -> bytes:
 
 
 _renderer = _Renderer()
-atexit.register(_renderer.close)
-os.register_at_fork(after_in_child=_renderer.forget)
-
-
-def _serve() -> None:
-    """Answer requests until the pipe is closed."""
-    import resource
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    replies = os.fdopen(os.dup(1), "wb")
-    for line in sys.stdin.buffer:
-        template, values, cpu_seconds, wall_seconds, memory = json.loads(line)
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        except (ValueError, OSError):  # not every system has this
-            pass
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signals end this process
-        signal.setitimer(signal.ITIMER_REAL, wall_seconds)
-        kind, text = _reply(template, values, 1_000_000 + 16 * len(line))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        data = text.encode("utf-8", "surrogatepass")
-        replies.write(kind + len(data).to_bytes(8, "big") + data)
-        replies.flush()
-
-
-def _reply(template: str, values: dict[str, Any], most: int) -> tuple[bytes, str]:
-    try:
-        text = _render(template, values)
-    except MemoryError:
-        return _MEMORY, ""
-    except Exception as error:
-        return _ERROR, (str(error) or type(error).__name__)[:2_000]
-    if len(text) > most:
-        return _ERROR, f"it writes {len(text)} characters of a conversation that has less than {most // 16}"
-    return _TEXT, text
-
-
-if __name__ == "__main__":
-    _serve()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,3 +94,30 @@ class Episode:
     memory: dict[str, Any] = field(default_factory=dict)  # a task's own notes, e.g. the supports found so far
     fault: str | None = None  # why it could not begin; its first turn ends it
     seed: int | None = None  # of its reset
+
+    def append(self, tokens: Sequence[int] | Tokens) -> None:
+        """Add tokens to the state; the buffer grows where it has to."""
+        end = self.length + len(tokens)
+        if end > self.buffer.size:
+            grown = np.empty(max(end, 2 * self.buffer.size), np.int32)
+            grown[: self.length] = self.buffer[: self.length]
+            self.buffer = grown
+        self.buffer[self.length : end] = tokens
+        self.length = end
+
+    def append_within(self, most: int, tokens: Sequence[int]) -> bool:
+        """Add tokens where the state then has at most so many; False, and nothing added, where it would have more."""
+        if self.length + len(tokens) > most:
+            return False
+        self.append(tokens)
+        return True
+
+    def mark(self) -> tuple[Any, ...]:
+        """What a judge may change, for `return_to` if it faults."""
+        memory = copy.deepcopy(self.memory) if self.memory else {}
+        return self.length, len(self.messages), set(self.seen_calls), memory
+
+    def return_to(self, mark: tuple[Any, ...]) -> None:
+        """Take back what has changed since `mark`."""
+        self.length, messages, self.seen_calls, self.memory = mark
+        del self.messages[messages:]

@@ -6,23 +6,20 @@ answer. Every number of a right answer counts: with another one in its place the
 math-verify has passed over it.
 
 math-verify cannot be called in threads, and `9^{9^{9^9}}` costs it seconds and memory. So a server process is started
-at the first question, and ended with this process.
+at the first question (see `child_process`).
 """
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
-import subprocess
 import sys
-import threading
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import count
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from agent_r1 import math_server
+from agent_r1.child_process import ChildProcess
 from agent_r1.math_server import TOO_BUSY, TOO_COSTLY, UNREADABLE
 from agent_r1.math_text import Reading, has_other_symbols, is_words, read, same_text, same_words, stands_in, unwrap
 
@@ -86,69 +83,42 @@ def _compute(gold: str, answer: str) -> Verdict:
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-class _Server:
-    """The process that judges, started when it is first asked. Questions from several threads are asked in turn."""
+class _Server(ChildProcess):
+    """The process that judges."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__()
         self.ids = count()
+
+    def command(self) -> list[str]:
+        require_math_verify()
+        # -P: this folder has modules named like others (datasets, tokenizers) and must not be on the path.
+        return [sys.executable, "-P", math_server.__file__]
 
     def ask(self, reading: Reading) -> Verdict:
         """The verdict on what an answer says. Raises _TooCostly and ConnectionError."""
-        with self.lock:
-            for _ in range(2):  # a server that was killed from outside is started again
-                try:
-                    reply = self._exchange(reading)
-                except OSError:
-                    reply = None
-                if reply:
-                    if reply.reason == TOO_BUSY:
-                        raise ConnectionError(TOO_BUSY)
-                    if reply.reason == TOO_COSTLY:
-                        raise _TooCostly
-                    return reply
-                self.close()
+        number = next(self.ids)
+        request = json.dumps([number, *reading]).encode() + b"\n"
+
+        def verdict(pipe: IO[bytes]) -> Verdict:
+            # Another question's may come first: one whose child was killed when it had answered has two.
+            while line := pipe.readline():
+                answered, *said = json.loads(line)
+                if answered == number:
+                    return Verdict(*said)
+            raise EOFError
+
+        for _ in range(2):  # a server that was killed from outside is started again
+            try:
+                reply = self.exchange(request, verdict)
+            except OSError:
+                continue
+            if reply.reason == TOO_BUSY:
+                raise ConnectionError(TOO_BUSY)
+            if reply.reason == TOO_COSTLY:
+                raise _TooCostly
+            return reply
         raise ConnectionError("the process that judges answers does not run")
-
-    def _exchange(self, reading: Reading) -> Verdict | None:
-        """Ask once; None where the process ended. Answers to other questions are passed over: one whose child was
-        killed when it had answered has two, one that was interrupted here has not been read."""
-        process, number = self._running(), next(self.ids)
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write((json.dumps([number, *reading]) + "\n").encode())
-        while line := process.stdout.readline():
-            answered, *verdict = json.loads(line)
-            if answered == number:
-                return Verdict(*verdict)
-        return None
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self.process is None:
-            require_math_verify()
-            # -P: this folder has modules named like others (datasets, tokenizers) and must not be on the path.
-            command = [sys.executable, "-P", math_server.__file__]
-            # Unbuffered: a fork in the middle of a question must not write the rest of it once more.
-            self.process = subprocess.Popen(
-                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-        return self.process
-
-    def close(self) -> None:
-        """End the process."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-    def forget(self) -> None:
-        """In a fork of this process: the lock and the process are its parent's."""
-        self.lock = threading.Lock()
-        if self.process is not None:
-            self.process.returncode = 0  # not this process's child: nothing to wait for or to warn of
-            self.process = None
 
 
 server = _Server()
-atexit.register(server.close)
-os.register_at_fork(after_in_child=server.forget)

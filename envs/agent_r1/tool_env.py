@@ -4,7 +4,7 @@
         1 append the span to the state, untouched
         2 read the tool calls in it                  (Dialect)
         3 run them: what happened                    (Tool)
-        4 decide what it means: reward terms, end    (ToolEnv)
+        4 decide what it means: reward terms, end    (ToolEnv, turn_end)
         5 append the rendered results                (Dialect)
 
 This file knows no task and no model family. A task subclasses `ToolEnv` and says what its tasks are, which tools
@@ -31,19 +31,19 @@ from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
-from agent_r1.tokenizers import load_tokenizer, replace_surrogates
+from agent_r1.tokenizers import load_tokenizer
 from agent_r1.trajectories import transcript
+from agent_r1.turn_end import CUT, MAX_CALLS, NO_ACTION_HINT, TurnEnd, settle
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
 from agent_r1_tools.threads import OneThread, call_on
 from agent_r1_tools.tool import is_fault
 
-__all__ = ["End", "Episode", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv"]
+__all__ = [
+    "CUT", "End", "Episode", "MAX_CALLS", "NO_ACTION_HINT", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv",
+]  # fmt: skip
 
-MAX_CALLS = 8  # tool calls that are run in one turn
-CUT = "... [cut to fit the context]"
 ONLY_EXPERTS = "{name} has no worker that makes mistakes; take the expert's demonstrations (--expert-share 1)"
-NO_ACTION_HINT = "Neither a tool call nor an answer was found. Call a tool, or answer as <answer>your answer</answer>."
 
 
 class ToolEnv(gym.Env[Tokens, Tokens]):
@@ -292,7 +292,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         span = self.check_action(action)
         room = min(self.max_action_tokens, self.max_context_tokens - episode.length)
         episode.turns.append((episode.length, episode.length + len(span[:room])))
-        self._append(span[:room])
+        episode.append(span[:room])
         episode.turn += 1
         if span.size > room or episode.fault is not None:
             text = self.tokenizer.decode(span[:room].tolist())
@@ -325,14 +325,15 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         answer = turn.answers[-1].strip() if turn.answers else ""
         patience = Patience(self.fault_deadline)
         while answer and turn.judged is None and turn.fault is None:
-            mark = self._mark(turn)
+            mark = self.episode.mark()
             try:
                 turn.judged = call_on(self._session_thread, self.judge_answer, answer)
                 self._check_judge()
             except Exception as error:
                 if not is_fault(error):
                     raise
-                self._return_to(mark, turn)
+                self.episode.return_to(mark)
+                turn.judged = None
                 if not patience.wait():
                     turn.fault = fault_line("judge", error)
 
@@ -362,106 +363,30 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 f"{len(turn.waiting)} calls wait for their results, got {len(results)} results; give one for each"
             )
         first_message = len(self.episode.messages) - 1
-        mark = self._mark(turn)
+        mark, judged = self.episode.mark(), turn.judged
         try:
-            outcome: tuple[Tokens, float, bool, bool, dict[str, Any]]
-            outcome = call_on(self._session_thread, self._settle, turn, results, mark)
+            end: TurnEnd = call_on(self._session_thread, self._settle, turn, results)
         except Exception as error:
             if not is_fault(error):
                 raise
-            self._return_to(mark, turn)
+            self.episode.return_to(mark)
+            turn.judged = judged
             raise ToolFault(fault_line("judge", error)) from error
+        if turn.fault is not None:  # nothing is judged
+            self.episode.return_to(mark)
+        self.episode.over = end.terminated or end.truncated
+        self.episode.rewards.append(end.terms)
+        self.episode.tool_calls.append(end.calls)
+        info = self._info(end.terms, end.calls) | end.outcome
         if self.render_mode == "human":
             print(transcript(self.episode.messages, self.episode.rewards, first_message))
-        return outcome
+        return self._observation(), float(sum(end.terms.values())), end.terminated, end.truncated, info
 
-    def _settle(
-        self, turn: OpenTurn, results: Sequence[ToolResult], mark: tuple[Any, ...]
-    ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
-        episode = self.episode
-        amounts: dict[str, float] = {}
-        records: list[dict[str, Any]] = []
-        responses: list[tuple[str, str]] = []
-        end: End | None = None
-        waiting = iter(results)
-        for pending in turn.calls:
-            call = pending.call
-            result = ToolResult(pending.error or "", ok=False) if pending.tool is None else next(waiting)
-            if result.fault is not None:  # an end before it counts, and the fault doesn't
-                turn.fault = turn.fault or fault_line(f"tool {call.name}", result.fault)
-            elif turn.fault is None:
-                end = self._judge_call(call, result, amounts)
-            error = call.error or (None if result.ok else result.content)
-            record = {"name": call.name, "arguments": pending.arguments, "ok": result.ok}
-            records.append(record | ({"error": error} if error else {}))
-            responses.append((call.name, result.content))
-            if result.fault is not None or end is not None:
-                break
-        if turn.fault is not None:
-            self._return_to(mark, turn)
-            return self._end_by_fault(turn, records)
-        if turn.skipped_calls and end is None:
-            responses.append(("", f"{turn.skipped_calls} more calls were not run: at most {MAX_CALLS} in one turn."))
-            _add(amounts, "failed_call", 1)
-        answered = bool(turn.answers)
-        reply = None  # of the user, or a hint
-        if not (turn.calls or answered or turn.overflow):
-            heard = self.user_turn(turn.said) if turn.said else None
-            if isinstance(heard, End):
-                end = heard
-                self._add_judged(end.amounts, amounts)
-            elif heard is None:
-                reply = NO_ACTION_HINT
-                _add(amounts, "no_action", 1)
-            else:
-                reply = replace_surrogates(heard)
-
-        # The end comes before the text: a terminated episode gets no results appended, a truncated one does.
-        terminated = answered or end is not None
-        reason = "context" if turn.overflow else None
-        if not terminated and reason is None:
-            if not self._append_responses(turn, responses, reply):
-                reason = "context"
-            if episode.turn >= episode.max_turns:
-                reason = "turns"
-                terminated = episode.max_turns == 1  # a one-turn task ends by itself: nothing was cut short
-        elif terminated and not turn.closed:
-            self._append_if_room(self.dialect.close())
-        truncated = reason is not None and not terminated
-        if terminated or truncated:
-            self._add_judged(self.judge_end(turn.answers[-1].strip() if answered else ""), amounts)
-        terms = {
-            f"process/{name}": self.process_weights[name] * amount
-            for name, amount in amounts.items()
-            if name in self.process_weights
-        }
-        outcome: dict[str, Any] = {}
-        if terminated or truncated:
-            outcome = self._outcome(turn, end, terms)
-            if truncated:
-                outcome["truncation_reason"] = reason
-        self._check_judge()
-        episode.over = terminated or truncated
-        episode.rewards.append(terms)
-        episode.tool_calls.append(records)
-        info = self._info(terms, records) | outcome
-        return self._observation(), float(sum(terms.values())), terminated, truncated, info
-
-    def _end_by_fault(
-        self, turn: OpenTurn, records: list[dict[str, Any]]
-    ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
-        """The machinery is broken: nothing is judged and nothing paid."""
-        self.episode.over = True
-        self.episode.rewards.append({})
-        self.episode.tool_calls.append(records)
-        outcome: dict[str, Any] = {
-            "fault": turn.fault,
-            "truncation_reason": "fault",
-            "is_success": False,
-            "answer": turn.answers[-1].strip() if turn.answers else None,
-            "metrics": {},
-        }
-        return self._observation(), 0.0, False, True, self._info({}, records) | outcome
+    def _settle(self, turn: OpenTurn, results: Sequence[ToolResult]) -> TurnEnd:
+        end = settle(self, turn, results, self._reserve)
+        if turn.fault is None:
+            self._check_judge()
+        return end
 
     def get_state(self) -> dict[str, Any]:
         """A snapshot from which the episode can be continued, here or in another environment of the same kind.
@@ -579,18 +504,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             )
         self._episode = Episode(index, max_turns, np.empty(max(256, 2 * len(prompt)), np.int32))
         self._episode.messages = _messages(instructions, task.question)
-        self._append(prompt)
-
-    def _mark(self, turn: OpenTurn) -> tuple[Any, ...]:
-        """What a judge may change, to return to if it faults."""
-        episode = self.episode
-        memory = copy.deepcopy(episode.memory) if episode.memory else {}
-        return episode.length, len(episode.messages), set(episode.seen_calls), memory, turn.judged
-
-    def _return_to(self, mark: tuple[Any, ...], turn: OpenTurn) -> None:
-        episode = self.episode
-        episode.length, messages, episode.seen_calls, episode.memory, turn.judged = mark
-        del episode.messages[messages:]
+        self._episode.append(prompt)
 
     def _check_judge(self) -> None:
         """Raise where a judge has noted that it could not judge."""
@@ -618,55 +532,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             )
         return span.astype(np.int32, copy=False)
 
-    def _append(self, tokens: Sequence[int] | Tokens) -> None:
-        episode = self.episode
-        end = episode.length + len(tokens)
-        if end > episode.buffer.size:
-            grown = np.empty(max(end, 2 * episode.buffer.size), np.int32)
-            grown[: episode.length] = episode.buffer[: episode.length]
-            episode.buffer = grown
-        episode.buffer[episode.length : end] = tokens
-        episode.length = end
-
-    def _append_if_room(self, tokens: Sequence[int], reserve: int = 0) -> bool:
-        if self.episode.length + len(tokens) + reserve > self.max_context_tokens:
-            return False
-        self._append(tokens)
-        return True
-
-    def _append_responses(self, turn: OpenTurn, results: list[tuple[str, str]], reply: str | None) -> bool:
-        """Append what the environment says next, tools' results or a user's reply, cut to the room left; False where
-        not even that fits."""
-
-        def bridge_of(shown: list[tuple[str, str]]) -> list[int]:
-            if reply is None:
-                return self.dialect.bridge(turn.closed, shown)
-            return self.dialect.hint(turn.closed, shown[0][1])
-
-        episode = self.episode
-        reserve = self._reserve if episode.turn < episode.max_turns else 0
-        responses = results if reply is None else [("", reply)]
-        shown = responses
-        if not self._append_if_room(bridge_of(responses), reserve):
-            room = self.max_context_tokens - episode.length - reserve
-            shortest, longest, bridge = 0, max(len(content) for _, content in responses), []
-            while shortest <= longest:  # the most characters of each with which the bridge fits
-                middle = (shortest + longest) // 2
-                cut = [(name, text if len(text) <= middle else text[:middle] + CUT) for name, text in responses]
-                tokens = bridge_of(cut)
-                if len(tokens) <= room:
-                    bridge, shown, shortest = tokens, cut, middle + 1
-                else:
-                    longest = middle - 1
-            if not bridge:
-                return False
-            self._append(bridge)
-        if reply is None:
-            episode.messages.extend({"role": "tool", "name": name, "content": content} for name, content in shown)
-        else:
-            episode.messages.append({"role": "user", "content": shown[0][1]})
-        return True
-
     def _pending(self, call: Call) -> PendingCall:
         if call.error is not None:
             return PendingCall(call, None, f"Error: {call.error}")
@@ -674,49 +539,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             names = ", ".join(self.tools) or "none"
             return PendingCall(call, None, f"Error: there is no tool named {call.name[:64]!r}. Tools: {names}.")
         return PendingCall(call, self.tools[call.name])
-
-    def _judge_call(self, call: Call, result: ToolResult, amounts: dict[str, float]) -> End | None:
-        if call.error is not None:
-            _add(amounts, "malformed_call", 1)
-            return None
-        key = json.dumps([call.name, call.arguments], sort_keys=True)
-        if key in self.episode.seen_calls:
-            _add(amounts, "repeated_call", 1)
-        self.episode.seen_calls.add(key)
-        if not result.ok:
-            _add(amounts, "failed_call", 1)
-        judged = self.judge_result(call, result)
-        self._add_judged(judged.amounts if isinstance(judged, End) else judged, amounts)
-        return judged if isinstance(judged, End) else None
-
-    def _add_judged(self, judged: Mapping[str, float], amounts: dict[str, float]) -> None:
-        for name, amount in judged.items():
-            if name not in self.PROCESS_WEIGHTS:
-                raise ValueError(
-                    f"a judge names the term {name!r}, but {type(self).__name__}.PROCESS_WEIGHTS has only "
-                    f"{', '.join(self.PROCESS_WEIGHTS)}; give it a weight there"
-                )
-            _add(amounts, name, amount)
-
-    def _outcome(self, turn: OpenTurn, end: End | None, terms: dict[str, float]) -> dict[str, Any]:
-        """What the end pays, as `judge_outcome` says, under the name that fits; and what came of the episode."""
-        answers = turn.answers
-        if end is not None:
-            turn.judged = float(end.score), dict(end.metrics)
-        right = end is not None or sum(bool(answer.strip()) for answer in answers) == len(answers) == 1
-        answer = answers[-1].strip() if answers else None
-        if turn.judged is None:
-            turn.judged = self.judge_answer(answer) if answer else (0.0, self.final_metrics())
-        score, metrics = turn.judged
-        calls_ok = not self.episode.malformed
-        unfinished = not answers and end is None
-        if unfinished and self.unfinished_reward is not None:
-            value = self.unfinished_reward
-        else:
-            value = self.judge_outcome(score, answer_ok=right, calls_ok=calls_ok)
-        name = "outcome/unfinished" if unfinished else self.outcome_term if right and calls_ok else "outcome/format"
-        terms[name] = float(value)
-        return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics}
 
     def _observation(self) -> Tokens:
         return self.episode.buffer[: self.episode.length].copy()
@@ -743,10 +565,6 @@ def _prompt(dialect: Dialect, instructions: str, question: str, schemas: str) ->
     prompt = np.array(dialect.render(_messages(instructions, question), json.loads(schemas)), np.int32)
     prompt.flags.writeable = False
     return prompt
-
-
-def _add(amounts: dict[str, float], name: str, amount: float) -> None:
-    amounts[name] = amounts.get(name, 0.0) + amount
 
 
 def _integer(name: str, value: Any) -> int:

@@ -1,6 +1,6 @@
 """ToolVectorEnv: many episodes, their tool calls run together.
 
-    send ──► read every span (ToolEnv.begin_turn) ──► run the calls: inline, in one batch, or in threads
+    send ──► read every span (ToolEnv.begin_turn) ──► run the calls: inline, in one batch, or in threads (VectorCalls)
     recv ◄── judge each turn (ToolEnv.end_turn) as soon as its own calls are answered
 
 Episodes are only touched by the thread that calls the vector environment, or at its word by their own (see `ToolEnv`);
@@ -11,15 +11,9 @@ to all, then `recv` from all.
 from __future__ import annotations
 
 import copy
-import json
-import math
-import queue
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -33,14 +27,11 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from agent_r1.chat import encode_turn
-from agent_r1.episode import OpenTurn, PendingCall
-from agent_r1.faults import Calls, Patience
+from agent_r1.faults import Patience
 from agent_r1.tool_env import ToolEnv
+from agent_r1.vector_calls import InFlight, VectorCalls
 from agent_r1.wrappers import Tokens, UnicodeText, decode_state
-from agent_r1_tools import Tool, ToolFault, ToolResult, run_batch
-from agent_r1_tools.running import is_strict
-
-MAX_THREADS = 512  # they are started when they are needed, and mostly wait
+from agent_r1_tools import ToolFault
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -55,34 +46,15 @@ class Phase(Enum):
 
 
 @dataclass(eq=False)
-class _Slot:
+class _Slot(InFlight):
     """One episode and its environment."""
 
-    number: int
-    env: ToolEnv
     phase: Phase = Phase.OVER
     observation: Any = None
     known: int = 0  # tokens that the policy has seen or written
     room: int = 0  # info["max_new_tokens"]
     steps: int = 0
-    turn: OpenTurn = field(default_factory=OpenTurn)
-    results: list[ToolResult | None] = field(default_factory=list)
-    missing: int = 0
     patience: Patience = field(default_factory=lambda: Patience(0))  # with a judge that faults
-
-
-@dataclass(eq=False)
-class _Job:
-    """Tool calls that one thread makes. Answer i goes to all `places[i]`: (slot, number of the call in its turn)."""
-
-    run: Callable[[], Sequence[ToolResult]]
-    places: list[list[tuple[_Slot, int]]] = field(default_factory=list)
-    calls: Sequence[PendingCall] = ()  # to be made again, each by itself, where they fault
-    key: Any = None  # equal calls that come while this one is under way wait for its answer
-    alone: frozenset[int] = frozenset()  # ids of the tools that nobody else may use meanwhile
-    judge: _Slot | None = None  # whose turn is judged after this
-    results: Sequence[ToolResult] = ()
-    error: BaseException | None = None  # that stopped it
 
 
 class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray[Any]]):
@@ -156,17 +128,12 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._slots = [_Slot(number, one) for number, one in enumerate(self.envs)]
-        self._threads = _Threads(MAX_THREADS)
-        self._stop_threads = weakref.finalize(self, self._threads.stop)  # for who forgets to close
-        self._waiting: list[_Job] = []  # for a tool that another job uses alone
-        self._occupied: set[int] = set()  # ids of those tools
-        self._equal: dict[Any, _Job] = {}  # jobs under way that equal calls can join
+        self._calls = VectorCalls(first)
+        self._stop_threads = weakref.finalize(self, self._calls.stop)  # for who forgets to close
         self._distrust = 0  # so many episodes must begin in a row until a reset waits for one again
-        self._answered: deque[_Slot] = deque()  # all calls answered, the turn not yet judged
         self._outcomes: dict[int, tuple[Any, float, bool, bool, dict[str, Any]]] = {}  # judged, not yet received
         # Called with (environment, info, terminated, truncated) when an episode ends, before the next one begins.
         self.on_end: list[Callable[[ToolEnv, dict[str, Any], bool, bool], None]] = []
-        self._bug: BaseException | None = None  # a tool's own, which was raised
 
     # ------------------------------------------------------------------ gymnasium
 
@@ -246,25 +213,12 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         slots = [self._slots[i] for i in ids]
         spans = [self._span(slot, action) for slot, action in zip(slots, actions, strict=True)]
 
-        free: dict[Any, list[tuple[PendingCall, _Slot, int]]] = {}  # calls by tool, of all episodes
         for slot, span in zip(slots, spans, strict=True):
             slot.turn = slot.env.begin_turn(span)
             slot.phase = Phase.IN_FLIGHT
             slot.known = slot.env.episode.length
             slot.patience = Patience(slot.env.fault_deadline)
-            calls = slot.turn.waiting
-            slot.results, slot.missing = [None] * len(calls), len(calls)
-            if slot.turn.answers and slot.env.slow_judge:
-                self._start_judging(slot)
-            elif not calls:
-                self._answered.append(slot)
-            elif all(_tool(call).concurrency_safe for call in calls):
-                for number, call in enumerate(calls):
-                    free.setdefault(_tool_key(_tool(call)), []).append((call, slot, number))
-            else:
-                self._start_in_order(slot, calls)
-        for group in free.values():
-            self._start_together(group)
+        self._calls.start(slots)
 
     def recv(
         self, min_batch: int = 1, timeout: float | None = None
@@ -284,17 +238,14 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         wanted = min(min_batch, in_flight)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            while self._answered:
-                self._judge(self._answered.popleft())
+            while self._calls.answered:
+                self._judge(self._slots[self._calls.answered.popleft().number])
             if len(self._outcomes) >= wanted:
                 wait: float | None = 0.0  # take what else is done, but wait for nothing
             else:
                 wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                job = self._threads.done.get(timeout=wait)
-            except queue.Empty:
+            if not self._calls.wait(wait):
                 break
-            self._finish(job)
         ids = sorted(self._outcomes)
         outcomes = [self._outcomes.pop(i) for i in ids]
         for i, (_, _, terminated, truncated, _) in zip(ids, outcomes, strict=True):
@@ -343,9 +294,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             pause = slot.patience.next()
             if pause is None:
                 slot.turn.fault = str(fault)
-                self._answered.append(slot)
+                self._calls.answered.append(slot)
             else:
-                self._threads.start(_Job(partial(_sleep, pause), judge=slot))
+                self._calls.judge_again(slot, pause)
             return
         slot.steps += 1
         truncated = truncated or slot.steps == self.max_episode_steps
@@ -360,114 +311,14 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         slot.phase = Phase.IN_FLIGHT  # until it is received
         self._outcomes[slot.number] = slot.observation, reward, terminated, truncated, info
 
-    # ------------------------------------------------------------------ tool calls
-
-    def _start_in_order(self, slot: _Slot, calls: Sequence[PendingCall]) -> None:
-        """The calls of one turn, one after the other, because a tool among them has a session."""
-        in_order = slot.env.in_order(calls)
-        alone = frozenset(id(call.tool) for call in calls if not _tool(call).concurrency_safe)
-        places = [[(slot, number)] for number in range(len(calls))]
-        job = _Job(lambda: in_order.run() or [], places, alone=alone)
-        if alone & self._occupied or any(alone & other.alone for other in self._waiting):
-            self._waiting.append(job)
-            return
-        if all(_tool(call).timeout == math.inf for call in calls):
-            results = self._raising(partial(in_order.run, wait=False))
-            if results is not None:
-                job.results = results
-                self._deliver(job)
-                return
-        self._occupied |= alone
-        self._threads.start(job)
-
-    def _start_judging(self, slot: _Slot) -> None:
-        """Judge an answer in a thread: it delays its own episode only. What it raises shows when the turn ends."""
-
-        def run() -> list[ToolResult]:
-            with suppress(Exception):
-                slot.env.judge_early(slot.turn)
-            return []
-
-        self._threads.start(_Job(run, judge=slot))
-
-    def _start_together(self, calls: list[tuple[PendingCall, _Slot, int]]) -> None:
-        """Calls of equal tools from all episodes; they don't influence each other."""
-        tool = _tool(calls[0][0])
-        if tool.timeout == math.inf or type(tool).batch_execute is not Tool.batch_execute:
-            batch = [call.arguments for call, _, _ in calls]
-            job = _Job(
-                partial(run_batch, tool, batch, strict=self.envs[0].strict),
-                [[(slot, number)] for _, slot, number in calls],
-                [call for call, _, _ in calls],
-            )
-            if tool.timeout == math.inf:
-                job.results = self._raising(job.run)
-                self._deliver(job)
-            else:
-                self._threads.start(job)
-            return
-        for call, slot, number in calls:
-            key = (_tool_key(_tool(call)), _arguments_key(call.call.arguments))
-            if key in self._equal:
-                self._equal[key].places[0].append((slot, number))
-            else:
-                run = partial(run_batch, _tool(call), [call.arguments], strict=slot.env.strict)
-                job = self._equal[key] = _Job(run, [[(slot, number)]], [call], key)
-                self._threads.start(job)
-
-    def _start_again(self, call: PendingCall, result: ToolResult, places: list[tuple[_Slot, int]]) -> bool:
-        """Make a call that faulted again, by itself; False where it has had its chances."""
-        again: Calls = places[0][0].env.in_order([call])
-        if not again.faulted(_tool(call), result):
-            return False
-        self._threads.start(_Job(lambda: again.run() or [], [places]))
-        return True
-
-    def _finish(self, job: _Job) -> None:
-        """A job came back from its thread: hand out the answers, and let the next one have its tools."""
-        if job.error is not None and is_strict(self.envs[0].strict):
-            self._bug = job.error
-            raise job.error
-        self._equal.pop(job.key, None)
-        self._deliver(job)
-        if job.alone:
-            self._occupied -= job.alone
-            still_waiting: list[_Job] = []
-            for other in self._waiting:
-                if other.alone & self._occupied or any(other.alone & earlier.alone for earlier in still_waiting):
-                    still_waiting.append(other)
-                else:
-                    self._occupied |= other.alone
-                    self._threads.start(other)
-            self._waiting = still_waiting
-
-    def _raising(self, run: Callable[[], Any]) -> Any:
-        """Calls in this thread. They raise only a tool's own bug, where that is asked for."""
-        try:
-            return run()
-        except Exception as error:
-            self._bug = error
-            raise
-
-    def _deliver(self, job: _Job) -> None:
-        if job.judge is not None:
-            self._answered.append(job.judge)
-        for index, (result, places) in enumerate(zip(job.results, job.places, strict=True)):
-            if result.fault is not None and job.calls and self._start_again(job.calls[index], result, places):
-                continue
-            for slot, number in places:
-                slot.results[number] = result
-                slot.missing -= 1
-                if not slot.missing:
-                    self._answered.append(slot)
-
     # ------------------------------------------------------------------ arguments
 
     def _check_open(self) -> None:
         if self.closed:
             raise RuntimeError("this vector environment is closed; make a new one")
-        if self._bug is not None:
-            raise RuntimeError("a tool's own bug was raised in the middle of turns; make a new one") from self._bug
+        if self._calls.bug is not None:
+            said = "a tool's own bug was raised in the middle of turns; make a new one"
+            raise RuntimeError(said) from self._calls.bug
 
     def _chosen(self, mask: Any) -> list[int]:
         if mask is None:
@@ -502,75 +353,6 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             for own, one in zip(each, values, strict=True):
                 own[key] = one
         return each
-
-
-class _Threads:
-    """Daemon threads that run jobs; a ThreadPoolExecutor would keep the program from ending while a tool is stuck."""
-
-    def __init__(self, limit: int) -> None:
-        self.done: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._limit = limit
-        self._todo: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._count = 0
-
-    def start(self, job: _Job) -> None:
-        self._todo.put(job)
-        if not self._idle.acquire(blocking=False) and self._count < self._limit:
-            self._count += 1
-            arguments = (self._todo, self.done, self._idle)
-            threading.Thread(target=_work, args=arguments, name=f"tool-calls-{self._count}", daemon=True).start()
-
-    def stop(self) -> None:
-        while True:
-            try:
-                self._todo.get(block=False)
-            except queue.Empty:
-                break
-        for _ in range(self._count):
-            self._todo.put(None)
-
-
-def _work(
-    todo: queue.SimpleQueue[_Job | None], done: queue.SimpleQueue[_Job], idle: threading.Semaphore
-) -> None:
-    while (job := todo.get()) is not None:
-        try:
-            job.results = job.run()
-        except BaseException as error:  # run_tool and run_batch answer always; a lost job would hang its episode
-            job.error, fault = error, f"{type(error).__name__}: {error}"
-            failure = ToolResult(f"Error: {fault}", ok=False, data={"error": "exception"}, fault=fault)
-            job.results = [failure] * len(job.places)
-        done.put(job)
-        del job
-        idle.release()
-
-
-def _sleep(seconds: float) -> list[ToolResult]:
-    time.sleep(seconds)
-    return []
-
-
-def _tool(call: PendingCall) -> Tool:
-    """The tool of a call that has one."""
-    assert call.tool is not None
-    return call.tool
-
-
-def _tool_key(tool: Tool) -> Any:
-    """Equal tools share batches and answers; a tool that cannot be hashed is equal to itself only."""
-    try:
-        hash(tool)
-    except TypeError:
-        return id(tool)
-    return tool
-
-
-def _arguments_key(arguments: Any) -> Any:
-    try:
-        return json.dumps(arguments, sort_keys=True)
-    except (TypeError, ValueError):  # not JSON: nothing that could be compared
-        return object()
 
 
 def vector_spec(env_id: str) -> EnvSpec:

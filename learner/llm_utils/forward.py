@@ -190,11 +190,6 @@ def hidden_states(
     return output.last_hidden_state[index], head
 
 
-def uses_gradient_checkpointing(model: torch.nn.Module) -> bool:
-    """Are activations computed again in the backward pass?"""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
 def train_checkpointed_layers(model: torch.nn.Module) -> None:
     """Put layers with gradient checkpointing into training mode, where alone it works; nothing inside them, which may
     compute something else there."""

@@ -4,10 +4,11 @@ import gzip
 import json
 
 import pytest
-from fuzz_spans import _humaneval_row, _mbpp_row
+from made_up_data import humaneval_row, mbpp_row
 
+from agent_r1.code_judge import left_side
 from agent_r1.task_data import DATA_SETS, DataFormatError, Row, load_questions
-from agent_r1.tasks.programming import _left_side, humaneval_task, mbpp_task
+from agent_r1.tasks.programming import humaneval_task, mbpp_task
 
 DEEP = "[" * 100_000
 LONG = "9" * 5_000
@@ -108,7 +109,7 @@ NO_PYTHON = ["def f(:\n", "x = (" * 300, "-" * 200_000 + "1", "x = '\0'", "\ud80
 @pytest.mark.parametrize("code", NO_PYTHON, ids=range(len(NO_PYTHON)))
 @pytest.mark.parametrize("field", ["code", "test_setup_code", "test_list"])
 def test_mbpp_that_is_no_python(tmp_path, field, code):
-    good = _mbpp_row(601)
+    good = mbpp_row(601)
     bad = good | {field: [*good["test_list"], code] if field == "test_list" else code}
     (tmp_path / "mbpp.jsonl").write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
     message = refusal("mbpp", "train", tmp_path)
@@ -128,7 +129,7 @@ def test_mbpp_that_is_no_python(tmp_path, field, code):
     ],
 )
 def test_mbpp_whose_tests_test_nothing(tmp_path, field, value):
-    (tmp_path / "mbpp.jsonl").write_text(json.dumps(_mbpp_row(601) | {field: value}))
+    (tmp_path / "mbpp.jsonl").write_text(json.dumps(mbpp_row(601) | {field: value}))
     assert f"row 0 (counting from 0), field '{field}': " in refusal("mbpp", "train", tmp_path)
 
 
@@ -146,19 +147,19 @@ def test_mbpp_whose_tests_test_nothing(tmp_path, field, value):
     ],
 )
 def test_humaneval_that_is_no_python(tmp_path, field, value):
-    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(_humaneval_row(2) | {field: value}))
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(humaneval_row(2) | {field: value}))
     assert f"/HumanEval.jsonl, row 0 (counting from 0), field '{field}': " in refusal("humaneval", "test", tmp_path)
 
 
 def test_what_is_read_makes_tasks(tmp_path):
-    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(_humaneval_row(2)))
-    (tmp_path / "mbpp.jsonl").write_text(json.dumps(_mbpp_row(601)))
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(humaneval_row(2)))
+    (tmp_path / "mbpp.jsonl").write_text(json.dumps(mbpp_row(601)))
     assert humaneval_task(*load_questions("humaneval", "test", tmp_path)).metadata["entry_point"] == "times_2"
     assert mbpp_task(*load_questions("mbpp", "train", tmp_path), 1).metadata["entry_point"] == "add_601"
 
 
 def test_a_test_too_deep_to_be_written_out_again():
-    assert _left_side(f"assert f({'+'.join(['1'] * 900)}) == 1") is None
+    assert left_side(f"assert f({'+'.join(['1'] * 900)}) == 1") is None
 
 
 def test_an_error_about_a_value_of_any_depth():

@@ -160,11 +160,6 @@ def test_other_tools_are_refused(tools):
         gym.make("AgentR1/GSM8K-v0", tools=tools)
 
 
-def test_there_is_nothing_to_search():
-    with pytest.raises(ValueError, match="corpus can only be 'own'"):
-        gym.make("AgentR1/GSM8K-v0", corpus="pooled")
-
-
 @pytest.mark.parametrize(
     ("name", "line", "field"),
     [

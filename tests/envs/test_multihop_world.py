@@ -1,5 +1,7 @@
 """MultihopWorld: worlds that are what they say, that its expert solves, and that a shortcut does not."""
 
+import json
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from agent_r1.tasks.multihop_world import (
     generate_task,
     names,
 )
+from agent_r1_tools import run_tool
 
 SPLITS = list(MultihopWorldEnv.splits)
 SEEN, UNSEEN = map(set, names())
@@ -199,3 +202,14 @@ def test_a_wider_search_and_a_longer_episode():
         *_, terminated, truncated, info = env.step(np.asarray(env.tokenizer.encode(text)))
     assert truncated and not terminated and info["metrics"]["support_recall"] == 1.0
     assert "[3] " in env.messages[-1]["content"]
+
+
+def test_a_corpus_from_elsewhere_is_what_is_searched(tmp_path):
+    title, text = generate_task(0, "train", 1).metadata["passages"][0]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(json.dumps({"title": title, "text": text}))
+    env = MultihopWorldEnv(corpus=str(path))
+    env.reset(options={"task_index": 0})
+    assert run_tool(env.tools["search"], {"query": title}).data["titles"] == [title]
+    with pytest.raises(ValueError, match="no corpus 'pooled'"):
+        MultihopWorldEnv(corpus="pooled")

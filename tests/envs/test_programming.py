@@ -10,9 +10,10 @@ import math_and_code_data
 import numpy as np
 import pytest
 
+from agent_r1 import code_judge
+from agent_r1.code_judge import check_program, judge_sandbox
 from agent_r1.task_data import DataFormatError, Program, load_questions
-from agent_r1.tasks import programming
-from agent_r1.tasks.programming import check_program, complete_program, humaneval_task, judge_sandbox, mbpp_task
+from agent_r1.tasks.programming import complete_program, humaneval_task, mbpp_task
 from agent_r1_tools.python import SandboxError, probe
 
 pytestmark = pytest.mark.skipif(
@@ -178,10 +179,10 @@ def test_waiting_for_other_programs_is_no_fault(say, monkeypatch):
     env = gym.make("AgentR1/HumanEval-v0").unwrapped
     env.reset(options={"task_index": 0})
     lanes, held = threading.BoundedSemaphore(1), []
-    check = programming._check_once
-    monkeypatch.setattr(programming, "_lanes", lanes)
+    check = code_judge._check_once
+    monkeypatch.setattr(code_judge, "_lanes", lanes)
     monkeypatch.setattr(
-        programming, "_check_once", lambda *a, **k: (held.append(not lanes.acquire(timeout=0)), check(*a, **k))[1]
+        code_judge, "_check_once", lambda *a, **k: (held.append(not lanes.acquire(timeout=0)), check(*a, **k))[1]
     )
     monkeypatch.setattr(env.tools["run_tests"], "timeout", 2.0)
     env.fault_deadline = 0
@@ -200,8 +201,8 @@ def test_waiting_for_other_programs_is_no_fault(say, monkeypatch):
 def test_only_a_process_that_died_is_run_again(env, name, say, monkeypatch, body, runs):
     """What a program says of itself is no reason."""
     begun = []
-    check = programming._check_once
-    monkeypatch.setattr(programming, "_check_once", lambda *arguments: (begun.append(1), check(*arguments))[1])
+    check = code_judge._check_once
+    monkeypatch.setattr(code_judge, "_check_once", lambda *arguments: (begun.append(1), check(*arguments))[1])
     function = SOLUTIONS[name].split("(")[0].removeprefix("def ")
     assert say(env, f"<answer>import os\ndef {function}(x): {body}</answer>")[1] == 0
     assert len(begun) == runs

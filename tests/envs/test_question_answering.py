@@ -6,12 +6,13 @@ import socket
 import threading
 import time
 
-import fuzz_spans
 import gymnasium as gym
+import made_up_data
 import numpy as np
 import oracle
 import pytest
 from gymnasium.utils.env_checker import check_env
+from made_up_data import musique_row, wiki_row
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.task_data import DataNotFoundError
@@ -20,7 +21,7 @@ from agent_r1_tools.search import BM25Retriever, Passage, RetrievalError
 IDS = {folder: env_id for env_id, folder in oracle.ENVIRONMENTS.items()}
 
 QUESTIONS = [
-    *fuzz_spans.QUESTIONS,
+    *made_up_data.QUESTIONS,
     (
         "Which grade did Dora Vane get at the school of Pell?",
         "A",
@@ -34,31 +35,9 @@ QUESTIONS = [
 
 
 def official_row(name, index):
-    question, answer, passages = QUESTIONS[index]
     if name == "musique":
-        return {
-            "id": f"2hop__{index}",
-            "question": question,
-            "answer": answer,
-            "answer_aliases": [f"{answer} indeed"],
-            "answerable": True,
-            "paragraphs": [
-                {"idx": i, "title": title, "paragraph_text": " ".join(sentences), "is_supporting": gold}
-                for i, (title, sentences, gold) in enumerate(passages)
-            ],
-        }
-    between = " " if name == "hotpotqa" else ""
-    return {
-        "_id": f"q{index}",
-        "question": question,
-        "answer": answer,
-        "type": "bridge",
-        "context": [
-            [title, [between * (i > 0) + sentence for i, sentence in enumerate(sentences)]]
-            for title, sentences, _ in passages
-        ],
-        "supporting_facts": [[title, 0] for title, _, gold in passages if gold],
-    }
+        return musique_row(index, QUESTIONS[index]) | {"answer_aliases": [f"{QUESTIONS[index][1]} indeed"]}
+    return wiki_row(index, QUESTIONS[index], " " if name == "hotpotqa" else "")
 
 
 def write(folder, name, split, rows):

@@ -34,10 +34,10 @@ def data_folder(made_up_data, monkeypatch):
 
 
 def takes(env_id):
-    """The names of the arguments that an environment takes; one that can only be None is no argument."""
+    """The names of the arguments that an environment takes."""
     bases = load_env_creator(gym.spec(env_id).entry_point).__mro__
-    given = [inspect.signature(base.__init__).parameters.values() for base in bases if "__init__" in vars(base)]
-    return {parameter.name for parameters in given for parameter in parameters if parameter.annotation != "None"}
+    given = [inspect.signature(base.__init__).parameters for base in bases if "__init__" in vars(base)]
+    return {name for parameters in given for name in parameters}
 
 
 READS_DATA = [env_id for env_id in IDS if "data_dir" in takes(env_id)]
@@ -227,12 +227,18 @@ def test_missing_data_names_the_three_ways(env_id, tmp_path, monkeypatch):
         gym.make(env_id, data_dir=str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("env_id", ["AgentR1/MultihopWorld-v0", "AgentR1/ArithmeticWorld-v0"])
-def test_a_generated_world_takes_no_data(env_id, tmp_path):
-    with pytest.raises(ValueError, match="generated: it takes no data_dir"):
-        gym.make(env_id, data_dir=str(tmp_path))
-    with pytest.raises(ValueError, match="corpus can only be 'own'"):
-        gym.make(env_id, corpus="pooled")
+@pytest.mark.parametrize("env_id", IDS)
+def test_no_argument_does_nothing(env_id, tmp_path):
+    """A folder is taken where data are read, a corpus where something is searched, and both are looked at."""
+    nowhere = {"data_dir": str(tmp_path / "nowhere"), "corpus": str(tmp_path / "nowhere.jsonl")}
+    for name, value in (nowhere | {"corpus": "own", "top_k": 5}).items():
+        if name not in takes(env_id):
+            with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'; it has .*\bmax_turns\b"):
+                gym.make(env_id, **{name: value})
+    for name in nowhere.keys() & takes(env_id):
+        with pytest.raises((FileNotFoundError, ValueError), match=rf"nowhere|{name} is what the tool search searches"):
+            gym.make(env_id, **{name: nowhere[name]})
+    assert ("top_k" in takes(env_id)) == ("corpus" in takes(env_id))
 
 
 @pytest.mark.parametrize("env_id", TINY)

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 import tyro
-
-PLAY = ("ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm")
-ALL = (*PLAY, "sft_llm", "evaluate_llm")
+from learners import ALL, PLAY
 
 
 def check(script, *words):

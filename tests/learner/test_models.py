@@ -111,10 +111,10 @@ def test_a_critics_backbone_checkpoints_its_activations_too(policy_folder):
     found, calls = [], []
     for checkpointing in (False, True):
         backbone = AutoModel.from_pretrained(policy_folder, dtype=torch.float32).eval()
-        assert not forward.uses_gradient_checkpointing(backbone)
+        assert not backbone.is_activation_checkpointing
         if checkpointing:
             loading.enable_gradient_checkpointing(backbone)
-            assert forward.uses_gradient_checkpointing(backbone)
+            assert backbone.is_activation_checkpointing
             backbone.train()
         backbone.layers[1].self_attn.register_forward_hook(lambda *_, now=checkpointing: calls.append(now))
         states = backbone(input_ids=torch.arange(24).reshape(2, 12), use_cache=False).last_hidden_state

@@ -115,11 +115,11 @@ def test_gradient_checkpointing_does_not_make_a_slot_forget(policy_folder, vocab
     """In training mode such layers drop the cache, and say so only in a warning."""
     from types import SimpleNamespace
 
-    from llm_utils import forward, loading
+    from llm_utils import loading
 
     args = SimpleNamespace(lora_rank=0, gradient_checkpointing=True)
     model = loading.load_policy(policy_folder, torch.device("cpu"), args)
-    assert forward.uses_gradient_checkpointing(model)
+    assert model.is_activation_checkpointing
     tokens = np.random.default_rng(0).integers(vocab_size, size=12)
     model_slots = slots.SlotModel(model, 2, vocab_size)
     prefill(model_slots, {0: tokens[:10]})

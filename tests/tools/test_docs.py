@@ -1,7 +1,9 @@
 """The pages in docs/tools: every Python block runs, and prints what the text block behind it says."""
 
 import contextlib
+import importlib
 import io
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 import agent_r1_tools
+from agent_r1_tools import Tool
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "tools").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -34,9 +37,16 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def subclasses(cls: type) -> list[type]:
+    return [cls, *(found for one in cls.__subclasses__() for found in subclasses(one))]
+
+
 def test_there_is_a_page_for_every_tool() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in Path(agent_r1_tools.__file__).parent.rglob("*.py")]
-    names = {name for text in sources for name in re.findall(r'^    name = "(\w+)"$', text, re.MULTILINE)}
-    assert len(names) >= 4 and {*names, "index", "your_own_tool"} <= {page.stem for page in PAGES}
+    for module in pkgutil.walk_packages(agent_r1_tools.__path__, "agent_r1_tools."):
+        with contextlib.suppress(ImportError):  # of an extra, which no tool needs to be imported
+            importlib.import_module(module.name)
+    ours = [cls for cls in subclasses(Tool) if cls.__module__.startswith("agent_r1_tools.")]
+    named = {cls.__name__: cls.name for cls in ours if isinstance(getattr(cls, "name", None), str)}
+    assert len(named) >= 4 and {*named.values(), "index", "your_own_tool"} == {page.stem for page in PAGES}
     overview = (PAGES[0].parent / "index.md").read_text(encoding="utf-8")
-    assert not [name for name in names if f"({name}.md)" not in overview]
+    assert not [name for cls, name in named.items() if f"| [`{cls}`]({name}.md) | `{name}(" not in overview]

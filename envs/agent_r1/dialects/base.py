@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from agent_r1.dialects.codec import CUT, RESERVED
+from agent_r1.dialects.codec import RESERVED, SPLIT
 from agent_r1.dialects.template import PROBE_TOOL, ChatTemplate, Schema, template_message
 from agent_r1.tokenizers import render_chat
 
@@ -384,7 +384,7 @@ def _lines(content: str, calls: list[str]) -> str:
 
 
 def _uncut(text: str) -> str:
-    return text.replace(CUT, "")
+    return text.replace(SPLIT, "")
 
 
 def function_of(schema: Schema) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from agent_r1.tokenizers import control_tokens, fast_codec, replace_surrogates
 
 # Private-use characters that stand for things that are not text. None of them survives in a text given to a dialect.
 RESERVED = re.compile("[\U0010f8a0-\U0010f8af]")
-CUT = "\U0010f8a0"  # cuts a rendered text into pieces that are encoded apart
+SPLIT = "\U0010f8a0"  # cuts a rendered text into pieces that are encoded apart
 
 
 class Codec:
@@ -48,7 +48,7 @@ class Codec:
         if not inner:
             return text
         start = text.index(inner)
-        return f"{text[:start]}{CUT}{inner}{CUT}{text[start + len(inner) :]}"
+        return f"{text[:start]}{SPLIT}{inner}{SPLIT}{text[start + len(inner) :]}"
 
     def touches_edge(self, content: Any) -> bool:
         """Whether a text begins or ends with a part of a control token's string, or is such a part."""
@@ -60,9 +60,9 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Encode the pieces between cuts."""
-        if CUT not in text:
+        if SPLIT not in text:
             return self.encode_text(text)
-        return [token for piece in text.split(CUT) if piece for token in self.encode_text(piece)]
+        return [token for piece in text.split(SPLIT) if piece for token in self.encode_text(piece)]
 
     def controls_in(self, ids: list[int]) -> list[int]:
         return [token for token in ids if token in self.control_ids]
@@ -80,7 +80,7 @@ def _occurrences(
     pattern = re.compile("|".join(f"{re.escape(c)}(?={'|'.join(rests)})" for c, rests in by_first.items()) or r"(?!)")
 
     def cut(match: re.Match[str]) -> str:
-        return "\ufffd" if match[0] in controls else match[0] + CUT  # a token of one character cannot be cut
+        return "\ufffd" if match[0] in controls else match[0] + SPLIT  # a token of one character cannot be cut
 
     starts = tuple({token[i:] for token in controls for i in range(1, len(token))})
     ends = tuple({token[:i] for token in controls for i in range(1, len(token))})

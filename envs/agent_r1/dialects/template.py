@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.dialects.codec import CUT, Codec
+from agent_r1.dialects.codec import SPLIT, Codec
 from agent_r1.tokenizers import render_chat
 
 Schema = dict[str, Any]
@@ -164,7 +164,7 @@ class ChatTemplate:
         ids = self.codec.encode(self.end_of_turn + _join(frame, guarded))[1:]
         if tuple(self.codec.controls_in(ids)) == frame.controls:
             return ids
-        apart = [f"{CUT}{value}{CUT}" for value in guarded]  # a control token formed across an edge: encode apart
+        apart = [f"{SPLIT}{value}{SPLIT}" for value in guarded]  # a control token formed across an edge: encode apart
         return self.codec.encode(self.end_of_turn + _join(frame, apart))[1:]
 
     def _accepts_system_role(self) -> bool:

@@ -13,7 +13,7 @@ share its rows. Rows become `Question`s, `Problem`s or `Program`s; a row that is
 
 from agent_r1.task_data.files import read_rows
 from agent_r1.task_data.load import DATA_SETS, DATA_VARIABLE, find_file, load_questions
-from agent_r1.task_data.rows import (
+from agent_r1.task_data.records import (
     DataFormatError,
     DataNotFoundError,
     DataSet,

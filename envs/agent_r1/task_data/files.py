@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent_r1.task_data.rows import DataFormatError
+from agent_r1.task_data.records import DataFormatError
 
 MAX_DIGITS = 400
 """An integer with more is no number of a data set's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agent_r1.task_data.rows import DataSet, Problem, Row
+from agent_r1.task_data.records import DataSet, Problem, Row
 
 _ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agent_r1.task_data.rows import DataSet, Question, Row, shown
+from agent_r1.task_data.records import DataSet, Question, Row, shown
 from agent_r1_tools.search import Passage
 
 

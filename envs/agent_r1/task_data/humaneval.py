@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 
-from agent_r1.task_data.rows import DataSet, Program, Row, defined
+from agent_r1.task_data.records import DataSet, Program, Row, defined
 
 
 def _read(row: Row) -> Program:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_r1.task_data import gsm8k, hotpotqa, humaneval, math, mbpp, musique, two_wiki
 from agent_r1.task_data.files import read_json, read_lines, read_rows
-from agent_r1.task_data.rows import DataFormatError, DataNotFoundError, DataSet, Row, shown
+from agent_r1.task_data.records import DataFormatError, DataNotFoundError, DataSet, Row, shown
 
 logger = logging.getLogger(__name__)
 

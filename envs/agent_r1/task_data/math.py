@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_r1.math_text import last_boxed
-from agent_r1.task_data.rows import DataSet, Problem, Row
+from agent_r1.task_data.records import DataSet, Problem, Row
 
 
 def _read(row: Row) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from agent_r1.task_data.rows import DataSet, Program, Row, defined, shown
+from agent_r1.task_data.records import DataSet, Program, Row, defined, shown
 
 MBPP_SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
 """The official ranges of task_id, both ends included."""

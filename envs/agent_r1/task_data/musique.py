@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_r1.task_data.rows import DataSet, Question, Row, shown
+from agent_r1.task_data.records import DataSet, Question, Row, shown
 from agent_r1_tools.search import Passage
 
 

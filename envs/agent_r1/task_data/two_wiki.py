@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_r1.task_data.hotpotqa import by_title_from_hub, read_by_title
-from agent_r1.task_data.rows import DataSet, Question, Row
+from agent_r1.task_data.records import DataSet, Question, Row
 
 
 def _read(row: Row) -> Question:

@@ -120,16 +120,7 @@ class ArithmeticWorldEnv(MathematicsEnv):
         name: name for name in ("train", "test", "more_steps", "larger_numbers", "unseen_words", "other_phrasings")
     }
 
-    def __init__(
-        self,
-        *,
-        world_seed: int = 0,
-        data_dir: None = None,
-        tools: Sequence[str] = ("calculator",),
-        **kwargs: Any,
-    ) -> None:
-        if data_dir is not None:
-            raise ValueError("ArithmeticWorld is generated: it takes no data_dir")
+    def __init__(self, *, world_seed: int = 0, tools: Sequence[str] = ("calculator",), **kwargs: Any) -> None:
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         super().__init__(tools=tools, **kwargs)
         self.world_seed = world_seed

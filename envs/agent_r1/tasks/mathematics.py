@@ -34,7 +34,6 @@ class MathematicsEnv(ToolEnv):
     Args:
         tools: "calculator", "python", or both.
         sandbox: where the code of `python` runs, see `agent_r1_tools.python.open_sandbox`.
-        corpus, top_k: taken because every environment takes them; there is nothing to search here.
         kwargs: the arguments of `ToolEnv`.
 
     Raises: ImportError where math-verify is not installed; SandboxError for a sandbox that does not work here.
@@ -59,14 +58,10 @@ class MathematicsEnv(ToolEnv):
         *,
         tools: Sequence[str] = ("python", "calculator"),
         sandbox: str = "auto",
-        corpus: str = "own",
-        top_k: int = 5,
         **kwargs: Any,
     ) -> None:
         if isinstance(tools, str) or not tools or not {"calculator", "python"}.issuperset(tools):
             raise ValueError(f"tools are any of 'calculator' and 'python', as a tuple; got {tools!r}")
-        if corpus != "own":
-            raise ValueError(f"{type(self).__name__} searches nothing: corpus can only be 'own'")
         super().__init__([Calculator() if name == "calculator" else _python(sandbox) for name in tools], **kwargs)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:

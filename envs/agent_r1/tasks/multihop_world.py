@@ -141,19 +141,9 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
     }
     yes_no_rule = False
 
-    def __init__(
-        self,
-        *,
-        world_seed: int = 0,
-        data_dir: None = None,
-        corpus: str = "own",
-        top_k: int = 1,
-        **kwargs: Any,
-    ) -> None:
-        if data_dir is not None or corpus != "own":
-            raise ValueError("MultihopWorld is generated: it takes no data_dir, and corpus can only be 'own'")
+    def __init__(self, *, world_seed: int = 0, top_k: int = 1, **kwargs: Any) -> None:
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
-        super().__init__(corpus="own", top_k=top_k, **kwargs)
+        super().__init__(top_k=top_k, **kwargs)
         self.world_seed = world_seed
 
     @property

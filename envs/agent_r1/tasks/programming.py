@@ -2,11 +2,7 @@
 
 The policy is asked for a function. It may try code (`python`) and run its program against the tests of the prompt
 (`run_tests`), reads what fails, repairs, and answers with the whole program. The official tests decide; the policy
-never sees them.
-
-They run in a process of their own: the candidate lives in one sandbox, the test in another, and what the test calls
-there is a proxy. Arguments and results cross as built-in literals, so an object whose `__eq__` is always true, or a
-candidate that looks for the test in its own process, gains nothing.
+never sees them. `code_judge` runs both.
 """
 
 from __future__ import annotations
@@ -14,195 +10,15 @@ from __future__ import annotations
 import ast
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from agent_r1.code_judge import RunTests, Suite, check_program, judge_sandbox
 from agent_r1.dialects import Call
 from agent_r1.task_data import Program, load_questions
 from agent_r1.tool_env import Task, ToolEnv
-from agent_r1_tools import Tool, ToolFault, ToolResult
-from agent_r1_tools.running import describe
-from agent_r1_tools.tool import is_fault
-
-if TYPE_CHECKING:
-    from agent_r1_tools.python import CallError, Run, Sandbox, Session
-
-PROGRAM_SECONDS = 5.0  # of processor time, for the program to load and for each call
-_lanes = threading.BoundedSemaphore(os.cpu_count() or 1)  # more programs at a time would take time from each other
-
-
-def _renew_lanes() -> None:
-    """In a fork of this process: whoever holds a lane is in the parent."""
-    global _lanes
-    _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)
-
-
-os.register_at_fork(after_in_child=_renew_lanes)
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Tests and what they need.
-
-    Attributes:
-        names: functions (or classes) of the candidate that the tests call.
-        setup: code that runs before the tests.
-        tests: each a piece of code that raises where it fails.
-        one_process: the tests hand over objects or types, which cannot cross from sandbox to sandbox; they run in the
-            candidate's process and are not proof against a candidate that cheats (MBPP 367, 533, 601 and 927).
-    """
-
-    names: tuple[str, ...]
-    setup: str
-    tests: tuple[str, ...]
-    one_process: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What tests say about a program: `load_error` if it does not even run, else an error (None: passed) for each.
-
-    `died` says that a process ended on the way: by the program's doing, or because something outside killed it.
-    """
-
-    load_error: str | None
-    errors: tuple[str | None, ...]
-    died: bool = False
-
-    @property
-    def passed(self) -> bool:
-        return self.load_error is None and not any(self.errors)
-
-
-def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = False) -> Outcome:
-    """Run tests against a program, up to the first that fails; those after it count as failed with it.
-
-    With `explain` all are run, until one runs out of time, and a failed `assert f(x) == y` says what f(x) was. Where a
-    process died all is done once more: what dies twice dies of the program.
-
-    Raises ToolFault or an OSError that is one (see `is_fault`) where the sandbox is at fault.
-    """
-    try:
-        outcome = _check_once(sandbox, program, tests, explain)
-        return _check_once(sandbox, program, tests, explain) if outcome.died else outcome
-    except OSError as error:  # the sandbox's, whatever it is: a program names no path out here
-        raise error if is_fault(error) else ToolFault(describe(error)) from error
-
-
-def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> Outcome:
-    with ExitStack() as stack:
-        candidate = stack.enter_context(sandbox.session())
-        loaded = candidate.run(program)
-        if not loaded.ok:
-            return Outcome(loaded.output.strip() or loaded.error or loaded.status, (), loaded.status == "died")
-        tester: Session = candidate
-        functions: dict[str, Callable[..., Any]] = {}
-        faults: list[Exception] = []  # of the candidate's sandbox, while a test called it
-        deaths: list[CallError] = []  # of its process
-        if not tests.one_process:
-            tester = stack.enter_context(sandbox.session())
-            functions = {name: _proxy(candidate, name, faults, deaths) for name in tests.names}
-
-        def run_in_tester(code: str) -> Run:
-            run = tester.run(code, functions)
-            if faults:
-                raise faults[0]
-            return run
-
-        died = run_in_tester(tests.setup).status == "died"
-        errors: list[str | None] = []
-        for test in tests.tests:
-            run = run_in_tester(test)
-            error = None if run.ok else run.error or run.status
-            died = died or run.status == "died"
-            if error and explain and error.startswith("AssertionError") and (left := _left_side(test)):
-                error = f"{left} is {run_in_tester(left).output.strip()}"
-            errors.append(error)
-            if error and (not explain or run.status in ("timeout", "died") or "Timeout" in error):
-                break
-        not_run = len(tests.tests) - len(errors)
-        return Outcome(None, (*errors, *errors[-1:] * not_run), died or bool(deaths))
-
-
-def _proxy(
-    candidate: Session, name: str, faults: list[Exception], deaths: list[CallError]
-) -> Callable[..., Any]:
-    """The candidate's function, for a test. A fault or a death would only be an exception inside, so it is noted."""
-    from agent_r1_tools.python import CallError
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return candidate.call(name, args, kwargs)
-        except (ToolFault, OSError) as error:
-            faults.append(error)
-            raise
-        except CallError as error:
-            if error.kind == "Died":
-                deaths.append(error)
-            raise
-
-    return call
-
-
-def _left_side(test: str) -> str | None:
-    """f(x) of `assert f(x) == y`. Tests come from the data set, never from a policy."""
-    match ast.parse(test).body:
-        case [ast.Assert(test=ast.Compare(left=left))]:
-            try:
-                return ast.unparse(left)
-            except RecursionError:  # nested too deeply to be written out
-                return None
-    return None
-
-
-class RunTests(Tool):
-    """Runs a program against the tests of the prompt.
-
-    `ToolResult.data` is `{"passed": [indexes], "error": str | None}`; the error is why the program did not even load.
-    """
-
-    name = "run_tests"
-    description = "Run a whole program against the tests of the task and report which of them fail."
-    parameters = {
-        "type": "object",
-        "properties": {"code": {"type": "string", "description": "The whole program."}},
-        "required": ["code"],
-        "additionalProperties": False,
-    }
-    timeout = 3600.0  # without waiting for other programs; the sandbox bounds every run
-    timeout_is_fault = True
-    concurrency_safe = False  # each episode has tests of its own
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self.tests = Suite((), "", ())
-        self.complete: Callable[[str], str] = str
-
-    def lane(self) -> AbstractContextManager[Any]:
-        return _lanes
-
-    def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        outcome = check_program(self.sandbox, self.complete(arguments["code"]), self.tests, explain=True)
-        if outcome.load_error is not None:
-            return ToolResult(
-                f"The program does not run:\n{outcome.load_error}",
-                ok=False,
-                data={"passed": [], "error": outcome.load_error},
-            )
-        passed = [index for index, error in enumerate(outcome.errors) if error is None]
-        if not self.tests.tests:
-            return ToolResult("The program runs. The prompt has no tests.", data={"passed": [], "error": None})
-        lines = [f"{len(passed)} of {len(outcome.errors)} tests pass."]
-        lines += [
-            f"Failed: {test}\n  {error}"
-            for test, error in zip(self.tests.tests, outcome.errors, strict=True)
-            if error is not None
-        ]
-        return ToolResult("\n".join(lines), data={"passed": passed, "error": None})
+from agent_r1_tools import Tool, ToolResult
 
 
 class ProgrammingEnv(ToolEnv):
@@ -215,7 +31,6 @@ class ProgrammingEnv(ToolEnv):
         tools: "python", "run_tests", or both.
         sandbox: where code runs, see `agent_r1_tools.python.open_sandbox`. With "auto" programs are judged where all of
             CPython is: in bubblewrap or the fork server, if one of them is there.
-        corpus, top_k: taken because every environment takes them; there is nothing to search here.
         kwargs: the arguments of `ToolEnv`.
 
     Raises: SandboxError for a sandbox that does not work here.
@@ -239,16 +54,12 @@ class ProgrammingEnv(ToolEnv):
         *,
         tools: Sequence[str] = ("python", "run_tests"),
         sandbox: str = "auto",
-        corpus: str = "own",
-        top_k: int = 5,
         **kwargs: Any,
     ) -> None:
         from agent_r1_tools.python import PythonTool
 
         if isinstance(tools, str) or not tools or not {"python", "run_tests"}.issuperset(tools):
             raise ValueError(f"tools are any of 'python' and 'run_tests', as a tuple; got {tools!r}")
-        if corpus != "own":
-            raise ValueError(f"{type(self).__name__} searches nothing: corpus can only be 'own'")
         self._judge_sandbox = judge_sandbox(sandbox)
         self._run_tests = RunTests(self._judge_sandbox)
         made: dict[str, Callable[[], Tool]] = {
@@ -282,7 +93,7 @@ class ProgrammingEnv(ToolEnv):
         correct = 0.0
         if answer:
             program = complete_program(self.task, answer)
-            with _lanes:
+            with self._run_tests.lane():
                 correct = float(check_program(self._judge_sandbox, program, self.task.metadata["hidden"]).passed)
         shown = len(self.task.metadata["shown"].tests)
         return correct, {"em": correct, "shown_tests_passed": len(self.memory.get("tests_passed", ())) / max(1, shown)}
@@ -299,21 +110,6 @@ def complete_program(task: Task, code: str) -> str:
     if not prefix or re.search(rf"^(?:def\s+{name}\b|{name}\s*=)", code, re.MULTILINE):
         return f"{prefix}\n{code}"
     return prefix + ("" if code[:1].isspace() else "    ") + code
-
-
-@lru_cache(maxsize=8)
-def judge_sandbox(backend: str) -> Sandbox:
-    """The sandbox that programs are judged in: for "auto" the first that is there and has all of CPython."""
-    from agent_r1_tools.python import Limits, SandboxError, open_sandbox
-    from agent_r1_tools.python.choose import LOCAL
-
-    limits = Limits(wall_seconds=2 * PROGRAM_SECONDS, cpu_seconds=PROGRAM_SECONDS)
-    for full in [name for name, local in LOCAL.items() if local.all_of_python] if backend == "auto" else []:
-        try:
-            return open_sandbox(full, limits)
-        except SandboxError:
-            pass
-    return open_sandbox(backend, limits)
 
 
 # ---------------------------------------------------------------------- the data sets
