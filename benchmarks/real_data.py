@@ -41,7 +41,7 @@ def evaluation(arguments: dict) -> dict:
     """The report of an evaluation with these arguments: what was measured is not measured again."""
     for path in (ROOT / "runs").glob("*/evaluation.json"):
         report = json.loads(path.read_text())
-        if all(report["args"][name] == value for name, value in arguments.items()):
+        if report.get("finished", True) and all(report["args"].get(name) == value for name, value in arguments.items()):
             return report
     options = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()]
     return json.loads((execute("evaluate_llm.py", *options) / "evaluation.json").read_text())
