@@ -128,6 +128,7 @@ def check(args: Args) -> None:
         (args.model == "scratch" and args.lora_rank > 0, "--lora-rank needs a trained --model"),
         (args.model == "scratch" and args.tokenizer is not None, "--model scratch makes its own tokenizer"),
         (bool(args.eval_data) and not args.data, "--eval-data goes with --data"),
+        (Path(args.out).is_file(), f"--out {args.out}: this is a file; give a folder"),
         (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),
         *(
             (bool(path) and not Path(path).is_file(), f"{flag} {path}: there is no such file")

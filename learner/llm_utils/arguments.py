@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from agent_r1_tools.exchange import is_address
 from llm_utils import distributed
 from llm_utils.environments import environment_spec
 
@@ -74,6 +75,10 @@ def check_each(args: Any) -> None:
     run that goes on (--resume) keeps the switches that it was accepted with.
     """
     given = {name: value for name, value in vars(args).items() if value is not None}
+    defaults = vars(type(args)())
+    for name, value in given.items():
+        if value == "" and defaults[name] != "":
+            raise SystemExit(f"{flag(name)} is empty: give a value, or leave it out")
     for name, least in LEAST.items():
         if not given.get(name, least) >= least:  # NaN is neither more nor less
             raise SystemExit(f"{flag(name)} is at least {least}")
@@ -90,8 +95,16 @@ def check_each(args: Any) -> None:
             raise SystemExit(f"{flag(name)}: a learning rate is at least 0")
     if not 0 < given.get("top_p", 1) <= 1:
         raise SystemExit("--top-p is above 0 and at most 1")
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SystemExit(f"{flag(name)} is a finite number")
+    if given.get("seed", 0) >= 2**63:
+        raise SystemExit("--seed is below 2**63")
+    for name in ("vllm_url", "api"):
+        for url in given[name].split(",") if name in given else ():
+            if not is_address(url.strip()):
+                raise SystemExit(f"{flag(name)} {url}: this is no address, such as http://localhost:8000")
     check_environment(args)
-    defaults = vars(type(args)())
     for name, (alive, otherwise) in SWITCHES.items() if given.get("resume") is None else ():
         if name in given and given[name] != defaults[name] and not alive(args):
             raise SystemExit(f"{flag(name)} does nothing {otherwise}")

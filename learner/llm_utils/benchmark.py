@@ -155,6 +155,9 @@ if __name__ == "__main__":
     parser.add_argument("--first-seed", type=int, default=1, help="the first seed")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time")
     options = parser.parse_args()
+    for name in ("num_seeds", "first_seed", "workers"):
+        if vars(options)[name] < (name != "first_seed"):
+            parser.error(f"--{name.replace('_', '-')} is at least {int(name != 'first_seed')}")
     seeds = range(options.first_seed, options.first_seed + options.num_seeds)
     jobs = [
         make_job([*shlex.split(command), "--env-id", env_id, "--seed", str(seed)])

@@ -63,9 +63,12 @@ def without_bars() -> Iterator[None]:
 
 
 def read_config(source: str | Path) -> Any:
-    """The config of a model. SystemExit for one that only code of its own could make: that is never run."""
+    """The config of a model. SystemExit where there is none (the name is wrong, or the hub can't be reached), and for
+    one that only code of its own could make: that is never run."""
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except OSError as error:
+        raise SystemExit(f"--model {source}: {' '.join(str(error).split())}") from None
     except ValueError as error:
         why = "transformers doesn't know this kind of model, and code that comes with a model is never run"
         raise SystemExit(f"--model {source}: {why} ({error})") from error
@@ -94,6 +97,8 @@ def load_policy(
         if lora_rank:
             model = with_adapters(model, lora_rank, resumed)
     except Exception as error:
+        if resumed is None and isinstance(error, OSError):
+            raise SystemExit(f"--model {source}: {' '.join(str(error).split())}") from error
         if resumed is None:
             raise
         why = f"is damaged, or doesn't fit this model, {source}: {error}"

@@ -62,7 +62,7 @@ def evaluate(learn, policy_folder):
 
 @pytest.mark.parametrize("words", [[], ["--temperature", 1, "--profile", 2, "--episodes", 4]])
 def test_an_evaluation_that_was_stopped_goes_on_to_the_same_figures(evaluate, learn, monkeypatch, capsys, words):
-    """Greedy and sampled, from a terminated evaluation whose last row is cut short; and once more, which plays nothing."""
+    """Greedy and sampled, after SIGTERM, with a last row that is cut short; and once more, which plays nothing."""
     evaluate("whole", *words)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         stop_after(patch, "stopped", 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
