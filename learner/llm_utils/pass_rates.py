@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from llm_utils.run_files import write_json
-from llm_utils.trajectory import Trajectory
 
 
-def write_pass_rates(path: Path, rows: Iterable[Trajectory], num_tasks: int, args: Any) -> None:
+def write_pass_rates(path: Path, rows: Iterable[Any], num_tasks: int, args: Any) -> None:
     """Write how many episodes of each task counted, and how many of these were successes."""
     successes, episodes = np.zeros(num_tasks, int), np.zeros(num_tasks, int)
     for row in rows:
