@@ -16,11 +16,10 @@ LIMITS = Limits(wall_seconds=0.3)
 
 
 @pytest.fixture(autouse=True)
-def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that the machine may use must not see the loopback addresses."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(remote, "RETRIES", 0)
-    monkeypatch.setattr(remote, "SLACK_SECONDS", 0.2)
 
 
 def ran(stdout: str, **more: object) -> bytes:
@@ -44,12 +43,13 @@ def peak_of(address: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("what", DRIPS)
-def test_a_drip_fed_answer_is_given_up_in_time(what: str) -> None:
+def test_a_drip_fed_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Every byte comes well within the time limit, the answer never."""
+    monkeypatch.setattr(remote, "SLACK_SECONDS", 0.2)
     with talking(drip(DRIPS[what])) as address:
         began = time.monotonic()
         assert "no whole answer within 0.5 seconds" in said_of(address)
-        assert time.monotonic() - began < 6  # of two programs
+        assert time.monotonic() - began < 10  # two programs were sent
 
 
 @pytest.mark.parametrize("coding", [b"gzip", b"deflate, gzip"])
