@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from machine import record_results, require_quiet_machine
+from machine import from_1, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
@@ -49,10 +49,10 @@ def success(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 1 on")
-    parser.add_argument("--workers", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--seeds", type=from_1, default=3, help="number of seeds, from 1 on")
+    parser.add_argument("--workers", type=from_1, default=2, help="runs at the same time")
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS, help="splits to evaluate on in the end")
-    parser.add_argument("--episodes", type=int, default=500, help="tasks of each split")
+    parser.add_argument("--episodes", type=from_1, default=500, help="tasks of each split")
     parser.add_argument("--flags", default="", help="further flags of grpo_llm.py, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()

@@ -25,7 +25,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from machine import record_results, require_quiet_machine
+from machine import from_1, record_results, require_quiet_machine
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.dialects import DIALECTS, Dialect, get_dialect
@@ -266,7 +266,7 @@ def table(reports: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", nargs="+", required=True, help="Hugging Face names or folders")
-    parser.add_argument("--count", type=int, default=200, help="texts per check")
+    parser.add_argument("--count", type=from_1, default=200, help="texts per check")
     parser.add_argument("--force", action="store_true", help="measure times on a busy machine, too")
     args = parser.parse_args()
     for name in args.tokenizer:

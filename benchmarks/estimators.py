@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "learner"), str(ROOT / "benchmarks")]
 
 from grpo_llm import group_advantages  # noqa: E402
-from machine import record_results  # noqa: E402
+from machine import from_0, from_1, record_results  # noqa: E402
 from ppo_llm import gae_bilevel, gae_tokens, gae_turns  # noqa: E402
 from reinforce_pp_llm import batch_advantages  # noqa: E402
 from rloo_llm import leave_one_out_advantages  # noqa: E402
@@ -567,9 +567,9 @@ def faults_table(rows: list[dict[str, float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", type=int, default=100, help="games of each kind: one parameter, trees")
-    parser.add_argument("--steps", type=int, default=4000, help="of training on the game of stopping or going on")
-    parser.add_argument("--seed", type=int, default=0, help="of the games")
+    parser.add_argument("--games", type=from_1, default=100, help="games of each kind: one parameter, trees")
+    parser.add_argument("--steps", type=from_1, default=4000, help="of training on the game of stopping or going on")
+    parser.add_argument("--seed", type=from_0, default=0, help="of the games")
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
     one = [one_parameter_game(rng) for _ in range(args.games)]

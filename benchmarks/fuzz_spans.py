@@ -402,15 +402,14 @@ def _peak_megabytes() -> float:
 
 
 def main() -> int:
+    from machine import busy, from_0, from_1, record_results
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--spans", type=int, default=200_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spans", type=from_1, default=200_000)
+    parser.add_argument("--seed", type=from_0, default=0)
     parser.add_argument("--dialects", nargs="+", default=list(DIALECTS), choices=list(DIALECTS))
     parser.add_argument("--no-record", action="store_true", help="print, but leave benchmarks/results as it is")
     arguments = parser.parse_args()
-
-    from machine import busy, record_results
-
     share = busy()
     with tempfile.TemporaryDirectory() as folder:
         data = write_made_up_data(Path(folder))

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
-from machine import record_results, require_quiet_machine
+from machine import from_1, record_results, require_quiet_machine
 from paper_table import MULTIHOP, ROOT, environment, finish, job
 
 CHECKPOINTS = {"early": 256, "middle": 768, "late": 1536}  # episodes of training
@@ -92,10 +92,10 @@ def bootstrap(grams: dict[str, np.ndarray], resamples: int = 2000) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=200, help="batches at each checkpoint")
-    parser.add_argument("--groups", type=int, default=4, help="groups of 8 episodes in a batch")
+    parser.add_argument("--batches", type=from_1, default=200, help="batches at each checkpoint")
+    parser.add_argument("--groups", type=from_1, default=4, help="groups of 8 episodes in a batch")
     parser.add_argument("--checkpoints", nargs="+", choices=CHECKPOINTS, default=list(CHECKPOINTS))
-    parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--workers", type=from_1, default=2, help="processes")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     if args.batches < FEWEST or args.groups < 1:

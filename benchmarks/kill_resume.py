@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import record_results, require_quiet_machine
+from machine import from_0, from_1, record_results, require_quiet_machine
 from safetensors.torch import load_file
 
 LEARNER = Path(__file__).resolve().parent.parent / "learner"
@@ -122,9 +122,9 @@ def measure(script: str, moments: int, seed: int, work: Path) -> list[dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--moments", type=int, default=10, help="kills of each script")
+    parser.add_argument("--moments", type=from_1, default=10, help="kills of each script")
     parser.add_argument("--scripts", nargs="+", choices=SCRIPTS, default=list(SCRIPTS), help="the learners")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments")
+    parser.add_argument("--seed", type=from_0, default=1, help="of the moments")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)

@@ -4,7 +4,9 @@
     record_results("vector_throughput", results, table, force=args.force)
 """
 
+import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -16,6 +18,33 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ["agent-r1", "bm25s", "gymnasium", "jinja2", "numpy", "tokenizers", "torch", "transformers", "trl", "vllm"]
 MOST_LOAD = 0.3  # the share of the cores that others may use while a benchmark starts
+
+
+def from_1(text: str) -> int:
+    """A flag's number, at least 1."""
+    return _at_least(1, text)
+
+
+def from_0(text: str) -> int:
+    """A flag's number, at least 0."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    if not text.removeprefix("-").isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"it is a whole number, at least {least}, and not {text!r}")
+    return int(text)
+
+
+def above_0(text: str) -> float:
+    """A flag's number, above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"it is a number above 0, and not {text!r}")
+    return value
 
 
 def describe_machine() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from machine import record_results
+from machine import from_0, record_results
 from tqdm import tqdm
 
 from agent_r1.code_judge import check_program, judge_sandbox
@@ -224,7 +224,7 @@ def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
-    parser.add_argument("--mbpp-mutants", type=int, default=300)
+    parser.add_argument("--mbpp-mutants", type=from_0, default=300)
     arguments = parser.parse_args()
 
     data = arguments.data

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import record_results
+from machine import from_1, record_results
 from math_and_code_data import altered_number, problems
 from tqdm import tqdm
 from two_candidates import candidates, fill
@@ -223,7 +223,7 @@ def tables(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
-    parser.add_argument("--problems", type=int, default=300, help="of each set")
+    parser.add_argument("--problems", type=from_1, default=300, help="of each set")
     arguments = parser.parse_args()
 
     logging.disable()  # math-verify's warnings

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from machine import record_results, require_quiet_machine
+from machine import from_1, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
@@ -76,10 +76,10 @@ def plot(curves: dict[str, list[list[tuple[int, float]]]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 1 on")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of a run")
-    parser.add_argument("--eval-every", type=int, default=4, help="iterations between points of a curve")
+    parser.add_argument("--seeds", type=from_1, default=5, help="number of seeds, from 1 on")
+    parser.add_argument("--jobs", type=from_1, default=2, help="runs at the same time")
+    parser.add_argument("--threads", type=from_1, default=1, help="torch threads of a run")
+    parser.add_argument("--eval-every", type=from_1, default=4, help="iterations between points of a curve")
     parser.add_argument("--flags", default="", help="further flags of ppo_llm.py, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()

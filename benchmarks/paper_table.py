@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import record_results, require_quiet_machine
+from machine import from_1, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
@@ -279,14 +279,14 @@ def plot(scores: dict[str, Scores], trained: dict[str, list[Path]], path: Path) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", choices=["multihop", "wiki"], default="multihop")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each row, seeds 1, 2, ...")
-    parser.add_argument("--workers", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--seeds", type=from_1, default=3, help="runs of each row, seeds 1, 2, ...")
+    parser.add_argument("--workers", type=from_1, default=2, help="runs at the same time")
     parser.add_argument("--model", help="with --suite wiki: the policy to begin with, a Hugging Face name or a folder")
     parser.add_argument("--data", type=Path, help="with --suite wiki: holds hotpotqa/, 2wikimultihopqa/, musique/")
     parser.add_argument("--flags", default="", help="further flags of all learners, in quotation marks")
     rows = [*BASELINES, *ALGORITHMS, *ABLATIONS, *MULTIHOP.imitation]
     parser.add_argument("--rows", nargs="+", choices=rows, default=[], help="only these rows of the table")
-    parser.add_argument("--episodes", type=int, help="tasks of each evaluation (default: 500, wiki: 1000)")
+    parser.add_argument("--episodes", type=from_1, help="tasks of each evaluation (default: 500, wiki: 1000)")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     if args.suite == "wiki" and not (args.model and args.data):

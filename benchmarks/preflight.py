@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from machine import record_results
+from machine import from_1, record_results
 
 ROOT = Path(__file__).parents[1]
 SHAPE = {
@@ -164,7 +164,7 @@ if __name__ == "__main__":
     parser.add_argument("--sizes", nargs="*", metavar="SIZE", choices=SIZES,
                         help=f"the table of larger models ({', '.join(SIZES)}; default all), from their shapes alone")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is run and measured")
-    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"], help="layers of the model")
+    parser.add_argument("--layers", type=from_1, default=SHAPE["num_hidden_layers"], help="layers of the model")
     options = parser.parse_args()
     if options.sizes is not None:
         sys.path.insert(0, str(ROOT / "learner"))

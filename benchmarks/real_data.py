@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from machine import record_results
+from machine import from_0, from_1, record_results
 
 ROOT = Path(__file__).resolve().parent.parent
 SETS = {"HotpotQA": "hotpotqa", "2WikiMultihopQA": "2wikimultihopqa", "MuSiQue": "musique"}
@@ -41,7 +41,7 @@ def evaluation(arguments: dict) -> dict:
     """The report of an evaluation with these arguments: what was measured is not measured again."""
     for path in (ROOT / "runs").glob("*/evaluation.json"):
         report = json.loads(path.read_text())
-        if all(report["args"][name] == value for name, value in arguments.items()):
+        if report.get("finished", True) and all(report["args"].get(name) == value for name, value in arguments.items()):
             return report
     options = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()]
     return json.loads((execute("evaluate_llm.py", *options) / "evaluation.json").read_text())
@@ -123,10 +123,10 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     sets = [*SETS, *PROBLEMS]
     parser.add_argument("--sets", nargs="+", choices=sets, default=sets, help="data sets to evaluate on")
-    parser.add_argument("--episodes", type=int, default=100, help="questions per data set and baseline")
-    parser.add_argument("--iterations", type=int, default=3, help="iterations of PPO")
-    parser.add_argument("--train-episodes", type=int, default=8, help="episodes per iteration of PPO")
-    parser.add_argument("--threads", type=int, default=0, help="torch threads (0: all cores); problems take one")
+    parser.add_argument("--episodes", type=from_1, default=100, help="questions per data set and baseline")
+    parser.add_argument("--iterations", type=from_1, default=3, help="iterations of PPO")
+    parser.add_argument("--train-episodes", type=from_1, default=8, help="episodes per iteration of PPO")
+    parser.add_argument("--threads", type=from_0, default=0, help="torch threads (0: default); problems take one")
     args = parser.parse_args()
     command = "python benchmarks/real_data.py --model FOLDER --data DATA"
     if args.sets != sets:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import record_results
+from machine import above_0, from_1, record_results
 from paper_table import cell, interval
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -363,9 +363,9 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="the chat model to begin with: a folder or a Hugging Face name")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets' folders")
     parser.add_argument("--learners", nargs="+", choices=list(LEARNERS), default=["GRPO"], help="of parts rl, evaluate")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each learner")
-    parser.add_argument("--workers", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--hours", type=float, default=2.0, help="stop after so many hours; the same command goes on")
+    parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
+    parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
+    parser.add_argument("--hours", type=above_0, default=2.0, help="stop after so many hours; the same command goes on")
     parser.add_argument("--sft-flags", default="", help="further flags of sft_llm.py, in quotation marks")
     parser.add_argument("--rl-flags", default="", help="further flags of the learners, in quotation marks")
     parser.add_argument("--evaluate-flags", default="", help="further flags of evaluate_llm.py, in quotation marks")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import record_results
+from machine import above_0, from_0, from_1, record_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "learner"))
 import sft_llm
@@ -65,11 +65,11 @@ def main() -> None:
     parser.add_argument("--model", default="tiny", help="a folder, a Hugging Face name, or tiny")
     parser.add_argument("--env-id", default=ENV_ID, help="the environment whose demonstrations are learned")
     parser.add_argument("--env-kwargs", default="{}", help="further arguments of the environment, as JSON")
-    parser.add_argument("--num-steps", type=int, default=60, help="optimizer steps")
-    parser.add_argument("--batch-size", type=int, default=16, help="demonstrations a step")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak learning rate")
-    parser.add_argument("--heldout", type=int, default=64, help="demonstrations that the loss is measured on")
-    parser.add_argument("--seed", type=int, default=1, help="of demonstrations and batches")
+    parser.add_argument("--num-steps", type=from_1, default=60, help="optimizer steps")
+    parser.add_argument("--batch-size", type=from_1, default=16, help="demonstrations a step")
+    parser.add_argument("--learning-rate", type=above_0, default=1e-4, help="peak learning rate")
+    parser.add_argument("--heldout", type=from_1, default=64, help="demonstrations that the loss is measured on")
+    parser.add_argument("--seed", type=from_0, default=1, help="of demonstrations and batches")
     parser.add_argument("--name", default="sft_bf16", help="of the files in benchmarks/results")
     options = parser.parse_args()
     source = model_source(options.model, options.env_id)

@@ -18,7 +18,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from machine import record_results, require_quiet_machine
+from machine import from_1, record_results, require_quiet_machine
 
 from agent_r1 import Task, Tool, ToolResult
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
@@ -98,9 +98,9 @@ def measure(slow: bool, staleness: int, episodes: int, iterations: int, threads:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=512, help="of an iteration; all run at the same time")
-    parser.add_argument("--iterations", type=int, default=6, help="iterations of a run; the first is not counted")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--episodes", type=from_1, default=512, help="of an iteration; all run at the same time")
+    parser.add_argument("--iterations", type=from_1, default=6, help="iterations of a run; the first is not counted")
+    parser.add_argument("--threads", type=from_1, default=1, help="torch threads")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     if args.iterations < 2:

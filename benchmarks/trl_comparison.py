@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import record_results, require_quiet_machine
+from machine import from_0, from_1, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 ENV_ID = "AgentR1/MultihopWorld-v0"
@@ -267,16 +267,17 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps of a run; the first is not counted")
-    parser.add_argument("--prompts", type=int, default=4, help="tasks in a step")
-    parser.add_argument("--group", type=int, default=8, help="episodes of each task")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="torch threads of both sides")
+    parser.add_argument("--repeats", type=from_1, default=3, help="runs of each side")
+    parser.add_argument("--steps", type=from_1, default=20, help="optimizer steps of a run; the first is not counted")
+    parser.add_argument("--prompts", type=from_1, default=4, help="tasks in a step")
+    parser.add_argument("--group", type=from_1, default=8, help="episodes of each task")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=from_1, default=cores, help="torch threads of both sides")
     parser.add_argument("--checkpoint-flags", default="", help="further flags of sft_llm.py, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     for name in ("--side", "--model", "--out"):  # one side in its own process
         parser.add_argument(name, help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=from_0, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
         result = run_trl(args) if args.side == "trl" else run_ours(args)

@@ -16,7 +16,7 @@ import argparse
 import random
 import re
 
-from machine import record_results
+from machine import from_1, record_results
 from tqdm import tqdm
 
 from agent_r1.math_judge import judge
@@ -130,7 +130,7 @@ def passes(template: str, gold: str, other: str, states: bool = False) -> list[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--templates", type=int, help="take so many of the templates, drawn with seed 0, not all")
+    parser.add_argument("--templates", type=from_1, help="take so many of the templates, drawn with seed 0, not all")
     arguments = parser.parse_args()
 
     both, one = candidates(), statements()

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from machine import record_results, require_quiet_machine
+from machine import from_0, from_1, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
@@ -48,10 +48,10 @@ def weights(folder: Path) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--learner", default="grpo_llm", help="grpo_llm, ppo_llm, rloo_llm or reinforce_pp_llm")
-    parser.add_argument("--total-episodes", type=int, default=1_280)
-    parser.add_argument("--episodes-per-iteration", type=int, default=128)
-    parser.add_argument("--eval-episodes", type=int, default=128, help="held-out tasks after each iteration")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--total-episodes", type=from_1, default=1_280)
+    parser.add_argument("--episodes-per-iteration", type=from_1, default=128)
+    parser.add_argument("--eval-episodes", type=from_1, default=128, help="held-out tasks after each iteration")
+    parser.add_argument("--seed", type=from_0, default=1)
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)

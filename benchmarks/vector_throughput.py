@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from machine import record_results, require_quiet_machine
+from machine import from_0, record_results, require_quiet_machine
 
 from agent_r1 import Task, Tool, ToolEnv, ToolResult
 from agent_r1.vector import ToolVectorEnv
@@ -176,7 +176,7 @@ def resident_mib() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, to see that it runs")
-    parser.add_argument("--episodes", type=int, default=0, help="only measure memory, over so many episodes")
+    parser.add_argument("--episodes", type=from_0, default=0, help="only measure memory, over so many episodes")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     parser.add_argument("--no-record", action="store_true", help="print, but leave benchmarks/results as it is")
     args = parser.parse_args()

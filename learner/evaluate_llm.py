@@ -6,9 +6,9 @@ python learner/evaluate_llm.py --model runs/RUN                        # what a 
 python learner/evaluate_llm.py --model runs/RUN --mode base_tool_call  # what it began with
 python learner/evaluate_llm.py --model NAME --env-id AgentR1/HotpotQA-v0 --split dev --mode naive_rag
 python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME --num-envs 8
+python learner/evaluate_llm.py --resume runs/EVALUATION                # go on with one that was stopped
 """
 
-import os
 import shlex
 import sys
 import time
@@ -20,24 +20,23 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-import torch
 import tyro
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.naive_rag import BASELINES
 from agent_r1.vector import ToolVectorEnv
-from llm_utils import arguments, distributed, run_files
+from llm_utils import arguments, distributed, run_files, threads
 from llm_utils.compare import bootstrap
 from llm_utils.engine import EngineDied
 from llm_utils.environments import env_kwargs, environment_spec, make_class, plain_errors
+from llm_utils.evaluation_files import REPORT, Episodes, load_args
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.logger import run_name
 from llm_utils.make_engine import make_chat_engine, make_engine
 from llm_utils.pass_rates import write_pass_rates
 from llm_utils.rollout import Sampler
 from llm_utils.sources import arguments_of_run, check_vocabulary, fill_environment, model_source, tokenizer_source
-from llm_utils.trajectory import Trajectory
 
 
 @dataclass
@@ -49,7 +48,9 @@ class Args:
     cuda: bool = True
     """use a GPU where there is one"""
     num_threads: int = 0
-    """CPU threads of torch (0: all cores)"""
+    """CPU threads of torch (0: as many as others leave cores free)"""
+    resume: str | None = None
+    """the folder of an evaluation: play what it lacks, in the same folder, with its arguments"""
 
     env_id: str | None = None
     """the id of the environment (None: the one that a run in --model was trained on; else AgentR1/MultihopWorld-v0)"""
@@ -126,10 +127,8 @@ def wilson(values: Sequence[float]) -> tuple[float, float]:
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def summarize(rows: Sequence[Trajectory], seed: int) -> dict[str, dict[str, float]]:
-    """Mean and 95 % interval of every statistic over the episodes that have it."""
-    for row in rows:  # a well-formed end: one answer, and no malformed call before it
-        row.stats["format"] = float(not {"outcome/format", "outcome/unfinished"} & row.reward_terms.keys())
+def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
+    """Mean and 95 % interval of every statistic in the `stats` of the rows, over those that have it."""
     names = {"em": "exact_match", "f1": "f1", "success": "success", "format": "format", "return": "return"}
     names |= {name: name for row in rows for name in row.stats if name not in names}
     table = {}
@@ -146,13 +145,13 @@ def summarize(rows: Sequence[Trajectory], seed: int) -> dict[str, dict[str, floa
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
+    args = load_args(tyro.cli(Args))
     for line in fill_environment(args):
         print(line, file=sys.stderr)
     check(args)
-    run_dir = Path("runs") / run_name(args, args.mode)
+    run_dir = Path(args.resume or Path("runs") / run_name(args, args.mode))
     device = distributed.device(args.cuda)
-    torch.set_num_threads(args.num_threads or os.cpu_count() or 1)
+    threads.use(args)
 
     # model and environments
     name = args.model
@@ -180,37 +179,45 @@ if __name__ == "__main__":
     else:
         engine = make_engine(args, source, vocab_size, policy, tokenizer, longest)
 
-    # play
-    started = time.time()
+    # play; what is over is kept at once
     num_tasks, times = min(args.episodes, envs.envs[0].num_tasks), args.profile or 1
-    num_episodes = num_tasks * times
-    with tqdm(total=num_episodes, unit="episode", dynamic_ncols=True) as bar:
+    tasks = {number: number // times for number in range(num_tasks * times)}
+    run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
+    episodes, started = Episodes(run_dir, tasks.get), time.time()
+    report: dict[str, Any] = {"model": source, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
+    run_files.write_json(run_dir / REPORT, report)
+    told = {"mode": args.mode, "env_id": args.env_id, "model": source}
+    with episodes.keeping(len(tasks)):
         sampler = Sampler(envs, engine, args.seed)
-        sampler.queue.extend((i, i // times) for i in range(num_episodes))
-        sampler.on_done = bar.update
-        try:
-            played = sampler.collect(range(num_episodes))
-        except EngineDied as error:
-            raise SystemExit(str(error)) from error
-    seconds = time.time() - started
-    engine.close()
-    envs.close()
+        sampler.queue.extend(item for item in tasks.items() if item[0] not in episodes.played)
+        with tqdm(total=len(tasks), initial=len(episodes.played), unit="episode", dynamic_ncols=True) as bar:
+            try:
+                for row in sampler.stream():
+                    if not row.fault:  # a well-formed end: one answer, and no malformed call before it
+                        ill_formed = {"outcome/format", "outcome/unfinished"} & row.reward_terms.keys()
+                        row.stats["format"] = float(not ill_formed)
+                    episodes.add(row, **told)
+                    bar.update()
+            except EngineDied as error:
+                raise SystemExit(str(error)) from error
+        engine.close()
+        envs.close()
+        played = episodes.close()
+        seconds = episodes.seconds + time.time() - started
 
-    # what came out
-    rows = [row for row in played if not row.fault]
-    if len(rows) < len(played):
-        fault = next(row.fault for row in played if row.fault)
-        print(f"{len(played) - len(rows)} of {len(played)} episodes were ended by faults and don't count: {fault}")
-    if not rows:
-        raise SystemExit("no episode is left to evaluate")
-    table = summarize(rows, args.seed)
-    run_dir.mkdir(parents=True)
-    run_files.append_rows(run_dir / "trajectories.jsonl", played, mode=args.mode, env_id=args.env_id, model=source)
-    if args.profile:
-        write_pass_rates(run_dir / "pass_rates.json", rows, num_tasks, args)
-    counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
-    result = {"model": source, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
-    run_files.write_json(run_dir / "evaluation.json", result)
+        # what came out
+        rows = [episode for episode in played if not episode.fault]
+        if len(rows) < len(played):
+            fault = next(episode.fault for episode in played if episode.fault)
+            print(f"{len(played) - len(rows)} of {len(played)} episodes were ended by faults and don't count: {fault}")
+        if not rows:
+            raise SystemExit("no episode is left to evaluate")
+        table = summarize(rows, args.seed)
+        if args.profile:
+            write_pass_rates(run_dir / "pass_rates.json", rows, num_tasks, args)
+        counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
+        report = {"model": source, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
+        run_files.write_json(run_dir / REPORT, report | {"finished": True})
     print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {source} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
         print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]")

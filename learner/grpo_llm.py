@@ -44,7 +44,7 @@ class Args:
     cuda: bool = True
     """use a GPU where there is one"""
     num_threads: int = 0
-    """CPU threads of torch in each process (0: all cores, shared by the processes)"""
+    """CPU threads of torch in each process (0: as many as others leave cores free)"""
     deterministic: bool = False
     """the same weights to the bit in every run: deterministic kernels, tool results taken in the order of the calls"""
     track: bool = False

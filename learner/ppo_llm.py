@@ -28,7 +28,7 @@ from llm_utils import arguments, checkpoint, distributed
 from llm_utils.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.forward import check_finite, gather, pad, policy_forward, train_checkpointed_layers
 from llm_utils.kl import kl_divergence
-from llm_utils.loading import enable_gradient_checkpointing
+from llm_utils.loading import enable_gradient_checkpointing, without_bars
 from llm_utils.metrics import TokenMeans
 from llm_utils.returns import whiten
 from llm_utils.rollout import draw_episodes
@@ -47,7 +47,7 @@ class Args:
     cuda: bool = True
     """use a GPU where there is one"""
     num_threads: int = 0
-    """CPU threads of torch in each process (0: all cores, shared by the processes)"""
+    """CPU threads of torch in each process (0: as many as others leave cores free)"""
     deterministic: bool = False
     """the same weights to the bit in every run: deterministic kernels, tool results taken in the order of the calls"""
     track: bool = False
@@ -299,7 +299,8 @@ class Critic(nn.Module):
 
     def __init__(self, source: str, args: Any, dtype: torch.dtype) -> None:
         super().__init__()
-        self.backbone = AutoModel.from_pretrained(source, dtype=dtype, trust_remote_code=False)
+        with without_bars():
+            self.backbone = AutoModel.from_pretrained(source, dtype=dtype, trust_remote_code=False)
         self.head = nn.Linear(self.backbone.config.hidden_size, 1, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

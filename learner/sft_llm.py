@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.tokenizers import load_tokenizer
-from llm_utils import arguments, checkpoint, distributed, run_files
+from llm_utils import arguments, checkpoint, distributed, run_files, threads
 from llm_utils.demonstrations import Demonstration, Demonstrations, read_rows
 from llm_utils.environments import env_kwargs, plain_errors
 from llm_utils.forward import microbatches, policy_forward
@@ -41,7 +41,7 @@ class Args:
     cuda: bool = True
     """use a GPU where there is one"""
     num_threads: int = 0
-    """CPU threads of torch (0: as torch decides)"""
+    """CPU threads of torch (0: as many as others leave cores free)"""
     deterministic: bool = False
     """the same weights to the bit in every run, on a GPU too: deterministic kernels"""
     track: bool = False
@@ -128,6 +128,7 @@ def check(args: Args) -> None:
         (args.model == "scratch" and args.lora_rank > 0, "--lora-rank needs a trained --model"),
         (args.model == "scratch" and args.tokenizer is not None, "--model scratch makes its own tokenizer"),
         (bool(args.eval_data) and not args.data, "--eval-data goes with --data"),
+        (Path(args.out).is_file(), f"--out {args.out}: this is a file; give a folder"),
         (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),
         *(
             (bool(path) and not Path(path).is_file(), f"{flag} {path}: there is no such file")
@@ -191,8 +192,7 @@ if __name__ == "__main__":
     device = distributed.device(args.cuda)
     dtype = choose_dtype("float32" if args.dtype == "auto" and args.model == "scratch" else args.dtype, device)
     run_dir = Path(args.resume or f"runs/{run_name(args)}")
-    if args.num_threads:
-        torch.set_num_threads(args.num_threads)
+    threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
 
@@ -207,7 +207,8 @@ if __name__ == "__main__":
             words = maker.make_env().vocabulary()
             some = maker.make(0, args.tokenizer_demonstrations, 0.5, args.rag_share, args.num_workers)
             new_tokenizer = make_tokenizer(words, some)
-            make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size).save_pretrained(source)
+            model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
+            checkpoint.save_policy(model, Path(source), model.state_dict())
             new_tokenizer.save_pretrained(source)
     else:
         source = model_source(args.model, args.env_id)
@@ -268,6 +269,7 @@ if __name__ == "__main__":
         stream = itertools.islice(batches(rows, args.batch_size, args.seed), run["iteration"], args.num_steps)
         for step, batch in enumerate(stream, run["iteration"] + 1):
             started = time.time()
+            threads.follow()
             optimizer.scale_learning_rates(schedule(step, args))
             saver.begin_update()
             loss = token_loss(policy, batch, args.microbatch_tokens, vocab_size, backward=True)

@@ -47,6 +47,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "retrieval_recall": ("--data-dir {data} --corpus {corpus}", ("bm25s",)),
     "sandbox_speed": ("--quick --force", ()),
     "sft_bf16": ("--num-steps 2 --batch-size 2 --heldout 2", LEARNING),
+    "threads": ("--total-episodes 8 --force", LEARNING),
     "tool_latency": ("--episodes 8 --iterations 2 --force", LEARNING),
     "trl_comparison": (
         '--sizes 0.1M --repeats 1 --steps 2 --prompts 1 --group 4 --threads 1 --force --checkpoint-flags '

@@ -1,12 +1,15 @@
-"""What no script accepts, said before any work."""
+"""What no script accepts, said before any work; and what --resume may change."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+from agent_r1_tools.exchange import is_address
 from llm_utils import distributed
 from llm_utils.environments import environment_spec
 
@@ -25,6 +28,14 @@ ABOVE_0 = {"max_grad_norm": "; a large one clips nothing", "target_kl": "; witho
 RATES = ("learning_rate", "critic_learning_rate")
 SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share")
 FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split")  # among the arguments of an environment
+
+MAY_GROW = ("total_episodes", "episodes")  # arguments that --resume may raise
+MAY_CHANGE = (  # those that change no more of what is learned than its rounding: where, in what memory, what is kept
+    "microbatch_tokens", "gradient_checkpointing", "num_envs", "preflight", "memory_gb", "vllm_url", "api",
+    "num_threads", "track", "wandb_project_name", "checkpoint_every", "save_model",
+    "log_trajectories",
+)  # fmt: skip
+ArgsT = TypeVar("ArgsT")
 
 # Switches that other arguments make dead: when a switch does something, and with or without what it does nothing.
 Alive = Callable[[Any], bool]
@@ -64,6 +75,10 @@ def check_each(args: Any) -> None:
     run that goes on (--resume) keeps the switches that it was accepted with.
     """
     given = {name: value for name, value in vars(args).items() if value is not None}
+    defaults = vars(type(args)())
+    for name, value in given.items():
+        if value == "" and defaults[name] != "":
+            raise SystemExit(f"{flag(name)} is empty: give a value, or leave it out")
     for name, least in LEAST.items():
         if not given.get(name, least) >= least:  # NaN is neither more nor less
             raise SystemExit(f"{flag(name)} is at least {least}")
@@ -80,8 +95,16 @@ def check_each(args: Any) -> None:
             raise SystemExit(f"{flag(name)}: a learning rate is at least 0")
     if not 0 < given.get("top_p", 1) <= 1:
         raise SystemExit("--top-p is above 0 and at most 1")
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SystemExit(f"{flag(name)} is a finite number")
+    if given.get("seed", 0) >= 2**63:
+        raise SystemExit("--seed is below 2**63")
+    for name in ("vllm_url", "api"):
+        for url in given[name].split(",") if name in given else ():
+            if not is_address(url.strip()):
+                raise SystemExit(f"{flag(name)} {url}: this is no address, such as http://localhost:8000")
     check_environment(args)
-    defaults = vars(type(args)())
     for name, (alive, otherwise) in SWITCHES.items() if given.get("resume") is None else ():
         if name in given and given[name] != defaults[name] and not alive(args):
             raise SystemExit(f"{flag(name)} does nothing {otherwise}")
@@ -140,3 +163,35 @@ def check(args: Any) -> None:
     for wrong, why in contradictions:
         if wrong:
             raise SystemExit(why)
+
+
+def resumed(args: ArgsT, saved: Mapping[str, Any], where: str) -> ArgsT:
+    """The arguments of the run that `args.resume` names, `saved` in its file `where`.
+
+    Arguments on the command line may repeat the run's own; its episodes may be more, and what is no part of the result
+    may be changed (MAY_CHANGE), which is printed. SystemExit for others, and for one of another type.
+    """
+    known = {name: value for name, value in saved.items() if hasattr(args, name)}
+    words = {word.split("=")[0].replace("_", "-").replace("--no-", "--") for word in sys.argv[1:]}
+    changed, run_dir = [], vars(args)["resume"]
+    for name, default in vars(type(args)()).items():
+        given, own = getattr(args, name), known.get(name, default)
+        same = type(own) is type(default) or {type(own), type(default)} == {int, float}
+        if not (same or None in (own, default) or (name, own) == ("log_trajectories", "all")):
+            raise SystemExit(f"--resume {run_dir}: {where} is damaged: its {flag(name)} is {own!r}")
+        if name == "resume" or given == own or (given == default and flag(name) not in words):
+            continue
+        if name not in MAY_GROW + MAY_CHANGE:
+            raise SystemExit(
+                f"--resume goes on with the run's own arguments: {flag(name)} {given} contradicts its {own}. Leave it "
+                "out, or begin a new run"
+            )
+        if name in MAY_GROW and given < own:
+            raise SystemExit(
+                f"{flag(name)} {given} is less than the run's own {own}; with --resume it can only be raised"
+            )
+        known[name] = given
+        changed.append(f"{flag(name)} {given} (was {own})")
+    if changed and os.environ.get("RANK", "0") == "0":
+        print(f"going on with {', '.join(changed)}", file=sys.stderr)
+    return type(args)(**{**known, "resume": str(run_dir)})

@@ -72,15 +72,18 @@ def comparable(args: dict[str, Any]) -> dict[str, Any]:
 
 def find(job: Job) -> tuple[Path | None, bool]:
     """The folder of a run with the job's arguments and whether it is finished; else one that can go on, or None."""
+    unfinished = None
     for path in [*RUNS.glob("*/summary.json"), *RUNS.glob("*/evaluation.json")]:
         report = json.loads(path.read_text())
-        finished = report.get("finished") or path.stem == "evaluation"
-        if finished and comparable(job.defaults | report["args"]) == job.args:
-            return path.parent, True
+        evaluation = path.stem == "evaluation"
+        if (evaluation or report.get("finished")) and comparable(job.defaults | report["args"]) == job.args:
+            if report.get("finished", True):  # older evaluations don't say so
+                return path.parent, True
+            unfinished = path.parent
     for path in sorted(RUNS.glob("*/checkpoint/state.json")):
         if comparable(job.defaults | json.loads(path.read_text())["args"]) == job.args:
             return path.parents[1], False
-    return None, False
+    return unfinished, False
 
 
 def start(job: Job) -> subprocess.Popen:
@@ -152,6 +155,9 @@ if __name__ == "__main__":
     parser.add_argument("--first-seed", type=int, default=1, help="the first seed")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time")
     options = parser.parse_args()
+    for name in ("num_seeds", "first_seed", "workers"):
+        if vars(options)[name] < (name != "first_seed"):
+            parser.error(f"--{name.replace('_', '-')} is at least {int(name != 'first_seed')}")
     seeds = range(options.first_seed, options.first_seed + options.num_seeds)
     jobs = [
         make_job([*shlex.split(command), "--env-id", env_id, "--seed", str(seed)])

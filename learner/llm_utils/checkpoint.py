@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -29,18 +26,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoTokenizer
 
-from llm_utils import distributed
+from llm_utils import arguments, distributed, signals
+from llm_utils.loading import without_bars
 from llm_utils.run_files import append_rows, sync, sync_one, write_json
 
 MOST_BYTES = 2**31  # weights and optimizer states up to this size are copied at every boundary
-SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-MAY_GROW = ("total_episodes",)  # arguments that --resume may raise
-MAY_CHANGE = (  # those that change no more of what is learned than its rounding: where, in what memory, what is kept
-    "microbatch_tokens", "gradient_checkpointing", "num_envs", "preflight", "memory_gb", "vllm_url", "num_threads",
-    "track", "wandb_project_name", "checkpoint_every", "save_model",
-    "log_trajectories",
-)  # fmt: skip
-
 ArgsT = TypeVar("ArgsT")
 
 
@@ -165,50 +155,28 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
 
     With several processes signals are for rank 0, which must get out of a collective first; when it ends, all end.
     """
-    process, run_dir = os.getpid(), saver.folder.parent
-    previous: dict[int, Any] = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # one that was forked from this: the run is not its own
-            signal.signal(number, previous[number])
-            os.kill(os.getpid(), number)
-            return
-        saver.signal = number
-        raise KeyboardInterrupt
-
-    for number, handler in previous.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_IGN if saver.rank > 0 else stop)
-    try:
-        yield
-    except BaseException as error:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        reason: str | None = None
-        rows: Any = None
-        if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise it, too
-            reason, rows = error.args
-        weights_at_fault = reason is not None and not rows
-        how = "" if saver.rank > 0 else _how_to_go_on(saver, not weights_at_fault and not isinstance(error, SaveError))
-        if rows:
-            append_rows(run_dir / "not_finite.jsonl", rows, iteration=run["iteration"] + 1)
-            reason = f"{reason}. The rows that it comes from are in {run_dir / 'not_finite.jsonl'}"
-        if isinstance(error, RuntimeError) and distributed.lost_connection(error):
-            reason = f"process {saver.rank}: another process has ended"
-        if saver.signal is not None or isinstance(error, KeyboardInterrupt):
-            number = signal.Signals(saver.signal or signal.SIGINT)
-            print(f"\n{SIGNALS[number]}; {how}", file=sys.stderr)
-            sys.exit(128 + number)
-        if reason is not None:
-            sys.exit(f"stopped: {reason}" + (f"\n{how}" if how else ""))
-        if how and isinstance(error, SystemExit):
-            print(how, file=sys.stderr)
-        elif how:
-            error.add_note(how)  # is printed below the traceback
-        raise
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    run_dir = saver.folder.parent
+    with signals.interrupting(lambda number: setattr(saver, "signal", number), ignored=saver.rank > 0):
+        try:
+            yield
+        except BaseException as error:
+            signals.ignore()
+            reason: str | None = None
+            rows: Any = None
+            if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise it, too
+                reason, rows = error.args
+            weights_at_fault = reason is not None and not rows
+            savable = not weights_at_fault and not isinstance(error, SaveError)
+            how = "" if saver.rank > 0 else _how_to_go_on(saver, savable)
+            if rows:
+                append_rows(run_dir / "not_finite.jsonl", rows, iteration=run["iteration"] + 1)
+                reason = f"{reason}. The rows that it comes from are in {run_dir / 'not_finite.jsonl'}"
+            if isinstance(error, RuntimeError) and distributed.lost_connection(error):
+                reason = f"process {saver.rank}: another process has ended"
+            if reason is not None and saver.signal is None:
+                sys.exit(f"stopped: {reason}" + (f"\n{how}" if how else ""))
+            signals.end(error, how, saver.signal)
+            raise
 
 
 def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
@@ -227,14 +195,19 @@ def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
         read_state(saver.folder)
     except (OSError, ValueError):
         return f"{what}; the run's files are in {saver.folder.parent}"
-    command = [*distributed.launcher(), sys.argv[0], "--resume", str(saver.folder.parent)]
     what = what if what.startswith("go on") else f"{what}; go on"
-    return f"{what} with\n  {shlex.join(command)}"
+    return f"{what} with\n  {resume_command(saver.folder.parent)}"
+
+
+def resume_command(run_dir: Path) -> str:
+    """What one types to go on with a run."""
+    return shlex.join([*distributed.launcher(), sys.argv[0], "--resume", str(run_dir)])
 
 
 def save_policy(policy: Any, folder: Path, state: dict[str, Any]) -> None:
     """Write the policy as `from_pretrained` reads it: its weights, or only its adapters where it has some."""
-    policy.save_pretrained(folder, state_dict=state)
+    with without_bars():
+        policy.save_pretrained(folder, state_dict=state)
     if (folder / "config.json").is_file():  # FSDP renames the class of a model
         config = json.loads((folder / "config.json").read_text())
         config["architectures"] = [name.removeprefix("FSDP") for name in config.get("architectures") or []]
@@ -276,8 +249,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     """The arguments of the run that `args.resume` names, which must be one of the same algorithm; or `args`.
 
-    Arguments on the command line may repeat the run's own; --total-episodes may be larger, and what is no part of the
-    result may be changed (MAY_CHANGE), which is printed. SystemExit for others, and for a damaged checkpoint.
+    SystemExit for a damaged checkpoint, and for arguments that contradict the run's (`arguments.resumed`).
     """
     run_dir = getattr(args, "resume", None)
     if not run_dir:
@@ -288,28 +260,7 @@ def load_args(args: ArgsT, algorithm: str) -> ArgsT:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: {error}") from None
     if saved["algorithm"] != algorithm:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is of {saved['algorithm']}.py, this is {algorithm}.py")
-    known = {name: value for name, value in saved["args"].items() if hasattr(args, name)}
-    words = {word.split("=")[0].replace("_", "-").replace("--no-", "--") for word in sys.argv[1:]}
-    changed = []
-    for name, default in vars(type(args)()).items():
-        given, own, flag = getattr(args, name), known.get(name, default), f"--{name.replace('_', '-')}"
-        same = type(own) is type(default) or {type(own), type(default)} == {int, float}
-        if not (same or None in (own, default) or (name, own) == ("log_trajectories", "all")):
-            raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: its {flag} is {own!r}")
-        if name == "resume" or given == own or (given == default and flag not in words):
-            continue
-        if name not in MAY_GROW + MAY_CHANGE:
-            raise SystemExit(
-                f"--resume goes on with the run's own arguments: {flag} {given} contradicts its {own}. Leave it out, "
-                "or begin a new run"
-            )
-        if name in MAY_GROW and given < own:
-            raise SystemExit(f"{flag} {given} is less than the run's own {own}; with --resume it can only be raised")
-        known[name] = given
-        changed.append(f"{flag} {given} (was {own})")
-    if changed and os.environ.get("RANK", "0") == "0":
-        print(f"going on with {', '.join(changed)}", file=sys.stderr)
-    return type(args)(**{**known, "resume": str(run_dir)})
+    return arguments.resumed(args, saved["args"], "the checkpoint")
 
 
 def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[str, Any]:

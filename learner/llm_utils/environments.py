@@ -27,7 +27,11 @@ def environment_spec(env_id: str) -> EnvSpec:
     if module and name not in gym.registry:
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
-        if importlib.util.find_spec(module) is None:
+        try:
+            found = importlib.util.find_spec(module)
+        except (ImportError, ValueError):  # of a package that isn't there; of ".name"
+            found = None
+        if found is None:
             raise SystemExit(f"--env-id {env_id}: there is no module {module} here, nor among what is installed")
         importlib.import_module(module)
     if name not in gym.registry:

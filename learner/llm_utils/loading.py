@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from llm_utils import distributed
 
@@ -48,10 +51,24 @@ def trial_failure(code: str) -> str:
     return (trial.stderr.strip().splitlines() or [f"it ended with status {trial.returncode}"])[-1]
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Inside, transformers draws no bars of its own, which would cut into ours, while it reads and writes weights.
+    Downloads keep theirs."""
+    previous = logging.set_tqdm_hook(lambda factory, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(previous)
+
+
 def read_config(source: str | Path) -> Any:
-    """The config of a model. SystemExit for one that only code of its own could make: that is never run."""
+    """The config of a model. SystemExit where there is none (the name is wrong, or the hub can't be reached), and for
+    one that only code of its own could make: that is never run."""
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except OSError as error:
+        raise SystemExit(f"--model {source}: {' '.join(str(error).split())}") from None
     except ValueError as error:
         why = "transformers doesn't know this kind of model, and code that comes with a model is never run"
         raise SystemExit(f"--model {source}: {why} ({error})") from error
@@ -73,12 +90,15 @@ def load_policy(
     try:
         weights = resumed if resumed is not None and not lora_rank else source
         config = read_config(source)
-        model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype, trust_remote_code=False)
+        with without_bars():
+            model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype, trust_remote_code=False)
         for weight in model.parameters():  # out of the file, where they lie elsewhere in a checkpoint's than in the
             weight.data = weight.data.clone()  # source's: products round by where in memory a row begins
         if lora_rank:
             model = with_adapters(model, lora_rank, resumed)
     except Exception as error:
+        if resumed is None and isinstance(error, OSError):
+            raise SystemExit(f"--model {source}: {' '.join(str(error).split())}") from error
         if resumed is None:
             raise
         why = f"is damaged, or doesn't fit this model, {source}: {error}"

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from llm_utils.run_files import write_json
-from llm_utils.trajectory import Trajectory
 
 
-def write_pass_rates(path: Path, rows: Iterable[Trajectory], num_tasks: int, args: Any) -> None:
+def write_pass_rates(path: Path, rows: Iterable[Any], num_tasks: int, args: Any) -> None:
     """Write how many episodes of each task counted, and how many of these were successes."""
     successes, episodes = np.zeros(num_tasks, int), np.zeros(num_tasks, int)
     for row in rows:
@@ -40,7 +39,7 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int) -> np
         played_on = found["env_id"], found["split"]
     except FileNotFoundError:
         raise SystemExit(f"{flag}: there is no such file") from None
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise SystemExit(f"{flag}: this is no file of evaluate_llm.py --profile") from None
     if played_on != (env_id, split):
         raise SystemExit(f"{flag} is of {played_on[0]}, split {played_on[1]}; this run is of {env_id}, split {split}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from agent_r1.trajectories import episode_record
+from llm_utils import threads
 from llm_utils.engine import Engine, Span
 from llm_utils.trajectory import OF_TURNS, Trajectory, Turn
 
@@ -44,8 +45,16 @@ class Sampler:
             self.engine.release()
         return [self.done.pop(number) for number in numbers]
 
+    def stream(self) -> Iterator[Trajectory]:
+        """Play all episodes in `queue`. Yields each when it is over."""
+        while self.queue or self.live or self.done:
+            self.advance()
+            while self.done:
+                yield self.done.popitem()[1]
+
     def advance(self, write: bool = True) -> None:
         """One round: begin episodes, write (one engine step), act. With write=False nothing is waited for."""
+        threads.follow()
         if write and self.queue and self.free:
             self._begin()
         spans = self.engine.step() if self.engine.busy and (write or self.engine.overlaps) else []

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llm_utils import arguments, checkpoint, distributed
+from llm_utils import arguments, checkpoint, distributed, threads
 from llm_utils.engine import Engine
 from llm_utils.environments import evaluation_split
 from llm_utils.forward import microbatches, score
@@ -55,7 +54,7 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     args = checkpoint.load_args(args, algorithm())
     check(args)
     distributed.setup(args.cuda)
-    torch.set_num_threads(args.num_threads or max(1, (os.cpu_count() or 1) // distributed.local_world_size()))
+    threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
     if (chosen := fill_defaults(args)) and distributed.rank() == 0:
@@ -193,6 +192,7 @@ class Run:
         segments = [segment for row in rows for segment in row.segments()]
         for batch in distributed.even_passes(list(microbatches(segments, self.args.microbatch_tokens))):
             yield batch
+            threads.follow()
             if self.sampler is not None and self.args.max_staleness:  # neither tools nor servers wait for the trainer
                 self.sampler.advance(write=False)
 

@@ -54,26 +54,31 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
-    """Append trajectories to a JSONL file, in the schema of `agent_r1.trajectories`, and with it what only a learner
-    knows: `extra`, lists with an entry per token (`versions`, `values`, `logprobs`, `advantages`), `stats`, and
-    `segment_starts`, the first token of every segment (one, unless the context was rewritten). Raises OSError.
-    """
-    with path.open("a") as file:
+    """Append trajectories to a JSONL file, each as a `line`. Raises OSError."""
+    with path.open("ab") as file:
         for row in rows:
-            content: dict[str, Any] = dict(extra)
-            content |= row.record
-            for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats"):
-                content[name] = getattr(row, name)
-            content |= {"fault": row.fault, "segment_starts": row.segment_starts}
-            content["turns"] = [[turn.start, turn.end] for turn in row.turns]
-            content["turn_rewards"] = row.turn_rewards().tolist()
-            content |= {"tokens": row.tokens.tolist(), "action_mask": row.action_mask.astype(int).tolist()}
-            content["versions"] = row.versions.tolist()
-            for name in ("rewards", "values", "logprobs", "advantages"):
-                content[name] = getattr(row, name).astype(float).round(6).tolist()
-            file.write(json.dumps(content) + "\n")
+            file.write(line(row, **extra))
         file.flush()
         os.fsync(file.fileno())  # a checkpoint must not outlive the rows of its iterations
+
+
+def line(row: Any, **extra: Any) -> bytes:
+    """A trajectory as a line of JSON, in the schema of `agent_r1.trajectories`, and with it what only a learner knows:
+    `extra`, lists with an entry per token (`versions`, `values`, `logprobs`, `advantages`), `stats`, and
+    `segment_starts`, the first token of every segment (one, unless the context was rewritten).
+    """
+    content: dict[str, Any] = dict(extra)
+    content |= row.record
+    for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats"):
+        content[name] = getattr(row, name)
+    content |= {"fault": row.fault, "segment_starts": row.segment_starts}
+    content["turns"] = [[turn.start, turn.end] for turn in row.turns]
+    content["turn_rewards"] = row.turn_rewards().tolist()
+    content |= {"tokens": row.tokens.tolist(), "action_mask": row.action_mask.astype(int).tolist()}
+    content["versions"] = row.versions.tolist()
+    for name in ("rewards", "values", "logprobs", "advantages"):
+        content[name] = getattr(row, name).astype(float).round(6).tolist()
+    return json.dumps(content).encode() + b"\n"
 
 
 def drop_later_rows(path: Path, iteration: int) -> None:

@@ -10,8 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
+from ppo_llm import Critic
 
 from llm_utils import deterministic, forward, loading, sources
+from llm_utils.checkpoint import save_policy
 
 CPU = torch.device("cpu")
 
@@ -157,3 +160,13 @@ def test_a_step_in_bf16_does_not_hold_two_gradients(policy_folder):
 def test_arguments_of_a_policy_are_optional(policy_folder):
     args = SimpleNamespace(lora_rank=0, gradient_checkpointing=True)
     assert forward.uses_gradient_checkpointing(loading.load_policy(policy_folder, CPU, args))
+
+
+def test_loading_and_saving_draw_no_bars_and_leave_those_of_others(policy_folder, tmp_path, capfd):
+    """Into our progress bar; a user's own `from_pretrained` shows what it did before."""
+    policy = loading.load_policy(policy_folder, CPU)
+    save_policy(policy, tmp_path, policy.state_dict())
+    Critic(policy_folder, SimpleNamespace(gradient_checkpointing=False), torch.float32)
+    assert capfd.readouterr().err == ""
+    transformers.AutoModelForCausalLM.from_pretrained(policy_folder)
+    assert "Loading weights" in capfd.readouterr().err

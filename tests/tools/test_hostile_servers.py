@@ -9,16 +9,15 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import httpx
 import pytest
+from hostile_server import DRIPS, answer, drip, flood, talking
 
 from agent_r1_tools.exchange import Exchange
 from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, RetrievalError, server
@@ -38,47 +37,6 @@ def no_proxy() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def talking(talk: Callable[[Callable[[bytes], None]], None]) -> Iterator[str]:
-    """A server on loopback that reads a request and then lets `talk(send)` write what it likes; gives its address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    stop = threading.Event()
-
-    def serve(connection: socket.socket) -> None:
-        def send(data: bytes) -> None:
-            if stop.is_set():
-                raise ConnectionError
-            connection.sendall(data)
-
-        with connection:
-            try:
-                while connection.recv(1 << 20):
-                    talk(send)
-            except OSError:
-                pass
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        stop.set()
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-
-
-def answer(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
-    lines = [b"HTTP/1.1 " + status, b"Content-Length: %d" % len(body), *headers]
-    return b"\r\n".join([*lines, b"", body])
-
-
 def ask(address: str, **options: float) -> list[list[tuple[Passage, float]]]:
     retriever = HTTPRetriever(address, **{"retries": 0, "check": False, **options})  # type: ignore[arg-type]
     try:
@@ -87,25 +45,11 @@ def ask(address: str, **options: float) -> list[list[tuple[Passage, float]]]:
         retriever.close()
 
 
-DRIPS = {
-    "its status": b"",
-    "its headers": b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(40)),
-    "its body": b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b" " * 1_000,
-    "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 100,
-    "patience": b"HTTP/1.1 100 Continue\r\n\r\n" * 100,
-}
-
-
 @pytest.mark.parametrize("what", DRIPS)
 def test_a_drip_fed_answer_is_given_up_in_time(what: str) -> None:
     """Every byte comes well within the time limit, the answer never."""
 
-    def drip(send: Callable[[bytes], None]) -> None:
-        for byte in DRIPS[what] or b"HTTP/1.1 200 " + b"O" * 1_000:
-            send(bytes([byte]))
-            time.sleep(0.02)
-
-    with talking(drip) as address:
+    with talking(drip(DRIPS[what])) as address:
         began = time.monotonic()
         with pytest.raises(RetrievalError, match="ReadTimeout"):
             HTTPRetriever(address, request_timeout=0.3)
@@ -138,12 +82,7 @@ def test_a_bomb_is_not_unpacked(bomb: bytes, coding: bytes) -> None:
 
 @pytest.mark.parametrize("status", [b"200 OK", b"500 Oops"])
 def test_an_answer_without_end_is_cut_short(status: bytes) -> None:
-    def flood(send: Callable[[bytes], None]) -> None:
-        send(b"HTTP/1.1 " + status + b"\r\nTransfer-Encoding: chunked\r\n\r\n")
-        while True:
-            send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
-
-    with talking(flood) as address:
+    with talking(flood(status)) as address:
         said, peak = peak_of(address)
         assert ("more than 1310720 bytes" if status == b"200 OK" else "status 500: xxx") in said
         assert peak < 20_000_000

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1_tools import run_tool
+from agent_r1_tools.exchange import ExchangeError
 from agent_r1_tools.python import CallError, Limits, PythonTool, SandboxError, choose, open_sandbox, probe
 from agent_r1_tools.python.guest import NotLiteral, decode, encode
 from agent_r1_tools.python.sandbox import Cell, State
@@ -667,15 +668,15 @@ def test_a_program_that_a_server_refuses_is_a_failed_call(sandbox_server, monkey
     tool = PythonTool(sandbox)
     assert run_tool(tool, {"code": "x = 41"}).ok
     monkeypatch.setattr("agent_r1_tools.python.remote.time.sleep", lambda seconds: None)
-    post, refused, all_refused = sandbox._client.post, [], []
+    post, refused, all_refused = sandbox._exchange.post, [], []
 
-    def refuse(url, json):
-        if all_refused or "#" * 70_000 in json["code"]:
+    def refuse(url, body, most):
+        if all_refused or b"#" * 70_000 in body:
             refused.append(status)
-            return sandbox._httpx.Response(status, text="no")
-        return post(url, json=json)
+            return status, "identity", b"no"
+        return post(url, body, most)
 
-    monkeypatch.setattr(sandbox._client, "post", refuse)
+    monkeypatch.setattr(sandbox._exchange, "post", refuse)
     large = "x = 1  " + "#" * 70_000
     result = run_tool(tool, {"code": large})
     assert (result.ok, result.fault, result.data["status"]) == (False, None, "exception")
@@ -695,17 +696,17 @@ def test_a_program_that_silences_a_server_is_a_failed_call(sandbox_server, monke
     tool = PythonTool(sandbox)
     assert run_tool(tool, {"code": "x = 41"}).ok
     monkeypatch.setattr("agent_r1_tools.python.remote.time.sleep", lambda seconds: None)
-    post, silenced, all_silenced = sandbox._client.post, [], []
+    post, silenced, all_silenced = sandbox._exchange.post, [], []
 
-    def silence(url, json):
-        if all_silenced or "poison" in json["code"]:
+    def silence(url, body, most):
+        if all_silenced or b"poison" in body:
             silenced.append(poison)
             if poison == "silence":
-                raise sandbox._httpx.RemoteProtocolError("Server disconnected without sending a response.")
-            return sandbox._httpx.Response(200, json={"status": "Failed", "run_result": None})
-        return post(url, json=json)
+                raise ExchangeError("RemoteProtocolError Server disconnected without sending a response.")
+            return 200, "identity", b'{"status": "Failed", "run_result": null}'
+        return post(url, body, most)
 
-    monkeypatch.setattr(sandbox._client, "post", silence)
+    monkeypatch.setattr(sandbox._exchange, "post", silence)
     result = run_tool(tool, {"code": "'poison'"})
     assert (result.ok, result.fault, result.data["status"]) == (False, None, "exception")
     assert "it gets no answer that can be read" in result.content and "127.0.0.1" not in result.content

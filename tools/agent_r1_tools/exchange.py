@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
+from urllib.parse import urlsplit
 
 from agent_r1_tools.event_loop import event_loop
 
@@ -96,3 +97,13 @@ def _close(clients: dict[int, Any]) -> Future[None] | None:
     """Begin to close this process's connections, if it has any."""
     client = clients.pop(os.getpid(), None)
     return None if client is None else asyncio.run_coroutine_threadsafe(client.aclose(), event_loop("exchange"))
+
+
+def is_address(url: str) -> bool:
+    """Whether it is the address of a server, such as "http://127.0.0.1:8000"."""
+    try:
+        parts = urlsplit(url)
+        url.encode()
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0  # a wrong port raises
+    except ValueError:
+        return False

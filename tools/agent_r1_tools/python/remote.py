@@ -6,6 +6,7 @@ SandboxFusion (github.com/bytedance/SandboxFusion) runs programs in containers o
     {"status": "Success", "message": "", "run_result": {"status": "Finished", "return_code": 0, "stdout": ..., ...}}
 
 It keeps no sessions, so every run sends the earlier cells along. How well it contains what it runs is its own business.
+It is trusted with its answer only: one deadline, a limit of bytes, UTF-8, no redirections (`agent_r1_tools.exchange`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from agent_r1_tools.python.sandbox import (
 RETRIES = 3
 """Attempts after the first one, where the server doesn't answer or says that it is at fault."""
 SLACK_SECONDS = 30.0
-"""How much longer than the program the server may take to answer."""
+"""How much longer than the program the server may take until its answer is complete."""
+ANSWER_BYTES = 16 << 20
+"""The longest answer that is read, besides what the cells print: a value of 4 MiB, as JSON in JSON."""
 
 
 class Refused(Exception):
@@ -60,23 +63,20 @@ class Remote(Sandbox):
     """
 
     def __init__(self, url: str, limits: Limits) -> None:
-        try:
-            import httpx
-        except ImportError as error:
-            raise ImportError('asking a sandbox server needs httpx: pip install "agent-r1[http]"') from error
-        if not url.startswith(("http://", "https://")):
+        from agent_r1_tools.exchange import Exchange, is_address
+
+        if not is_address(url):
             raise ValueError(f"{url!r} is not an address; write something like 'http://127.0.0.1:8080'")
         self.limits = limits
         self.backend = "remote"
-        self._httpx = httpx
         self._endpoint = url.rstrip("/").removesuffix("/run_code") + "/run_code"
-        self._client = httpx.Client(timeout=limits.wall_seconds + SLACK_SECONDS)
+        self._exchange = Exchange(limits.wall_seconds + SLACK_SECONDS)
 
     def session(self) -> RemoteSession:
         return RemoteSession(self)
 
-    def post(self, code: str) -> dict[str, Any]:
-        """Run a program: `run_result` of the answer.
+    def post(self, code: str, cells: int = 1) -> dict[str, Any]:
+        """Run a program of so many cells: `run_result` of the answer.
 
         Raises:
             SandboxError: the server did not answer, or not as the protocol says, and not for another program either.
@@ -91,27 +91,35 @@ class Remote(Sandbox):
         for attempt in range(RETRIES + 1):
             if attempt:
                 time.sleep(0.5 * 2 ** (attempt - 1))
-            status, said = self._attempt(body)
+            status, said = self._attempt(body, cells)
             if isinstance(said, dict):
                 return said
             if 200 <= status < 500 and status != 429:
                 break  # asked again it would say the same
         if status != 429 and isinstance(self._attempt(body | {"code": "1 + 1"})[1], dict):
             if not 400 <= status < 500:  # unless the server has just come back
-                again = self._attempt(body)[1]
+                again = self._attempt(body, cells)[1]
                 if isinstance(again, dict):
                     return again
             why = f"status {status}" if status >= 400 else "it gets no answer that can be read"
             raise Refused(f"the sandbox does not take this program ({why})")
         raise SandboxError(f"{self._endpoint} failed ({said})")
 
-    def _attempt(self, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
+    def _attempt(self, body: dict[str, Any], cells: int = 1) -> tuple[int, dict[str, Any] | str]:
         """The status, 0 for no answer; and `run_result`, or what went wrong."""
+        most = ANSWER_BYTES + 12 * self.limits.output * cells  # a character is two escapes of six bytes at most
         try:
-            response = self._client.post(self._endpoint, json=body)
-            if response.status_code != 200:
-                return response.status_code, f"status {response.status_code}: {response.text[:200]}"
-            answer = response.json()
+            status, coding, data = self._exchange.post(self._endpoint, json.dumps(body).encode(), most)
+        except ConnectionError as error:
+            return 0, str(error)
+        if status != 200:
+            return status, f"status {status}: {data[:200].decode(errors='replace')}"
+        if coding != "identity":
+            return 200, f"its answer is encoded as {coding[:40]!r}, which nobody asked for"
+        if len(data) > most:
+            return 200, f"its answer has more than {most} bytes"
+        try:
+            answer = json.loads(data.decode())
             if answer["status"] == "SandboxError":
                 return 500, f"the server reports an error: {str(answer.get('message'))[:200]}"
             result: dict[str, Any] = answer["run_result"]
@@ -120,10 +128,8 @@ class Remote(Sandbox):
                 "return_code": result.get("return_code"),
                 "stdout": str(result.get("stdout") or ""),
             }
-        except self._httpx.HTTPError as error:
-            return 0, f"{type(error).__name__} {error}".strip()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            return 200, f"it doesn't answer as SandboxFusion does: {error!r}"
+            return 200, f"it doesn't answer as SandboxFusion does: {repr(error)[:200]}"
 
 
 class RemoteSession(Session):
@@ -187,7 +193,7 @@ class RemoteSession(Session):
         arguments = (cells, call, limits.output, limits.cpu_seconds, mark)
         program = GUEST.read_text(encoding="utf-8").partition("\nif __name__ ==")[0]
         program += f"\nreplay(*{arguments!r})\n"
-        result = self._sandbox.post(program)
+        result = self._sandbox.post(program, len(cells) + 1)
         _, begun, rest = result["stdout"].partition(f"\n{mark}\n")
         output, ended, last = rest.partition(f"\n{mark}")
         if result["status"] == "TimeLimitExceeded":
@@ -197,7 +203,7 @@ class RemoteSession(Session):
             return output, None, bool(begun)
         try:
             answer = json.loads(last.splitlines()[0]) if begun and ended else None
-            if answer is not None and "value" not in answer:
+            if answer is not None and (call is None or "value" not in answer):
                 outcome(answer)
         except BROKEN:
             answer = None

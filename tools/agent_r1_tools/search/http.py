@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from agent_r1_tools.search.passages import Hit, QueryRefused, RetrievalError, passage_from_row
 
@@ -63,9 +62,9 @@ class HTTPRetriever:
         backoff: float = 0.5,
         check: bool = True,
     ) -> None:
-        from agent_r1_tools.exchange import Exchange
+        from agent_r1_tools.exchange import Exchange, is_address
 
-        if not _is_address(url):
+        if not is_address(url):
             raise ValueError(f"{url!r} is not an address; write something like 'http://127.0.0.1:8000'")
         if protocol not in ("retrieve", "search"):
             raise ValueError(f"unknown protocol {protocol!r}; use 'retrieve' (Search-R1) or 'search' (Agent-R1)")
@@ -189,15 +188,6 @@ def _hit(item: Any) -> Hit:
             raise ValueError(f"a score is {score}")
         return passage_from_row(item["document"]), score
     return passage_from_row(item), 0.0
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        url.encode()
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0  # a wrong port raises
-    except ValueError:
-        return False
 
 
 def most_bytes(queries: int, top_k: int) -> int:

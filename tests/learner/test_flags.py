@@ -1,0 +1,150 @@
+"""Every flag of every script with values out of range. The flags are read off `Args`, so a new one is covered: what it
+accepts beyond the usual has to be named here."""
+
+import ast
+import dataclasses
+import importlib
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import machine
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ("ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm", "sft_llm", "evaluate_llm")
+MAY_BE_0 = {  # and what that means
+    **dict.fromkeys(("num_threads", "num_workers"), "chosen; this process"),
+    **dict.fromkeys(("checkpoint_every", "eval_every", "eval_episodes", "eval_demonstrations", "profile"), "none"),
+    **dict.fromkeys(("log_trajectories", "lora_rank", "max_staleness", "dynamic_sampling"), "none"),
+    **dict.fromkeys(("critic_warmup", "warmup_steps", "reject_ratio"), "none"),
+    **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), "off"),
+    **dict.fromkeys(("learning_rate", "critic_learning_rate"), "these weights stay as they are: a control"),
+    **dict.fromkeys(("gamma", "gae_lambda", "gamma_turn", "max_invalid", "expert_share", "rag_share"), "shares"),
+    "seed": "a seed as any other",
+}
+NEEDS = {  # what makes a flag do something
+    "gamma_turn": {"advantage": "bilevel"}, "constant_length": {"loss_aggregation": "constant"},
+    "group_size": {"baseline": True}, "importance_cap": {"old_logprobs": "trainer"},
+    "reject_ratio": {"old_logprobs": "trainer"}, "api_model": {"api": "http://a"}, "top_p": {"temperature": 1.0},
+    "profile": {"temperature": 1.0}, "vllm_url": {"engine": "vllm-server"}, "wandb_project_name": {"track": True},
+}  # fmt: skip
+
+
+def fields(*kinds):
+    """Every flag of these types: script, name."""
+    for script in SCRIPTS:
+        args = importlib.import_module(script).Args
+        for name, hint in typing.get_type_hints(args).items():
+            if {*typing.get_args(hint), hint} & {*kinds} and hint is not bool:
+                yield script, name
+
+
+def check(script, name, value):
+    """What the script says of the value, before any work; "" where it is accepted."""
+    module = importlib.import_module(script)
+    flag, known = name.replace("_", "-"), {field.name for field in dataclasses.fields(module.Args)}
+    needed = {other: setting for other, setting in NEEDS.get(name, {}).items() if other in known}
+    try:
+        module.check(module.Args(**needed, **{name: value}))
+    except SystemExit as error:
+        assert "\n" not in str(error) and f"--{flag}" in str(error), error  # one line, and it names the flag
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_numbers(script):
+    """A negative number, NaN and infinity are nowhere accepted, 0 where MAY_BE_0 says what it means."""
+    seen = 0
+    for owner, name in fields(int, float):
+        if owner == script:
+            seen += 1
+            assert check(script, name, -1), f"--{name} -1 is accepted"
+            greedy = (script, name) == ("evaluate_llm", "temperature")
+            assert (check(script, name, 0) == "") == (name in MAY_BE_0 or greedy), name
+    for owner, name in fields(float):
+        if owner == script:
+            for value in map(float, ("nan", "inf", "-inf")):
+                assert check(script, name, value), f"--{name} {value} is accepted"
+    assert seen > 4
+    assert "--seed is below" in check(script, "seed", 2**80)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_empty_text_is_refused_but_where_it_is_the_default(script):
+    defaults = vars(importlib.import_module(script).Args())
+    names = [name for owner, name in fields(str) if owner == script]
+    assert len(names) > 6
+    for name in names:
+        assert bool(check(script, name, "")) == (defaults[name] != ""), name
+
+
+def test_every_name_in_the_tables_is_a_flag():
+    assert {*MAY_BE_0, *NEEDS} <= {name for _, name in fields(int, float, str)}
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "message"),
+    [
+        ("grpo_llm", ["--env-id", "nowhere.at.all:X-v0"], "there is no module nowhere.at.all here"),
+        ("grpo_llm", ["--env-id", ".here:X-v0"], "there is no module .here here"),
+        ("grpo_llm", ["--engine", "vllm-server", "--vllm-url", "a:80"], "--vllm-url a:80: this is no address"),
+        ("evaluate_llm", ["--api", "openai.com", "--api-model", "m"], "--api openai.com: this is no address"),
+        ("sft_llm", ["--out", __file__], "--out .*: this is a file; give a folder"),
+        ("grpo_llm", ["--resume", "nowhere"], "--resume nowhere: there is no checkpoint"),
+        ("sft_llm", ["--resume", "nowhere"], "--resume nowhere: there is no checkpoint"),
+        ("evaluate_llm", ["--model", "no-such-model", "--tokenizer", "byte"], "--model no-such-model: .*"),
+        ("sft_llm", ["--model", "no-such-model", "--tokenizer", "byte"], "--model no-such-model: .*"),
+        ("grpo_llm", ["--model", "no-such-model", "--tokenizer", "byte"], "--model no-such-model: .*"),
+        ("grpo_llm", ["--model", "no-such-model"], "no-such-model"),
+        ("evaluate_llm", ["--model", ROOT / "docs"], "the folder holds no config.json"),
+        ("grpo_llm", ["--sample-by-pass-rate", ROOT], "this is no file of evaluate_llm.py --profile"),
+    ],
+)
+def test_what_isnt_there_ends_with_one_line(learn, monkeypatch, script, words, message):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(SystemExit, match=message) as ended:
+        learn(script, "--num-threads", 1, "--no-cuda", *words)
+    assert "\n" not in str(ended.value)
+    assert not Path("runs").exists()
+
+
+def test_a_model_without_weights_is_refused(learn, policy_folder, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_bytes((policy_folder / "config.json").read_bytes())
+    with pytest.raises(SystemExit, match="--model .*model: "):
+        learn("evaluate_llm", "--model", tmp_path / "model", "--tokenizer", "byte", "--num-threads", 1, "--no-cuda")
+
+
+# ---------------------------------------------------------------------------------------------------------- benchmarks
+
+
+def numbers(path):
+    """The flags of a benchmark whose type is a number: (flag, name of the type)."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            kinds = [word.value.id for word in node.keywords if word.arg == "type" and isinstance(word.value, ast.Name)]
+            yield from ((node.args[0], kind) for kind in kinds if kind != "Path")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_every_number_of_a_benchmark_has_a_range(path):
+    assert all(kind in ("from_0", "from_1", "above_0") for _, kind in numbers(path))
+
+
+def test_ranges_of_benchmarks():
+    assert sum(len(list(numbers(path))) for path in (ROOT / "benchmarks").glob("*.py")) > 50
+    assert (machine.from_0("0"), machine.from_1("12"), machine.above_0("1e-4")) == (0, 12, 1e-4)
+    for kind, texts in (("from_0", "-1 1.5 nan x"), ("from_1", "0 -1 inf"), ("above_0", "0 -1 nan inf x")):
+        for text in [*texts.split(), ""]:
+            with pytest.raises(Exception, match="and not"):
+                getattr(machine, kind)(text)
+
+
+def test_the_benchmark_of_learners_refuses_what_would_never_end():
+    script = ROOT / "learner" / "llm_utils" / "benchmark.py"
+    words = ["--env-ids", "AgentR1/MultihopWorld-v0", "--commands", "python learner/ppo_llm.py", "--workers", "0"]
+    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 2 and done.stderr.endswith("error: --workers is at least 1\n")
