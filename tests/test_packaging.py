@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import importlib
 import re
 import subprocess
 import sys
@@ -134,6 +135,14 @@ def test_importing_the_library_imports_nothing_optional():
     code = f"import sys, agent_r1, agent_r1_tools; print([name for name in {OPTIONAL} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("adapter", "package"), [("tinker", "tinker"), ("skyrl", "skyrl_gym")])
+def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"agent_r1.adapters.{adapter}", raising=False)
+    with pytest.raises(ImportError, match=rf"agent-r1\[{adapter}\]"):
+        importlib.import_module(f"agent_r1.adapters.{adapter}")
 
 
 def test_no_test_is_skipped_because_a_file_of_ours_is_missing():

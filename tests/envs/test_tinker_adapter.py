@@ -33,7 +33,7 @@ from tinker_cookbook.rl.types import TrajectoryGroup  # noqa: E402
 from agent_r1.adapters.tinker import TinkerDatasetBuilder, TinkerGroupBuilder  # noqa: E402
 from agent_r1_tools import ToolFault  # noqa: E402
 
-STOPS = {None: "completed", "turns": "max_turns", "context": "context_overflow"}
+STOPS = {None: "completed", "turns": "max_turns", "context": "max_tokens"}
 
 
 class Script(TokenCompleter):

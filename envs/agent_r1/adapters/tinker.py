@@ -35,7 +35,7 @@ except ImportError as error:
     raise ImportError(f'{error}: agent_r1.adapters.tinker needs pip install "agent-r1[tinker]"') from error
 
 _ = agent_r1  # registers the environments, also in a process that has only unpickled a builder
-_STOPS = {None: "completed", "turns": "max_turns", "context": "context_overflow"}  # in tinker-cookbook's words
+_STOPS = {None: "completed", "turns": "max_turns", "context": "max_tokens"}  # in tinker-cookbook's words
 
 
 class TinkerEnv(Env):
