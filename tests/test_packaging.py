@@ -137,7 +137,7 @@ def test_importing_the_library_imports_nothing_optional():
     assert result.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(("adapter", "package"), [("tinker", "tinker"), ("skyrl", "skyrl_gym")])
+@pytest.mark.parametrize(("adapter", "package"), [("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env")])
 def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, f"agent_r1.adapters.{adapter}", raising=False)
