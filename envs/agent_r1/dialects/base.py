@@ -318,7 +318,7 @@ class Dialect(ChatTemplate):
         if not self.native:
             guarded = self._without_tool_roles(guarded)
             text = self.instructions(schemas) if schemas else ""
-            guarded, schemas = self._with_instructions(guarded, text), []
+            guarded, schemas = self.with_instructions(guarded, text), []
         return render_chat(self.tokenizer, guarded, schemas, add_generation_prompt=True)
 
     def _without_tool_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -335,7 +335,7 @@ class Dialect(ChatTemplate):
                 plain.append({"role": message["role"], "content": _lines(content, texts)})
         return plain
 
-    def _with_instructions(self, messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    def with_instructions(self, messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
         """The conversation with this text added to the system message, or where the family has none, to the user's."""
         if messages and messages[0]["role"] == "system":
             text = "\n\n".join(filter(None, (messages[0]["content"], text)))
