@@ -6,6 +6,7 @@ Importing this package registers the environments below: `gym.make("AgentR1/Hotp
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import NamedTuple
 
 import gymnasium as gym
 
@@ -14,24 +15,48 @@ from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
 
 __version__ = "0.1.0"
-__all__ = ["ENVIRONMENTS", "End", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault", "ToolResult", "tiny_policy"]
+__all__ = [
+    "ENVIRONMENTS", "End", "Entry", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault", "ToolResult", "tiny_policy"
+]  # fmt: skip
 
-# id -> where its class stands. A version is bumped when a change could move learning results.
+
+class Entry(NamedTuple):
+    """A row of the registry: what an environment is, and what it asks of a policy."""
+
+    entry_point: str  # "module:Class"
+    needs: tuple[str, ...]  # of planning, tool use, memory, reasoning, perception
+    observability: str  # full: the prompt holds all that matters; partial: some of it has to be found
+    horizon: str  # turns of an expert
+
+
+# A version is bumped when a change could move learning results.
 ENVIRONMENTS = {
-    "AgentR1/MultihopWorld-v0": "agent_r1.tasks.multihop_world:MultihopWorldEnv",
-    "AgentR1/ArithmeticWorld-v0": "agent_r1.tasks.arithmetic_world:ArithmeticWorldEnv",
-    "AgentR1/HotpotQA-v0": "agent_r1.tasks.question_answering:HotpotQAEnv",
-    "AgentR1/2WikiMultihopQA-v0": "agent_r1.tasks.question_answering:TwoWikiMultihopQAEnv",
-    "AgentR1/MuSiQue-v0": "agent_r1.tasks.question_answering:MuSiQueEnv",
-    "AgentR1/GSM8K-v0": "agent_r1.tasks.mathematics:GSM8KEnv",
-    "AgentR1/MATH-v0": "agent_r1.tasks.mathematics:MATHEnv",
-    "AgentR1/HumanEval-v0": "agent_r1.tasks.programming:HumanEvalEnv",
-    "AgentR1/MBPP-v0": "agent_r1.tasks.programming:MBPPEnv",
-    "AgentR1/Rows-v0": "agent_r1.tasks.rows:RowsEnv",
+    "AgentR1/MultihopWorld-v0": Entry(
+        "agent_r1.tasks.multihop_world:MultihopWorldEnv", ("reasoning", "tool use"), "partial", "3 to 5"
+    ),
+    "AgentR1/ArithmeticWorld-v0": Entry(
+        "agent_r1.tasks.arithmetic_world:ArithmeticWorldEnv", ("reasoning", "tool use"), "full", "3 to 5"
+    ),
+    "AgentR1/HotpotQA-v0": Entry(
+        "agent_r1.tasks.question_answering:HotpotQAEnv", ("reasoning", "tool use"), "partial", "3"
+    ),
+    "AgentR1/2WikiMultihopQA-v0": Entry(
+        "agent_r1.tasks.question_answering:TwoWikiMultihopQAEnv", ("reasoning", "tool use"), "partial", "3 to 5"
+    ),
+    "AgentR1/MuSiQue-v0": Entry(
+        "agent_r1.tasks.question_answering:MuSiQueEnv", ("reasoning", "tool use"), "partial", "3 to 5"
+    ),
+    "AgentR1/GSM8K-v0": Entry("agent_r1.tasks.mathematics:GSM8KEnv", ("reasoning", "tool use"), "full", "1 to 9"),
+    "AgentR1/MATH-v0": Entry("agent_r1.tasks.mathematics:MATHEnv", ("reasoning", "tool use"), "full", "1"),
+    "AgentR1/HumanEval-v0": Entry(
+        "agent_r1.tasks.programming:HumanEvalEnv", ("reasoning", "tool use"), "partial", "1 to 2"
+    ),
+    "AgentR1/MBPP-v0": Entry("agent_r1.tasks.programming:MBPPEnv", ("reasoning", "tool use"), "partial", "1 to 2"),
+    "AgentR1/Rows-v0": Entry("agent_r1.tasks.rows:RowsEnv", ("whatever the rows ask",), "depends", "1 or more"),
 }
 
-for _id, _entry_point in ENVIRONMENTS.items():
-    gym.register(id=_id, entry_point=_entry_point, vector_entry_point=f"agent_r1.vector:{_id}")
+for _id, _entry in ENVIRONMENTS.items():
+    gym.register(id=_id, entry_point=_entry.entry_point, vector_entry_point=f"agent_r1.vector:{_id}")
 
 
 def tiny_policy(env_id: str) -> str:

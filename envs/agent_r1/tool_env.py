@@ -78,6 +78,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     instructions: ClassVar[str] = "Solve the task. Give the final answer as <answer>your answer</answer>."
     outcome_term: ClassVar[str] = "outcome/score"
     slow_judge: ClassVar[bool] = False  # True: `judge_answer` takes its time, so many episodes ask it in threads
+    floor: ClassVar[float] = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         "malformed_call": -0.1,

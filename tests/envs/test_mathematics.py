@@ -218,6 +218,19 @@ def test_without_calculator_or_annotation_the_solution_is_one_turn(annotated, to
     assert env.demonstration() == turns
 
 
+def test_an_expert_with_few_turns_makes_several_calls_in_one(tmp_path, say):
+    steps = "".join(f"That makes {i}+1=<<{i}+1={i + 1}>>{i + 1}. " for i in range(7))
+    (tmp_path / "train.jsonl").write_text(json.dumps({"question": "How much?", "answer": f"{steps}#### 7"}) + "\n")
+    for max_turns, counts in ((6, [1, 1, 1, 1, 3, 0]), (9, [1] * 7 + [0]), (2, [7, 0])):
+        env = gym.make("AgentR1/GSM8K-v0", data_dir=tmp_path, tools=("calculator",), max_turns=max_turns).unwrapped
+        env.reset(options={"task_index": 0})
+        calls = []
+        for turn in env.demonstration():
+            _, _, terminated, _, info = say(env, turn)
+            calls.append(len(info["tool_calls"]))
+        assert terminated and info["is_success"] and calls == counts
+
+
 @pytest.mark.parametrize("env_id", ["GSM8K", "MATH"])
 def test_the_expert_is_right_and_there_is_no_other(env_id, say):
     env = gym.make(f"AgentR1/{env_id}-v0").unwrapped

@@ -78,7 +78,7 @@ def test_the_registry_is_the_table():
     for env_id in IDS:
         spec = gym.spec(env_id)
         assert spec.namespace == "AgentR1" and spec.version is not None
-        assert spec.entry_point == agent_r1.ENVIRONMENTS[env_id]
+        assert spec.entry_point == agent_r1.ENVIRONMENTS[env_id].entry_point
 
 
 def test_the_module_can_stand_in_the_id():

@@ -180,11 +180,14 @@ class GSM8KEnv(MathematicsEnv):
         solution = self.task.metadata["solution"].split("####")[0]
         if "calculator" not in self.tools:
             solution = _ANNOTATION.sub("", solution)
-        turns, said = [], 0
-        for step in _ANNOTATION.finditer(solution):
-            call = self.dialect.tool_call("calculator", {"expression": step[1].strip()})
-            turns.append(_thought(solution[said : step.start()]) + call)
-            said = step.end()
+        steps, said = list(_ANNOTATION.finditer(solution)) if self.max_turns > 1 else [], 0
+        turns: list[str] = []
+        while steps:  # where the turns run short the last one before the answer makes all calls that are left
+            count = len(steps) if len(turns) + 2 >= self.max_turns else 1
+            now, steps = steps[:count], steps[count:]
+            calls = [("calculator", {"expression": step[1].strip()}) for step in now]
+            turns.append(_thought(solution[said : now[0].start()]) + self.dialect.write_turn(calls=calls))
+            said = now[-1].end()
         return [*turns, f"{_thought(solution[said:])}<answer>{self.task.answers[0]}</answer>"]
 
 

@@ -8,6 +8,7 @@ is one search.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -181,7 +182,24 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
         named = [entity for entity in self.task.metadata["chain"][1:] if entity in words]
         return [f"<answer>{named[-1] if named else words[-1]}</answer>"]
 
+    def shortcut_one_search(self, rng: np.random.Generator) -> list[str]:
+        """Searches for the last relation alone, and answers with what the passage says of it."""
+        relation = self.task.metadata["relations"][-1]
+        shown = run_tool(self.tools["search"], {"query": relation}).content
+        values = _values(relation, shown) or ["unknown"]
+        return [self.dialect.tool_call("search", {"query": relation}), f"<answer>{values[0]}</answer>"]
+
+    def shortcut_most_frequent(self, rng: np.random.Generator) -> list[str]:
+        """Answers with what stands most often behind the last relation, as if it had read all passages."""
+        text = " ".join(text for _, text in self.task.metadata["passages"])
+        values = Counter(_values(self.task.metadata["relations"][-1], text))
+        return [f"<answer>{values.most_common(1)[0][0]}</answer>"]
+
     @staticmethod
     def vocabulary() -> list[str]:
         """Every word that the worlds are made of: what a small tokenizer should keep whole."""
         return [name for group in names() for name in group] + RELATIONS + UNSEEN_RELATIONS
+
+
+def _values(relation: str, text: str) -> list[str]:
+    return re.findall(rf"\b{relation} (\w+)", text)

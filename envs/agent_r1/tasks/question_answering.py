@@ -296,6 +296,10 @@ class MultihopQAEnv(QuestionAnsweringEnv):
         searches = [self.dialect.tool_call("search", {"query": title}) for title in titles]
         return [*searches, f"<answer>{self.task.answers[0]}</answer>"]
 
+    def shortcut_yes(self, rng: np.random.Generator) -> list[str]:
+        """Says yes, whatever is asked."""
+        return ["<answer>yes</answer>"]
+
 
 class HotpotQAEnv(MultihopQAEnv):
     """Questions over two Wikipedia paragraphs, in the distractor setting (arXiv 1809.09600).

@@ -1,0 +1,127 @@
+"""Each check of `python -m agent_r1.validate` passes on an environment that is right and finds one that is not."""
+
+import json
+import sys
+from pathlib import Path
+
+import checked_environments
+import numpy as np
+import pytest
+
+import agent_r1
+from agent_r1 import Tool, ToolResult, probes, validate
+from agent_r1.validate import CHECKS, Failed, Report, Subject, above
+
+FOUND = {
+    "gymnasium": ["Unspeakable"],
+    "farming": ["Farmable", "FarmableInPairs"],
+    "injection": ["ListensToTools", "ListensToQuestions"],
+    "determinism": ["DependsOnHashes", "DependsOnTheClock", "DependsOnGlobalRandomNumbers"],
+    "snapshot": ["ForgetsInSnapshots"],
+    "global state": ["DrawsGlobalRandomNumbers"],
+    "broken spans": ["Breaks", "Unjson"],
+}
+MEASURED = {
+    "expert": "Unsolvable",
+    "random": "TakesAnything",
+    "stuffing": "TakesWhatContainsIt",
+    "copying": "TakesTheQuestion",
+    "fallible_25": "TeachesTooWell",
+}
+
+
+def subject(one, tasks=30):
+    return Subject(f"checked_environments:Checked/{one}-v0", {}, tasks)
+
+
+def test_every_check_is_tried_here():
+    assert set(FOUND) == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_is_right_passes(name):
+    CHECKS[name](subject("Right", 5))
+
+
+@pytest.mark.parametrize(("name", "one"), [(name, one) for name, some in FOUND.items() for one in some])
+def test_what_is_wrong_is_found(name, one):
+    with pytest.raises(Exception) as found:
+        CHECKS[name](subject(one, 5))
+    assert name in ("gymnasium", "broken spans") or isinstance(found.value, Failed), found.value
+
+
+def test_figures_of_what_is_right():
+    report = Report("x")
+    validate.measure(subject("Right"), report)
+    assert not report.failed
+    ignorant = dict.fromkeys(("null", "random", "stuffing", "many answers", "copying"), 0.0)
+    chance = {name: report.row["success"][name] for name in ("random", "stuffing")}
+    assert report.row["success"] == {"expert": 1.0, **ignorant, **chance} and max(chance.values()) <= 0.2
+    assert report.row["tasks"] == 50 and report.row["played"] == 30 and report.row["steps_per_second"] > 0
+
+
+@pytest.mark.parametrize(("name", "one"), MEASURED.items())
+def test_figures_that_should_not_be(name, one):
+    report = Report("x")
+    validate.measure(subject(one), report)
+    assert name in report.failed
+
+
+def test_chance_is_not_counted_as_a_trick():
+    assert above(0.2, 0.0, 100) and not above(0.0, 0.0, 100) and not above(0.12, 0.1, 100) and above(0.3, 0.1, 100)
+
+
+def test_the_command(tmp_path, capsys):
+    assert validate.main(["AgentR1/ArithmeticWorld-v0", "--tasks", "4", "--write", str(tmp_path / "t.md")]) == 0
+    out = capsys.readouterr().out
+    assert "AgentR1/ArithmeticWorld-v0: pass" in out
+    table = (tmp_path / "t.md").read_text()
+    assert table in out and "| ArithmeticWorld-v0 | 1,000,000 | " in table
+    (row,) = json.loads((tmp_path / "t.json").read_text())
+    assert row["row"]["success"]["expert"] == 1.0 and row["failed"] == {}
+
+
+def test_what_fails_is_said_and_the_status_is_one(capsys):
+    assert validate.main(["checked_environments:Checked/Farmable-v0", "--tasks", "5"]) == 1
+    assert "farming: task 0: 200 turns of" in capsys.readouterr().out
+
+
+def test_data_that_is_missing_is_no_failure_unless_it_was_asked_for(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("AGENT_R1_DATA", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert validate.main(["AgentR1/HotpotQA-v0", "--tasks", "3"]) == 1
+    assert "not checked: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["Nobody/Has-v0"], ["--tasks", "0"], ["--env-kwargs", "[]"], ["nomodule:X-v0"]])
+def test_a_command_that_is_wrong(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        validate.main(words)
+    assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") <= 8
+
+
+def test_random_values_fit_their_schema():
+    schema = {
+        "type": "object",
+        "properties": {
+            "count": {"type": "integer", "minimum": 3, "maximum": 4},
+            "kind": {"enum": ["a", "b"]},
+            "names": {"type": "array", "items": {"type": "string", "minLength": 4, "maxLength": 6}, "minItems": 1},
+            "either": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "share": {"type": "number", "minimum": 0, "maximum": 1},
+        },
+        "required": ["count", "kind", "names", "either", "share"],
+    }
+    tool = Tool.from_function(lambda: ToolResult("x"), name="t", description="d", parameters=schema)
+    env = checked_environments.Right()
+    env.reset(seed=0)
+    rng = np.random.default_rng(0)
+    values = [probes.random_value(schema, env, rng) for _ in range(200)]
+    assert not [value for value in values if tool.validate(value)]
+    assert {value["count"] for value in values} == {3, 4} and {value["kind"] for value in values} == {"a", "b"}
+
+
+def test_the_index_names_every_id():
+    pages = Path(__file__).parents[2] / "docs" / "environments"
+    assert (pages / "index.md").read_text().endswith(validate.index(pages))
+    assert all(f"[{env_id.removeprefix('AgentR1/')}](" in validate.index(pages) for env_id in agent_r1.ENVIRONMENTS)

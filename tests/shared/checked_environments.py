@@ -1,0 +1,150 @@
+"""Small environments for `python -m agent_r1.validate`: one that is right, and others that are wrong in one thing."""
+
+import random
+import time
+
+import gymnasium as gym
+import numpy as np
+
+from agent_r1 import End, Task, Tool, ToolEnv
+
+
+class Right(ToolEnv):
+    """A number is to be read and said."""
+
+    PROCESS_WEIGHTS = {**ToolEnv.PROCESS_WEIGHTS, "read": 0.2}
+    num_tasks = 50
+    floor = 0.2  # a word that was read may be the number
+
+    def __init__(self, **kwargs):
+        super().__init__([Tool.from_function(self.read)], **kwargs)
+
+    def read(self, place: int) -> str:
+        """Read what stands at a place."""
+        return f"{self.task.metadata['number']}" if place == 1 else "nothing"
+
+    def make_task(self, index):
+        return Task(f"t{index}", "Which number stands at place 1?", [str(700 + index)], {"number": 700 + index})
+
+    def judge_result(self, call, result):
+        first = result.content != "nothing" and not self.memory.get("read")
+        self.memory["read"] = self.memory.get("read") or first
+        return {"read": 1.0} if first else {}
+
+    def judge_answer(self, answer):
+        return float(answer in self.task.answers), {}
+
+    def demonstration(self, rng=None, teacher=None):
+        return [self.dialect.tool_call("read", {"place": 1}), f"<answer>{self.task.answers[0]}</answer>"]
+
+
+class Farmable(Right):
+    def judge_result(self, call, result):
+        return {"read": 1.0}
+
+
+class FarmableInPairs(Right):
+    """Only two calls in turn pay again."""
+
+    def judge_result(self, call, result):
+        new = self.memory.get("last") != result.content
+        self.memory["last"] = result.content
+        return {"read": 1.0} if new else {}
+
+
+class ListensToTools(Right):
+    def judge_result(self, call, result):
+        return End(1.0) if "<answer>" in result.content else {}
+
+
+class ListensToQuestions(Right):
+    @property
+    def schemas(self):
+        return super().schemas if "<answer>" not in self.task.question else []
+
+
+class DependsOnHashes(Right):
+    def make_task(self, index):
+        return Task(f"t{index}", f"Which number stands at place 1? {hash('x')}", ["7"], {"number": 7})
+
+
+class DependsOnTheClock(Right):
+    def make_task(self, index):
+        return Task(f"t{index}", f"In {time.gmtime(time.time()).tm_year}, which number?", ["7"], {"number": 7})
+
+
+class DependsOnGlobalRandomNumbers(Right):
+    def read(self, place: int) -> str:
+        """Read what stands at a place."""
+        return str(np.random.random())
+
+
+class DrawsGlobalRandomNumbers(Right):
+    def read(self, place: int) -> str:
+        """Read what stands at a place."""
+        random.random()
+        return "nothing"
+
+
+class ForgetsInSnapshots(Right):
+    count = 0
+
+    def start_episode(self, task):
+        self.count = 0
+
+    def read(self, place: int) -> str:
+        """Read what stands at a place."""
+        self.count += 1
+        return f"time {self.count}"
+
+
+class Breaks(Right):
+    def judge_result(self, call, result):
+        raise KeyError("x")
+
+
+class Unjson(Right):
+    def judge_result(self, call, result):
+        self.memory["x"] = 1
+        return {"read": float("nan")}
+
+
+class Unspeakable(Right):
+    """Not what gymnasium takes for an environment."""
+
+    def reset(self, *, seed=None, options=None):
+        state, info = super().reset(seed=None, options=options)
+        return state, info
+
+
+class Unsolvable(Right):
+    def judge_answer(self, answer):
+        return 0.0, {}
+
+
+class TakesAnything(Right):
+    def judge_answer(self, answer):
+        return 1.0, {}
+
+
+class TakesWhatContainsIt(Right):
+    def read(self, place: int) -> str:
+        """Read what stands at a place."""
+        return f"{self.task.metadata['number']}"
+
+    def judge_answer(self, answer):
+        return float(self.task.answers[0] in answer), {}
+
+
+class TakesTheQuestion(Right):
+    def judge_answer(self, answer):
+        return float(answer in (self.task.question, *self.task.answers)), {}
+
+
+class TeachesTooWell(Right):
+    teachers = ("expert", "fallible_25")
+
+
+for _one in [one for one in vars().copy().values() if isinstance(one, type) and issubclass(one, ToolEnv)]:
+    if _one.__module__ == __name__:
+        gym.register(f"Checked/{_one.__name__}-v0", entry_point=_one)
