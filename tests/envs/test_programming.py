@@ -64,6 +64,17 @@ def passes(task, code):
 # ---------------------------------------------------------------------- what an answer is worth
 
 
+def test_the_expert_tries_the_official_solution_and_answers_with_it(env, say):
+    for index in range(env.num_tasks):
+        env.reset(options={"task_index": index})
+        turns = env.demonstration()
+        outcomes = [say(env, turn) for turn in turns]
+        assert len(turns) == 2 and outcomes[-1][2] and outcomes[-1][4]["is_success"]
+        assert outcomes[0][4]["tool_calls"][0]["ok"] and outcomes[0][1] > 0
+    with pytest.raises(ValueError, match="--expert-share 1"):
+        env.demonstration(np.random.default_rng(0))
+
+
 def test_the_canonical_solution_passes(env, say):
     _, reward, terminated, _, info = say(env, f"<answer>{env.task.answers[0]}</answer>")
     assert terminated and reward == 1 and info["is_success"]

@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from agent_r1.code_judge import RunTests, Suite, check_program, judge_sandbox
 from agent_r1.dialects import Call
 from agent_r1.task_data import Program, load_questions
-from agent_r1.tool_env import Task, ToolEnv
+from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
 
@@ -97,6 +99,18 @@ class ProgrammingEnv(ToolEnv):
                 correct = float(check_program(self._judge_sandbox, program, self.task.metadata["hidden"]).passed)
         shown = len(self.task.metadata["shown"].tests)
         return correct, {"em": correct, "shown_tests_passed": len(self.memory.get("tests_passed", ())) / max(1, shown)}
+
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The official solution, run through `run_tests` (where that is a tool) and given as the answer.
+
+        Raises: ValueError with `rng`, which asks for a worker that makes mistakes: there is only the expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        program = complete_program(self.task, self.task.answers[0])
+        test = [self.dialect.tool_call("run_tests", {"code": program})] if "run_tests" in self.tools else []
+        return [*test[: self.max_turns - 1], f"<answer>\n{program}\n</answer>"]
 
 
 def complete_program(task: Task, code: str) -> str:
