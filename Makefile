@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 ADAPTERS := .venv-adapters
+OLDEST := $(shell sed -n 's/^ *gymnasium >=\([0-9.]*\),.*/\1/p' setup.cfg)
+# What holds with the oldest Gymnasium that setup.cfg allows.
+GYMNASIUM_TESTS := $(patsubst %,tests/envs/test_%.py,spaces tool_env vector wrappers)
+ADAPTER_TESTS := $(patsubst %,tests/envs/test_%.py,tinker_adapter skyrl_adapter torchrl_adapter choices)
 # One more than there are cores: many tests wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: help train test test-slow test-vllm test-adapters wheel clean
+.PHONY: help train test test-slow test-adapters test-vllm wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -23,11 +27,13 @@ test: $(VENV)/dev.stamp  ## lint, type check, tests
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each
 	$(BIN)/python -m pytest -m slow
 
+test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gymnasium, in an environment of its own
+	$(ADAPTERS)/bin/python -m pytest $(ADAPTER_TESTS) $(GYMNASIUM_TESTS)
+	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
+	$(ADAPTERS)/bin/python -m pytest tests/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
+
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm
-
-test-adapters: $(ADAPTERS)/stamp  ## play in real tinker-cookbook and SkyRL, in an environment of its own
-	$(ADAPTERS)/bin/python -m pytest tests/envs/test_tinker_adapter.py tests/envs/test_skyrl_adapter.py
 
 wheel: $(VENV)/dev.stamp  ## build dist/*.whl
 	rm -rf build dist
@@ -55,11 +61,14 @@ $(VLLM)/stamp: setup.cfg Makefile constraints-vllm.txt
 
 # tinker-cookbook asks for a package of which only its own models need the newest version, and SkyRL for Ray and an older
 # transformers, which its generator does without: both come without what they ask for, the rest of it is named here.
+# TorchRL's wheel brings folders named benchmarks and scripts along. All of it stays out of .venv.
 $(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
 	test -x $(ADAPTERS)/bin/python || $(PYTHON) -m venv $(ADAPTERS)
-	@echo "Installing tinker-cookbook and SkyRL into $(ADAPTERS) (once; torch is large)"
-	$(ADAPTERS)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-adapters.txt \
-		--editable ".[train,data,skyrl]" pytest pytest-timeout hypothesis tinker aiohttp anyio blobfile chz cloudpickle \
-		loguru pillow pydantic pyrage rich termcolor tiktoken typing-extensions
+	@echo "Installing tinker-cookbook, SkyRL, TorchRL and stable-baselines3 into $(ADAPTERS) (once; torch is large)"
+	grep -v '^gymnasium==' constraints.txt >$(ADAPTERS)/constraints.txt
+	$(ADAPTERS)/bin/python -m pip install --quiet --constraint $(ADAPTERS)/constraints.txt \
+		--constraint constraints-adapters.txt --editable ".[train,data,skyrl,torchrl,sb3]" gymnasium==$(OLDEST) \
+		pytest pytest-timeout hypothesis tinker aiohttp anyio blobfile chz cloudpickle loguru \
+		pillow pydantic pyrage rich termcolor tiktoken typing-extensions
 	$(ADAPTERS)/bin/python -m pip install --quiet --no-deps --constraint constraints-adapters.txt tinker-cookbook skyrl
 	touch $@

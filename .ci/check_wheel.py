@@ -1,9 +1,16 @@
-"""Checks an installed wheel: it imports with the core dependencies alone, quickly, and carries its data."""
+"""Checks an installed wheel: it imports with the core dependencies alone, quickly, carries its data, and plays what
+docs/index.md says that it plays."""
 
 import importlib.util
+import os
+import re
 import subprocess
 import sys
+import tempfile
 from importlib.resources import files
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 OPTIONAL = ["bm25s", "datasets", "faiss", "fastapi", "httpx", "sentence_transformers", "torch", "transformers", "vllm"]
 
@@ -15,11 +22,47 @@ def import_seconds(statement: str) -> float:
     return min(float(run.stdout) for run in runs)
 
 
+def documented() -> dict[str, str | None]:
+    """What docs/index.md says of every environment: the extra that it needs, or None."""
+    table = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("| environment | needs |")[2]
+    rows = re.findall(r"^\| ([\w, ]+) \| (.+) \|$", table.partition("\n\n")[0], re.MULTILINE)
+    found = {}
+    for names, needs in rows:
+        extra = re.match(r"`(\w+)`", needs)
+        found |= dict.fromkeys(names.split(", "), extra[1] if extra else None)
+    return found
+
+
+def check_environments(env_ids: list[str]) -> None:
+    """Every environment plays with the core alone or says which extra it needs, as documented."""
+    import gymnasium as gym
+    import numpy as np
+
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from fuzz_spans import write_made_up_data
+
+    needs = documented()
+    assert {env_id.split("/")[1].rpartition("-")[0] for env_id in env_ids} == needs.keys(), needs
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["AGENT_R1_DATA"] = str(write_made_up_data(Path(folder)))
+        for env_id in env_ids:
+            extra = needs[env_id.split("/")[1].rpartition("-")[0]]
+            try:
+                for env in (gym.make(env_id).unwrapped, gym.make_vec(env_id, num_envs=1).envs[0]):
+                    env.reset(options={"task_index": 0})
+                    right = f"<answer>{env.task.answers[0]}</answer>{env.dialect.end_of_turn}"
+                    info = env.step(np.array(env.tokenizer.encode(right), np.int32))[4]
+                    assert info["is_success"], info
+                    env.close()
+                assert extra is None, f"{env_id} plays without [{extra}]; docs/index.md says otherwise"
+            except ImportError as error:
+                named = re.search(r"agent-r1\[(\w+)\]", str(error))
+                assert named and named[1] == extra, f"{env_id} needs {error}; docs/index.md says {extra}"
+
+
 def main() -> None:
     there = [name for name in OPTIONAL if importlib.util.find_spec(name)]
     assert not there, f"this is meant to run without the extras, but found {there}"
-
-    import gymnasium as gym
 
     import agent_r1
 
@@ -27,11 +70,7 @@ def main() -> None:
         assert (files(package) / "py.typed").is_file(), f"{package}/py.typed is not in the wheel"
     for world in ("AgentR1/MultihopWorld-v0", "AgentR1/ArithmeticWorld-v0"):
         agent_r1.tiny_policy(world)  # raises where the policy's files are missing
-    gym.make("AgentR1/ArithmeticWorld-v0").reset(seed=0)  # needs no extra
-    try:
-        gym.make("AgentR1/MultihopWorld-v0").reset(seed=0)
-    except ImportError as error:  # search is an extra, and whoever needs it is told so
-        assert 'pip install "agent-r1[search]"' in str(error), error
+    check_environments(list(agent_r1.ENVIRONMENTS))
     added = import_seconds("import gymnasium, agent_r1") - import_seconds("import gymnasium")
     print(f"The wheel is whole. `import agent_r1` adds {added:.2f} s to `import gymnasium` (aim: at most 0.2 s).")
 

@@ -46,6 +46,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     ),
     "retrieval_recall": ("--data-dir {data} --corpus {corpus}", ("bm25s",)),
     "sandbox_speed": ("--quick --force", ()),
+    "sb3_choices": ("--seeds 1 2 --steps 1024 --episodes 4 --force", ("stable_baselines3", "bm25s")),
     "sft_bf16": ("--num-steps 2 --batch-size 2 --heldout 2", LEARNING),
     "threads": ("--total-episodes 8 --force", LEARNING),
     "tool_latency": ("--episodes 8 --iterations 2 --force", LEARNING),

@@ -80,6 +80,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     slow_judge: ClassVar[bool] = False  # True: `judge_answer` takes its time, so many episodes ask it in threads
     floor: ClassVar[float] = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
+    choices: ClassVar[tuple[int, int] | None] = None  # (most candidates, features of each), see `candidates`
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         "malformed_call": -0.1,
         "failed_call": -0.05,
@@ -214,6 +215,13 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def final_metrics(self) -> dict[str, float]:
         """Metrics of an episode that ended without an answer."""
         return self.judge_answer("")[1]
+
+    def candidates(self) -> Sequence[tuple[str, Sequence[float]]]:
+        """Turns as text among which a policy of `ChoiceInterface` chooses in this state, each with its features.
+
+        There is at least one and at most `choices` says. They should come from what the policy has read.
+        """
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ gymnasium
 
@@ -388,6 +396,17 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if turn.fault is None:
             self._check_judge()
         return end
+
+    def cut_off(self) -> dict[str, Any]:
+        """What the final info says of an episode that something else cuts off, such as Gymnasium's TimeLimit: that it
+        is no success, and its metrics (none where the judge faults). Nothing is paid for it."""
+        metrics: dict[str, float] = {}
+        try:
+            metrics = call_on(self._session_thread, self.final_metrics)
+        except Exception as error:
+            if not is_fault(error):
+                raise
+        return {"is_success": False, "answer": None, "metrics": metrics}
 
     def get_state(self) -> dict[str, Any]:
         """A snapshot from which the episode can be continued, here or in another environment of the same kind.

@@ -99,6 +99,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         text: bool = False,
         **kwargs: Any,
     ) -> None:
+        self.closed = True  # until all is there: older versions of Gymnasium close what they collect
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
         if observation not in ("state", "new"):
@@ -134,6 +135,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self._outcomes: dict[int, tuple[Any, float, bool, bool, dict[str, Any]]] = {}  # judged, not yet received
         # Called with (environment, info, terminated, truncated) when an episode ends, before the next one begins.
         self.on_end: list[Callable[[ToolEnv, dict[str, Any], bool, bool], None]] = []
+        self.closed = False
 
     # ------------------------------------------------------------------ gymnasium
 
@@ -299,7 +301,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
                 self._calls.judge_again(slot, pause)
             return
         slot.steps += 1
-        truncated = truncated or slot.steps == self.max_episode_steps
+        if slot.steps == self.max_episode_steps:
+            info = info if terminated or truncated else info | slot.env.cut_off()
+            truncated = True
         slot.room = info["max_new_tokens"]
         slot.observation = self._view(slot, state)
         if terminated or truncated:

@@ -1,9 +1,12 @@
-"""Wrappers around a `ToolEnv`: text instead of tokens, only what is new, and a record of what happened."""
+"""Wrappers around a `ToolEnv`: text instead of tokens, only what is new, a choice among turns, a record of episodes.
+
+Where Gymnasium's TimeLimit, inside of one, has cut an episode off, the info has `is_success` and metrics all the same.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -89,6 +92,7 @@ class TextInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
         span = encode_turn(self.tool_env, action, self._max_new_tokens)
         tokens, reward, terminated, truncated, info = self.env.step(span)
         self._max_new_tokens = info["max_new_tokens"]
+        info = _whole(self.env, info, truncated)
         return decode_state(self.tool_env, tokens), float(reward), terminated, truncated, info
 
 
@@ -115,7 +119,82 @@ class NewTokens(gym.Wrapper[Tokens, Tokens, Tokens, Tokens], gym.utils.RecordCon
         state, reward, terminated, truncated, info = self.env.step(action)
         new = state[min(self._length + len(action), len(state)) :]
         self._length = len(state)
-        return new, float(reward), terminated, truncated, info
+        return new, float(reward), terminated, truncated, _whole(self.env, info, truncated)
+
+
+class ChoiceInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """A Discrete choice among candidate turns, a Box of their features: for learners whose policies write no tokens.
+
+    The observation is float32 of shape (most * features,): the features of each candidate, one after the other, and
+    zeros where there are fewer. Action i is candidate i; where there is none, it is an empty turn. `action_masks()`
+    says which there are.
+
+    Args:
+        candidates: a function that gives the candidates of a `ToolEnv` in its present state, pairs of a turn as text
+            and its features; None: the task's own `ToolEnv.candidates`.
+        shape: (most, features): how many candidates a turn may have, and how many features each has; None: the task's.
+
+    Raises: ValueError where the task has no candidates and none are given, and, from `reset` and `step`, where there
+    are none, too many, or features of another number.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Tokens, Tokens],
+        candidates: Callable[[ToolEnv], Sequence[tuple[str, Sequence[float]]]] | None = None,
+        shape: tuple[int, int] | None = None,
+    ) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, candidates=candidates, shape=shape)
+        super().__init__(env)
+        self.tool_env = _tool_env(env)
+        self._candidates = candidates or type(self.tool_env).candidates
+        shape = shape or (self.tool_env.choices if candidates is None else None)
+        if shape is None:
+            name = type(self.tool_env).__name__
+            raise ValueError(
+                f"{name} has no candidate turns to choose from; override `candidates` and `choices` in it, "
+                "or pass candidates= and shape=(most, features)"
+            )
+        self.shape = shape
+        self.action_space = gym.spaces.Discrete(shape[0])
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (shape[0] * shape[1],), np.float32)
+        self._turns: list[str] = []
+        self._max_new_tokens = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode."""
+        _, info = self.env.reset(seed=seed, options=options)
+        return self._look(info), info
+
+    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Write candidate `action`. After the end of a task, and after a fault, the observation is zeros."""
+        if not 0 <= (number := int(action)) < self.shape[0]:
+            raise ValueError(f"a choice is a number in [0, {self.shape[0]}), got {action}")
+        text = self._turns[number] if number < len(self._turns) else ""
+        _, reward, terminated, truncated, info = self.env.step(encode_turn(self.tool_env, text, self._max_new_tokens))
+        info = _whole(self.env, info, truncated)
+        if terminated or "fault" in info:
+            return np.zeros(self.observation_space.shape or (), np.float32), float(reward), terminated, truncated, info
+        return self._look(info), float(reward), terminated, truncated, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which of the numbers are candidates now, bool of shape (most,): sb3-contrib's MaskablePPO asks for it."""
+        return np.arange(self.shape[0]) < len(self._turns)
+
+    def _look(self, info: dict[str, Any]) -> NDArray[np.float32]:
+        self._max_new_tokens = info["max_new_tokens"]
+        there, (most, features) = self._candidates(self.tool_env), self.shape
+        if not 0 < len(there) <= most or any(len(numbers) != features for _, numbers in there):
+            raise ValueError(
+                f"expected 1 to {most} candidates with {features} features each, "
+                f"got {[len(numbers) for _, numbers in there]} features"
+            )
+        self._turns = [text for text, _ in there]
+        rows = np.zeros(self.shape, np.float32)
+        rows[: len(there)] = [numbers for _, numbers in there]
+        return rows.ravel()
 
 
 class RecordTrajectories(gym.Wrapper[Any, Tokens, Any, Tokens], gym.utils.RecordConstructorArgs):
@@ -160,6 +239,7 @@ class RecordTrajectories(gym.Wrapper[Any, Tokens, Any, Tokens], gym.utils.Record
         """One assistant turn; the last one of an episode writes its row."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._rewards.append(float(reward))
+        info = _whole(self.env, info, truncated)
         if terminated or truncated:
             row = {"env_id": self.spec.id if self.spec else None, "model": self.model}
             append_row(self.path, row | episode_row(self.tool_env, info, self._rewards, terminated, truncated))
@@ -199,6 +279,11 @@ def _file(path: str | os.PathLike[str]) -> str:
     path = os.path.abspath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     return path
+
+
+def _whole(env: gym.Env[Any, Any], info: dict[str, Any], truncated: bool) -> dict[str, Any]:
+    """The info, with the outcome where Gymnasium's TimeLimit has cut the episode off, which knows of none."""
+    return info | _tool_env(env).cut_off() if truncated and "is_success" not in info else info
 
 
 def _tool_env(env: gym.Env[Any, Any]) -> ToolEnv:

@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.wrappers import NewTokens, RecordTrajectories, TextInterface, UnicodeText
+from agent_r1.wrappers import ChoiceInterface, NewTokens, RecordTrajectories, TextInterface, UnicodeText
 
 WORLD = "AgentR1/MultihopWorld-v0"
 
@@ -243,6 +243,46 @@ def test_a_plain_gymnasium_loop():
         assert info["episode"]["r"] == pytest.approx(total)
         returns.append(total)
     assert list(env.return_queue) == pytest.approx(returns)
+
+
+@pytest.mark.parametrize("wrap", [TextInterface, NewTokens, ChoiceInterface, RecordTrajectories])
+def test_what_a_time_limit_cuts_off_has_its_outcome(wrap, tmp_path):
+    """Gymnasium's TimeLimit stands around the environment, which doesn't know that the episode is over."""
+    path = {"path": tmp_path / "rows.jsonl"} if wrap is RecordTrajectories else {}
+    env = wrap(gym.make(WORLD, max_episode_steps=2), **path)
+    env.reset(seed=1)
+    hm = {TextInterface: "hm", ChoiceInterface: 0}.get(wrap, encode(env, "hm" + env.unwrapped.dialect.end_of_turn))
+    assert "is_success" not in env.step(hm)[4]
+    _, _, terminated, truncated, info = env.step(hm)
+    assert truncated and not terminated and info["is_success"] is False and info["answer"] is None
+    assert set(info["metrics"]) == {"em", "f1", "support_recall", "tool_bugs"} and info["metrics"]["em"] == 0
+    assert "truncation_reason" not in info and not any(name.startswith("outcome/") for name in info["reward_terms"])
+    if path:
+        (row,) = read(path["path"])
+        assert row["is_success"] is False and row["metrics"] == info["metrics"]
+
+
+def test_a_time_limit_in_the_last_turn_changes_nothing():
+    for text, success in (("<answer>{}</answer>", True), ("hm", False)):
+        limited, single = gym.make(WORLD, max_episode_steps=2, max_turns=2), gym.make(WORLD, max_turns=2)
+        for env in (limited, single):
+            env.reset(seed=1)
+            env.step(encode(env, "hm"))
+        span = encode(single, text.format(single.unwrapped.task.answers[0]) + single.unwrapped.dialect.end_of_turn)
+        ours, theirs = single.step(span), limited.step(span)
+        assert theirs[1] == ours[1] and theirs[4] == ours[4] and theirs[4]["is_success"] is success and theirs[3]
+
+
+def test_a_judge_that_faults_at_a_time_limit_leaves_no_metrics(monkeypatch):
+    env = TextInterface(gym.make(WORLD, max_episode_steps=1))
+    env.reset(seed=1)
+
+    def broken(self):
+        raise ConnectionError("no line")
+
+    monkeypatch.setattr(type(env.unwrapped), "final_metrics", broken)
+    info = env.step("hm")[4]
+    assert info["is_success"] is False and info["metrics"] == {}
 
 
 @pytest.mark.parametrize("make", [make_world, make_text_world])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ UNSEEN_RELATIONS = "jester miller keeper scribe".split()
 NUM_NAMES, NUM_UNSEEN_NAMES = 1_200, 200
 
 FACTS_PER_PASSAGE = 3
+MOST_HOPS = 4
 PHRASING = "Who is the {chain} of {start}?"
 OTHER_PHRASINGS = (
     "Take {start}: who is the {chain}?",
@@ -141,6 +142,7 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
         for name in ("train", "test", "more_hops", "unseen_relations", "unseen_entities", "other_phrasings")
     }
     yes_no_rule = False
+    choices = (2 * FACTS_PER_PASSAGE, 3 + 2 * MOST_HOPS)
 
     def __init__(self, *, world_seed: int = 0, top_k: int = 1, **kwargs: Any) -> None:
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
@@ -175,6 +177,28 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
             act = self.dialect.tool_call("search", {"query": text}) if kind == "search" else f"<answer>{text}</answer>"
             spans.append((f"<think>{thought}</think>" if thought else "") + act)
         return spans
+
+    def candidates(self) -> Sequence[tuple[str, Sequence[float]]]:
+        """To search, or to answer, each name of the newest passage; at first, the name in the question.
+
+        Read off question and passage as the policy sees them. Features: 1; whether it answers; which hop of the
+        question the name's relation is, one-hot (none: a relation that isn't asked for); whether that hop is the last;
+        the number of turns, one-hot.
+        """
+        known = (*RELATIONS, *UNSEEN_RELATIONS)
+        words = re.findall(r"\w+", self.task.question)
+        asked = [word for word in reversed(words) if word in known]
+        newest = self.episode.messages[-1]
+        found = re.findall(r"(\w+) ([A-Z]\w+)", newest["content"]) if newest["role"] == "tool" else []
+        facts = [(relation, name) for relation, name in found if relation in known][:FACTS_PER_PASSAGE]
+        turn = [float(self.episode.turn == number) for number in range(MOST_HOPS)]
+        there: list[tuple[str, Sequence[float]]] = []
+        for relation, name in facts or [("", next(word for word in words if any(word in group for group in names())))]:
+            hop = [float(relation in asked[number : number + 1]) for number in range(MOST_HOPS)]
+            last = float(relation == asked[-1])
+            search = self.dialect.tool_call("search", {"query": name})
+            there += [(search, [1, 0, *hop, last, *turn]), (f"<answer>{name}</answer>", [1, 1, *hop, last, *turn])]
+        return there
 
     def rag_demonstration(self) -> list[str]:
         """What to answer from passages alone: the farthest entity of the chain that they name, else their last word."""

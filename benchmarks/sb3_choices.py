@@ -1,0 +1,107 @@
+"""Does stable-baselines3's PPO learn to choose the turns of MultihopWorld? One core, under a minute a seed.
+
+    python benchmarks/sb3_choices.py                  # seeds 1 to 3; table and JSON
+    python benchmarks/sb3_choices.py --seeds 1 2 3 4 5
+
+`ChoiceInterface` shows PPO the features of up to six candidate turns. Before and after training the greedy policy plays
+tasks that it wasn't trained on, and questions with more hops than any of those. `random` chooses blindly among the
+candidates that there are. Intervals are 95 %, Student's t over seeds.
+"""
+
+import argparse
+import math
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from machine import record_results, require_quiet_machine
+
+import agent_r1  # noqa: F401 - registers the environments
+from agent_r1.wrappers import ChoiceInterface
+
+ENV_ID = "AgentR1/MultihopWorld-v0"
+SPLITS = ("test", "more_hops")
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # 97.5 % quantiles for 2, 3 ... 10 seeds
+SETTINGS = {"n_steps": 128, "batch_size": 256, "learning_rate": 1e-3, "gamma": 1.0, "ent_coef": 0.01}
+
+
+def make(split: str = "train") -> gym.Env[Any, Any]:
+    return ChoiceInterface(gym.make(ENV_ID, split=split))
+
+
+def success(model: Any, split: str, episodes: int, seed: int = 0) -> float:
+    """The share of the first tasks of a split that a policy solves; without a model, one that chooses blindly."""
+    env, rng, solved = make(split), np.random.default_rng(seed), 0
+    for task in range(episodes):
+        observation, _ = env.reset(options={"task_index": task})
+        over = False
+        while not over:
+            if model is None:
+                choice = rng.choice(np.flatnonzero(env.action_masks()))
+            else:
+                choice, _ = model.predict(observation, deterministic=True)
+            observation, _, terminated, truncated, info = env.step(choice)
+            over = terminated or truncated
+        solved += info["is_success"]
+    return solved / episodes
+
+
+def train(seed: int, steps: int, episodes: int) -> dict[str, Any]:
+    """One seed: success by split before and after, of a random policy, and processor seconds of training."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    model = PPO("MlpPolicy", make_vec_env(make, n_envs=8, seed=seed), seed=seed, device="cpu", **SETTINGS)
+    found: dict[str, Any] = {
+        "random": {split: success(None, split, episodes, seed) for split in SPLITS},
+        "before": {split: success(model, split, episodes) for split in SPLITS},
+    }
+    start = time.process_time()
+    model.learn(steps)
+    found["seconds"] = time.process_time() - start
+    return found | {"steps": model.num_timesteps, "after": {split: success(model, split, episodes) for split in SPLITS}}
+
+
+def cell(values: list[float]) -> str:
+    """The mean over seeds and its 95 % interval, which stays within 0 and 1."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return f"{mean:.3f}"
+    half = STUDENT[min(len(values) - 2, len(STUDENT) - 1)] * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return f"{mean:.3f} [{max(0.0, mean - half):.3f}, {min(1.0, mean + half):.3f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=32_768, help="turns that PPO plays while it learns")
+    parser.add_argument("--episodes", type=int, default=256, help="held-out tasks of each split")
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
+    args = parser.parse_args()
+    require_quiet_machine(args.force)
+    import torch
+
+    torch.set_num_threads(1)
+    runs = []
+    for seed in args.seeds:
+        runs.append({"seed": seed} | train(seed, args.steps, args.episodes))
+        print(runs[-1], flush=True)
+    rows = ["| success, greedy | random choices | before | after |", "|---|---|---|---|"]
+    for split in SPLITS:
+        cells = [cell([run[when][split] for run in runs]) for when in ("random", "before", "after")]
+        rows.append(f"| `{split}` | {' | '.join(cells)} |")
+    seconds = [run["seconds"] for run in runs]
+    table = "\n".join(rows)
+    note = (f"{runs[0]['steps']:,} turns a seed, {args.episodes} tasks a split, {len(runs)} seeds; "
+            f"{min(seconds):.0f} to {max(seconds):.0f} seconds of one core to train.")  # fmt: skip
+    print(f"{table}\n\n{note}")
+    command = "python benchmarks/sb3_choices.py"
+    for name, default in (("steps", 32_768), ("episodes", 256)):
+        command += f" --{name} {getattr(args, name)}" * (getattr(args, name) != default)
+    command += f" --seeds {' '.join(map(str, args.seeds))}" * (args.seeds != [1, 2, 3])
+    record_results("sb3_choices", runs, f"{table}\n\n{note}", command, args.force)
+
+
+if __name__ == "__main__":
+    main()
