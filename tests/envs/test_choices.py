@@ -97,6 +97,7 @@ def test_stable_baselines3_takes_it():
         checker.check_env(make())
 
 
+@pytest.mark.timeout(900)  # ten seconds of a core that is free
 def test_its_ppo_learns():
     """A short part of benchmarks/sb3_choices.py: the return rises."""
     sb3 = pytest.importorskip("stable_baselines3")

@@ -32,7 +32,7 @@ def token_spec(space: TokenSpan, device: Any = None, **_: Any) -> Any:
     return Bounded(0, space.vocab_size - 1, shape=(-1,), device=device, dtype=torch.int32)
 
 
-class InfoReader(default_info_dict_reader):  # type: ignore[misc]
+class InfoReader(default_info_dict_reader):
     """Numbers of `info` beside observation and reward, for `env.set_info_dict_reader(InfoReader())`.
 
     Each is a float32 tensor of shape (1,), and 0 where the step's info has none: `max_new_tokens`, the room of the next
