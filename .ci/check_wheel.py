@@ -39,7 +39,7 @@ def check_environments(env_ids: list[str]) -> None:
     import numpy as np
 
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    from fuzz_spans import write_made_up_data
+    from made_up_data import write_made_up_data
 
     needs = documented()
     assert {env_id.split("/")[1].rpartition("-")[0] for env_id in env_ids} == needs.keys(), needs
