@@ -105,7 +105,7 @@ def test_every_page_is_found_from_the_index():
 
 def titles(folder: str) -> dict[str, str]:
     """The file of each page in a folder of docs, by its title."""
-    pages = sorted((ROOT / "docs" / folder).glob("*.md"))
+    pages = [page for page in sorted((ROOT / "docs" / folder).glob("*.md")) if page.name != "index.md"]
     return {page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "): page.name for page in pages}
 
 
