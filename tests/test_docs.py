@@ -210,8 +210,9 @@ def test_published_algorithms_are_arguments_that_a_learner_takes(page):
 
 
 @pytest.mark.slow
-def test_commands_that_train_models_of_real_size_fit():
+def test_commands_that_train_models_of_real_size_fit(monkeypatch):
     """On cards of 80 GB, as the preflight computes them from the shapes of the models."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "examples")  # an environment of one's own
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     preflight = importlib.import_module("llm_utils.preflight")
     lines = (ROOT / "benchmarks" / "preflight.py").read_text()
