@@ -20,6 +20,7 @@ from agent_r1.tasks.deep_search.pages import generated_web, passage_pages, task_
 from agent_r1.tasks.multihop_world import OTHER_PHRASINGS, names
 from agent_r1.vector import ToolVectorEnv
 from agent_r1_tools.search import BM25Retriever, Passage, RetrievalError
+from agent_r1_tools.search.passages import QueryRefused
 
 SEEN, UNSEEN = map(set, names())
 TASKS = 25  # of each split: all of them stay in the cache
@@ -417,11 +418,11 @@ class Server:
     timeout = 30.0
 
     def __init__(self, found):
-        self.retriever, self.down = BM25Retriever(found), False
+        self.retriever, self.down = BM25Retriever(found), None
 
     def search(self, queries, top_k):
-        if self.down:
-            raise RetrievalError("down")
+        if self.down is not None:
+            raise self.down
         return self.retriever.search(queries, top_k)
 
 
@@ -450,12 +451,17 @@ def test_a_server_that_is_down_is_a_fault_and_a_page_it_lacks_is_not(hotpot, say
     say(env, call(env, "find", text=title.split()[0]))
     assert env.messages[-1]["content"].startswith(f"[{title}]\n")
     state = env.get_state()
-    for name, argument in (("open", "page"), ("search", "query")):
-        env.set_state(state)
-        server.down = True
-        info = say(env, call(env, name, **{argument: "Ada"}))[4]
-        assert info["truncation_reason"] == "fault" and info["fault"].startswith(f"tool {name}: RetrievalError")
-        server.down = False
+    for down in (RetrievalError("down"), ConnectionError("down"), FileNotFoundError("a socket")):
+        for name, argument in (("open", "page"), ("search", "query")):
+            env.set_state(state)
+            server.down = down
+            info = say(env, call(env, name, **{argument: "Ada"}))[4]
+            assert info["truncation_reason"] == "fault" and info["fault"].startswith(f"tool {name}: ")
+            server.down = None
+    env.set_state(state)
+    server.down = QueryRefused("no")
+    info = say(env, call(env, "open", page="Ada"))[4]
+    assert not info["tool_calls"][0]["ok"] and "fault" not in info
     env.close()
 
 

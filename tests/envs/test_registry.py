@@ -161,7 +161,7 @@ def test_a_spec_survives_json(env_id):
     spec = EnvSpec.from_json(env.spec.to_json())
     again = gym.make(spec)
     assert same(gym.make(spec).reset(seed=5), again.reset(seed=5))
-    span = np.array([72, 105], np.int32)
+    span = np.array(env.unwrapped.tokenizer.encode("<think>hm</think>"), np.int32)  # says nothing, to no user either
     outcome = again.step(span)
     assert same(env.step(span), outcome) and outcome[1] == -0.125
     assert again.render() == env.render()

@@ -37,7 +37,8 @@ class Page:
     @property
     def lines(self) -> list[str]:
         """The text in lines; where it has none, in sentences."""
-        return list(_lines(self.text))
+        found = self.text.splitlines() if "\n" in self.text.strip() else re.split(r"(?<=[.!?]) ", self.text)
+        return [line[start : start + LINE_CHARS] for line in found for start in range(0, len(line), LINE_CHARS)]
 
 
 class Web:
@@ -102,12 +103,6 @@ def page_id(title: str) -> str:
 def key(name: str) -> str:
     """What two spellings of an id have in common."""
     return " ".join(name.casefold().split())
-
-
-@lru_cache(maxsize=512)
-def _lines(text: str) -> tuple[str, ...]:
-    found = text.splitlines() if "\n" in text.strip() else re.split(r"(?<=[.!?]) ", text)
-    return tuple(line[start : start + LINE_CHARS] for line in found for start in range(0, len(line), LINE_CHARS))
 
 
 class PageSearch(SearchTool):
