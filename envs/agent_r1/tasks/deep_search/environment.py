@@ -21,6 +21,7 @@ from agent_r1.tasks.deep_search.pages import (
     PageSearch,
     Web,
     generated_web,
+    gold_passages,
     key,
     page_id,
     passage_pages,
@@ -30,7 +31,7 @@ from agent_r1.tasks.deep_search.pages import (
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
 from agent_r1.tasks.question_answering import shared_corpus
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
-from agent_r1_tools import Tool, ToolFault, ToolResult
+from agent_r1_tools import Tool, ToolFault, ToolResult, run_tool
 from agent_r1_tools.running import describe
 from agent_r1_tools.search import Passage, Retriever
 from agent_r1_tools.search.passages import QueryRefused
@@ -76,9 +77,9 @@ class DeepSearchEnv(ToolEnv):
     `world_seed` (default 0): a task is a function of (world_seed, split, index). `split`: train and test (two or three
     pages), by pages needed pages_2, pages_3, pages_4, pages_6 and pages_8, and unseen_entities, other_phrasings.
     `questions`: "hotpotqa", "2wikimultihopqa" or "musique" in place of the generated ones, from `data_dir` as in their
-    environments; test is then the dev set, and pages_N its questions with N gold pages. `corpus`: with `questions`
-    "own" (the question's paragraphs), "pooled", a file, the address of a server, or a `Retriever`. `top_k` (5). And
-    those of `ToolEnv`.
+    environments; test is then the dev set, and pages_N its questions with N gold pages. `corpus`: "own" (the task's
+    pages), a file, the address of a server, a `Retriever`, and with `questions` "pooled". `top_k` (5). And those of
+    `ToolEnv`.
 
     ## Version history
     v0: first version.
@@ -113,10 +114,10 @@ class DeepSearchEnv(ToolEnv):
         kwargs.setdefault("max_action_tokens", 512)
         if isinstance(corpus, str | os.PathLike) or not hasattr(corpus, "search"):
             corpus = str(corpus)
-        if questions is None and (data_dir is not None or corpus != "own"):
+        if questions is None and (data_dir is not None or corpus == "pooled"):
             raise ValueError(
-                f"a generated web brings its questions and pages; data_dir and corpus go with questions=, one of "
-                f"{', '.join(QUESTIONS)}"
+                f"each generated task has a web of its own; data_dir and corpus='pooled' go with questions=, one of "
+                f"{', '.join(QUESTIONS)}; got data_dir={data_dir!r}, corpus={corpus!r}"
             )
         if questions is not None and questions not in QUESTIONS:
             raise ValueError(f"questions is None or one of {', '.join(QUESTIONS)}, got {questions!r}")
@@ -171,8 +172,7 @@ class DeepSearchEnv(ToolEnv):
         if self.corpus == "own":
             return list(task.metadata["supports"])
         pages = {} if self._web is None else self._web.by_passage
-        passages = [Passage(title, text or "") for title, text in task.metadata["gold"]]
-        return [pages[one].id if one in pages else page_id(one.title) for one in passages]
+        return [pages[one].id if one in pages else page_id(one.title) for one in gold_passages(task)]
 
     # ------------------------------------------------------------------ what can be done
 
@@ -260,18 +260,19 @@ class DeepSearchEnv(ToolEnv):
         """The turns of a scripted worker on the current task as text.
 
         Args:
-            rng: None: the expert, who needs `metadata["optimal_turns"]` turns (of a data set: who searches for each
-                gold title, opens it, and gives the gold answer).
+            rng: None: the expert, who needs `metadata["optimal_turns"]` turns (with `questions` or another corpus: who
+                searches for each gold title, opens it, and gives the gold answer).
             teacher: with `rng`, a name of `teachers`: the fallible ones make a mistake in 25, 50 and 75 % of the
                 episodes. None: the sloppy worker, who makes one in every episode. `MISTAKES` says which.
 
-        Raises: ValueError for another teacher, for a fallible one without `rng`, and with `rng` for a data set.
+        Raises: ValueError for another teacher, for a fallible one without `rng`, and with `rng` where there is only the
+        expert.
         """
         if teacher is not None and teacher not in self.teachers:
             raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(self.teachers)}")
         if teacher in FAULTY and rng is None:
             raise ValueError(f"{teacher} makes mistakes at random: give it an rng")
-        if self.questions is not None:
+        if self.questions is not None or self.corpus != "own":
             if rng is not None and teacher != "expert":
                 raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
             return self._title_by_title()
@@ -285,8 +286,18 @@ class DeepSearchEnv(ToolEnv):
         ]
         return [*turns, f"<answer>{answer}</answer>"]
 
+    def shortcut_last_relation(self, rng: np.random.Generator) -> list[str]:
+        """Searches for the question's last relation, opens all that is found, and answers with what the first page says
+        about it, citing all. Of the generated web only."""
+        relation = self.task.metadata["relations"][-1]
+        found = run_tool(self.tools["search"], {"query": relation}).data["pages"]
+        values = [facts[relation] for page in found if relation in (facts := self.task.metadata["facts"][page])]
+        opened = [self.dialect.tool_call("open", {"page": page}) for page in found]
+        cited = "".join(f" [{page}]" for page in found)
+        return [self.dialect.tool_call("search", {"query": relation}), *opened, f"<answer>{values[0]}{cited}</answer>"]
+
     def _title_by_title(self) -> list[str]:
-        titles = [title for title, _ in self.task.metadata["gold"]]
+        titles = [passage.title for passage in gold_passages(self.task)]
         pages = self._gold_names(self.task)
         call = self.dialect.tool_call
         turns = [

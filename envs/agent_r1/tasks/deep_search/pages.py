@@ -95,6 +95,13 @@ def question_task(question: Question) -> Task:
     return Task(question.id, question.question, list(question.answers), metadata)
 
 
+def gold_passages(task: Task) -> list[Passage]:
+    """The gold pages of a task as passages; without a text where the task doesn't bring the page."""
+    pages = {page.id: [page.title, page.text] for page in task_pages(task)}
+    gold = task.metadata.get("gold") or [pages[page] for page in task.metadata["supports"]]
+    return [Passage(title, text or "") for title, text in gold]
+
+
 def page_id(title: str) -> str:
     """A title as an id: one line, no square brackets, not too long."""
     return one_line(title).replace("[", "(").replace("]", ")").strip()[:_ID_CHARS].strip() or "untitled"

@@ -78,6 +78,7 @@ class PharmaSimEnv(ToolEnv):
         "<answer>cause</answer>."
     )
     outcome_term: ClassVar[str] = "outcome/posttest"
+    floor: ClassVar[float] = 0.25  # four causes to choose from
     splits: ClassVar[Mapping[str, str]] = {name: name for name in SPLITS}
     teachers: ClassVar[tuple[str, ...]] = ("expert", *FAULTY)
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
@@ -248,6 +249,11 @@ class PharmaSimEnv(ToolEnv):
         call = self.dialect.tool_call
         asks = [call("ask", {"subject": subject, "topic": topic}) for subject, topic in questions]
         return [*asks, call("solve", {}), f"<answer>{cause}</answer>"]
+
+    def shortcut_guess(self, rng: np.random.Generator) -> list[str]:
+        """Asks nothing, and draws one of the causes that the post-test lists."""
+        causes = self.task.metadata["causes"]
+        return [self.dialect.tool_call("solve", {}), f"<answer>{causes[int(rng.integers(len(causes)))]}</answer>"]
 
     @staticmethod
     def vocabulary() -> list[str]:

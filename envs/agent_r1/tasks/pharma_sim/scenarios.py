@@ -19,7 +19,7 @@ import numpy as np
 
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.task_data.files import read_json
-from agent_r1.task_data.rows import shown
+from agent_r1.task_data.records import shown
 from agent_r1.tool_env import Task
 
 Wordings = tuple[str, ...]
