@@ -52,6 +52,12 @@ ENVIRONMENTS = {
         "agent_r1.tasks.programming:HumanEvalEnv", ("reasoning", "tool use"), "partial", "1 to 2"
     ),
     "AgentR1/MBPP-v0": Entry("agent_r1.tasks.programming:MBPPEnv", ("reasoning", "tool use"), "partial", "1 to 2"),
+    "AgentR1/PharmaSim-v0": Entry(
+        "agent_r1.tasks.pharma_sim:PharmaSimEnv", ("planning", "reasoning"), "partial", "5 to 6"
+    ),
+    "AgentR1/DeepSearch-v0": Entry(
+        "agent_r1.tasks.deep_search:DeepSearchEnv", ("planning", "memory", "tool use"), "partial", "4 to 10"
+    ),
     "AgentR1/Rows-v0": Entry("agent_r1.tasks.rows:RowsEnv", ("whatever the rows ask",), "depends", "1 or more"),
 }
 

@@ -40,7 +40,8 @@ def takes(env_id):
     return {name for parameters in given for name in parameters}
 
 
-READS_DATA = [env_id for env_id in IDS if "data_dir" in takes(env_id)]
+OWN_TASKS = {"AgentR1/PharmaSim-v0", "AgentR1/DeepSearch-v0"}  # others' files only by choice; see their own tests
+READS_DATA = [env_id for env_id in IDS if "data_dir" in takes(env_id) and env_id not in OWN_TASKS]
 
 
 def example(schema):
@@ -160,7 +161,7 @@ def test_a_spec_survives_json(env_id):
     spec = EnvSpec.from_json(env.spec.to_json())
     again = gym.make(spec)
     assert same(gym.make(spec).reset(seed=5), again.reset(seed=5))
-    span = np.array([72, 105], np.int32)
+    span = np.array(env.unwrapped.tokenizer.encode("<think>hm</think>"), np.int32)  # says nothing, to no user either
     outcome = again.step(span)
     assert same(env.step(span), outcome) and outcome[1] == -0.125
     assert again.render() == env.render()

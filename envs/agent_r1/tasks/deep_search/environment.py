@@ -1,0 +1,347 @@
+"""The environment DeepSearch: its tools, what a cited answer is worth, and its scripted workers."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.dialects import Call
+from agent_r1.rewards import exact_match, f1
+from agent_r1.task_data import Question, load_questions
+from agent_r1.tasks.deep_search.experts import MISTAKES, work
+from agent_r1.tasks.deep_search.generator import FILLERS, PAGE_IDS, PORTRAIT, SPLITS, WINDOW, YEARS, generate_task
+from agent_r1.tasks.deep_search.pages import (
+    Page,
+    PageSearch,
+    Web,
+    generated_web,
+    gold_passages,
+    key,
+    page_id,
+    passage_pages,
+    question_task,
+    task_pages,
+)
+from agent_r1.tasks.multihop_world import MultihopWorldEnv
+from agent_r1.tasks.question_answering import shared_corpus
+from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
+from agent_r1_tools import Tool, ToolFault, ToolResult, run_tool
+from agent_r1_tools.running import describe
+from agent_r1_tools.search import Passage, Retriever
+from agent_r1_tools.search.passages import QueryRefused
+from agent_r1_tools.text import encodable
+
+QUESTIONS = ("hotpotqa", "2wikimultihopqa", "musique")
+NUM_TASKS = {"train": 1_000_000}
+FAULTY = {"fallible_75": 0.25, "fallible_50": 0.5, "fallible_25": 0.75}  # how often they make a mistake
+MAX_FOUND = 10  # lines that `find` shows
+OPEN_HITS = 20  # what `open` asks a server for
+_CITATION = re.compile(r"\[([^\[\]]*)\]")
+
+
+class DeepSearchEnv(ToolEnv):
+    """Questions that are answered by searching, opening and reading linked pages; the answer cites its pages.
+
+    ## Description
+    `search(query)` lists pages by title, year and first line, `open(page)` shows how a page begins, and `find(text)`
+    the lines of the open page that contain a text. The default web is generated, new in every task: people with
+    invented names, a fact of the question on each of several pages, bystanders, and pages that contradict each other,
+    of which the newer one is right.
+
+    ## Action space
+    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls are run, at most eight in one turn; else an
+    `<answer>...</answer>` ends the episode. It cites pages in square brackets: `<answer>Kelvon [p12] [p34]</answer>`.
+
+    ## Observation space
+    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+
+    ## Rewards
+    At the end equation 6 of Agent-R1 with the score exact match x F1 of the cited pages (`outcome/cited_answer`). A
+    citation is right if the page is gold and was opened in this episode. So an answer without a right citation pays
+    0, and each page that is cited without need makes all the others worth less. On the way, unless
+    `process_reward=False`: `process/page_found` 0.3 x newly opened gold pages / all gold pages,
+    `process/malformed_call` -0.1, `process/failed_call` -0.05, `process/repeated_call` -0.05.
+
+    ## Episode end
+    Terminated by an answer; truncated when turns (`max_turns`, 30) or context run out. `info["metrics"]` has em, f1,
+    citation_precision, citation_recall and page_recall (gold pages that were opened); `info["is_success"]` is a right
+    answer that cites the gold pages and no other.
+
+    ## Arguments
+    `world_seed` (default 0): a task is a function of (world_seed, split, index). `split`: train and test (two or three
+    pages), by pages needed pages_2, pages_3, pages_4, pages_6 and pages_8, and unseen_entities, other_phrasings.
+    `questions`: "hotpotqa", "2wikimultihopqa" or "musique" in place of the generated ones, from `data_dir` as in their
+    environments; test is then the dev set, and pages_N its questions with N gold pages. `corpus`: "own" (the task's
+    pages), a file, the address of a server, a `Retriever`, and with `questions` "pooled". `top_k` (5). And those of
+    `ToolEnv`.
+
+    ## Version history
+    v0: first version.
+    """
+
+    instructions: ClassVar[str] = (
+        "Answer the question from pages of a web. search lists pages, open shows a page by its name in [brackets], "
+        "find shows the lines of the open page that contain a text. Where two pages contradict each other, the newer "
+        "one is right. Give the answer in as few words as possible, and cite each page it rests on, and no other, as "
+        "<answer>your answer [page] [page]</answer>."
+    )
+    outcome_term: ClassVar[str] = "outcome/cited_answer"
+    splits: ClassVar[Mapping[str, str]] = {name: name for name in SPLITS}
+    teachers: ClassVar[tuple[str, ...]] = ("expert", *FAULTY)
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
+        **ToolEnv.PROCESS_WEIGHTS,
+        "page_found": 0.3,  # times newly opened gold pages / all gold pages
+    }
+
+    def __init__(
+        self,
+        *,
+        world_seed: int = 0,
+        split: str = "train",
+        questions: str | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        corpus: str | os.PathLike[str] | Retriever = "own",
+        top_k: int = 5,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("max_turns", 30)
+        kwargs.setdefault("max_action_tokens", 512)
+        if isinstance(corpus, str | os.PathLike) or not hasattr(corpus, "search"):
+            corpus = str(corpus)
+        if questions is None and (data_dir is not None or corpus == "pooled"):
+            raise ValueError(
+                f"each generated task has a web of its own; data_dir and corpus='pooled' go with questions=, one of "
+                f"{', '.join(QUESTIONS)}; got data_dir={data_dir!r}, corpus={corpus!r}"
+            )
+        if questions is not None and questions not in QUESTIONS:
+            raise ValueError(f"questions is None or one of {', '.join(QUESTIONS)}, got {questions!r}")
+        self.world_seed = world_seed
+        self.questions: list[Question] | None = None
+        pool: list[Question] = []
+        if questions is not None and split in self.splits:  # other splits are refused below
+            self.questions, pool = _questions(questions, split, data_dir)
+        self.corpus: str | Retriever = corpus
+        self.top_k = top_k
+        self._gold: set[str] = set()
+        self._web: Web | None = None  # None: pages are what a retriever or a server finds
+        self._retriever: Retriever | None = None
+        if corpus == "pooled":
+            self._web = _corpus_web(tuple(dict.fromkeys(p for question in pool for p in question.paragraphs)))
+        elif corpus != "own":
+            self._retriever, found = shared_corpus(corpus)
+            self._web = None if found is None else _corpus_web(found)
+        else:
+            self._web = generated_web(())
+        super().__init__(self._episode_tools(), split=split, **kwargs)
+
+    def _episode_tools(self) -> list[Tool]:
+        retriever = self._retriever if self._web is None else self._web.retriever
+        assert retriever is not None
+        return [
+            PageSearch(retriever, self.top_k, self._web),
+            Tool.from_function(self.open, timeout=retriever.timeout, concurrency_safe=False, timeout_is_fault=True),
+            Tool.from_function(self.find, timeout=math.inf, concurrency_safe=False),
+        ]
+
+    @property
+    def num_tasks(self) -> int:
+        """A million training tasks, ten thousand in every other split; or the questions of a data set."""
+        return NUM_TASKS.get(self.split, 10_000) if self.questions is None else len(self.questions)
+
+    def make_task(self, index: int) -> Task:
+        """Generate task `index`, or take question `index`."""
+        if self.questions is None:
+            return generate_task(self.world_seed, self.split, index)
+        return question_task(self.questions[index])
+
+    def start_episode(self, task: Task) -> None:
+        """Give the tools the task's own pages, if these are the corpus."""
+        if self.corpus == "own":
+            self._web = generated_web(task_pages(task))
+            self.tools = {tool.name: tool for tool in self._episode_tools()}
+        self._gold = {key(name) for name in self._gold_names(task)}
+
+    def _gold_names(self, task: Task) -> list[str]:
+        """The ids of the gold pages in this corpus: the very passage, else its title."""
+        if self.corpus == "own":
+            return list(task.metadata["supports"])
+        pages = {} if self._web is None else self._web.by_passage
+        return [pages[one].id if one in pages else page_id(one.title) for one in gold_passages(task)]
+
+    # ------------------------------------------------------------------ what can be done
+
+    def open(self, page: str) -> ToolResult:
+        """Open a page, and read how it begins.
+
+        Args:
+            page: The name of the page, as it stands in [brackets].
+        """
+        found = self._page(page)
+        if found is None:
+            return ToolResult("There is no such page. Give the name as search and links show it.", ok=False)
+        self.memory["page"] = found.id
+        if self._web is None:
+            self.memory["text"] = found.text
+        shown, rest = found.lines[:WINDOW], len(found.lines) - WINDOW
+        more = [f"({rest} more lines: find shows those that contain a text.)"] if rest > 0 else []
+        return ToolResult("\n".join([found.heading, *shown, *more]), data={"page": found.id})
+
+    def find(self, text: str) -> ToolResult:
+        """Find a text on the open page; shows the lines that contain it.
+
+        Args:
+            text: The text, in any case.
+        """
+        name, wanted = self.memory.get("page"), text.casefold().strip()
+        if name is None:
+            return ToolResult("No page is open.", ok=False)
+        if not wanted:
+            return ToolResult("Give a text to find.", ok=False)
+        page = Page(name, name, self.memory["text"]) if self._web is None else self._web.pages[key(name)]
+        lines = [line for line in page.lines if wanted in line.casefold()]
+        if not lines:
+            return ToolResult(f"No line of [{name}] contains it.")
+        more = [f"({len(lines) - MAX_FOUND} more lines contain it.)"] if len(lines) > MAX_FOUND else []
+        return ToolResult("\n".join([f"[{name}]", *lines[:MAX_FOUND], *more]))
+
+    def _page(self, name: str) -> Page | None:
+        """A page by its id. A server is asked for the title, and only a page with that very title counts."""
+        name = name[:500].strip().removeprefix("[").removesuffix("]")
+        if self._web is not None:
+            return self._web.pages.get(key(name))
+        assert self._retriever is not None
+        try:
+            (hits,) = self._retriever.search([encodable(name)], OPEN_HITS)
+        except QueryRefused:
+            return None
+        except OSError as error:  # a title names no path
+            raise ToolFault(describe(error)) from error
+        found = (Page(page_id(passage.title), passage.title, passage.text) for passage, _ in hits)
+        return next((page for page in found if key(page.id) == key(name)), None)
+
+    # ------------------------------------------------------------------ what it means
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
+        """`page_found`: a gold page that is opened for the first time, of all gold pages."""
+        if call.name != "open" or not result.ok:
+            return {}
+        # On another page the same text may be looked for again.
+        self.episode.seen_calls -= {seen for seen in self.episode.seen_calls if seen.startswith('["find"')}
+        opened, page = self.memory.setdefault("opened", []), key(result.data["page"])
+        if page in opened:
+            return {}
+        opened.append(page)
+        return {"page_found": 1 / len(self._gold)} if page in self._gold else {}
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """Exact match x F1 of the citations; the metrics say both apart."""
+        text, cited = read_citations(answer, set(self.memory.get("opened", ())) | self._gold)
+        opened = self._gold & set(self.memory.get("opened", ()))
+        right = len(cited & opened)
+        em = exact_match(text, self.task.answers) if text else 0.0
+        score = em * 2 * right / (len(cited) + len(self._gold)) if cited else 0.0
+        return score, {
+            "em": em,
+            "f1": f1(text, self.task.answers, yes_no_rule=False) if text else 0.0,
+            "citation_precision": right / len(cited) if cited else 0.0,
+            "citation_recall": right / len(self._gold),
+            "page_recall": len(opened) / len(self._gold),
+        }
+
+    # ------------------------------------------------------------------ workers
+
+    def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
+        """The turns of a scripted worker on the current task as text.
+
+        Args:
+            rng: None: the expert, who needs `metadata["optimal_turns"]` turns (with `questions` or another corpus: who
+                searches for each gold title, opens it, and gives the gold answer).
+            teacher: with `rng`, a name of `teachers`: the fallible ones make a mistake in 25, 50 and 75 % of the
+                episodes. None: the sloppy worker, who makes one in every episode. `MISTAKES` says which.
+
+        Raises: ValueError for another teacher, for a fallible one without `rng`, and with `rng` where there is only the
+        expert.
+        """
+        if teacher is not None and teacher not in self.teachers:
+            raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(self.teachers)}")
+        if teacher in FAULTY and rng is None:
+            raise ValueError(f"{teacher} makes mistakes at random: give it an rng")
+        if self.questions is not None or self.corpus != "own":
+            if rng is not None and teacher != "expert":
+                raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+            return self._title_by_title()
+        mistake = None
+        if rng is not None and teacher != "expert" and rng.random() < FAULTY.get(teacher or "", 1.0):
+            mistake = str(rng.choice(list(MISTAKES), p=list(MISTAKES.values())))
+        steps, answer = work(self.task, mistake, rng)
+        turns = [
+            (f"<think>{thought}</think>" if thought else "") + self.dialect.tool_call(name, arguments)
+            for thought, name, arguments in steps
+        ]
+        return [*turns, f"<answer>{answer}</answer>"]
+
+    def shortcut_last_relation(self, rng: np.random.Generator) -> list[str]:
+        """Searches for the question's last relation, opens all that is found, and answers with what the first page says
+        about it, citing all. Of the generated web only."""
+        relation = self.task.metadata["relations"][-1]
+        found = run_tool(self.tools["search"], {"query": relation}).data["pages"]
+        values = [facts[relation] for page in found if relation in (facts := self.task.metadata["facts"][page])]
+        opened = [self.dialect.tool_call("open", {"page": page}) for page in found]
+        cited = "".join(f" [{page}]" for page in found)
+        return [self.dialect.tool_call("search", {"query": relation}), *opened, f"<answer>{values[0]}{cited}</answer>"]
+
+    def _title_by_title(self) -> list[str]:
+        titles = [passage.title for passage in gold_passages(self.task)]
+        pages = self._gold_names(self.task)
+        call = self.dialect.tool_call
+        turns = [
+            turn
+            for title, page in zip(titles, pages, strict=True)
+            for turn in (call("search", {"query": title}), call("open", {"page": page}))
+        ]
+        return [*turns, f"<answer>{self.task.answers[0]} {' '.join(f'[{page}]' for page in pages)}</answer>"]
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Every word that the generated webs are made of: what a small tokenizer should keep whole."""
+        fillers = [word for filler in FILLERS for word in filler.split()]
+        words = [*MultihopWorldEnv.vocabulary(), *PAGE_IDS, *map(str, YEARS), *fillers, PORTRAIT, "Notes"]
+        return list(dict.fromkeys(words))
+
+
+def read_citations(answer: str, known: set[str]) -> tuple[str, set[str]]:
+    """The text of an answer without its citations, and the pages cited (as `key` writes them).
+
+    What stands in square brackets is a citation: the name of a page in `known`, else names with commas between them.
+    """
+    cited: set[str] = set()
+    for inside in _CITATION.findall(answer):
+        parts = [inside] if key(inside) in known else inside.split(",")
+        cited |= {key(part) for part in parts if part.strip()}
+    return " ".join(_CITATION.sub(" ", answer).split()), cited
+
+
+def _questions(
+    name: str, split: str, data_dir: str | os.PathLike[str] | None
+) -> tuple[list[Question], list[Question]]:
+    """The questions of a split that name their gold pages, and all of the file; test and pages_N are of the dev set."""
+    if split in ("unseen_entities", "other_phrasings"):
+        raise ValueError(f"split {split!r} is of the generated web; {name} has train, test and pages_N")
+    rows = load_questions(name, "train" if split == "train" else "dev", data_dir)
+    wanted = int(split.removeprefix("pages_")) if split.startswith("pages_") else None
+    gold = [len(question_task(row).metadata["supports"]) for row in rows]
+    found = [row for row, number in zip(rows, gold, strict=True) if number and wanted in (None, number)]
+    if not found:
+        raise ValueError(f"no question of {name} fits split {split!r}: none has that many gold pages")
+    return found, rows
+
+
+@lru_cache(maxsize=4)
+def _corpus_web(passages: tuple[Passage, ...]) -> Web:
+    return Web(passage_pages(passages))

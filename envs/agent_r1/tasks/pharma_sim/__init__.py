@@ -1,0 +1,6 @@
+"""PharmaSim: a pharmacist asks a customer questions, then names the cause of the problem."""
+
+from agent_r1.tasks.pharma_sim.environment import PharmaSimEnv
+from agent_r1.tasks.pharma_sim.scenarios import Scenario, generate_task, match_question
+
+__all__ = ["PharmaSimEnv", "Scenario", "generate_task", "match_question"]

@@ -1,0 +1,299 @@
+"""The environment PharmaSim: `ask`, `solve`, plain speech, the three scores, and its scripted workers."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.dialects import Call
+from agent_r1.rewards import exact_match
+from agent_r1.tasks.pharma_sim.scenarios import (
+    SPLITS,
+    Pair,
+    generate_task,
+    load_scenarios,
+    match_question,
+    own_words,
+)
+from agent_r1.tool_env import Task, ToolEnv
+from agent_r1_tools import Tool, ToolFault, ToolResult
+from agent_r1_tools.running import describe, is_strict
+from agent_r1_tools.tool import is_fault
+
+MAX_INTERACTIONS = 20
+NOT_UNDERSTOOD = "I don't understand. Ask me about one of the topics, please."
+NUM_TASKS = {"train": 1_000_000}
+FAULTY = {"fallible_75": 1 / 3, "fallible_50": 2 / 3, "fallible_25": 1.0}  # how often they jump to a conclusion
+
+User = Callable[[list[dict[str, str]]], str]
+
+
+class PharmaSimEnv(ToolEnv):
+    """A pharmacist asks a customer questions, then names the cause of the problem (the role of PharmaSimText).
+
+    ## Description
+    A customer comes with a complaint. `ask(subject, topic)` puts a question, and so does plain speech: a turn with
+    neither a call nor an answer. `solve()` ends the conversation and opens the post-test, which names the possible
+    causes; the answer is one of them. What the scenarios say is invented and no medical advice.
+
+    ## Action space
+    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls of `ask` and `solve` are run, at most eight in
+    one turn; else an `<answer>...</answer>` ends the episode; else the text is said to the customer.
+
+    ## Observation space
+    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+
+    ## Rewards
+    `outcome/posttest`: 1 for the right cause, -1 for a wrong one, for none, and for an answer in a wrong format (a
+    format costs nothing else: a malformed call costs what `process/malformed_call` says). `process/interaction`: -0.01
+    for each question and for `solve`; what was said in plain speech, and a `solve` that was left out, are paid for at
+    the end. The 20th interaction is free: it is not answered, but opens the post-test.
+    `process/key_question`: newly asked key questions / all key questions, times 0 by default; a dict for
+    `process_reward` gives it a weight.
+
+    ## Episode end
+    Terminated by an answer; truncated when turns (`max_turns`, 24) or context run out. `info["metrics"]` has posttest
+    (0 or 1), trajectory_quality (key questions asked / key questions), combined (their product), and interactions.
+
+    ## Arguments
+    `world_seed` (default 0): a task is a function of (world_seed, split, index). `split`: train, validation, test
+    (other wordings of the same customers), unseen_customers. `data_dir`: a folder with scenarios of PharmaSimText in
+    place of our own. `user`: who replies to plain speech in place of the script: a function of chat messages that
+    gives a text, or "module:function". And those of `ToolEnv`.
+
+    Raises: DataNotFoundError, DataFormatError (file and field are named).
+
+    ## Version history
+    v0: first version.
+    """
+
+    instructions: ClassVar[str] = (
+        "You are a pharmacist, and a customer has a problem. Find its cause: put questions with ask(subject, topic), "
+        "or just say them. When you have asked all that matters, call solve and give the cause, as it is listed, as "
+        "<answer>cause</answer>."
+    )
+    outcome_term: ClassVar[str] = "outcome/posttest"
+    floor: ClassVar[float] = 0.25  # four causes to choose from
+    splits: ClassVar[Mapping[str, str]] = {name: name for name in SPLITS}
+    teachers: ClassVar[tuple[str, ...]] = ("expert", *FAULTY)
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
+        **ToolEnv.PROCESS_WEIGHTS,
+        "repeated_call": 0.0,  # an interaction costs enough
+        "interaction": -0.01,
+        "key_question": 0.0,
+    }
+
+    def __init__(
+        self,
+        *,
+        world_seed: int = 0,
+        split: str = "train",
+        data_dir: str | os.PathLike[str] | None = None,
+        user: User | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("max_turns", 24)
+        kwargs.setdefault("max_action_tokens", 512)
+        self.world_seed = world_seed
+        self.data_dir = None if data_dir is None else str(data_dir)
+        self.user = _function(user) if isinstance(user, str) else user
+        if split in self.splits:  # other ones are refused below
+            load_scenarios(self.splits[split], self.data_dir)
+        tools = (self.ask, self.solve)
+        super().__init__(
+            [Tool.from_function(tool, timeout=math.inf, concurrency_safe=False) for tool in tools],
+            split=split,
+            **kwargs,
+        )
+
+    @property
+    def num_tasks(self) -> int:
+        """A million training tasks, ten thousand in every other split: wordings and orders of a few scenarios."""
+        return NUM_TASKS.get(self.split, 10_000)
+
+    def make_task(self, index: int) -> Task:
+        """Generate task `index`; nothing is stored."""
+        return generate_task(self.world_seed, self.split, index, self.data_dir)
+
+    # ------------------------------------------------------------------ what can be done
+
+    def ask(self, subject: str, topic: str) -> ToolResult:
+        """Ask the customer a question.
+
+        Args:
+            subject: Whom or what it is about, one of the subjects.
+            topic: What you want to know, one of the topics.
+        """
+        data = self.task.metadata
+        names = [_named(subject, data["subjects"]), _named(topic, data["topics"])]
+        if self.memory.get("posttest"):
+            return ToolResult(f"The conversation is over. {_posttest(self.task)}", ok=False)
+        for name, kind, known in zip(names, ("subject", "topic"), ("subjects", "topics"), strict=True):
+            if name is None:
+                return ToolResult(f"There is no such {kind}. The {known} are: {', '.join(data[known])}.", ok=False)
+        subject, topic = str(names[0]), str(names[1])
+        said = f"I want to know about this: {subject}, {topic}."
+        return self._interact((subject, topic), said)
+
+    def solve(self) -> ToolResult:
+        """End the conversation; the post-test then lists the possible causes."""
+        if self.memory.get("posttest"):
+            return ToolResult(f"The conversation is over. {_posttest(self.task)}", ok=False)
+        return self._interact(None, None)
+
+    def _interact(self, pair: Pair | None, said: str | None) -> ToolResult:
+        """One interaction: the question for a pair (None: it wasn't understood) in words, or without words the
+        solution. `data` has the amounts of its terms."""
+        count = self.memory["interactions"] = self.memory.get("interactions", 0) + 1
+        forced = count >= MAX_INTERACTIONS
+        if forced or said is None:
+            self.memory["posttest"] = True
+            text = f"The customer has to go. {_posttest(self.task)}" if forced else _posttest(self.task)
+            return ToolResult(text, data={} if forced else {"interaction": 1.0})
+        amounts, reply = {"interaction": 1.0}, NOT_UNDERSTOOD
+        if pair is not None:
+            data, asked = self.task.metadata, self.memory.setdefault("asked", [])
+            reply = next((text for *about, text in data["answers"] if tuple(about) == pair), data["others"])
+            if list(pair) not in asked:
+                asked.append(list(pair))
+                amounts["key_question"] = (list(pair) in data["key"]) / len(data["key"])
+        self.memory.setdefault("talk", []).append([said, reply])
+        return ToolResult(reply, data=amounts)
+
+    # ------------------------------------------------------------------ what it means
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
+        """The amounts that the interaction has noted."""
+        return dict(result.data) if result.ok else {}
+
+    def user_turn(self, text: str) -> str:
+        """What the customer says to plain speech; it is an interaction as `ask` is.
+
+        `match_question` decides what was asked, also where `user` writes the reply. Its faults are the machinery's.
+        """
+        if self.memory.get("posttest"):
+            return f"The conversation is over. {_posttest(self.task)}"
+        result = self._interact(match_question(text, self.task), text)
+        spoken = self.memory.setdefault("spoken", {})
+        for name, amount in result.data.items():
+            spoken[name] = spoken.get(name, 0.0) + amount
+        if self.user is None or self.memory.get("posttest"):
+            return result.content
+        reply = self.memory["talk"][-1][1] = self._ask_user(self.user)
+        return reply
+
+    def _ask_user(self, user: User) -> str:
+        try:
+            reply = user(user_messages(self.task, self.memory["talk"]))
+            if not isinstance(reply, str):
+                raise TypeError(f"a user gives a text, not {type(reply).__name__}")
+            return reply
+        except Exception as error:
+            if is_fault(error) or is_strict(self.strict):
+                raise
+            raise ToolFault(f"user: {describe(error)}") from error  # clients have exceptions of their own
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """1 for the right cause; the metrics are the three scores and the number of interactions."""
+        posttest = exact_match(answer, self.task.answers) if answer.strip() else 0.0
+        key, asked = self.task.metadata["key"], self.memory.get("asked", [])
+        quality = sum(pair in asked for pair in key) / len(key)
+        return posttest, {
+            "posttest": posttest,
+            "trajectory_quality": quality,
+            "combined": posttest * quality,
+            "interactions": float(self.memory.get("interactions", 0)),
+        }
+
+    def judge_end(self, answer: str) -> dict[str, float]:
+        """What plain speech and a `solve` that was left out cost."""
+        amounts = dict(self.memory.get("spoken", {}))
+        if answer and not self.memory.get("posttest"):
+            amounts["interaction"] = amounts.get("interaction", 0.0) + 1.0
+        return amounts
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """1 or -1."""
+        return 1.0 if answer_ok and score >= 1 else -1.0
+
+    # ------------------------------------------------------------------ workers
+
+    def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
+        """The turns of a scripted worker on the current task as text.
+
+        Args:
+            rng: None: the expert, who asks every key question, solves and names the cause.
+            teacher: with `rng`, a name of `teachers`: the fallible ones jump to a conclusion in a third, two thirds and
+                all of the episodes: they ask the first key question only, and draw one of the causes. None: the sloppy
+                worker, who asks up to three questions about anything, and draws a cause.
+
+        Raises: ValueError for another teacher, and for a fallible one without `rng`.
+        """
+        if teacher is not None and teacher not in self.teachers:
+            raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(self.teachers)}")
+        if teacher in FAULTY and rng is None:
+            raise ValueError(f"{teacher} makes mistakes at random: give it an rng")
+        data, cause = self.task.metadata, self.task.answers[0]
+        questions = data["key"]
+        if rng is not None and teacher != "expert" and rng.random() < FAULTY.get(teacher or "", 1.0):
+            cause = data["causes"][int(rng.integers(len(data["causes"])))]
+            questions = questions[:1]
+            if teacher is None:
+                pairs = [[subject, topic] for subject in data["subjects"] for topic in data["topics"]]
+                questions = [pairs[i] for i in rng.choice(len(pairs), int(rng.integers(4)), replace=False)]
+        call = self.dialect.tool_call
+        asks = [call("ask", {"subject": subject, "topic": topic}) for subject, topic in questions]
+        return [*asks, call("solve", {}), f"<answer>{cause}</answer>"]
+
+    def shortcut_guess(self, rng: np.random.Generator) -> list[str]:
+        """Asks nothing, and draws one of the causes that the post-test lists."""
+        causes = self.task.metadata["causes"]
+        return [self.dialect.tool_call("solve", {}), f"<answer>{causes[int(rng.integers(len(causes)))]}</answer>"]
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Every word of our own scenarios, in small letters: what a small tokenizer should keep whole."""
+        return own_words()
+
+
+def user_messages(task: Task, talk: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """What a `user` reads: a system message with what the customer knows, then the conversation from the customer's
+    side, in which "assistant" is the customer and "user" the pharmacist. It ends with what the pharmacist said last;
+    what was asked with `ask` is put in words. `talk`: (what was said, reply), whose last reply isn't read."""
+    data = task.metadata
+    known = "\n".join(f"- {subject}, {topic}: {text}" for subject, topic, text in data["answers"])
+    system = (
+        "You play a customer in a pharmacy. Answer the pharmacist's last question in one or two sentences, only from "
+        "what you know, and say nothing else about it. You don't know the cause of your problem. To what isn't listed "
+        f"say: {data['others']}\nWhat you know:\n{known}"
+    )
+    messages = [{"role": "system", "content": system}, {"role": "assistant", "content": data["opening"]}]
+    for said, reply in talk:
+        messages += [{"role": "user", "content": said}, {"role": "assistant", "content": reply}]
+    return messages[:-1]
+
+
+def _posttest(task: Task) -> str:
+    return f"{task.metadata['posttest']} {'; '.join(task.metadata['causes'])}. Answer as <answer>cause</answer>."
+
+
+def _named(said: str, names: Mapping[str, Any]) -> str | None:
+    """The name that is said, whatever its case and spacing."""
+    wanted = " ".join(said[:200].casefold().split())
+    return next((name for name in names if " ".join(name.casefold().split()) == wanted), None)
+
+
+def _function(name: str) -> User:
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ValueError(f"user is a function, or module:function; got {name!r}")
+    try:
+        found: User = getattr(importlib.import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"user {name!r}: {error}; the module must be found (PYTHONPATH=.)") from None
+    return found
