@@ -56,6 +56,9 @@ ENVIRONMENTS = {
     "AgentR1/SQLWorld-v0": Entry(
         "agent_r1.tasks.sql_world:SQLWorldEnv", ("reasoning", "tool use"), "partial", "2"
     ),
+    "AgentR1/Terminal-v0": Entry(
+        "agent_r1.tasks.terminal:TerminalEnv", ("planning", "tool use"), "partial", "3"
+    ),
 }
 
 for _id, _entry in ENVIRONMENTS.items():

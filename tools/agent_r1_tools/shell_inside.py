@@ -157,9 +157,9 @@ def unpack() -> None:
         elif not os.path.isdir(path):  # what is mounted stays as it is
             os.mkdir(path)
             later.append((path, kind, mode, changed, more))
-    for path, kind, mode, changed, more in sorted(later, key=lambda entry: entry[1] == "folder"):
+    for path, kind, _, changed, target in later:
         if kind == "link":
-            os.symlink(more, path)
+            os.symlink(target, path)
             os.utime(path, ns=(changed, changed), follow_symlinks=False)
     for path, kind, mode, changed, _ in reversed(later):
         if kind == "folder":
