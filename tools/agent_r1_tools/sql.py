@@ -25,6 +25,8 @@ MAX_QUERY_CHARS = 10_000
 SHOWN_ROWS = 30
 SHOWN_CELL = 100
 """Characters of the longest cell that is shown whole."""
+LONG = 600.0
+"""Seconds after which a process hangs. It bounds its own processor time, which may take long on a busy machine."""
 TOO_LONG = f"the query is longer than {MAX_QUERY_CHARS} characters"
 
 
@@ -81,7 +83,8 @@ class SchemaTool(Tool):
         "properties": {"table": {"type": "string", "description": "The name of one table; all where it is left out."}},
         "additionalProperties": False,
     }
-    timeout_is_fault = True  # the process keeps to its own time
+    timeout = LONG
+    timeout_is_fault = True
 
     def __init__(self, database: Database | None = None) -> None:
         self.database = database
@@ -107,6 +110,7 @@ class QueryTool(Tool):
         "required": ["sql"],
         "additionalProperties": False,
     }
+    timeout = LONG
     timeout_is_fault = True
 
     def __init__(self, database: Database | None = None) -> None:

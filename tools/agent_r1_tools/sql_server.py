@@ -18,12 +18,12 @@ from collections import Counter
 from typing import Any
 from urllib.parse import quote
 
-CPU_SECONDS = 2.0
-"""Of processor time, for a request: a backstop for what `STEPS` can't see."""
-MEMORY = 512 << 20
+CPU_SECONDS = 1.0
+"""Of processor time, for a query: a backstop for what `STEPS` can't see. A gold query may use ten times as much."""
+MEMORY = 256 << 20
 """Bytes of address space."""
-STEPS = 20_000_000
-"""Instructions of SQLite's machine for a query: about half a second. A gold query may use ten times as many."""
+STEPS = 10_000_000
+"""Instructions of SQLite's machine for a query: some tenths of a second. A gold query may use ten times as many."""
 EVERY = 10_000
 KEPT = 32
 """Databases that stay open."""
@@ -135,6 +135,7 @@ def run(connection: sqlite3.Connection, query: str, rows: int, steps: int = STEP
     """Columns, at most so many rows, and whether there are more. Raises Refused, or MemoryError."""
     global _steps_left
     _steps_left = steps
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS * steps / STEPS)  # its signal ends this process
     try:
         cursor = connection.execute(query)
         if cursor.description is None:
@@ -151,6 +152,8 @@ def run(connection: sqlite3.Connection, query: str, rows: int, steps: int = STEP
         elif "prohibited" in text or "not authorized" in text:
             text = f"{text}: only SELECT on the tables that schema shows, without PRAGMA or random numbers"
         raise Refused(text) from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return columns, found[:rows], len(found) > rows
 
 
@@ -254,7 +257,8 @@ def answer(request: list[Any]) -> dict[str, Any]:
             return {"tables": schema(connection)}
         _, query, most, chars = arguments
         columns, rows, more = run(connection, query, most)
-        return {"columns": columns, "rows": [[shown(cell, chars) for cell in row] for row in rows], "more": more}
+        cells = [[shown(cell, chars) for cell in row] for row in (columns, *rows)]
+        return {"columns": cells[0], "rows": cells[1:], "more": more}
     except (Refused, sqlite3.Error, OSError) as error:
         return {"error": str(error)[:500]}
     except MemoryError:
@@ -281,10 +285,7 @@ def serve() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends this process
-        reply = answer(request)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.write(json.dumps(answer(request)).encode() + b"\n")
         replies.flush()
 
 

@@ -11,7 +11,7 @@ import io
 import json
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -91,7 +91,7 @@ def _sample(rng: np.random.Generator, options: Sequence[Any], count: int) -> lis
     return [options[i] for i in rng.choice(len(options), count, replace=False)]
 
 
-def _lines(lines: Sequence[Any]) -> str:
+def _lines(lines: Iterable[Any]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
