@@ -112,7 +112,7 @@ ATTACKS = {
     "many unions": " UNION ALL ".join(["SELECT 1"] * 500),
     "many tables": "SELECT count(*) FROM " + ", ".join(f"people p{i}" for i in range(100)),
 }
-HARMLESS = {"a pattern that backtracks"}  # today's SQLite answers it at once
+HARMLESS = {"a pattern that backtracks", "a huge width"}  # SQLite answers them at once
 
 
 @pytest.mark.parametrize("name", ATTACKS)

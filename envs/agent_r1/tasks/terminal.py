@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TEACHERS = {"expert": 1.0, "fallible_75": 0.75, "fallible_50": 0.5, "fallible_25": 0.25}
 MAX_TEST_SECONDS = 60.0
 """The tests of a task get what its task.toml says, and at most this."""
+SUBMIT_SECONDS = 600.0
+"""Then the sandbox hangs: a busy machine takes long to start one."""
 RUN_PYTHON = """python3 -c '
 import runpy, sys
 for file in sys.argv[1:]:
@@ -75,7 +77,7 @@ class TerminalEnv(ToolEnv):
         from agent_r1_tools.shell import LIMITS, ShellTool
 
         self.limits = limits or LIMITS
-        submit = Tool.from_function(_submit, name="submit", timeout=math.inf)
+        submit = Tool.from_function(self._submit, name="submit", timeout=SUBMIT_SECONDS, timeout_is_fault=True)
         super().__init__([ShellTool(), submit], max_turns=max_turns, **kwargs)
         self.world_seed = world_seed
         self.data_dir = data_dir
@@ -109,24 +111,26 @@ class TerminalEnv(ToolEnv):
         shell.begin(Machine(folder.folder, self.limits, hide=self._hide), pack(folder.start))
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """After `submit` the tests decide."""
-        if call.name != "submit" or not result.ok:
-            return {}
-        score, metrics = self._verdict()
-        return End(score, metrics=metrics)
+        """After `submit` the tests have decided."""
+        return End(*result.data) if call.name == "submit" and result.ok else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """An answer submits, too; what it says doesn't matter."""
-        return self._verdict()
+        score = self._score()
+        return score, {"em": float(score >= 1), "score": score}
 
     def final_metrics(self) -> dict[str, float]:
         """Without a submission there is no verdict."""
         return {"em": 0.0, "score": 0.0}
 
-    def _verdict(self) -> tuple[float, dict[str, float]]:
+    def _submit(self) -> ToolResult:
+        """Say that the task is done: its tests decide."""
+        score = self._score()  # here, where episodes don't wait for one another
+        return ToolResult("Submitted.", data=(score, {}, {"em": float(score >= 1), "score": score}), done=True)
+
+    def _score(self) -> float:
         task = self.terminal_task(self.episode.task_index)
-        score = run_tests(task, self.tools["shell"].get_state(), self.limits, self._hide)
-        return score, {"em": float(score >= 1), "score": score}
+        return run_tests(task, self.tools["shell"].get_state(), self.limits, self._hide)
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
         """The turns of the solution on the current task as text, a command each, and then `submit`.
@@ -152,11 +156,6 @@ class TerminalEnv(ToolEnv):
                 steps.pop()
         calls = [self.dialect.tool_call("shell", {"command": step}) for step in steps]
         return [*calls, self.dialect.tool_call("submit", {})]
-
-
-def _submit() -> ToolResult:
-    """Say that the task is done: its tests decide."""
-    return ToolResult("Submitted.", done=True)
 
 
 def run_tests(task: TerminalTask, packed: bytes, limits: Limits, hide: list[str]) -> float:
