@@ -111,7 +111,7 @@ def test_a_branch_goes_on_as_the_episode_does(env):
     state = env.get_state()
     other.reset(seed=1)
     other.set_state(state)
-    look = "cat x /tmp/t; find . -printf '%p %m %T@ %l\\n' | sort"
+    look = "cat x /tmp/t; find . -mindepth 1 -printf '%p %m %T@ %l\\n' | sort"
     first, second = do(env, look), do(other, look)
     assert np.array_equal(first[0], second[0]) and first[1:] == second[1:] and "1\nt\n" in env.messages[-1]["content"]
     do(env, "echo 2 > x")

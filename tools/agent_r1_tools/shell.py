@@ -119,7 +119,7 @@ class Machine:
 
     def pack(self) -> bytes:
         """All files of its folder and of /tmp. Raises as `run`."""
-        size = self._call("pack", [self.folder, "/tmp"], 2 * self.limits.files)
+        size = self._call("pack", [self.folder, "/tmp"], self.limits.files)
         return b"".join(self._call("piece", start) for start in range(0, size, PIECE))
 
     def unpack(self, packed: bytes) -> None:

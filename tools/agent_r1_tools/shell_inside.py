@@ -93,35 +93,39 @@ def end_all() -> None:
 def pack(folders: list[str], most: int) -> int:
     """Pack up folders: a line of JSON, [[path, kind, mode, time, size or target], ...], and the files' contents.
 
-    Sockets, pipes, and files beyond `most` bytes in all are left out. The size of it; `piece` gives it.
+    Sockets and pipes are left out, and what wouldn't fit into a file system of `most` bytes for each folder: names of
+    one file become files of their own, and holes are filled. The size of it; `piece` gives it.
     """
     global packed
     entries: list[list[object]] = []
     contents: list[bytes] = []
     modes: list[tuple[str, int]] = []
-    waiting = list(reversed(folders))
+    waiting = [(folder, folder) for folder in reversed(folders)]
+    left = dict.fromkeys(folders, most)
     while waiting:
-        path = waiting.pop()
+        path, root = waiting.pop()
         try:
             found = os.lstat(path)
             mode = stat.S_IMODE(found.st_mode)
             entry = [path, "", mode, found.st_mtime_ns]
+            pages = -(-found.st_size // 4096) * 4096
             if stat.S_ISLNK(found.st_mode):
                 entries.append([*entry[:1], "link", *entry[2:], os.readlink(path)])
+                left[root] -= pages if found.st_size > 100 else 0  # a short one needs no page
             elif stat.S_ISDIR(found.st_mode):
                 if mode & 0o700 != 0o700:
                     os.chmod(path, 0o700)
                     modes.append((path, mode))
                 if path not in folders:
                     entries.append([*entry[:1], "folder", *entry[2:], 0])
-                waiting += [f"{path}/{name}" for name in sorted(os.listdir(path), reverse=True)]
-            elif stat.S_ISREG(found.st_mode) and found.st_size <= most:
+                waiting += [(f"{path}/{name}", root) for name in sorted(os.listdir(path), reverse=True)]
+            elif stat.S_ISREG(found.st_mode) and pages <= left[root]:
                 if not mode & 0o400:
                     os.chmod(path, 0o600)
                     modes.append((path, mode))
                 with open(path, "rb") as file:
-                    contents.append(file.read(most + 1))
-                most -= len(contents[-1])
+                    contents.append(file.read())
+                left[root] -= pages
                 entries.append([*entry[:1], "file", *entry[2:], len(contents[-1])])
         except OSError:  # a path that is too long
             continue
