@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,23 +19,25 @@ from agent_r1_tools.shell import Machine, ShellTool, pack, part
 
 pytestmark = pytest.mark.skipif(probe("bubblewrap") is not None, reason=f"bubblewrap: {probe('bubblewrap')}")
 
-LIMITS = Limits(wall_seconds=2, cpu_seconds=2, memory=256 << 20, output=2_000, processes=24, files=4 << 20)
+LIMITS = Limits(wall_seconds=10, cpu_seconds=10, memory=256 << 20, output=2_000, processes=24, files=4 << 20)
+QUICK = replace(LIMITS, wall_seconds=1, cpu_seconds=1)
 START = pack({"/app/a/b.txt": (0o644, b"one\ntwo\n"), "/app/go.sh": (0o755, b"#!/bin/bash\necho went $1\n")})
 SECRET = "the-hidden-tests-say-42-7d1e"
 MARK = f"agent-r1-shell-{os.getpid()}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def shell():
     tool = ShellTool(Machine(limits=LIMITS), START)
     yield tool
     tool.close()
 
 
-@pytest.fixture(autouse=True)
-def anew(shell):
-    if shell.get_state() != START:
-        shell.set_state(None)
+@pytest.fixture
+def quick():
+    tool = ShellTool(Machine(limits=QUICK), START)
+    yield tool
+    tool.close()
 
 
 def say(shell, command):
@@ -60,10 +63,10 @@ def test_commands_their_output_and_their_files(shell):
     )
 
 
-def test_a_command_that_takes_too_long_is_stopped_and_what_it_did_stays(shell):
-    result = say(shell, "echo begun; echo x > made; sleep 600")
-    assert result.content == "begun\n[stopped after 2 seconds]" and not result.ok and result.fault is None
-    assert say(shell, "cat made").content == "x"
+def test_a_command_that_takes_too_long_is_stopped_and_what_it_did_stays(quick):
+    result = say(quick, "echo begun; echo x > made; sleep 600")
+    assert result.content == "begun\n[stopped after 1 seconds]" and not result.ok and result.fault is None
+    assert say(quick, "cat made").content == "x"
 
 
 def test_commands_of_any_kind_get_an_answer(shell):
@@ -141,7 +144,7 @@ ATTACKS = {
     "a fork bomb": ":(){ :|:& };:",
     "a fork bomb that stays": "f(){ while true; do f & done; }; f & disown; sleep 1",
     "a daemon": "setsid nohup sleep 1000 > /dev/null 2>&1 & disown",
-    "a daemon that writes later": "(sleep 0.5; echo ESCAPED > late) & disown; exit 0",
+    "a daemon that writes later": "(sleep 0.3; echo ESCAPED > late) & disown; exit 0",
     "ignore every signal": "trap '' HUP INT TERM XCPU ALRM; while true; do :; done",
     "a flood of output": "yes ESC",
     "a flood of errors": "while true; do echo flood >&2; done",
@@ -231,23 +234,23 @@ def test_there_are_enough():
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_is_contained(attack, shell, planted):
-    say(shell, "true")
+def test_an_attack_is_contained(attack, quick, planted):
     before, heard = descendants(), len(planted["heard"])
     command = ATTACKS[attack]
     for name in ("PATH", "FOLDER", "PORT", "VICTIM"):
         command = command.replace(name, str(planted[name]))
     started = time.monotonic()
-    result = say(shell, command.replace("MARK", MARK))
+    result = say(quick, command.replace("MARK", MARK))
     assert time.monotonic() - started < 60
     assert "ESCAPED" not in result.content and SECRET not in result.content and len(result.content) < 2_300
     assert result.fault is None
-    assert len(shell.get_state()) < 4 * LIMITS.files
-    after = say(shell, "sleep 0.7; cat late; echo 6 7 | awk '{print $1 * $2}'" if "later" in attack else "echo 42")
+    assert len(quick.get_state()) < 4 * LIMITS.files
+    after = say(quick, "sleep 0.5; cat late; echo 6 7 | awk '{print $1 * $2}'" if "later" in attack else "echo 42")
     assert after.content.endswith("42") and "ESCAPED" not in after.content
-    shell.set_state(shell.get_state())  # what is left can be packed up and made again
-    assert say(shell, "echo 42").content == "42"
-    shell.close()
+    if any(word in attack for word in ("fil", "link", "folder", "name")):  # what is left can be made again
+        quick.set_state(quick.get_state())
+        assert say(quick, "echo 42").content == "42"
+    quick.close()
     deadline = time.monotonic() + 10
     while new := descendants() - before:
         assert time.monotonic() < deadline, new

@@ -370,6 +370,6 @@ def generate_task(seed: int, split: str, index: int) -> TerminalTask:
             for path, content in draft.start.items()
         },
         tests={name: text.encode() for name, text in tests.items()},
-        solution=_lines(["#!/bin/bash", "set -e", *draft.steps]),
+        solution=_lines(["#!/bin/bash", *draft.steps]),
         steps=tuple(draft.steps),
     )
