@@ -53,12 +53,8 @@ ENVIRONMENTS = {
     ),
     "AgentR1/MBPP-v0": Entry("agent_r1.tasks.programming:MBPPEnv", ("reasoning", "tool use"), "partial", "1 to 2"),
     "AgentR1/Rows-v0": Entry("agent_r1.tasks.rows:RowsEnv", ("whatever the rows ask",), "depends", "1 or more"),
-    "AgentR1/SQLWorld-v0": Entry(
-        "agent_r1.tasks.sql_world:SQLWorldEnv", ("reasoning", "tool use"), "partial", "2"
-    ),
-    "AgentR1/Terminal-v0": Entry(
-        "agent_r1.tasks.terminal:TerminalEnv", ("planning", "tool use"), "partial", "3"
-    ),
+    "AgentR1/SQLWorld-v0": Entry("agent_r1.tasks.sql_world:SQLWorldEnv", ("reasoning", "tool use"), "partial", "2"),
+    "AgentR1/Terminal-v0": Entry("agent_r1.tasks.terminal:TerminalEnv", ("planning", "tool use"), "partial", "3"),
 }
 
 for _id, _entry in ENVIRONMENTS.items():

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from agent_r1.task_data.rows import DataFormatError, DataNotFoundError
+from agent_r1.task_data.records import DataFormatError, DataNotFoundError
 
 MAX_FILES, MAX_BYTES = 500, 8 << 20
 """What a task may have of files, in its environment and in its tests."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from agent_r1.task_data.files import read_rows
-from agent_r1.task_data.rows import DataFormatError, DataNotFoundError, Row, shown
+from agent_r1.task_data.records import DataFormatError, DataNotFoundError, Row, shown
 from agent_r1_tools.sql import Database, SchemaTool
 from agent_r1_tools.tool import ToolFault
 
