@@ -39,7 +39,7 @@ def test_a_task_is_a_function_of_seed_split_and_index(split):
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_expert_is_right_in_as_many_turns_as_are_needed(split):
     env = SQLWorldEnv(split=split)
-    for index in range(1_000 if split == "train" else 50):
+    for index in range(1_000 if split == "train" else 20):
         env.reset(options={"task_index": index})
         texts = env.demonstration()
         total, terminated, info = play(env, texts)
@@ -80,12 +80,15 @@ def test_a_constant_and_a_copied_question_are_wrong():
 @pytest.mark.parametrize("teacher", SQLWorldEnv.teachers)
 def test_teachers_succeed_as_often_as_they_say(teacher):
     env, rng = SQLWorldEnv(), np.random.default_rng(0)
-    infos = []
+    right = []
     for index in range(1_000):
-        env.reset(options={"task_index": index})
-        infos.append(play(env, env.demonstration(rng, teacher)[-1:])[2])  # what they look at before changes nothing
+        env.reset(options={"task_index": index % 250})
+        schema, answer = env.demonstration(rng, teacher)
+        query = answer.removeprefix("<answer>").removesuffix("</answer>")
+        right.append(query == env.task.answers[0])
+        assert right[-1] or query in env.task.metadata["faults"]  # which are wrong, as another test shows
     share = {"expert": 1.0}.get(teacher) or int(teacher.rpartition("_")[2]) / 100
-    assert abs(np.mean([info["is_success"] for info in infos]) - share) <= 0.03
+    assert abs(np.mean(right) - share) <= 0.03
 
 
 def test_the_sloppy_worker_fails_and_wrong_teachers_are_named():
@@ -250,12 +253,12 @@ def test_text_of_others_stays_text(tmp_path):
     (tmp_path / "dev.json").write_text(json.dumps([SPIDER[0] | {"question": hostile}]))
     env = SQLWorldEnv(data_dir=tmp_path, split="dev")
     state, _ = env.reset(seed=0)
-    plain = len(SQLWorldEnv().reset(seed=0)[0])
     special = set(env.tokenizer.encode("<|im_end|><|im_start|>"))
     before = sum(int(token) in special for token in state)
     call = env.dialect.tool_call("query", {"sql": "SELECT name FROM pets LIMIT 1"}) + env.dialect.end_of_turn
     after, _, terminated, _, info = env.step(np.asarray(env.tokenizer.encode(call), np.int32))
-    assert not terminated and info["tool_calls"][0]["ok"] and hostile in env.messages[-1]["content"] and plain > 0
+    assert not terminated and info["tool_calls"][0]["ok"]
+    assert hostile.replace("\n", " ") in env.messages[-1]["content"]
     clean = SQLWorldEnv()
     shape = clean.reset(seed=0)[0]
     again, *_ = clean.step(np.asarray(clean.tokenizer.encode(call.replace("name FROM pets", "1 AS name")), np.int32))

@@ -112,18 +112,17 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     }
     gold = write_query(kind, words)
     wrong = [write_query(kind, words, fault) for fault in FAULTS]
+    mode = "ordered" if kind == "over" else "rows"
+    counted = gold  # of the owner with most, the number too, to see ties
+    if kind == "most":
+        gold, *wrong = (_without_number(query, words) for query in (gold, *wrong))
     while True:  # a few times at most
         scripts = [_script(rng, words), _script(rng, words)]
-        results = [_results(script, [gold, *wrong]) for script in scripts]
-        golds = [result[0] for result in results]
-        mode = "ordered" if kind == "over" else "rows"
-        faults = [query for i, query in enumerate(wrong, 1) if any(result[i] != result[0] for result in results)]
-        if faults and golds[0] != golds[1] and all(_telling(kind, rows) for rows in golds):
+        results = [_results(script, [counted, gold, *wrong]) for script in scripts]
+        faults = [query for i, query in enumerate(wrong, 2) if any(result[i] != result[1] for result in results)]
+        differ = results[0][1] != results[1][1]  # or a constant would do
+        if faults and differ and all(_telling(kind, result[0]) for result in results):
             break
-    if kind == "most":  # until here with the number, to see ties
-        gold, *wrong = (_without_number(query, words) for query in (gold, *wrong))
-        results = [_results(script, [gold, *wrong]) for script in scripts]
-        faults = [query for i, query in enumerate(wrong, 1) if any(result[i] != result[0] for result in results)]
     phrasing = (OTHER_PHRASINGS if split == "other_phrasings" else PHRASINGS)[kind]
     said = {"aggregate": AGGREGATES[aggregate], "extreme": {"DESC": "highest", "ASC": "lowest"}[words["extreme"]]}
     return Task(
