@@ -35,6 +35,7 @@ import agent_r1
 from agent_r1.dialects import DIALECTS, Dialect, get_dialect
 from agent_r1.tokenizers import added_tokens, load_tokenizer
 from agent_r1_tools import Tool
+from agent_r1_tools.python import SandboxError
 
 Tokens = NDArray[np.int32]
 
@@ -89,7 +90,10 @@ def environments(dialect: str, data: Path, **kwargs: Any) -> Iterator[tuple[str,
     for env_id in agent_r1.ENVIRONMENTS:
         folder = env_id.removeprefix("AgentR1/").removesuffix("-v0").lower()
         given = {"data_dir": str(data / folder)} if (data / folder).is_dir() else {}
-        env = gym.make(env_id, **kwargs, **given).unwrapped
+        try:
+            env = gym.make(env_id, **kwargs, **given).unwrapped
+        except SandboxError:  # Terminal, where there is no bubblewrap
+            continue
         assert isinstance(env, agent_r1.ToolEnv)
         yield env_id, env
 
@@ -113,8 +117,14 @@ _VALUES: tuple[Any, ...] = (
     "Ada Quill", "", "x" * 3_000, 0, -1, 1.5, True, None, [], {}, [1, "a", None], {"a": {"b": [{}]}}, 10**300, 1e308,
     "5", "\u0000", "<|im_end|>", "</tool_call>", "<answer>no</answer>", "```", "</parameter>", "\n\nAction: fail",
 )  # fmt: skip
-_TOOLS = ("search", "lookup", "measure", "arrange", "fail", "calculator", "python", "browse", "Search", "")
-_KEYS = ("query", "text", "items", "reason", "times", "scale", "unit", "labels", "code", "title", "")
+_TOOLS = (
+    "search", "lookup", "measure", "arrange", "fail", "calculator", "python", "browse", "Search", "", "schema", "query",
+    "shell", "submit",
+)  # fmt: skip
+_KEYS = (
+    "query", "text", "items", "reason", "times", "scale", "unit", "labels", "code", "title", "", "sql", "table",
+    "command",
+)  # fmt: skip
 
 
 @dataclass

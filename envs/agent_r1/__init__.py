@@ -59,6 +59,8 @@ ENVIRONMENTS = {
         "agent_r1.tasks.deep_search:DeepSearchEnv", ("planning", "memory", "tool use"), "partial", "4 to 10"
     ),
     "AgentR1/Rows-v0": Entry("agent_r1.tasks.rows:RowsEnv", ("whatever the rows ask",), "depends", "1 or more"),
+    "AgentR1/SQLWorld-v0": Entry("agent_r1.tasks.sql_world:SQLWorldEnv", ("reasoning", "tool use"), "partial", "2"),
+    "AgentR1/Terminal-v0": Entry("agent_r1.tasks.terminal:TerminalEnv", ("planning", "tool use"), "partial", "3"),
 }
 
 for _id, _entry in ENVIRONMENTS.items():

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -36,28 +37,48 @@ GUEST_AT = "/guest.pyc"
 class Bubblewrap(ProcessSandbox):
     """Sessions in bubblewrap.
 
+    Args:
+        limits: what a program may use.
+        folders: those that it can write to, each in memory and bounded by `limits.files`; it begins in the first.
+        programs: whether it finds the machine's /usr/bin as well. The guest is then process 1, which nobody inside can
+            signal.
+        files: further files, by path, which are there to be read.
+        hide: folders of this machine that it must not see, should they lie inside of what it sees.
+
     Raises:
         SandboxError: there is no `bwrap` here.
     """
 
     backend = "bubblewrap"
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        folders: Sequence[str] = ("/tmp",),
+        programs: bool = False,
+        files: Mapping[str, bytes] | None = None,
+        hide: Sequence[str] = (),
+    ) -> None:
         super().__init__(limits)
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise SandboxError("there is no bwrap; install it with: apt-get install bubblewrap")
-        self._command = [bwrap, *_arguments(limits)]
+        self._command = [bwrap, *_arguments(limits, folders, programs, hide)]
+        self._folders, self._programs, self._files = list(folders), programs, dict(files or {})
         self._filter = seccomp_filter(limits.network, (MOUNT,))
 
     def start(self, code: str) -> GuestProcess:
         uid = unused_uid() if os.getuid() == 0 else None
-        settings = guest_settings(self.limits) | {"path": [layout.PACKAGES_AT], "uid": uid, "mounts": True}
+        settings = guest_settings(self.limits) | {"path": [layout.PACKAGES_AT], "uid": uid, "mounts": self._folders}
         told, tells = os.pipe()
         files = [_memory_file(self._filter), _memory_file(compiled_guest()), tells]
         try:
             command = [*self._command, "--seccomp", str(files[0]), "--ro-bind-data", str(files[1]), GUEST_AT]
             command += ["--info-fd", str(tells)]
+            for path, content in (self._files | (_users(uid) if self._programs else {})).items():
+                files.append(_memory_file(content))
+                command += [*_folders([path]), "--perms", "0555", "--file", str(files[-1]), path]
             command += ["--remount-ro", "/", "--", layout.interpreter(), *PYTHON_FLAGS, GUEST_AT]
             process, control, output = start_process(command, pass_fds=tuple(files))
         except BaseException:
@@ -72,7 +93,7 @@ class Bubblewrap(ProcessSandbox):
         pidfds = _pidfd(first, process.pid)
         guest = GuestProcess(control, output, functools.partial(_end, process, pidfds), settings)
         try:
-            if uid is not None:  # process 1 is bwrap's, and the guest its child
+            if uid is not None and not self._programs:  # process 1 is bwrap's, and the guest its child
                 pidfds += _pidfd(int(Path(f"/proc/{first}/task/{first}/children").read_text()), first)
             guest.pidfd = pidfds[-1]
         except (OSError, ValueError, IndexError) as error:
@@ -111,12 +132,27 @@ def compiled_guest() -> bytes:
 
 def _memory_file(content: bytes) -> int:
     file = os.memfd_create("agent-r1")
-    os.write(file, content)
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(file, rest) :]
     os.lseek(file, 0, os.SEEK_SET)
     return file
 
 
-def _arguments(limits: Limits) -> list[str]:
+def _users(uid: int | None) -> dict[str, bytes]:
+    """A name for the user, whose number is another one every time."""
+    number = 65534 if uid is None else uid
+    users = f"root:x:0:0::/:/bin/bash\nagent:x:{number}:{number}::/tmp:/bin/bash\n"
+    return {"/etc/passwd": users.encode(), "/etc/group": f"root:x:0:\nagent:x:{number}:\n".encode()}
+
+
+def _folders(paths: Sequence[str]) -> list[str]:
+    """Arguments that make the folders around these paths, or bwrap makes them for its own user only."""
+    folders = sorted({str(parent) for path in paths for parent in Path(path).parents} - {"/"})
+    return [word for folder in folders for word in ("--perms", "0755", "--dir", folder)]
+
+
+def _arguments(limits: Limits, folders: Sequence[str], programs: bool, hide: Sequence[str]) -> list[str]:
     arguments = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
     arguments += ["--die-with-parent", "--new-session", "--clearenv"]
     if not limits.network:
@@ -127,15 +163,20 @@ def _arguments(limits: Limits) -> list[str]:
         arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         arguments += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    if programs or os.getuid() != 0:
         arguments.append("--as-pid-1")  # else process 1 is bwrap's, with the same user, who may read and write it
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
-    targets = [*layout.library(), *layout.packages().values(), *layout.DEVICES]
-    for folder in sorted({str(parent) for target in targets for parent in Path(target).parents} - {"/"}):
-        arguments += ["--perms", "0755", "--dir", folder]  # or bwrap makes them for its own user only
-    for path in layout.library():
+    shown = layout.library() + (layout.programs() if programs else [])
+    arguments += _folders([*shown, *layout.packages().values(), *layout.DEVICES, *folders])
+    for path in shown:
         arguments += ["--ro-bind", path, path]
-    for path in layout.hidden():
+    if programs:
+        arguments += ["--perms", "0755", "--dir", layout.PROGRAMS_AT]
+        arguments += ["--symlink", layout.interpreter(), f"{layout.PROGRAMS_AT}/python3"]
+        if os.path.islink("/bin"):
+            arguments += ["--symlink", "usr/bin", "/bin"]
+    for path in [*layout.hidden(), *layout.inside(hide, shown)]:
         arguments += ["--tmpfs", path, "--remount-ro", path]
     for path, target in layout.packages().items():
         arguments += ["--ro-bind", path, target]
@@ -144,4 +185,6 @@ def _arguments(limits: Limits) -> list[str]:
     if limits.network:
         for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl"):
             arguments += ["--ro-bind-try", path, path]
-    return [*arguments, "--dir", "/tmp", "--chdir", "/tmp"]
+    for path in folders:
+        arguments += ["--dir", path]
+    return [*arguments, "--chdir", folders[0]]

@@ -387,8 +387,8 @@ def main() -> None:
     if settings is None:
         return
     uid, mounts = settings["uid"], settings["mounts"]
-    if mounts:  # NOSUID, NODEV; where that is forbidden, /tmp stays a folder that nobody can write to
-        ask_kernel("mount", b"tmpfs", b"/tmp", b"tmpfs", 6, tmp_options(settings["files"]).encode())
+    for folder in mounts:  # NOSUID, NODEV; where that is forbidden, it stays a folder that nobody can write to
+        ask_kernel("mount", b"tmpfs", folder.encode(), b"tmpfs", 6, tmp_options(settings["files"]).encode())
     if uid is not None:  # started by root: a user of its own, who has nothing and of whom nothing else runs
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -396,7 +396,7 @@ def main() -> None:
     if mounts:
         if ask_kernel("capset", (0x20080522).to_bytes(8, "little"), bytes(24)):
             raise OSError("the right to mount could not be given up")
-        os.chdir("/tmp")
+        os.chdir(mounts[0])
     limit_resources(settings["memory"], settings["processes"], settings["files"])
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)] + settings["path"]
     serve(control, settings)

@@ -7,6 +7,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,6 +16,9 @@ PACKAGES = ["numpy", "sympy", "mpmath"]
 PACKAGES_AT = "/packages"
 """Where a sandbox shows them."""
 DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
+PROGRAMS = ["/usr/bin", "/bin", "/etc/alternatives", "/usr/libexec/git-core", "/usr/share/git-core"]
+PROGRAMS_AT = "/programs"
+"""Where a sandbox with programs has `python3`, which is this Python."""
 SYSTEM = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
 
 
@@ -33,6 +37,18 @@ def library() -> list[str]:
         if not any(Path(path).is_relative_to(other) for other in kept):
             kept.append(path)
     return kept
+
+
+@lru_cache
+def programs() -> list[str]:
+    """What a shell needs besides `library()`; /bin only where it is a folder of its own."""
+    found = [path for path in PROGRAMS if os.path.exists(path) and not os.path.islink(path)]
+    return [path for path in found if not _inside(path, library())]
+
+
+def inside(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """Those of these folders, with links followed, that lie in one of the others."""
+    return [path for path in map(os.path.realpath, paths) if _inside(path, list(folders))]
 
 
 @lru_cache

@@ -394,4 +394,4 @@ def encodable(text: str) -> str:
 def guest_settings(limits: Limits) -> dict[str, Any]:
     """What a guest needs to know of the limits."""
     names = ("cpu_seconds", "memory", "output", "processes", "files")
-    return {name: getattr(limits, name) for name in names} | {"uid": None, "path": [], "mounts": False}
+    return {name: getattr(limits, name) for name in names} | {"uid": None, "path": [], "mounts": []}

@@ -95,6 +95,8 @@ LOCKS = _one_of(1, 6, 7, 37, 38)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
 INTERNET: list[Wanted] = [((0, family), (2, protocol)) for family in (2, 10) for protocol in (0, 6, 17)]
 """Not the sockets of this machine's services, of its hypervisor, or of the kernel."""
 MMAP, CLONE, CLONE3, FLOCK, SOCKET, SENDTO = (9, 222), (56, 220), (435, 435), (73, 32), (41, 198), (44, 206)
+SETXATTR: list[Numbers] = [(188, 5), (189, 6), (190, 7)]
+"""Attributes are memory of the kernel's. A file system need not have them: `cp -p` does without."""
 MOUNT = (165, 40)
 NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag
 LOCKED_OR_HUGE = 0x2000 | 0x40000  # MAP_LOCKED, MAP_HUGETLB
@@ -103,7 +105,7 @@ NEWEST = 450
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-EPERM, ENOSYS = 1, 38
+EPERM, ENOSYS, EOPNOTSUPP = 1, 38, 95
 LOAD, EQUAL, GREATER, ANY_BIT, GIVE = 0x20, 0x15, 0x25, 0x45, 0x06
 
 
@@ -139,6 +141,8 @@ def seccomp_filter(network: bool, also: tuple[Numbers, ...] = ()) -> bytes:
     # A lock is granted and not taken: databases ask for them, and there is nobody who may see it.
     granted = ERRNO | 0
     answer(FLOCK, (GIVE, 0, 0, granted))
+    for call in SETXATTR:
+        answer(call, (GIVE, 0, 0, ERRNO | EOPNOTSUPP))
     for call, wanted in BY_ARGUMENTS.items():
         locks = _where(LOCKS, granted) if call == FCNTL else []
         answer(call, *locks, *_where(wanted, ALLOW), no)

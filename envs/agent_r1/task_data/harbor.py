@@ -1,0 +1,197 @@
+"""Terminal tasks as folders in Harbor's layout (Terminal-Bench 2): task.toml, instruction.md, environment/, tests/,
+solution/. Read are those that need no image to be built: their Dockerfile names a base image, a WORKDIR, and files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from agent_r1.task_data.records import DataFormatError, DataNotFoundError
+
+MAX_FILES, MAX_BYTES = 500, 8 << 20
+"""What a task may have of files, in its environment and in its tests."""
+TAKEN = frozenset("usr bin sbin lib lib64 etc dev proc sys tmp tests logs packages programs guest.pyc".split())
+"""What the sandbox has for itself, or the tests get: no place for a WORKDIR."""
+DOCKERFILE = """FROM python:3.11-slim
+WORKDIR /app
+COPY files/ /app/
+"""
+Files = Mapping[str, tuple[int, bytes]]
+
+
+@dataclass(frozen=True)
+class TerminalTask:
+    """One task.
+
+    Attributes:
+        id: the folder's name.
+        instruction: what is asked.
+        folder: where commands begin (WORKDIR).
+        start: the files that are there at first: absolute path -> mode and content.
+        tests: path inside of tests/ -> content; a test.sh, or files of Python with functions test_*.
+        solution: solution/solve.sh; "" for none.
+        seconds: what the tests may take, as task.toml says.
+        steps: of a generated task the commands that solve it.
+    """
+
+    id: str
+    instruction: str
+    folder: str
+    start: Files
+    tests: Mapping[str, bytes]
+    solution: str = ""
+    seconds: float = 60.0
+    steps: tuple[str, ...] = field(default=())
+
+
+def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTask]:
+    """The tasks of a folder of task folders, by name; of its folder `split`, where there is one.
+
+    Raises: DataNotFoundError; DataFormatError (file, line and reason) also for a task that needs an image.
+    """
+    root = Path(data_dir)
+    folder = root / split if (root / split).is_dir() else root
+    found = sorted(path.parent for path in folder.glob("*/task.toml")) if folder.is_dir() else []
+    if not found:
+        raise DataNotFoundError(f"data_dir={root} has no folders with a task.toml (Harbor's layout)")
+    return [read_task(path) for path in found]
+
+
+def read_task(folder: Path) -> TerminalTask:
+    """The task in a folder. Raises DataFormatError: file, line, and what is wrong or can't be done here."""
+    try:
+        settings = tomllib.loads(_text(folder / "task.toml"))
+    except tomllib.TOMLDecodeError as error:
+        raise DataFormatError(f"{folder / 'task.toml'}: expected TOML: {error}") from None
+    if "steps" in settings:
+        raise DataFormatError(f"{folder / 'task.toml'}: a task of several steps can't be played here")
+    verifier, environment = settings.get("verifier", {}), settings.get("environment", {})
+    seconds = verifier.get("timeout_sec", 60.0) if isinstance(verifier, dict) else None
+    if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+        raise DataFormatError(f"{folder / 'task.toml'}, [verifier] timeout_sec: expected a number of seconds")
+    if not isinstance(environment, dict):
+        raise DataFormatError(f"{folder / 'task.toml'}, [environment]: expected a table")
+    dockerfile = folder / "environment" / "Dockerfile"
+    if not dockerfile.is_file() and ("docker_image" in environment or _has(folder / "environment")):
+        raise DataFormatError(f"{folder}: it needs an image, and has no environment/Dockerfile that says what is in it")
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (folder / "environment" / name).exists():
+            raise DataFormatError(f"{folder / 'environment' / name}: a task of several containers can't be played here")
+    workdir, start = _build(dockerfile) if dockerfile.is_file() else ("/app", {})
+    tests = {path.relative_to(folder / "tests").as_posix(): path.read_bytes() for path in _files(folder / "tests")}
+    if "test.sh" not in tests and not any(name.endswith(".py") for name in tests):
+        raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or tests in Python")
+    solution = folder / "solution" / "solve.sh"
+    return TerminalTask(
+        folder.name,
+        _text(folder / "instruction.md").strip(),
+        workdir,
+        start,
+        tests,
+        _text(solution) if solution.is_file() else "",
+        float(seconds),
+    )
+
+
+def write_task(task: TerminalTask, root: Path) -> Path:
+    """Write a task as a folder that Harbor takes, too; its files lie in /app."""
+    folder = root / task.id
+    toml = f'version = "1.0"\n\n[verifier]\ntimeout_sec = {task.seconds}\n\n[agent]\ntimeout_sec = 600.0\n'
+    files: dict[str, bytes] = {
+        "task.toml": toml.encode(),
+        "instruction.md": (task.instruction + "\n").encode(),
+        "environment/Dockerfile": DOCKERFILE.encode(),
+        "solution/solve.sh": task.solution.encode(),
+    }
+    start = {f"environment/files{path.removeprefix(task.folder)}": file for path, file in task.start.items()}
+    files |= {path: content for path, (_, content) in start.items()}
+    files |= {f"tests/{path}": content for path, content in task.tests.items()}
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    for path, (mode, _) in start.items():
+        (folder / path).chmod(mode)
+    return folder
+
+
+def _build(dockerfile: Path) -> tuple[str, dict[str, tuple[int, bytes]]]:
+    """WORKDIR and the files that a Dockerfile copies into it."""
+    workdir, copies, bases = "/app", [], 0
+    text = re.sub(r"\\\n", "  ", _text(dockerfile))
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise DataFormatError(f"{dockerfile}, line {number}: {error}") from None
+        if not words:
+            continue
+        instruction = words[0].upper()
+        bases += instruction == "FROM"
+        if instruction == "WORKDIR" and len(words) == 2:
+            workdir = str(PurePosixPath(workdir, words[1]))
+        elif instruction in ("COPY", "ADD") and len(words) >= 3 and not words[1].startswith("-"):
+            copies.append((number, words[1:-1], words[-1], workdir))
+        elif instruction not in ("FROM", "LABEL", "CMD", "ENTRYPOINT") or bases > 1:
+            raise DataFormatError(
+                f"{dockerfile}, line {number}: {line.strip()[:80]!r} needs an image to be built; "
+                "here only FROM (one), WORKDIR and COPY of files work"
+            )
+    parts = PurePosixPath(workdir).parts
+    if len(parts) < 2 or parts[1] in TAKEN or ".." in parts or not re.fullmatch(r"[\w./-]+", workdir):
+        raise DataFormatError(f"{dockerfile}: WORKDIR {workdir} can't be had here, because it is the sandbox's own")
+    files: dict[str, tuple[int, bytes]] = {}
+    for number, sources, target, where in copies:
+        for source in sources:
+            files |= _copy(dockerfile, number, source, PurePosixPath(where, target), target.endswith("/"), workdir)
+    return workdir, files
+
+
+def _copy(
+    dockerfile: Path, number: int, source: str, target: PurePosixPath, into: bool, workdir: str
+) -> dict[str, tuple[int, bytes]]:
+    here = f"{dockerfile}, line {number}"
+    relative = PurePosixPath(source.lstrip("/"))
+    found = dockerfile.parent / relative
+    if ".." in relative.parts or not found.exists():
+        raise DataFormatError(f"{here}: there is no {source!r} beside it")
+    if ".." in target.parts or not target.is_relative_to(workdir):
+        raise DataFormatError(f"{here}: files can be copied to WORKDIR ({workdir}) only, not to {target}")
+    if found.is_dir():
+        copied = {target / path.relative_to(found).as_posix(): path for path in _files(found)}
+    else:
+        inside = into or str(target) == workdir
+        copied = {target / relative.name if inside else target: path for path in _files(found)}
+    return {
+        str(at): (0o755 if path.stat().st_mode & 0o100 else 0o644, path.read_bytes())
+        for at, path in copied.items()
+        if path != dockerfile
+    }
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files below a folder, or a file itself, in the order of their names; none of them a link."""
+    found = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if not path.is_dir())
+    for path in [folder, *found, *(path for path in folder.rglob("*") if path.is_symlink())]:
+        if path.is_symlink() or (path != folder and not path.is_file()):
+            raise DataFormatError(f"{path}: expected a plain file, found a link or a device")
+    if len(found) > MAX_FILES or sum(path.stat().st_size for path in found) > MAX_BYTES:
+        raise DataFormatError(f"{folder}: expected at most {MAX_FILES} files and {MAX_BYTES >> 20} MiB")
+    return found
+
+
+def _has(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataFormatError(f"{path}: expected such a file, found none") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataFormatError(f"{path}: expected UTF-8: {error}") from None

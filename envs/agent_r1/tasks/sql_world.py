@@ -1,0 +1,142 @@
+"""SQLWorld: questions over SQLite databases; the answer is a query, and its results decide."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.task_data.sql import FILES, load_sql
+from agent_r1.tasks import sql_tasks
+from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
+from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
+
+TEACHERS = {"expert": 1.0, "fallible_75": 0.75, "fallible_50": 0.5, "fallible_25": 0.25}
+RAN = ("", "no copy", "another result")  # what `same_result` says of a query that ran
+_FENCE = re.compile(r"```(?:\w*\n)?(.*?)```", re.DOTALL)
+
+
+class SQLWorldEnv(ToolEnv):
+    """Questions over databases that are new in every task, or those of Spider and BIRD.
+
+    ## Description
+    A database of two or three tables with names of their own, and a question about it. The policy looks at the schema,
+    may try queries, and answers with one SELECT. It is right if it gives what the gold query gives, on this database
+    and on another one with the same tables and other rows (of a file: on a part of it), so that a constant is wrong.
+
+    ## Arguments
+    world_seed: which family of databases; a task is a function of (world_seed, split, index).
+    data_dir: a folder of Spider or BIRD as it was released; the splits are then train, dev (validation) and test, as
+        far as the folder has them.
+    And those of `ToolEnv`. `corpus` and `top_k` there are none: nothing is searched.
+
+    Raises: DataNotFoundError, DataFormatError (file, row and field are named).
+
+    The rest (spaces, tools, rewards, end) is in docs/environments/sql_world.md.
+    """
+
+    instructions: ClassVar[str] = (
+        "Write a query for SQLite that answers the question. Look at the tables with schema, and try queries with "
+        "query. Give the final query as <answer>SELECT ...</answer>."
+    )
+    outcome_term: ClassVar[str] = "outcome/same_result"
+    slow_judge: ClassVar[bool] = True  # a query may take a second
+    splits: ClassVar[Mapping[str, str]] = {name: name for name in (*sql_tasks.SPLITS, "dev")} | {"validation": "dev"}
+    teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
+
+    def __init__(
+        self,
+        *,
+        world_seed: int = 0,
+        data_dir: str | os.PathLike[str] | None = None,
+        split: str = "train",
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("max_action_tokens", 512 if data_dir is None else None)
+        super().__init__([SchemaTool(), QueryTool()], split=split, **kwargs)
+        there = sql_tasks.SPLITS if data_dir is None else tuple(FILES)
+        if self.split not in there:
+            what = "without data_dir" if data_dir is None else "with data_dir"
+            raise ValueError(f"SQLWorld has no split {split!r} {what}; it has {', '.join(there)}")
+        self.world_seed = world_seed
+        self.questions = None if data_dir is None else load_sql(self.split, data_dir)
+
+    @property
+    def num_tasks(self) -> int:
+        """A million training tasks, ten thousand in every other split; of a folder its questions."""
+        if self.questions is not None:
+            return len(self.questions)
+        return sql_tasks.NUM_TASKS.get(self.split, sql_tasks.NUM_TASKS["test"])
+
+    def make_task(self, index: int) -> Task:
+        """Generate task `index`, or question `index` in the order of the file."""
+        if self.questions is None:
+            return sql_tasks.generate_task(self.world_seed, self.split, index)
+        question = self.questions[index]
+        metadata = {**question.metadata, "file": question.database, "mode": question.mode}
+        return Task(question.id, question.question, [question.gold], metadata)
+
+    def start_episode(self, task: Task) -> None:
+        """Show the tools the task's database."""
+        for tool in self.tools.values():
+            assert isinstance(tool, SchemaTool | QueryTool)
+            tool.database = self._database(task)
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """Equal results are the score. The metrics are em (the same) and valid_sql (the query ran).
+
+        Raises ToolFault where the gold query doesn't run within its limits, ten times the usual ones.
+        """
+        fenced = _FENCE.fullmatch(answer.strip())
+        query = (fenced[1] if fenced else answer).strip().rstrip(";")
+        if not query:
+            return 0.0, {"em": 0.0, "valid_sql": 0.0}
+        data = self.task.metadata
+        others = [Database(script=data["copy"])] if "copy" in data else []
+        right, why = same_result(self._database(self.task), self.task.answers[0], query, data["mode"], others)
+        return float(right), {"em": float(right), "valid_sql": float(why in RAN)}
+
+    @staticmethod
+    def _database(task: Task) -> Database:
+        data = task.metadata
+        return Database(script=data["script"]) if "script" in data else Database(file=data["file"])
+
+    def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
+        """The turns of the scripted expert on the current task as text: it looks at the schema and answers.
+
+        A fallible teacher makes one error in the query in a share of the episodes (1 - its number). With `rng` alone a
+        sloppy worker always does; in half of the episodes it looks at the wrong result before it answers.
+
+        Raises: ValueError for another teacher, for a fallible one without `rng`, and over a folder's questions for all
+        but the expert.
+        """
+        gold = self.task.answers[0]
+        schema = self.dialect.tool_call("schema", {})
+        if teacher not in (None, *TEACHERS):
+            raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(TEACHERS)}")
+        if teacher == "expert" or (teacher is None and rng is None):
+            return [schema, f"<answer>{gold}</answer>"]
+        if self.questions is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        if rng is None:
+            raise ValueError(f"{teacher} needs an rng")
+        faults = self.task.metadata["faults"]
+        if teacher is not None:
+            wrong = rng.random() >= TEACHERS[teacher]
+            return [schema, f"<answer>{faults[int(rng.integers(len(faults)))] if wrong else gold}</answer>"]
+        query = faults[int(rng.integers(len(faults)))]
+        looks = [self.dialect.tool_call("query", {"sql": query})] if rng.random() < 0.5 else []
+        return [schema, *looks, f"<answer>{query}</answer>"]
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Every word that the worlds are made of: what a small tokenizer should keep whole."""
+        words = [word for theme in sql_tasks.THEMES + sql_tasks.UNSEEN_THEMES for word in theme]
+        words += [word for group in (sql_tasks.CATEGORIES, sql_tasks.NUMBERS) for key, kept in group.items()
+                  for word in (key, *kept)]  # fmt: skip
+        columns = sql_tasks.NAME_COLUMNS + sql_tasks.TOWN_COLUMNS + sql_tasks.REGION_COLUMNS
+        sql = "SELECT FROM JOIN ON WHERE GROUP BY ORDER LIMIT DESC ASC COUNT MAX MIN SUM AVG id list of no".split()
+        return list(dict.fromkeys([*words, *columns, *sql_tasks.NAMES, *sql_tasks.TOWNS, *sql_tasks.REGIONS, *sql]))

@@ -1,0 +1,252 @@
+"""SQLite for a policy: what schema and query show, and what a query can't do, whatever it is."""
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from agent_r1_tools import ToolFault, run_tool, sql
+from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
+
+SCRIPT = (
+    "CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT, height REAL);\n"
+    "CREATE TABLE pets (id INTEGER PRIMARY KEY, owner INTEGER REFERENCES people(id), name TEXT);\n"
+    + "".join(f"INSERT INTO people VALUES ({i}, 'p{i:03}', {i / 10});\n" for i in range(1, 201))
+    + "".join(f"INSERT INTO pets VALUES ({i}, {i % 7 + 1}, 'q{i}');\n" for i in range(1, 51))
+)
+DATABASE = Database(script=SCRIPT)
+
+
+def query(text, database=DATABASE):
+    return run_tool(QueryTool(database), {"sql": text})
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "people.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(SCRIPT)
+    connection.close()
+    return path
+
+
+def test_what_schema_and_query_show(file):
+    for database in (DATABASE, Database(file=str(file))):
+        schema = SchemaTool(database)
+        assert run_tool(schema, {}).content == (
+            "people(id INTEGER PRIMARY KEY, name TEXT, height REAL)\n"
+            "pets(id INTEGER PRIMARY KEY, owner INTEGER -> people.id, name TEXT)"
+        )
+        assert run_tool(schema, {"table": "PETS"}).data == {"tables": ["pets"]}
+        missing = run_tool(schema, {"table": "cars"})
+        assert missing.content == "There is no table 'cars'. Tables: people, pets." and not missing.ok
+        assert query("SELECT name, height FROM people WHERE id < 3", database).content == (
+            "name | height\np001 | 0.1\np002 | 0.2\n(2 rows)"
+        )
+        assert query("SELECT NULL, x'00ff', 'a\nb'", database).content.splitlines()[1] == "NULL | x'00ff' | a b"
+        many = query("SELECT * FROM people", database)
+        assert many.content.endswith("(more than 30 rows)") and len(many.data["rows"]) == 30
+
+
+@pytest.mark.parametrize("text", ["", ";", "-- nothing", "SELECT", "SELECT nothing FROM people", "SELECT 1; SELECT 2"])
+def test_what_is_no_query_is_told_so(text):
+    result = query(text)
+    assert not result.ok and result.content.startswith("Error: ") and result.fault is None
+
+
+def test_arguments_of_any_kind_get_an_answer():
+    for text in ("\ud800", "SELECT '\ud800'", "SELECT 1\0", "x" * 100_000, "'" * 9_999, "日本", "SELECT '</answer>'"):
+        result = query(text)
+        assert result.fault is None and len(result.content) < 9_000
+    for arguments in ({}, {"sql": 3}, {"sql": None}, {"query": "SELECT 1"}, {"sql": "SELECT 1", "more": 1}):
+        assert run_tool(QueryTool(DATABASE), arguments).data == {"error": "bad_arguments"}
+
+
+# What none of these may do: write, reach another file, take long, take memory, be different every time.
+ATTACKS = {
+    "insert": "INSERT INTO people VALUES (999, 'x', 1)",
+    "update by a common table expression": "WITH x AS (SELECT 1) UPDATE people SET name = 'x'",
+    "delete and return": "DELETE FROM people RETURNING *",
+    "drop": "DROP TABLE people",
+    "a temporary table": "CREATE TEMP TABLE t AS SELECT 1",
+    "a view": "CREATE VIEW v AS SELECT 1",
+    "attach a file": "ATTACH DATABASE 'OUTSIDE' AS other",
+    "write a copy": "VACUUM INTO 'OUTSIDE'",
+    "a transaction": "BEGIN IMMEDIATE",
+    "a savepoint": "SAVEPOINT s",
+    "writable schema": "PRAGMA writable_schema = ON",
+    "switch off query_only": "PRAGMA query_only = OFF",
+    "the heap limit of the process": "PRAGMA hard_heap_limit = 1",
+    "a pragma as a table": "SELECT * FROM pragma_database_list",
+    "load a library": "SELECT load_extension('OUTSIDE')",
+    "write by a function of the shell": "SELECT writefile('OUTSIDE', 'x')",
+    "read by a function of the shell": "SELECT readfile('/etc/passwd')",
+    "the tokenizer's address": "SELECT hex(fts3_tokenizer('simple'))",
+    "a virtual table": "CREATE VIRTUAL TABLE t USING fts5(x)",
+    "random numbers": "SELECT name FROM people ORDER BY random() LIMIT 1",
+    "random bytes": "SELECT hex(randomblob(8))",
+    "endless recursion": "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c",
+    "endless recursion that keeps rows": (
+        "WITH RECURSIVE c(x, y) AS (SELECT 1, hex(zeroblob(90000)) UNION SELECT x + 1, y || x FROM c) "
+        "SELECT * FROM c ORDER BY y"
+    ),
+    "a cartesian join": "SELECT count(*) FROM people a, people b, people c, people d",
+    "a sorted cartesian join of long texts": (
+        "SELECT x FROM (SELECT replace(hex(zeroblob(90000)), '0', 'abcd') || a.id AS x "
+        "FROM people a, people b, people c) ORDER BY x"
+    ),
+    "a huge blob": "SELECT zeroblob(1000000000)",
+    "a huge width": "SELECT printf('%1000000000d', 1)",
+    "a huge repetition": "SELECT printf('%.*c', 1500000000, 'x') || 'x'",
+    "a huge join of texts": "SELECT group_concat(hex(zeroblob(200000))) FROM people",
+    "a huge JSON": "SELECT json_group_array(hex(zeroblob(200000))) FROM people",
+    "a quadratic search": "SELECT instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || '1')",
+    "a pattern that backtracks": "SELECT hex(zeroblob(490000)) LIKE '%0_0%0_0%0_0%0_0%0_0%0_0%0_0%0_0%0_0%1_1%'",
+    "deep nesting": "SELECT " + "(" * 4_000 + "1" + ")" * 4_000,
+    "a long sum": "SELECT " + "+".join(["1"] * 4_000),
+    "many unions": " UNION ALL ".join(["SELECT 1"] * 500),
+    "many tables": "SELECT count(*) FROM " + ", ".join(f"people p{i}" for i in range(100)),
+}
+HARMLESS = {"a pattern that backtracks", "a huge width"}  # SQLite answers them at once
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_comes_to_nothing(name, tmp_path):
+    outside = tmp_path / "outside"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = query(ATTACKS[name].replace("OUTSIDE", str(outside)))
+    assert result.fault is None and result.ok == (name in HARMLESS)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of processes that have ended
+    assert used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime < 5
+    assert not outside.exists() and len(result.content) < 9_000
+    assert query("SELECT count(*) FROM people").data["rows"] == [["200"]]
+
+
+@pytest.mark.parametrize("name", ["insert", "drop", "writable schema", "attach a file", "write a copy"])
+def test_a_file_stays_as_it_is(name, file, tmp_path):
+    before, there = file.read_bytes(), sorted(tmp_path.iterdir())
+    file.chmod(0o666)
+    assert not query(ATTACKS[name].replace("OUTSIDE", str(tmp_path / "outside")), Database(file=str(file))).ok
+    assert file.read_bytes() == before and sorted(tmp_path.iterdir()) == there
+
+
+def test_without_bounds_the_attacks_succeed(tmp_path):
+    """Or the tests above would show nothing."""
+    outside = tmp_path / "outside"
+    with sqlite3.connect(":memory:", isolation_level=None) as connection:
+        connection.executescript(SCRIPT)
+        for name in ("insert", "attach a file", "writable schema", "random bytes", "a pragma as a table"):
+            connection.execute(ATTACKS[name].replace("OUTSIDE", str(outside))).fetchall()
+        connection.execute("DETACH other")
+        connection.execute(ATTACKS["write a copy"].replace("OUTSIDE", str(tmp_path / "copy")))
+        assert connection.execute("SELECT count(*) FROM people").fetchone() == (201,) and (tmp_path / "copy").exists()
+    connection.close()
+
+
+def test_a_query_that_is_stopped_is_stopped_at_the_same_place():
+    def rows(last):
+        numbers = f"SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT {last}"
+        return query(f"WITH RECURSIVE c(x) AS ({numbers}) SELECT max(x) FROM c")
+
+    assert rows(100_000).ok and not rows(1_000_000).ok
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "mode", "right"),
+    [
+        ("SELECT count(*) FROM people", "SELECT count(id) FROM people", "rows", True),
+        ("SELECT count(*) FROM people", "SELECT 200", "rows", False),  # a constant
+        ("SELECT name FROM people WHERE id = 7", "SELECT 'p007'", "rows", False),
+        ("SELECT name FROM people WHERE id < 9", "SELECT name FROM people WHERE id < 9 ORDER BY id DESC", "rows", True),
+        ("SELECT name FROM people ORDER BY id", "SELECT name FROM people ORDER BY id DESC", "ordered", False),
+        ("SELECT name FROM people ORDER BY id", "SELECT name FROM people ORDER BY height", "ordered", True),
+        ("SELECT owner FROM pets", "SELECT DISTINCT owner FROM pets", "rows", False),
+        ("SELECT owner FROM pets", "SELECT DISTINCT owner FROM pets", "set", True),
+        ("SELECT name, id FROM people", "SELECT id, name FROM people", "rows", True),  # as in Spider's script
+        ("SELECT name, id FROM people", "SELECT id, name FROM people", "set", False),  # as in BIRD's
+        ("SELECT name FROM people", "SELECT name, id FROM people", "rows", False),
+        ("SELECT name FROM people", "SELECT name FROM people LIMIT 199", "rows", False),
+        ("SELECT sum(height) FROM people", "SELECT sum(height / 7) * 7 FROM people", "rows", True),
+        ("SELECT sum(height) FROM people", "SELECT sum(height) + 0.001 FROM people", "rows", False),
+        ("SELECT count(*) FROM people", "SELECT count(*) * 1.0 FROM people", "rows", True),
+        ("SELECT id FROM people", "SELECT CAST(id AS TEXT) FROM people", "rows", False),
+        ("SELECT NULL FROM people", "SELECT 0 FROM people", "rows", False),
+        ("SELECT count(*) FROM people", "SELECT a.id FROM people a, people b, people c", "rows", False),
+        ("SELECT count(*) FROM people", ATTACKS["endless recursion that keeps rows"], "rows", False),
+        ("SELECT count(*) FROM people", "DELETE FROM people RETURNING 200", "rows", False),
+        ("SELECT count(*) FROM people", "x" * 20_000, "rows", False),
+    ],
+)
+def test_queries_are_compared_by_their_results(gold, answer, mode, right, file):
+    for database in (DATABASE, Database(file=str(file))):
+        assert same_result(database, gold, answer, mode)[0] == right
+
+
+def test_other_databases_are_compared_as_well():
+    other = Database(script=SCRIPT + "DELETE FROM people WHERE id > 150;")
+    assert same_result(DATABASE, "SELECT count(*) FROM people", "SELECT count(*) FROM people", others=[other])[0]
+    assert not same_result(DATABASE, "SELECT count(*) FROM people", "SELECT 200", others=[other])[0]
+
+
+def test_that_no_copy_tells_is_said():
+    assert same_result(DATABASE, "SELECT 1", "SELECT 1") == (True, "no copy")
+
+
+def test_a_gold_query_that_does_not_run_is_a_fault():
+    for gold in ("SELECT nothing FROM people", "SELECT random()"):
+        with pytest.raises(ToolFault):
+            same_result(DATABASE, gold, "SELECT 1")
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_database_that_is_not_there_is_a_fault(tmp_path):
+    (tmp_path / "text.sqlite").write_text("no database")
+    for path in (tmp_path / "nowhere.sqlite", tmp_path / "text.sqlite"):
+        assert run_tool(SchemaTool(Database(file=str(path))), {}).fault
+    assert run_tool(QueryTool(), {"sql": "SELECT 1"}).fault
+    with pytest.raises(ValueError, match="one of the two"):
+        Database()
+
+
+def test_a_process_that_is_killed_from_outside_is_replaced():
+    query("SELECT 1")
+    for process in sql._idle:
+        os.kill(process.pid, signal.SIGKILL)
+    assert query("SELECT 1").ok and len(sql._idle) >= 1
+
+
+def test_a_fork_has_processes_of_its_own(in_fork):
+    query("SELECT 1")
+    mine = {process.pid for process in sql._idle}
+
+    def child(results):
+        results.put(query("SELECT 41 + 1").data["rows"])
+        results.put(bool(mine & {process.pid for process in sql._idle}))
+
+    assert in_fork(child, 2) == [[["42"]], False]
+    assert query("SELECT 1").ok
+
+
+def test_no_process_outlives_this_one():
+    code = (
+        "from agent_r1_tools.sql import Database, QueryTool, _idle\n"
+        "QueryTool(Database(script='')).execute({'sql': 'SELECT 1'})\n"
+        "print(_idle[0].pid, flush=True)\n"
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    pid, deadline = int(done.stdout), time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}/cmdline") and "sql_server" in open(f"/proc/{pid}/cmdline").read():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,242 @@
+"""`schema` and `query`: SQLite databases for a policy to read.
+
+Queries run in processes of their own (`sql_server.py`), which can read and do nothing else, and are bounded in rows,
+characters, time and memory. A database is a script that makes it, or a file, which is opened read-only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_r1_tools.tool import Tool, ToolFault, ToolResult
+
+SERVER = Path(__file__).with_name("sql_server.py")
+MAX_QUERY_CHARS = 10_000
+SHOWN_ROWS = 30
+SHOWN_CELL = 100
+"""Characters of the longest cell that is shown whole."""
+LONG = 600.0
+"""Seconds after which a process hangs. It bounds its own processor time, which may take long on a busy machine."""
+TOO_LONG = f"the query is longer than {MAX_QUERY_CHARS} characters"
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database: the SQL that makes it, in memory, or the path of a file. One of the two."""
+
+    script: str | None = None
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.script is None) == (self.file is None):
+            raise ValueError("a database is a script or a file, one of the two")
+
+    @property
+    def request(self) -> dict[str, str]:
+        return {"script": self.script} if self.script is not None else {"file": str(self.file)}
+
+
+def same_result(
+    database: Database, gold: str, answer: str, mode: str = "rows", others: Sequence[Database] = ()
+) -> tuple[bool, str]:
+    """Whether a query answers as the gold query does, on the database and on every other one; and if not, why.
+
+    Without others it has to do so on a part of the database too, on which the gold query gives another result (the
+    first found of eight that lack some rows of every table): a constant is no answer. "why" is then "", or "no copy"
+    where the gold query gives the same on all of them.
+
+    Args:
+        mode: "ordered": rows in this order; "rows": in any; "set": in any, and each once. Columns may come in any order
+            where there are at most four, but not in "set". Numbers are compared to nine digits.
+
+    Raises:
+        ToolFault: the gold query or a database doesn't work, or the process that runs them.
+    """
+    if len(answer) > MAX_QUERY_CHARS:
+        return False, TOO_LONG
+    reply = ask(["same", database.request, [other.request for other in others], gold, answer, mode])
+    if "error" in reply:
+        if answer != gold:  # whose doing is it?
+            same_result(database, gold, gold, mode, others)
+            return False, reply["error"]
+        raise ToolFault(reply["error"])
+    return reply["same"], reply.get("why", "" if reply.get("copies") else "no copy")
+
+
+class SchemaTool(Tool):
+    """Shows the tables of `database`, or one of them: columns, types, keys."""
+
+    name = "schema"
+    description = "List the tables of the database with their columns, types and keys, or one table."
+    parameters = {
+        "type": "object",
+        "properties": {"table": {"type": "string", "description": "The name of one table; all where it is left out."}},
+        "additionalProperties": False,
+    }
+    timeout = LONG
+    timeout_is_fault = True
+
+    def __init__(self, database: Database | None = None) -> None:
+        self.database = database
+
+    def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        tables = _answer(ask(["schema", _known(self.database).request]))["tables"]
+        wanted = arguments.get("table")
+        names = [table["name"] for table in tables]
+        shown = [table for table in tables if wanted is None or table["name"].lower() == wanted.lower()]
+        if wanted is not None and not shown:
+            return ToolResult(f"There is no table {wanted[:64]!r}. Tables: {', '.join(names) or 'none'}.", ok=False)
+        return ToolResult("\n".join(map(_line, shown)), data={"tables": [table["name"] for table in shown]})
+
+
+class QueryTool(Tool):
+    """Runs a SELECT on `database` and shows the first rows."""
+
+    name = "query"
+    description = f"Run a SELECT in SQLite's dialect and read the result, at most {SHOWN_ROWS} rows of it."
+    parameters = {
+        "type": "object",
+        "properties": {"sql": {"type": "string", "description": "One SELECT statement."}},
+        "required": ["sql"],
+        "additionalProperties": False,
+    }
+    timeout = LONG
+    timeout_is_fault = True
+
+    def __init__(self, database: Database | None = None) -> None:
+        self.database = database
+
+    def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        sql = arguments["sql"]
+        if len(sql) > MAX_QUERY_CHARS:
+            return ToolResult(f"The query was not run: {TOO_LONG}.", ok=False)
+        reply = ask(["query", _known(self.database).request, sql, SHOWN_ROWS, SHOWN_CELL])
+        if "error" in reply:
+            return ToolResult(f"Error: {reply['error']}.", ok=False)
+        rows = [" | ".join(row) for row in (reply["columns"], *reply["rows"])]
+        count = f"{'more than ' * reply['more']}{len(reply['rows'])} row{'s' * (len(reply['rows']) != 1)}"
+        return ToolResult("\n".join([*rows, f"({count})"]), data={"rows": reply["rows"], "more": reply["more"]})
+
+
+def _known(database: Database | None) -> Database:
+    if database is None:
+        raise ToolFault("no database was given to the tool")
+    return database
+
+
+def _answer(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply to a request in which the policy has no part."""
+    if "error" in reply:
+        raise ToolFault(reply["error"])
+    return reply
+
+
+def _line(table: dict[str, Any]) -> str:
+    keys = {column: f" -> {other}.{to}" if to else f" -> {other}" for column, other, to in table["keys"]}
+    columns = [
+        " ".join([name, kind, "PRIMARY KEY" if primary else ""]).strip().replace("  ", " ") + keys.get(name, "")
+        for name, kind, primary in table["columns"]
+    ]
+    return f"{table['name']}({', '.join(columns)})"
+
+
+# --- the processes ----------------------------------------------------------------------------------------------------
+
+_idle: list[subprocess.Popen[bytes]] = []
+_lanes = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+
+def ask(request: list[Any]) -> dict[str, Any]:
+    """Let an idle process answer a request, or a new one: what `sql_server.answer` returns.
+
+    A request that ends its process, by time or memory or a bug of SQLite, has {"error"}; so has one that it was ended
+    from outside twice, which raises ToolFault.
+    """
+    line = json.dumps(request).encode() + b"\n"
+    with _lanes:
+        for _ in range(2):
+            process = _take()
+            reply, ended = _exchange(process, line)
+            if reply is not None:
+                if reply.get("memory"):  # what it has taken it doesn't give back
+                    _end(process)
+                else:
+                    _idle.append(process)
+                return reply
+            if ended not in (-signal.SIGKILL, -signal.SIGTERM):
+                break
+        else:
+            raise ToolFault("the process that runs SQL is killed again and again")
+    too_long = ended == -signal.SIGPROF
+    return {"error": "it takes too long; ask for less" if too_long else f"it ended SQLite (status {ended})"}
+
+
+def _take() -> subprocess.Popen[bytes]:
+    while _idle:
+        process = _idle.pop()
+        if process.poll() is None:
+            return process
+        _end(process)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(SERVER)], bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+    )
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes) -> tuple[dict[str, Any] | None, int]:
+    """The reply, or None and how the process ended."""
+    assert process.stdin is not None and process.stdout is not None
+    reply = bytearray()
+    try:
+        rest = memoryview(line)
+        while rest:
+            rest = rest[os.write(process.stdin.fileno(), rest) :]
+        while not reply.endswith(b"\n"):
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                raise EOFError
+            reply += part
+        return json.loads(reply), 0
+    except (OSError, EOFError):  # it is gone
+        process.wait()
+        return None, _end(process)
+    except BaseException:  # its reply must not be taken for the next one's
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    process.kill()
+    process.communicate()
+    return process.returncode
+
+
+def _end_all() -> None:
+    while _idle:
+        _end(_idle.pop())
+
+
+def _forget() -> None:
+    """In a fork of this process: the processes are its parent's."""
+    global _lanes
+    _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)
+    for process in _idle:
+        if process.stdin is not None and process.stdout is not None:
+            process.stdin.close()  # or the process would not see its parent end
+            process.stdout.close()
+        process.returncode = 0  # not this process's child: nothing to wait for or to warn of
+    _idle.clear()
+
+
+atexit.register(_end_all)
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,293 @@
+"""The program that runs SQL which a model wrote, for `sql.py`: a line of JSON in, one out.
+
+A process of its own, because SQLite can't bound its memory by connection, and some of its functions run long without
+asking whether they may go on. What a query may use: `CPU_SECONDS` and `MEMORY` end the process; before that, `STEPS` of
+SQLite's machine end the query, always at the same place. Started by its path; imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import sqlite3
+import sys
+from collections import Counter
+from typing import Any
+from urllib.parse import quote
+
+CPU_SECONDS = 1.0
+"""Of processor time, for a query: a backstop for what `STEPS` can't see. A gold query may use ten times as much."""
+MEMORY = 256 << 20
+"""Bytes of address space."""
+STEPS = 10_000_000
+"""Instructions of SQLite's machine for a query: some tenths of a second. A gold query may use ten times as many."""
+EVERY = 10_000
+KEPT = 32
+"""Databases that stay open."""
+MUTANTS = 8
+"""Parts of a database that are tried for one on which the gold query gives something else."""
+MAX_ROWS = 100_000
+"""Rows of the largest result that is compared."""
+
+LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,  # bytes of a text, a blob or a row
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
+    sqlite3.SQLITE_LIMIT_COLUMN: 500,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    sqlite3.SQLITE_LIMIT_VDBE_OP: 50_000,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 64,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
+    sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER: 0,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+"""What a query may do, besides calling a function of this list; all else is refused when it is prepared. The list has
+no random numbers, so that a query has one result, and nothing that reaches files or the library itself."""
+FUNCTIONS = frozenset(
+    """abs char coalesce concat concat_ws format glob hex ifnull iif if instr length like likelihood likely unlikely
+    lower ltrim max min nullif octet_length printf quote replace round rtrim sign substr substring trim typeof unhex
+    unicode upper zeroblob avg count group_concat string_agg sum total median percentile date time datetime julianday
+    unixepoch strftime timediff current_date current_time current_timestamp row_number rank dense_rank percent_rank
+    cume_dist ntile lag lead first_value last_value nth_value acos acosh asin asinh atan atan2 atanh ceil ceiling cos
+    cosh degrees exp floor ln log log10 log2 mod pi pow power radians sin sinh sqrt tan tanh trunc json json_array
+    json_array_length json_error_position json_extract json_insert json_object json_patch json_quote json_remove
+    json_replace json_set json_type json_valid json_group_array json_group_object -> ->>""".split()
+)
+
+Rows = list[tuple[Any, ...]]
+_open: dict[str, sqlite3.Connection] = {}
+_chosen: dict[str, int | None] = {}
+_steps_left = 0
+
+
+class Refused(Exception):
+    """A query that gives no result; says why."""
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
+    allowed = action in ACTIONS or (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in FUNCTIONS)
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def _progress() -> bool:
+    global _steps_left
+    _steps_left -= EVERY
+    return _steps_left < 0
+
+
+def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Connection:
+    """The database that {"script": SQL} makes or that stands in {"file": path}, or a part of it; kept open.
+
+    Raises sqlite3.Error where there is none.
+    """
+    key = json.dumps([database, mutant])
+    if key in _open:
+        _open[key] = _open.pop(key)  # the last ones used stay
+        return _open[key]
+    if "script" in database:
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+        connection.executescript(database["script"])
+    else:
+        # Immutable: no lock, no journal, not even a file beside it.
+        connection = sqlite3.connect(f"file:{quote(database['file'])}?mode=ro&immutable=1", uri=True)
+        connection.execute("SELECT COUNT(*) FROM sqlite_master")
+    connection.text_factory = lambda data: data.decode("utf-8", "replace")
+    connection.execute("PRAGMA temp_store=MEMORY")
+    if mutant is not None:
+        _lessen(connection, mutant)
+    for pragma in ("query_only=ON", "trusted_schema=OFF"):
+        connection.execute(f"PRAGMA {pragma}")
+    for limit, value in LIMITS.items():
+        connection.setlimit(limit, value)
+    connection.set_progress_handler(_progress, EVERY)
+    connection.set_authorizer(_authorize)
+    _open[key] = connection
+    while len(_open) > KEPT:
+        _open.pop(next(iter(_open))).close()
+    return connection
+
+
+def _lessen(connection: sqlite3.Connection, mutant: int) -> None:
+    """Hide some rows of every table behind views: a fifth of them, or half where the number is odd. (A query that names
+    `main.` sees them all, and so doesn't give what the gold query gives.)"""
+    found = "SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+    share = 50 if mutant % 2 else 20
+    for (table,) in connection.execute(found).fetchall():
+        name = _name(table)
+        kept = f"(rowid * 37 + {17 * mutant}) * 61 % 101 >= {share}"
+        try:
+            connection.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {kept}")
+            connection.execute(f"SELECT 1 FROM {name} LIMIT 1")
+        except sqlite3.Error:  # a table without rowid stays as it is
+            connection.execute(f"DROP VIEW IF EXISTS temp.{name}")
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def run(connection: sqlite3.Connection, query: str, rows: int, steps: int = STEPS) -> tuple[list[str], Rows, bool]:
+    """Columns, at most so many rows, and whether there are more. Raises Refused, or MemoryError."""
+    global _steps_left
+    _steps_left = steps
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS * steps / STEPS)  # its signal ends this process
+    try:
+        cursor = connection.execute(query)
+        if cursor.description is None:
+            raise Refused("there is no SELECT in it")
+        found = cursor.fetchmany(rows + 1)
+        columns = [column[0] for column in cursor.description]
+        cursor.close()
+    except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+        text = str(error)
+        if text == "out of memory":
+            raise MemoryError from None
+        if text == "interrupted":
+            text = "it takes too long; ask for less"
+        elif "prohibited" in text or "not authorized" in text:
+            text = f"{text}: only SELECT on the tables that schema shows, without PRAGMA or random numbers"
+        raise Refused(text) from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return columns, found[:rows], len(found) > rows
+
+
+def schema(connection: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Tables and views with their columns, keys and number of rows."""
+    connection.set_authorizer(None)
+    try:
+        found = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
+        tables = []
+        for (name,) in connection.execute(found).fetchall():
+            columns = connection.execute(f"PRAGMA table_info({_name(name)})").fetchall()
+            keys = connection.execute(f"PRAGMA foreign_key_list({_name(name)})").fetchall()
+            tables.append(
+                {
+                    "name": name,
+                    "columns": [[column[1], column[2], bool(column[5])] for column in columns],
+                    "keys": [[key[3], key[2], key[4]] for key in keys],
+                }
+            )
+        return tables
+    finally:
+        connection.set_authorizer(_authorize)
+
+
+def plain(value: Any) -> Any:
+    """A cell for comparing: a number to nine digits, so that sums in another order are the same."""
+    return float(f"{value:.9g}") if isinstance(value, float) and value - value == 0 else value
+
+
+def equal(gold: Rows, rows: Rows, mode: str) -> bool:
+    """Whether two results are the same.
+
+    Args:
+        mode: "ordered"; "rows", in any order (as Spider's official script); "set", in any order and each once (BIRD's).
+            With up to four columns the order of columns doesn't matter, but in "set", as in these scripts.
+    """
+    width = len(gold[0]) if gold else 0
+    if any(len(row) != width for row in rows) or (mode != "set" and len(gold) != len(rows)):
+        return False
+    gold, rows = ([tuple(map(plain, row)) for row in one] for one in (gold, rows))
+    orders = itertools.permutations(range(width)) if width <= 4 and mode != "set" else [tuple(range(width))]
+    collect: Any = {"ordered": list, "rows": Counter, "set": set}[mode]
+    wanted = collect(gold)
+    return any(collect(tuple(row[place] for place in order) for row in rows) == wanted for order in orders)
+
+
+def same(database: dict[str, str], others: list[dict[str, str]], gold: str, answer: str, mode: str) -> dict[str, Any]:
+    """Whether a query answers as the gold query does: on the database and on others; without others, on part of it."""
+    places = [connect(one) for one in (database, *others)]
+    first = _gold(places[0], gold)
+    if not others:
+        key = json.dumps([database, gold, mode])
+        if key not in _chosen:
+            _chosen[key] = _choose(database, gold, first, mode)
+        if (chosen := _chosen[key]) is not None:
+            places.append(connect(database, chosen))
+    for place in places:
+        wanted = _gold(place, gold)
+        try:
+            _, rows, more = run(place, answer, MAX_ROWS if mode == "set" else len(wanted))
+        except Refused as refused:
+            return {"same": False, "why": str(refused)}
+        if more or not equal(wanted, rows, mode):
+            return {"same": False, "why": "another result"}
+    return {"same": True, "copies": len(places) - 1}
+
+
+def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int | None:
+    """The copy on which the gold query gives something else, and rather not nothing; None where there is none."""
+    empty = None
+    for mutant in range(MUTANTS):
+        try:
+            result = _gold(connect(database, mutant), gold)
+        except Refused:  # it asks for a rowid, say
+            continue
+        if not equal(first, result, mode):
+            if result:
+                return mutant
+            empty = mutant if empty is None else empty
+    return empty
+
+
+def _gold(connection: sqlite3.Connection, query: str) -> Rows:
+    try:
+        _, rows, more = run(connection, query, MAX_ROWS, 10 * STEPS)
+    except Refused as refused:
+        raise Refused(f"gold: {refused}") from None
+    if more:
+        raise Refused(f"gold: more than {MAX_ROWS} rows")
+    return rows
+
+
+def answer(request: list[Any]) -> dict[str, Any]:
+    """What came of a request: {"columns", "rows", "more"}, {"tables"}, {"same"}, or {"error"}."""
+    kind, *arguments = request
+    try:
+        if kind == "same":
+            return same(*arguments)
+        connection = connect(arguments[0])
+        if kind == "schema":
+            return {"tables": schema(connection)}
+        _, query, most, chars = arguments
+        columns, rows, more = run(connection, query, most)
+        cells = [[shown(cell, chars) for cell in row] for row in (columns, *rows)]
+        return {"columns": cells[0], "rows": cells[1:], "more": more}
+    except (Refused, sqlite3.Error, OSError) as error:
+        return {"error": str(error)[:500]}
+    except MemoryError:
+        return {"error": "it takes too much memory; ask for less", "memory": True}
+
+
+def shown(cell: Any, chars: int) -> str:
+    """A cell as the policy reads it."""
+    text = "NULL" if cell is None else f"x'{cell[:chars].hex()}'" if isinstance(cell, bytes) else str(cell)
+    text = re.sub(r"\s", " ", text[: chars + 1])
+    return text if len(text) <= chars else text[:chars] + "..."
+
+
+def serve() -> None:
+    """Answer requests until the pipe is closed."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, ValueError, OSError):  # not every system has this
+        pass
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    replies = os.fdopen(os.dup(1), "wb")
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        replies.write(json.dumps(answer(request)).encode() + b"\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    serve()
