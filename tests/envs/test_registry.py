@@ -40,7 +40,8 @@ def takes(env_id):
     return {name for parameters in given for name in parameters}
 
 
-READS_DATA = [env_id for env_id in IDS if "data_dir" in takes(env_id)]
+GENERATED = ["AgentR1/ShopWorld-v0"]  # worlds of our own, for which data_dir= names others' files
+READS_DATA = [env_id for env_id in IDS if "data_dir" in takes(env_id) and env_id not in GENERATED]
 
 
 def example(schema):
