@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-import agent_r1
 from agent_r1.tasks.shop_world import ShopWorldEnv
 from agent_r1.tasks.shop_world.catalogue import (
     ATTRIBUTES,
@@ -161,7 +160,7 @@ def test_the_vocabulary_covers_what_is_shown(env):
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_expert_buys_what_fits_in_as_many_turns_as_it_takes(split):
     env = ShopWorldEnv(split=split)
-    for index in range(1_000 if split == "train" else 100):
+    for index in range(1_000 if split == "train" else 60):
         total, turns, info = play(env, index)
         assert total == 1.0 and info["is_success"] and turns == env.task.metadata["optimal_turns"] <= 5
         assert info["metrics"] == {"score": 1, "type": 1, "attribute": 1, "option": 1, "price": 1}
@@ -359,21 +358,3 @@ def test_arguments_are_checked():
         ShopWorldEnv(top_k=0)
     with pytest.raises(TypeError, match="'corpus'; it has world_seed, data_dir, human_goals, top_k, split, nouns"):
         gym.make("AgentR1/ShopWorld-v0", corpus="own")
-
-
-# ---------------------------------------------------------------------- the tiny policy
-
-
-def test_an_episode_is_short_for_the_tiny_policy():
-    env = gym.make("AgentR1/ShopWorld-v0", tokenizer=agent_r1.tiny_policy("AgentR1/ShopWorld-v0")).unwrapped
-    unknown = set()
-    for split_env in (env, gym.make("AgentR1/ShopWorld-v0", tokenizer=env.tokenizer, split="unseen_types").unwrapped):
-        for index in range(30):
-            split_env.reset(options={"task_index": index})
-            for text in split_env.demonstration():
-                span = split_env.tokenizer.encode(text + split_env.dialect.end_of_turn)
-                state, *_ = split_env.step(np.asarray(span, np.int32))
-            assert len(state) <= 250
-            pieces = {split_env.tokenizer.decode([token]) for token in state.tolist()}
-            unknown |= {piece for piece in pieces if len(piece) == 1 and piece.isalpha()}
-    assert not unknown  # every word is a token

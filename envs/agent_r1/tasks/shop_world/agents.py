@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_r1.tasks.shop_world.reward import purchase_score
 
@@ -87,10 +88,10 @@ def _page(env: ShopWorldEnv, query: str, page: int) -> list[Product]:
     return env.shop.search(query)[(page - 1) * env.top_k : page * env.top_k]
 
 
-def _offered(product: Product, values: Any) -> tuple[str, ...]:
-    """Those of the values that the product has."""
+def _offered(product: Product, values: Sequence[str]) -> tuple[str, ...]:
+    """Those of the values that the product has, as it writes them."""
     there = {value for group in product.options.values() for value in group}
-    return tuple(value for value in values if value in there)
+    return tuple(value for value in map(str.lower, values) if value in there)
 
 
 def _fits(env: ShopWorldEnv, product: Product) -> bool:
