@@ -175,7 +175,7 @@ def test_the_ratio_is_twice_the_common_subsequence_over_both_lengths():
     draw = random.Random(0)
     for _ in range(300):
         first, second = ("".join(draw.choices("abcd", k=draw.randint(1, 12))) for _ in range(2))
-        expected = round(100 * 2 * common(first, second) / (len(first) + len(second)))
+        expected = round(100 * (2 * common(first, second) / (len(first) + len(second))))
         assert token_set_ratio(first, second) == expected
 
 

@@ -44,11 +44,12 @@ NUM_FAMILIES = 720  # of six products each: 4,320 in all
 MODELS = 10  # of each brand
 ATTRIBUTES_EACH, VALUES_EACH = 4, 3
 
-WORDING = "I need one {type}: {attributes}, {options}, at most {limit} dollars."
+WORDING = "I need one {type}: {attributes}, {options}, at most {limit} dollars.{remark}"
+REMARK = " I already have a {type}."  # an unseen type, so that a policy with a small vocabulary knows it as a word
 OTHER_WORDINGS = (
-    "Please order a {type} for me. It has to be {attributes}, with {options}, and may cost {limit} dollars.",
-    "My budget is {limit} dollars. Find something {attributes} with {options}, namely a {type}.",
-    "With {options}, {attributes}, for no more than {limit} dollars: which {type} can I get? Buy it.",
+    "Please order a {type} for me. It has to be {attributes}, with {options}, and may cost {limit} dollars.{remark}",
+    "My budget is {limit} dollars. Find something {attributes} with {options}, namely a {type}.{remark}",
+    "With {options}, {attributes}, for no more than {limit} dollars: which {type} can I get? Buy it.{remark}",
 )
 NUM_TASKS = {"train": 1_000_000, "test": 10_000}
 SPLITS = ("train", "validation", "test", "unseen_types", "more_constraints", "other_wording")
@@ -169,12 +170,15 @@ def generate_task(seed: int, split: str, index: int) -> Task:
         limit = 10 * (int(product.price) // 10 + 1 + int(rng.integers(2)))
         if (product.name in UNSEEN_TYPES) != (split == "unseen_types"):
             continue
-        wording = OTHER_WORDINGS[int(rng.integers(len(OTHER_WORDINGS)))] if split == "other_wording" else WORDING
+        wording = pick(rng, OTHER_WORDINGS, 1)[0] if split == "other_wording" else WORDING
+        others = [kind for kind in UNSEEN_TYPES if kind != product.name]
+        remark = REMARK.format(type=pick(rng, others, 1)[0]) if rng.random() < 0.2 else ""
         question = wording.format(
             type=product.name,
             attributes=", ".join(attributes),
             options=", ".join(f"{kind} {value}" for kind, value in options.items()),
             limit=limit,
+            remark=remark,
         )
         goal = Goal(
             product.asin, product.name, product.query, product.category, question, attributes,

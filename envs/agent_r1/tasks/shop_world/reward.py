@@ -152,4 +152,4 @@ def _ratio(first: str, second: str) -> int:
     for character in second:
         here = rest & places.get(character, 0)
         rest = ((rest + here) | (rest - here)) & full
-    return round(100 * 2 * (full ^ rest).bit_count() / (len(first) + len(second)))
+    return round(100 * (2 * (full ^ rest).bit_count() / (len(first) + len(second))))
