@@ -40,9 +40,9 @@ Nouns = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class Score:
-    """What a purchase is worth, and of what it is made: each part from 0 to 1, `option` None where none was asked for.
+    """What a purchase is worth, and of what it is made: each from 0 to 1, `option` None where none was asked for.
 
-    `total` may pass 1 where more options than asked for are chosen and match, as in WebShop.
+    As in WebShop `option`, and so `total`, may pass 1 where more options than asked for are chosen and match.
     """
 
     total: float
