@@ -179,9 +179,9 @@ def test_the_expert_buys_what_fits_in_as_many_turns_as_it_takes(split):
         assert info["metrics"] == {"score": 1, "type": 1, "attribute": 1, "option": 1, "price": 1}
 
 
-@pytest.mark.parametrize("top_k", [1, 20])
-def test_the_expert_turns_pages(top_k):
-    env = ShopWorldEnv(top_k=top_k)
+@pytest.mark.parametrize("page_size", [1, 20])
+def test_the_expert_turns_pages(page_size):
+    env = ShopWorldEnv(page_size=page_size)
     assert all(play(env, index)[2]["is_success"] for index in range(100))
 
 
@@ -367,7 +367,7 @@ def test_whatever_is_written_gets_a_readable_result(env):
 
 
 def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="top_k must be at least 1"):
-        ShopWorldEnv(top_k=0)
-    with pytest.raises(TypeError, match="'corpus'; it has world_seed, data_dir, human_goals, top_k, split, nouns"):
+    with pytest.raises(ValueError, match="page_size must be at least 1"):
+        ShopWorldEnv(page_size=0)
+    with pytest.raises(TypeError, match="'corpus'; it has world_seed, data_dir, human_goals, page_size, split, nouns"):
         gym.make("AgentR1/ShopWorld-v0", corpus="own")

@@ -22,7 +22,7 @@ from itertools import product as combinations
 from pathlib import Path
 
 from agent_r1.task_data.files import read_json
-from agent_r1.task_data.rows import DataFormatError, DataNotFoundError, Row, shown
+from agent_r1.task_data.records import DataFormatError, DataNotFoundError, Row, shown
 from agent_r1_tools.tool import encodable
 
 PRODUCTS = ("items_shuffle.json", "items_shuffle_1000.json")

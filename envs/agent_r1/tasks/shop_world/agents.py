@@ -36,7 +36,7 @@ def expert_plan(env: ShopWorldEnv) -> Plan:
     item = found[place] if found else None
     return Plan(
         metadata["search"],
-        place // env.top_k + 1,
+        place // env.page_size + 1,
         None if item is None else item.asin,
         () if item is None else _offered(item, goal.options),
     )
@@ -85,7 +85,7 @@ FULL_SEARCH, HALF_SEARCH, FIRST_RESULT, CHOOSES = 0.2, 0.3, 0.4, 0.3
 
 
 def _page(env: ShopWorldEnv, query: str, page: int) -> list[Product]:
-    return env.shop.search(query)[(page - 1) * env.top_k : page * env.top_k]
+    return env.shop.search(query)[(page - 1) * env.page_size : page * env.page_size]
 
 
 def _offered(product: Product, values: Sequence[str]) -> tuple[str, ...]:

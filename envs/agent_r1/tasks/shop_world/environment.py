@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class ShopWorldEnv(ToolEnv):
     ## Arguments
     world_seed: picks the family of worlds; a task is a function of (world_seed, split, index).
     split: train, validation, test, or a zero-shot variant: unseen_types, more_constraints, other_wording.
-    top_k: results on a page.
+    page_size: results on a page.
     data_dir: a folder with WebShop's own files; its goals are split in train, validation and test as WebShop's are.
     human_goals: with `data_dir`, the instructions that people wrote; False for the synthetic ones.
     nouns: the nouns of a title, a function, in place of `title_nouns` (WebShop asks spaCy's en_core_web_lg).
@@ -83,18 +84,18 @@ class ShopWorldEnv(ToolEnv):
         world_seed: int = 0,
         data_dir: str | os.PathLike[str] | None = None,
         human_goals: bool = True,
-        top_k: int = 4,
+        page_size: int = 4,
         split: str = "train",
         nouns: Nouns | None = None,
         **kwargs: Any,
     ) -> None:
-        if top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {top_k}")
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {page_size}")
         kwargs.setdefault("max_turns", 10)
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         functions = (self.search, self.open, self.choose, self.buy)
         super().__init__([Tool.from_function(f, timeout=math.inf) for f in functions], split=split, **kwargs)
-        self.world_seed, self.top_k, self.nouns = world_seed, top_k, nouns
+        self.world_seed, self.page_size, self.nouns = world_seed, page_size, nouns
         self._files: Files | None = None if data_dir is None else find_webshop(data_dir, human_goals)
         if self._files is not None and self.split not in DATA_SPLITS:
             raise ValueError(f"split {split!r} is of the generated shop; WebShop's data has {', '.join(DATA_SPLITS)}")
@@ -139,12 +140,12 @@ class ShopWorldEnv(ToolEnv):
         """
         self._leave()
         found = self.shop.search(encodable(query[:MAX_QUERY_CHARS]))
-        pages = -(-len(found) // self.top_k)
+        pages = -(-len(found) // self.page_size)
         if not found:
             return ToolResult("No products found.")
         if not 1 <= page <= pages:
             return ToolResult(f"There is no such page; the results have {pages}.", ok=False)
-        shown = found[(page - 1) * self.top_k : page * self.top_k]
+        shown = found[(page - 1) * self.page_size : page * self.page_size]
         seen: list[str] = self.memory.setdefault("seen", [])
         seen.extend(product.asin for product in shown if product.asin not in seen)
         return ToolResult("\n".join([*map(_row, shown), f"Page {page} of {pages}."]))
@@ -244,6 +245,18 @@ class ShopWorldEnv(ToolEnv):
         if plan.item is not None:
             calls += [("open", {"item": plan.item}), *(("choose", {"value": value}) for value in plan.values)]
         return [self.dialect.tool_call(name, arguments) for name, arguments in [*calls, ("buy", {})]]
+
+    def shortcut_first_result(self, rng: np.random.Generator) -> Iterator[str]:
+        """The question as the query, the first result whatever its price, its options that the question names."""
+        call = self.dialect.tool_call
+        yield call("search", {"query": self.task.question})
+        found = self.shop.search(self.task.question[:MAX_QUERY_CHARS])
+        if found:
+            yield call("open", {"item": found[0].asin})
+            named = re.findall(r"\w+", self.task.question.lower())
+            values = [value for group in found[0].options.values() for value in group if value in named]
+            yield from (call("choose", {"value": value}) for value in values)
+        yield call("buy", {})
 
     @staticmethod
     def vocabulary() -> list[str]:
