@@ -37,6 +37,9 @@ ENVIRONMENTS = {
     "AgentR1/ArithmeticWorld-v0": Entry(
         "agent_r1.tasks.arithmetic_world:ArithmeticWorldEnv", ("reasoning", "tool use"), "full", "3 to 5"
     ),
+    "AgentR1/ShopWorld-v0": Entry(
+        "agent_r1.tasks.shop_world:ShopWorldEnv", ("planning", "tool use", "memory"), "partial", "4 to 5"
+    ),
     "AgentR1/HotpotQA-v0": Entry(
         "agent_r1.tasks.question_answering:HotpotQAEnv", ("reasoning", "tool use"), "partial", "3"
     ),

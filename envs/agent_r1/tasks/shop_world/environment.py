@@ -1,0 +1,279 @@
+"""The environment: four tools, the customer's verdict, and scripted customers' agents of all qualities."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.dialects import Call
+from agent_r1.task_data.webshop import Files, Goal, Product, find_webshop, load_webshop, split_goals
+from agent_r1.tasks.shop_world.agents import expert_plan, fallible_plan, sloppy_plan
+from agent_r1.tasks.shop_world.catalogue import (
+    ATTRIBUTES,
+    NUM_TASKS,
+    OPTIONS,
+    SPLITS,
+    TYPES,
+    Shop,
+    brands,
+    generate_task,
+    generated_shop,
+    loaded_shop,
+    shop_task,
+)
+from agent_r1.tasks.shop_world.reward import Nouns, purchase_score
+from agent_r1.tool_env import End, Task, ToolEnv
+from agent_r1_tools import Tool, ToolResult
+from agent_r1_tools.search.passages import one_line
+from agent_r1_tools.search.search_tool import MAX_QUERY_CHARS
+from agent_r1_tools.tool import encodable
+
+DATA_SPLITS = ("train", "validation", "test")
+MAX_TITLE, MAX_ABOUT = 100, 1_000  # characters that a page shows of a title, and of a description or the bullets
+
+
+class ShopWorldEnv(ToolEnv):
+    """Buy what a customer asks for, in a generated shop of thousands of products.
+
+    ## Description
+    A customer wants a product of a type, with attributes, with values of its options, below a price. The policy
+    searches (BM25), opens a product of the results, chooses options, and buys; that ends the episode.
+
+    ## Rewards
+    At the end WebShop's score of the purchase (`outcome/score`), from 0 to 1, and 0 without a purchase. On the way,
+    unless `process_reward=False`: `process/malformed_call` -0.1, `process/failed_call` -0.05.
+
+    ## Episode end
+    Terminated by `buy` (or by an answer, which is worth nothing); truncated when turns (`max_turns`, 10) or context run
+    out. `info["is_success"]` is score = 1; the metrics are the score and its parts.
+
+    ## Arguments
+    world_seed: picks the family of worlds; a task is a function of (world_seed, split, index).
+    split: train, validation, test, or a zero-shot variant: unseen_types, more_constraints, other_wording.
+    page_size: results on a page.
+    data_dir: a folder with WebShop's own files; its goals are split in train, validation and test as WebShop's are.
+    human_goals: with `data_dir`, the instructions that people wrote; False for the synthetic ones.
+    nouns: the nouns of a title, a function, in place of `title_nouns` (WebShop asks spaCy's en_core_web_lg).
+    And those of `ToolEnv`.
+
+    Raises: DataNotFoundError, DataFormatError (file, row and field are named).
+
+    ## Version history
+    v0: first version.
+    """
+
+    instructions: ClassVar[str] = (
+        "You shop for a customer. Search, open a product of the results, choose its options, then buy it. "
+        "Buying ends the visit; what you bought is judged by how well it fits."
+    )
+    splits: ClassVar[Mapping[str, str]] = {name: name for name in SPLITS}
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
+        **ToolEnv.PROCESS_WEIGHTS,
+        "repeated_call": 0.0,  # the same option of another product, or back to the same results
+    }
+    teachers: ClassVar[tuple[str, ...]] = ("expert", "fallible_75", "fallible_50", "fallible_25")
+
+    def __init__(
+        self,
+        *,
+        world_seed: int = 0,
+        data_dir: str | os.PathLike[str] | None = None,
+        human_goals: bool = True,
+        page_size: int = 4,
+        split: str = "train",
+        nouns: Nouns | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {page_size}")
+        kwargs.setdefault("max_turns", 10)
+        kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
+        functions = (self.search, self.open, self.choose, self.buy)
+        super().__init__([Tool.from_function(f, timeout=math.inf) for f in functions], split=split, **kwargs)
+        self.world_seed, self.page_size, self.nouns = world_seed, page_size, nouns
+        self._files: Files | None = None if data_dir is None else find_webshop(data_dir, human_goals)
+        if self._files is not None and self.split not in DATA_SPLITS:
+            raise ValueError(f"split {split!r} is of the generated shop; WebShop's data has {', '.join(DATA_SPLITS)}")
+        if self._files is not None and not self._goals:
+            raise ValueError(f"split {split!r} has no goal: of fewer than four all are in split 'train'")
+
+    @property
+    def shop(self) -> Shop:
+        """The catalogue, which all environments of a process share."""
+        return generated_shop(self.world_seed) if self._files is None else loaded_shop(self._files)
+
+    @property
+    def _goals(self) -> Sequence[Goal]:
+        assert self._files is not None
+        return split_goals(load_webshop(self._files)[1], self.split)
+
+    @property
+    def goal(self) -> Goal:
+        """What this episode's customer asks for."""
+        return Goal(**self.task.metadata["goal"])
+
+    @property
+    def num_tasks(self) -> int:
+        """A million training tasks, ten thousand in every other split; with `data_dir` the goals there are."""
+        return NUM_TASKS.get(self.split, NUM_TASKS["test"]) if self._files is None else len(self._goals)
+
+    def make_task(self, index: int) -> Task:
+        """Generate task `index`, or take it from the data."""
+        if self._files is None:
+            return generate_task(self.world_seed, self.split, index)
+        goal = self._goals[index]
+        return shop_task(f"{self.split}-{index}", goal, search=goal.name, item=goal.asin)
+
+    # ------------------------------------------------------------------ tools
+
+    def search(self, query: str, page: int = 1) -> ToolResult:
+        """Search the shop.
+
+        Args:
+            query: Words.
+            page: Which page of the results.
+        """
+        self._leave()
+        found = self.shop.search(encodable(query[:MAX_QUERY_CHARS]))
+        pages = -(-len(found) // self.page_size)
+        if not found:
+            return ToolResult("No products found.")
+        if not 1 <= page <= pages:
+            return ToolResult(f"There is no such page; the results have {pages}.", ok=False)
+        shown = found[(page - 1) * self.page_size : page * self.page_size]
+        seen: list[str] = self.memory.setdefault("seen", [])
+        seen.extend(product.asin for product in shown if product.asin not in seen)
+        return ToolResult("\n".join([*map(_row, shown), f"Page {page} of {pages}."]))
+
+    def open(self, item: str) -> ToolResult:
+        """Open a product.
+
+        Args:
+            item: Its id in the results.
+        """
+        self._leave()
+        product = self.shop.by_id.get(item.strip().lower())
+        if product is None or product.asin not in self.memory.get("seen", ()):
+            return ToolResult("No results so far have a product with this id.", ok=False)
+        self.memory["item"] = product.asin
+        about = [product.description, " ".join(product.bullets)]
+        lines = [_row(product), *(_short(text, MAX_ABOUT) for text in about if text)]
+        return ToolResult("\n".join([*lines, *map(_option_line, product.options.items())]))
+
+    def choose(self, value: str) -> ToolResult:
+        """Choose an option of the open product.
+
+        Args:
+            value: One of the values that the product has.
+        """
+        product = self._product
+        if product is None:
+            return ToolResult("Open a product first.", ok=False)
+        wanted = value.strip().lower()
+        kinds = [kind for kind, values in product.options.items() if wanted in values]
+        if not kinds:
+            lines = ["It has no such option.", *map(_option_line, product.options.items())]
+            return ToolResult("\n".join(lines), ok=False)
+        chosen: dict[str, str] = self.memory.setdefault("chosen", {})
+        kind = next((kind for kind in kinds if kind not in chosen), kinds[-1])
+        chosen[kind] = wanted
+        return ToolResult(f"Chosen: {one_line(kind)} {one_line(wanted)}.")
+
+    def buy(self) -> ToolResult:
+        """Buy the open product with the chosen options. This ends the visit."""
+        product = self._product
+        if product is None:
+            return ToolResult("Open a product first.", ok=False)
+        data = {"item": product.asin, "options": dict(self.memory.get("chosen", {}))}
+        return ToolResult(f"Bought {product.asin}.", data=data, done=True)
+
+    @property
+    def _product(self) -> Product | None:
+        return self.shop.by_id[self.memory["item"].lower()] if "item" in self.memory else None
+
+    def _leave(self) -> None:
+        """Options are chosen on a product's page, and lost with it, as in WebShop."""
+        self.memory.pop("item", None)
+        self.memory.pop("chosen", None)
+
+    # ------------------------------------------------------------------ judgements
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """A purchase ends the episode with its score: WebShop's, of which more than 1 counts as 1."""
+        if not result.done:
+            return {}
+        product = self.shop.by_id[result.data["item"].lower()]
+        score = purchase_score(product, self.goal, result.data["options"], self.nouns)
+        total = min(1.0, score.total)
+        option = {} if score.option is None else {"option": score.option}
+        parts = {"type": score.type, "attribute": score.attribute, "price": score.price}
+        return End(total, metrics={"score": total, **parts, **option})
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """An answer buys nothing."""
+        return 0.0, {"score": 0.0}
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """The score of the purchase, as it is: 0 without one, and the format costs process terms only."""
+        return score
+
+    # ------------------------------------------------------------------ demonstrations
+
+    def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
+        """The turns of a scripted agent on the current task as text, one call a turn.
+
+        `teacher` is one of `teachers`: the expert, or one that succeeds in so many percent of the episodes, which needs
+        `rng`. None: the expert, or with `rng` the sloppy agent that the shipped policy was made from.
+        """
+        if teacher not in (None, *self.teachers):
+            raise ValueError(f"no teacher {teacher!r}; there are {', '.join(self.teachers)}")
+        if teacher in (None, "expert") and (rng is None or teacher == "expert"):
+            plan = expert_plan(self)
+        elif rng is None:
+            raise ValueError(f"teacher {teacher!r} needs an rng")
+        elif teacher is None:
+            plan = sloppy_plan(self, rng)
+        else:
+            plan = fallible_plan(self, rng, int(teacher.removeprefix("fallible_")) / 100)
+        page = {"page": plan.page} if plan.page > 1 else {}
+        calls: list[tuple[str, dict[str, Any]]] = [("search", {"query": plan.query} | page)]
+        if plan.item is not None:
+            calls += [("open", {"item": plan.item}), *(("choose", {"value": value}) for value in plan.values)]
+        return [self.dialect.tool_call(name, arguments) for name, arguments in [*calls, ("buy", {})]]
+
+    def shortcut_first_result(self, rng: np.random.Generator) -> Iterator[str]:
+        """The question as the query, the first result whatever its price, its options that the question names."""
+        call = self.dialect.tool_call
+        yield call("search", {"query": self.task.question})
+        found = self.shop.search(self.task.question[:MAX_QUERY_CHARS])
+        if found:
+            yield call("open", {"item": found[0].asin})
+            named = re.findall(r"\w+", self.task.question.lower())
+            values = [value for group in found[0].options.values() for value in group if value in named]
+            yield from (call("choose", {"value": value}) for value in values)
+        yield call("buy", {})
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Every word that the shop is made of, and the digits: what a small tokenizer should keep whole."""
+        values = [value for group in OPTIONS.values() for value in group]
+        return [*brands(), *TYPES, *ATTRIBUTES, *OPTIONS, *values, *"0123456789"]
+
+
+def _row(product: Product) -> str:
+    """A product in a line, price first."""
+    return f"${product.price:.2f} ".replace(".00 ", " ") + f"{product.asin}: {_short(product.name, MAX_TITLE)}"
+
+
+def _option_line(option: tuple[str, tuple[str, ...]]) -> str:
+    return _short(f"{option[0]}: {', '.join(option[1])}", MAX_ABOUT)
+
+
+def _short(text: str, length: int) -> str:
+    line = one_line(text)
+    return line if len(line) <= length else line[:length] + "..."
