@@ -36,7 +36,9 @@ def documented() -> dict[str, str | None]:
 def check_environments(env_ids: list[str]) -> None:
     """Every environment plays with the core alone or says which extra it needs, as documented."""
     import gymnasium as gym
-    import numpy as np
+
+    from agent_r1.probes import expert, play
+    from agent_r1_tools.python import SandboxError
 
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from made_up_data import write_made_up_data
@@ -49,12 +51,12 @@ def check_environments(env_ids: list[str]) -> None:
             extra = needs[env_id.split("/")[1].rpartition("-")[0]]
             try:
                 for env in (gym.make(env_id).unwrapped, gym.make_vec(env_id, num_envs=1).envs[0]):
-                    env.reset(options={"task_index": 0})
-                    right = f"<answer>{env.task.answers[0]}</answer>{env.dialect.end_of_turn}"
-                    info = env.step(np.array(env.tokenizer.encode(right), np.int32))[4]
-                    assert info["is_success"], info
+                    assert play(env, 0, expert).success, env_id
                     env.close()
                 assert extra is None, f"{env_id} plays without [{extra}]; docs/index.md says otherwise"
+            except SandboxError as error:
+                assert env_id == "AgentR1/Terminal-v0", error
+                print(f"{env_id} was not played: {error}")
             except ImportError as error:
                 named = re.search(r"agent-r1\[(\w+)\]", str(error))
                 assert named and named[1] == extra, f"{env_id} needs {error}; docs/index.md says {extra}"
