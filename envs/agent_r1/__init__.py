@@ -40,6 +40,9 @@ ENVIRONMENTS = {
     "AgentR1/ShopWorld-v0": Entry(
         "agent_r1.tasks.shop_world:ShopWorldEnv", ("planning", "tool use", "memory"), "partial", "4 to 5"
     ),
+    "AgentR1/CraftWorld-v0": Entry(
+        "agent_r1.tasks.craft_world:CraftWorldEnv", ("planning", "memory", "tool use"), "partial", "3 to 14"
+    ),
     "AgentR1/HotpotQA-v0": Entry(
         "agent_r1.tasks.question_answering:HotpotQAEnv", ("reasoning", "tool use"), "partial", "3"
     ),

@@ -1,0 +1,373 @@
+"""CraftWorld: crafting by recipes that are new in every task, with nothing to download.
+
+A goal ("Make 2 lamp.") needs other items, which need others, down to what can simply be got. The recipes are drawn from
+the task's seed, so none can be learned by heart: each has to be looked up, every count worked out, and nothing may be
+left over. The role of TextCraft (arXiv 2311.05772), with recipes and rules of our own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.dialects import Call
+from agent_r1.rewards import paper_outcome
+from agent_r1.tool_env import End, Task, ToolEnv
+from agent_r1_tools import Tool, ToolResult
+
+# Words. The unseen ones occur in training as a remark, never as something to get or to craft.
+ITEMS = (
+    "amber anchor anvil arrow awl axe axle banner barrel basin basket bead beam bell bellows belt bench blade "
+    "blanket bolt bone boot bottle bow bowl bracket brass brick bridle bronze broom brush bucket buckle button "
+    "cable cage candle canvas cart cask chain chair chalk charcoal chest chisel clamp clasp clay clock cloth coal "
+    "coin collar compass copper cord cork cotton crank crate crown cup dagger dial door dough drill drum dye engine "
+    "fabric feather fence fiber file flag flask flint flour flute forge frame fuse gear gem glass glaze glove glue "
+    "gold gravel grease hammer handle harness harp hatch helmet hinge hoe honey hook hoop horn hull ink iron ivory "
+    "jar kettle key kiln knife knot lace ladder lamp lantern latch lead leather lens lever lid linen lock log loom "
+    "lumber mallet marble mast mat mesh mill mirror mortar motor nail needle net nickel nut oil oven paddle paint "
+    "panel paper paste pearl peg"
+).split()
+UNSEEN_ITEMS = (
+    "pen pigment pillow pipe pitch plank plate plow plug pole pot powder pulley pump quill quilt rail rake resin "
+    "ribbon ring rivet rod roof rope rudder saddle sail salt sand satin saw scale screw shield silk silver sponge "
+    "spring steel"
+).split()
+
+DEPTHS = {"depth_4": (4,), "depth_5": (5,)}  # the other splits have 1 to 3
+MOST_NEEDED = 9  # pieces of an item that a task needs
+MOST_ITEMS = 14  # of a task: six that are crafted and eight that are got, 2 * 6 + 8 = 20 turns
+MOST_AT_ONCE = 99  # pieces in one call
+
+PHRASING = "Make {count} {goal}."
+OTHER_PHRASINGS = (
+    "Please craft {goal} for me, {count} in number.",
+    "What I want is {count} {goal}.",
+    "Your goal is {goal}: {count}.",
+)
+NUM_TASKS = {"train": 1_000_000, "test": 10_000}
+
+
+@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+def generate_task(seed: int, split: str, index: int, depth: int | None = None) -> Task:
+    """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
+
+    Splits: train and test (depth 1 to 3), and the zero-shot variants depth_4, depth_5, unseen_items, other_phrasings.
+    `depth` puts one depth, from 1 to 5, in the place of those of the split. `metadata`: goal, count, depth, recipes
+    ({crafted item: {ingredient: pieces for one}}, the goal's first), needs ({item: pieces in all}, each after what it
+    is for), optimal_turns (a look-up and a crafting of each crafted item, a getting of each other one).
+    """
+    rng = np.random.default_rng([seed, list(CraftWorldEnv.splits).index(split), index])
+    depths = (depth,) if depth is not None else DEPTHS.get(split, (1, 2, 3))
+    drawn = depths[int(rng.integers(len(depths)))]
+    pool = UNSEEN_ITEMS if split == "unseen_items" else ITEMS
+    names = iter([pool[i] for i in rng.choice(len(pool), MOST_ITEMS, replace=False)])
+    goal, count = next(names), int(rng.integers(1, 4))
+    # In a quarter of the deeper tasks one recipe has a second ingredient that is crafted.
+    forked = int(rng.integers(3, drawn + 1)) if drawn >= 3 and rng.random() < 0.25 else 0
+    recipes: dict[str, dict[str, int]] = {}
+    needs = {goal: count}
+
+    def add(item: str, level: int) -> None:
+        gets = int(rng.integers(2)) + (level == 1)
+        levels = [0] * gets + [1] * (level == forked) + [level - 1] * (level > 1)
+        ingredients = [next(names) for _ in levels]
+        recipes[item] = {i: int(rng.integers(1, min(3, MOST_NEEDED // needs[item]) + 1)) for i in ingredients}
+        needs.update({i: needs[item] * pieces for i, pieces in recipes[item].items()})
+        for ingredient, below in zip(ingredients, levels, strict=True):
+            if below:
+                add(ingredient, below)
+
+    add(goal, drawn)
+    remark = f" You need no {UNSEEN_ITEMS[int(rng.integers(len(UNSEEN_ITEMS)))]}." if rng.random() < 0.2 else ""
+    phrasing = PHRASING
+    if split == "other_phrasings":
+        phrasing = OTHER_PHRASINGS[int(rng.integers(len(OTHER_PHRASINGS)))]
+    return Task(
+        id=f"{split}-{seed}-{index}" + (f"-depth{depth}" if depth is not None else ""),
+        question=phrasing.format(count=count, goal=goal) + remark,
+        answers=[f"{count} {goal}"],
+        metadata={
+            "goal": goal,
+            "count": count,
+            "depth": drawn,
+            "recipes": recipes,
+            "needs": needs,
+            "optimal_turns": len(needs) + len(recipes),
+        },
+    )
+
+
+# ---------------------------------------------------------------------- the rules
+
+
+def act(task: Task, inventory: dict[str, int], name: str, item: str, count: int) -> tuple[str, bool]:
+    """Do what the tool `name` says, with `inventory` changed in place: what the policy reads, and whether it worked."""
+    recipes, needs = task.metadata["recipes"], task.metadata["needs"]
+    item = item.strip().lower() if len(item) < 100 else item[:40] + "..."
+    if item not in needs:
+        return f"Error: there is no {item[:43]!r}.", False
+    if name == "recipe":
+        if item not in recipes:
+            return f"{item} can't be crafted, only got.", True
+        parts = [f"{'craft' if i in recipes else 'get'} {pieces} {i}" for i, pieces in recipes[item].items()]
+        return f"{item}: {', '.join(parts)}.", True
+    if not 1 <= count <= MOST_AT_ONCE:
+        return f"Error: count must be from 1 to {MOST_AT_ONCE}.", False
+    if (item in recipes) != (name == "craft"):
+        can, cannot = ("crafted", "got") if item in recipes else ("got", "crafted")
+        return f"Error: {item} can't be {cannot}, only {can}.", False
+    used = {i: pieces * count for i, pieces in recipes.get(item, {}).items()}
+    for ingredient, pieces in used.items():
+        if inventory.get(ingredient, 0) < pieces:
+            return f"Error: not enough {ingredient}.", False
+    for ingredient, pieces in used.items():
+        inventory[ingredient] -= pieces
+    inventory[item] = inventory.get(item, 0) + count
+    return f"You have {inventory[item]} {item}.", True
+
+
+def waste(task: Task, inventory: Mapping[str, int]) -> int:
+    """Pieces that the goal can't use: as nothing is given back, one of them is too many."""
+    return _missing_and_waste(task, inventory)[1]
+
+
+def progress(task: Task, inventory: Mapping[str, int]) -> float:
+    """The potential: the share of the needed pieces there or used up; 0 once anything is wasted, 1 at the goal.
+
+    It looks at the inventory alone, not at how that came about.
+    """
+    missing, wasted = _missing_and_waste(task, inventory)
+    return 0.0 if wasted else 1.0 - missing / sum(task.metadata["needs"].values())
+
+
+def _missing_and_waste(task: Task, inventory: Mapping[str, int]) -> tuple[int, int]:
+    recipes, missing, wasted = task.metadata["recipes"], 0, 0
+    required = {task.metadata["goal"]: task.metadata["count"]}
+    for item in task.metadata["needs"]:  # what an item is for comes before it
+        lacking = required[item] - inventory.get(item, 0)
+        missing, wasted = missing + max(0, lacking), wasted + max(0, -lacking)
+        required.update({i: pieces * max(0, lacking) for i, pieces in recipes.get(item, {}).items()})
+    return missing, wasted
+
+
+# ---------------------------------------------------------------------- who plays it
+
+Step = tuple[str, str, int]  # a tool's name, an item, a count; ("", "", 0) gives up
+GIVE_UP: Step = ("", "", 0)
+FAULTS = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29}  # in a turn; see `faulty`
+SLOPPY = 0.38  # the same of the sloppy worker, for a warm start
+
+
+def next_step(task: Task, known: set[str], inventory: Mapping[str, int]) -> Step:
+    """What an expert does who has looked up `known`: look up, get and craft from the goal downwards, left to right.
+
+    A look-up has the number of pieces that are needed as its count, which the expert notes down.
+    """
+    recipes = task.metadata["recipes"]
+
+    def supply(item: str, lacking: int) -> Step:
+        if item not in recipes:
+            return "get", item, lacking
+        if item not in known:
+            return "recipe", item, lacking
+        for ingredient, pieces in recipes[item].items():
+            short = pieces * lacking - inventory.get(ingredient, 0)
+            if short > 0:
+                return supply(ingredient, short)
+        return "craft", item, lacking
+
+    goal = task.metadata["goal"]
+    return supply(goal, task.metadata["count"] - inventory.get(goal, 0))
+
+
+def faulty(rng: np.random.Generator, step: Step) -> Step:
+    """A fault in the place of the right step: gives up (3 in 10), else skips a look-up or errs by one in a count."""
+    name, item, count = step
+    if rng.random() < 0.3:
+        return GIVE_UP
+    if name == "recipe":
+        return "craft", item, count
+    return name, item, count - 1 if count > 1 and rng.random() < 0.5 else count + 1
+
+
+def play(task: Task, rng: np.random.Generator | None = None, fault: float = 0.0) -> list[Step]:
+    """The steps of the expert, or, with `rng`, of somebody who makes a `fault` in that share of the turns.
+
+    Nobody notices a fault at once. After a call that failed, a worker gives up (1 in 2) or looks at the inventory, and
+    then goes on with what is missing.
+    """
+    goal, count = task.metadata["goal"], task.metadata["count"]
+    inventory: dict[str, int] = {}
+    believed: dict[str, int] = {}
+    known: set[str] = set()
+    steps: list[Step] = []
+    while inventory.get(goal, 0) < count and len(steps) < CraftWorldEnv.default_turns:
+        planned = step = next_step(task, known, believed)
+        if rng is not None and rng.random() < fault:
+            step = faulty(rng, planned)
+        steps.append(step)
+        if step == GIVE_UP:
+            break
+        worked = act(task, inventory, *step)[1]
+        if step[0] == "recipe":
+            known.add(step[1])
+        elif worked:
+            act(task, believed, *planned)
+        elif rng is None or rng.random() < 0.5:
+            steps.append(GIVE_UP)
+            break
+        else:
+            steps.append(("inventory", "", 0))
+            believed = dict(inventory)
+    return steps
+
+
+class CraftWorldEnv(ToolEnv):
+    """Crafting by recipes that are new in every task.
+
+    ## Description
+    A goal ("Make 2 lamp.") of depth 1 to 5: what is crafted from things that can be got has depth 1, what needs
+    something of depth 1 has depth 2. The best way has 3 to 20 turns of one call each. The episode ends by itself when
+    the goal is crafted; it is a success if nothing is left over. An `<answer>` gives up.
+
+    ## Tools
+    `recipe(item)`, `get(item, count)`, `craft(item, count)`, `inventory()`.
+
+    ## Arguments
+    `world_seed` (default 0) picks the family of worlds; a task is a function of (world_seed, split, index, depth).
+    `split`: train, test (depth 1 to 3), or a zero-shot variant: depth_4, depth_5, unseen_items, other_phrasings.
+    `depth` (1 to 5): tasks of this depth only.
+
+    Rewards and floors: docs/environments/craft_world.md.
+    """
+
+    instructions: ClassVar[str] = (
+        "Make what is asked for, exactly, with nothing left over. Look up recipes; get what can be got and craft the "
+        "rest. The task ends when it is made. <answer>stuck</answer> gives up."
+    )
+    outcome_term: ClassVar[str] = "outcome/made"
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
+        **ToolEnv.PROCESS_WEIGHTS,
+        "progress": 0.5,  # times the difference that a call makes to `progress`
+        "repeated_call": 0.0,  # the same call may be right twice
+    }
+    splits: ClassVar[Mapping[str, str]] = {
+        name: name for name in ("train", "test", "depth_4", "depth_5", "unseen_items", "other_phrasings")
+    }
+    teachers: ClassVar[tuple[str, ...]] = ("expert", *FAULTS)
+    default_turns: ClassVar[int] = 30  # half as many again as the longest best way
+
+    def __init__(self, *, world_seed: int = 0, depth: int | None = None, **kwargs: Any) -> None:
+        kwargs.setdefault("max_turns", self.default_turns)
+        kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
+        tools = (self.recipe, self.get, self.craft, self.inventory)
+        super().__init__([Tool.from_function(tool, timeout=math.inf) for tool in tools], **kwargs)
+        if depth is not None and depth not in DEPTHS.get(self.split, (1, 2, 3, 4, 5)):
+            there = ", ".join(map(str, DEPTHS.get(self.split, (1, 2, 3, 4, 5))))
+            raise ValueError(f"depth must be None or one of {there} in split {self.split!r}, got {depth!r}")
+        self.world_seed = world_seed
+        self.depth = depth
+
+    @property
+    def num_tasks(self) -> int:
+        """A million training tasks, ten thousand in every other split."""
+        return NUM_TASKS.get(self.split, NUM_TASKS["test"])
+
+    def make_task(self, index: int) -> Task:
+        """Generate task `index`; nothing is stored."""
+        return generate_task(self.world_seed, self.split, index, self.depth)
+
+    # ------------------------------------------------------------------ tools
+
+    def recipe(self, item: str) -> ToolResult:
+        """Say what one piece of an item is made of."""
+        return self._act("recipe", item, 0)
+
+    def get(self, item: str, count: int) -> ToolResult:
+        """Get pieces of an item that needs no crafting."""
+        return self._act("get", item, count)
+
+    def craft(self, item: str, count: int) -> ToolResult:
+        """Craft pieces of an item; what they are made of is used up."""
+        return self._act("craft", item, count)
+
+    def inventory(self) -> ToolResult:
+        """Say what you have."""
+        held = [f"{pieces} {item}" for item, pieces in self._held.items() if pieces]
+        return ToolResult(f"You have {', '.join(held) or 'nothing'}.")
+
+    @property
+    def _held(self) -> dict[str, int]:
+        held: dict[str, int] = self.memory.setdefault("inventory", {})
+        return held
+
+    def _act(self, name: str, item: str, count: int) -> ToolResult:
+        if self._made:  # by a call before this one in the same turn
+            return ToolResult("Error: the task is over.", ok=False)
+        text, ok = act(self.task, self._held, name, item, int(count))
+        return ToolResult(text, ok=ok, data=progress(self.task, self._held), done=self._made)
+
+    @property
+    def _made(self) -> bool:
+        return self._held.get(self.task.metadata["goal"], 0) >= self.task.metadata["count"]
+
+    # ------------------------------------------------------------------ what it means
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """What the call changed of `progress`. The end, once the goal is made: 1 if nothing is left over, else 0."""
+        before = self.memory.get("progress", 0.0)
+        after = result.data if isinstance(result.data, float) else before
+        self.memory["progress"] = after
+        amounts = {"progress": after - before} if after != before else {}
+        return End(float(after == 1.0), amounts, self.final_metrics()) if result.done else amounts
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """Whoever answers has not made it."""
+        return 0.0, self.final_metrics()
+
+    def final_metrics(self) -> dict[str, float]:
+        """progress, and waste: pieces that the goal can't use."""
+        return {"progress": progress(self.task, self._held), "waste": float(waste(self.task, self._held))}
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """Equation 6 without the part about answers, since none is asked for."""
+        return paper_outcome(score, answer_ok=True, calls_ok=calls_ok)
+
+    # ------------------------------------------------------------------ demonstrations
+
+    def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
+        """The turns of somebody on the current task as text: those of the expert, which nobody beats with one call a
+        turn; of a fallible `teacher`; with `rng` alone, those of the sloppy worker, for a warm start.
+
+        Raises ValueError for another teacher, and for a fallible one without `rng`.
+        """
+        if teacher not in (None, *self.teachers) or (teacher in FAULTS and rng is None):
+            raise ValueError(f"teacher must be one of {', '.join(self.teachers)} (with rng), got {teacher!r}")
+        if teacher == "expert" or rng is None:
+            steps = play(self.task)
+        else:
+            steps = play(self.task, rng, SLOPPY if teacher is None else FAULTS[teacher])
+        return [self._turn(*step) for step in steps]
+
+    def shortcut_without_counting(self, rng: np.random.Generator) -> list[str]:
+        """The turns of somebody who takes from every recipe the numbers that stand there, and multiplies nothing."""
+        data = self.task.metadata
+        pieces = {i: n for ingredients in data["recipes"].values() for i, n in ingredients.items()}
+        pieces[data["goal"]] = data["count"]
+        return [self._turn(name, item, pieces[item]) for name, item, _ in play(self.task)] + [self._turn(*GIVE_UP)]
+
+    def _turn(self, name: str, item: str, count: int) -> str:
+        if not name:
+            return "<answer>stuck</answer>"
+        arguments: dict[str, Any] = {} if name == "inventory" else {"item": item}
+        note = f"<think>{count} {item}</think>" if name == "recipe" else ""
+        return note + self.dialect.tool_call(name, arguments | ({"count": count} if name in ("get", "craft") else {}))
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Every word that the worlds are made of, and the digits: what a small tokenizer should keep whole."""
+        return ITEMS + UNSEEN_ITEMS + list("0123456789")
