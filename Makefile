@@ -28,7 +28,7 @@ test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each
 	$(BIN)/python -m pytest -m slow
 
 test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gymnasium, in an environment of its own
-	for test in $(ADAPTER_TESTS); do $(ADAPTERS)/bin/python -m pytest $$test || exit; done  # SkyRL changes what TorchRL does
+	for test in $(ADAPTER_TESTS); do $(ADAPTERS)/bin/python -m pytest $$test || exit; done  # in one process the packages disturb each other
 	$(ADAPTERS)/bin/python -m pytest $(GYMNASIUM_TESTS)
 	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
 	$(ADAPTERS)/bin/python -m pytest tests/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
