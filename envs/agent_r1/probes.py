@@ -76,7 +76,7 @@ def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:
 
 
 def teachers(env: Any) -> dict[str, Probe]:
-    """The workers of an environment that make mistakes, by name: those in `teachers`, and the sloppy one."""
+    """The workers of an environment that make mistakes, by name: those in its `teachers`."""
     names = [name for name in getattr(env, "teachers", ()) if name != "expert"]
     return {name: partial(_teacher, name) for name in names}
 

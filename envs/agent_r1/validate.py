@@ -3,7 +3,7 @@
     python -m agent_r1.validate                                  every registered id (those without data are named)
     python -m agent_r1.validate AgentR1/MultihopWorld-v0 --tasks 1000
     python -m agent_r1.validate my_module:Mine/Guess-v0          one of your own
-    python -m agent_r1.validate --data-dir DATA --write docs/validation.md
+    python -m agent_r1.validate --data-dir DATA --write benchmarks/results/validation.md
 
 Each check is a line of `CHECKS`. The status is 1 where one fails.
 """
@@ -40,6 +40,7 @@ from agent_r1_tools import Tool, ToolResult
 
 CONTEXT = 1 << 20  # tokens, for checks that play long
 FARMED_TURNS = 200
+MARK = "QXhereXQ"
 
 
 @dataclass
@@ -86,8 +87,9 @@ def measure(subject: Subject, report: Report) -> None:
         env = subject.make()
         builds.append(1e3 * (time.perf_counter() - start))
     known = {"expert": probes.expert} if has_expert(subject, env) else {}
-    found = known | probes.teachers(env) | probes.shortcuts(env)
+    known |= probes.teachers(env)
     ignorant: dict[str, Probe] = {
+        **probes.shortcuts(env),
         "null": probes.null,
         "random": probes.random,
         "stuffing": probes.stuffing,
@@ -96,7 +98,7 @@ def measure(subject: Subject, report: Report) -> None:
     }
     success: dict[str, float] = {}
     steps, seconds = 0, 0.0
-    for name, probe in {**found, **ignorant}.items():
+    for name, probe in {**known, **ignorant}.items():
         start = time.perf_counter()
         episodes = [play(env, index, probe) for index in subject.tasks(env, subject.num_tasks)]
         seconds += time.perf_counter() - start
@@ -112,7 +114,7 @@ def measure(subject: Subject, report: Report) -> None:
         "build_ms": median(builds),
     }
     count = report.row["played"]
-    if known and success["expert"] < 1:
+    if success.get("expert", 1) < 1:
         report.failed["expert"] = f"the expert succeeds in {success['expert']:.3f} of {count} episodes"
     for name in ignorant:
         if above(success[name], env.floor, count):
@@ -180,28 +182,31 @@ def farming(subject: Subject) -> None:
 def injection(subject: Subject) -> None:
     """Special tokens, roles, calls and answers in a question or a tool's result stay text."""
     env = subject.make(max_context_tokens=CONTEXT)
-    hostile = probes.hostile_text(env)
     first = subject.tasks(env, 1)[0]
-    seen = {}
-    for text in ("harmless", hostile):
-        _put_into_questions(env, text)
-        results = [_put_into_results(tool, text) for tool in env.tools.values()]
-        rng = np.random.default_rng(0)
+    seen: dict[str, Any] = {}
+    calls: list[str] = []
+    for text in ("harmless", probes.hostile_text(env)):
+        _put_into_questions(env, f"{MARK} {text}")
         state, _ = env.reset(seed=0, options={"task_index": first})
+        results = [_put_into_results(tool, f"{MARK} {text}") for tool in env.tools.values()]  # of this episode
         specials = [_specials(env, state)]
-        calls = [probes.random_call(env, rng, name) for name in env.tools]
-        for call in calls[: env.max_turns - 1]:
+        rng = np.random.default_rng(0)
+        calls = calls or [probes.random_call(env, rng, name) for name in env.tools][: env.max_turns - 1]
+        for call in calls:
             state, _, terminated, truncated, info = env.step(probes.span(env, call))
             if terminated or truncated:
                 break
             if len(info["tool_calls"]) > 1:
                 raise Failed(f"text of a result became a call: {info['tool_calls']}")
             specials.append(_specials(env, state))
+        told = [message["content"] for message in env.messages if message["role"] == "tool"]
+        if not all(MARK in text for text in [env.messages[1]["content"], *told]):
+            raise Failed("the text that was put into questions and results doesn't arrive in the conversation")
         seen[text] = (specials, env.episode.over)
         for undo in results:
             undo()
-    (harmless, ended), (injected, ended_too) = seen["harmless"], seen[hostile]
-    if harmless != injected or ended != ended_too:
+    harmless, injected = seen.values()
+    if harmless != injected:
         raise Failed("a question or result with control tokens and calls in it changes what the state is made of")
     env.close()
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from agent_r1.tasks.craft_world import (
-    FAULTS,
     ITEMS,
+    MISTAKES,
     MOST_NEEDED,
     OTHER_PHRASINGS,
     PHRASING,
@@ -226,14 +226,14 @@ def test_workers_succeed_as_often_as_the_page_says(teacher, share):
     successes = 0
     for index, task in enumerate(tasks("train", 1_000)):
         inventory = {}
-        for step in play(task, np.random.default_rng([5, index]), (FAULTS | {"sloppy": SLOPPY})[teacher]):
+        for step in play(task, np.random.default_rng([5, index]), (MISTAKES | {"sloppy": SLOPPY})[teacher]):
             if step[0] not in ("", "inventory"):
                 act(task, inventory, *step)
         successes += progress(task, inventory) == 1.0
     assert abs(successes / 1_000 - share) <= 0.03
 
 
-@pytest.mark.parametrize("teacher", [None, *FAULTS])
+@pytest.mark.parametrize("teacher", [None, *MISTAKES])
 def test_workers_in_the_environment(teacher, say):
     """What they plan is what happens; whoever fails gives up or makes too much; every turn can be read."""
     env, ends = CraftWorldEnv(), set()

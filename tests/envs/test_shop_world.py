@@ -18,7 +18,7 @@ from agent_r1.tasks.shop_world.catalogue import (
     HITS,
     NUM_TASKS,
     OPTIONS,
-    OTHER_WORDINGS,
+    OTHER_PHRASINGS,
     TYPES,
     UNSEEN_TYPES,
     WORDING,
@@ -105,7 +105,7 @@ def test_tasks_are_what_the_split_says(split):
         assert len(goal["options"]) in ({2} if more else {1, 2})
         assert set(goal["attributes"]) <= set(product.attributes) and product.price < goal["price_upper"]
         assert (product.name in UNSEEN_TYPES) == (split == "unseen_types")
-        assert task.question.startswith(WORDING.partition("{")[0]) == (split != "other_wording")
+        assert task.question.startswith(WORDING.partition("{")[0]) == (split != "other_phrasings")
         for word in [product.name, *goal["attributes"], *goal["options"], str(int(goal["price_upper"]))]:
             assert word in task.question
         assert task.metadata["optimal_turns"] == 3 + len(goal["options"])
@@ -128,9 +128,9 @@ def test_unseen_types_are_only_remarked_on():
         assert task.metadata["goal"]["query"] not in task.question.partition(" dollars.")[2].rstrip(".").split()
 
 
-def test_all_other_wordings_occur():
-    questions = [task.question for task in tasks("other_wording")]
-    assert all(any(q.startswith(w.partition("{")[0]) for q in questions) for w in OTHER_WORDINGS)
+def test_all_other_phrasings_occur():
+    questions = [task.question for task in tasks("other_phrasings")]
+    assert all(any(q.startswith(w.partition("{")[0]) for q in questions) for w in OTHER_PHRASINGS)
 
 
 def test_sizes_and_seeds():

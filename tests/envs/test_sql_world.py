@@ -57,10 +57,10 @@ def test_splits_are_what_they_say():
             assert {task.metadata["kind"] for task in tasks} == set(KINDS)
 
 
-def test_every_fault_is_wrong():
+def test_every_mistake_is_wrong():
     env = SQLWorldEnv()
     for index in range(60):
-        for query in generate_task(0, "train", index).metadata["faults"]:
+        for query in generate_task(0, "train", index).metadata["mistakes"]:
             assert not answered(env, query, index)[2]["is_success"], (index, query)
 
 
@@ -86,7 +86,7 @@ def test_teachers_succeed_as_often_as_they_say(teacher):
         schema, answer = env.demonstration(rng, teacher)
         query = answer.removeprefix("<answer>").removesuffix("</answer>")
         right.append(query == env.task.answers[0])
-        assert right[-1] or query in env.task.metadata["faults"]  # which are wrong, as another test shows
+        assert right[-1] or query in env.task.metadata["mistakes"]  # which are wrong, as another test shows
     share = {"expert": 1.0}.get(teacher) or int(teacher.rpartition("_")[2]) / 100
     assert abs(np.mean(right) - share) <= 0.03
 

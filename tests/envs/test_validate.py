@@ -15,7 +15,7 @@ from agent_r1.validate import CHECKS, Failed, Report, Subject, above
 FOUND = {
     "gymnasium": ["Unspeakable"],
     "farming": ["Farmable", "FarmableInPairs"],
-    "injection": ["ListensToTools", "ListensToQuestions"],
+    "injection": ["ListensToTools", "ListensToToolsOfAnEpisode", "ListensToQuestions"],
     "determinism": ["DependsOnHashes", "DependsOnTheClock", "DependsOnGlobalRandomNumbers"],
     "snapshot": ["ForgetsInSnapshots"],
     "global state": ["DrawsGlobalRandomNumbers"],
@@ -24,6 +24,7 @@ FOUND = {
 MEASURED = {
     "expert": "Unsolvable",
     "random": "TakesAnything",
+    "reading": "HasATrick",
     "stuffing": "TakesWhatContainsIt",
     "copying": "TakesTheQuestion",
     "fallible_25": "TeachesTooWell",
@@ -65,6 +66,15 @@ def test_figures_that_should_not_be(name, one):
     report = Report("x")
     validate.measure(subject(one), report)
     assert name in report.failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["MultihopWorld", "CraftWorld", "DeepSearch", "PharmaSim", "SQLWorld", "ShopWorld", "Terminal"]
+)
+def test_the_worlds_pass(name):
+    report = validate.validate(Subject(f"AgentR1/{name}-v0", {}, 20))
+    assert not report.failed and not report.skipped
 
 
 def test_chance_is_not_counted_as_a_trick():

@@ -57,6 +57,16 @@ class ListensToTools(Right):
         return End(1.0) if "<answer>" in result.content else {}
 
 
+class ListensToToolsOfAnEpisode(ListensToTools):
+    def start_episode(self, task):
+        self.tools["read"] = Tool.from_function(self.read)
+
+
+class HasATrick(Right):
+    def shortcut_reading(self, rng):
+        return self.demonstration()
+
+
 class ListensToQuestions(Right):
     @property
     def schemas(self):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,8 +160,8 @@ _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)
 def ask(request: list[Any]) -> dict[str, Any]:
     """Let an idle process answer a request, or a new one: what `sql_server.answer` returns.
 
-    A request that ends its process, by time or memory or a bug of SQLite, has {"error"}; so has one that it was ended
-    from outside twice, which raises ToolFault.
+    A request that ends its process, by time or memory or a bug of SQLite, has {"error"}. Raises ToolFault where the
+    process is killed from outside twice.
     """
     line = json.dumps(request).encode() + b"\n"
     with _lanes:
@@ -182,11 +183,12 @@ def ask(request: list[Any]) -> dict[str, Any]:
 
 
 def _take() -> subprocess.Popen[bytes]:
-    while _idle:
-        process = _idle.pop()
-        if process.poll() is None:
-            return process
-        _end(process)
+    with suppress(IndexError):  # there is no idle one; a test before would be another thread's chance
+        while True:
+            process = _idle.pop()
+            if process.poll() is None:
+                return process
+            _end(process)
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(SERVER)], bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL

@@ -158,7 +158,7 @@ def _missing_and_waste(task: Task, inventory: Mapping[str, int]) -> tuple[int, i
 
 Step = tuple[str, str, int]  # a tool's name, an item, a count; ("", "", 0) gives up
 GIVE_UP: Step = ("", "", 0)
-FAULTS = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29}  # in a turn; see `faulty`
+MISTAKES = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29}  # in a turn; see `faulty`
 SLOPPY = 0.38  # the same of the sloppy worker, for a warm start
 
 
@@ -245,6 +245,7 @@ class CraftWorldEnv(ToolEnv):
     Rewards and floors: docs/environments/craft_world.md.
     """
 
+    floor: ClassVar[float] = 0.15  # one of each piece
     instructions: ClassVar[str] = (
         "Make what is asked for, exactly, with nothing left over. Look up recipes; get what can be got and craft the "
         "rest. The task ends when it is made. <answer>stuck</answer> gives up."
@@ -258,7 +259,7 @@ class CraftWorldEnv(ToolEnv):
     splits: ClassVar[Mapping[str, str]] = {
         name: name for name in ("train", "test", "depth_4", "depth_5", "unseen_items", "other_phrasings")
     }
-    teachers: ClassVar[tuple[str, ...]] = ("expert", *FAULTS)
+    teachers: ClassVar[tuple[str, ...]] = ("expert", *MISTAKES)
     default_turns: ClassVar[int] = 30  # half as many again as the longest best way
 
     def __init__(self, *, world_seed: int = 0, depth: int | None = None, **kwargs: Any) -> None:
@@ -345,12 +346,12 @@ class CraftWorldEnv(ToolEnv):
 
         Raises ValueError for another teacher, and for a fallible one without `rng`.
         """
-        if teacher not in (None, *self.teachers) or (teacher in FAULTS and rng is None):
+        if teacher not in (None, *self.teachers) or (teacher in MISTAKES and rng is None):
             raise ValueError(f"teacher must be one of {', '.join(self.teachers)} (with rng), got {teacher!r}")
         if teacher == "expert" or rng is None:
             steps = play(self.task)
         else:
-            steps = play(self.task, rng, SLOPPY if teacher is None else FAULTS[teacher])
+            steps = play(self.task, rng, SLOPPY if teacher is None else MISTAKES[teacher])
         return [self._turn(*step) for step in steps]
 
     def shortcut_without_counting(self, rng: np.random.Generator) -> list[str]:

@@ -46,7 +46,7 @@ AGGREGATES = {"MAX": "highest", "MIN": "lowest", "SUM": "total", "AVG": "average
 OPPOSITE = {"MAX": "MIN", "MIN": "MAX", "SUM": "AVG", "AVG": "SUM", "DESC": "ASC", "ASC": "DESC", "COUNT": "MAX"}
 
 KINDS = ("count", "value", "which", "list", "area", "group", "most", "over")
-FAULTS = ("condition", "number", "aggregate", "key", "extreme")
+MISTAKES = ("condition", "number", "aggregate", "key", "extreme")
 PHRASINGS = {
     "count": "How many {child}s have {category} {value}?",
     "value": "What is the {aggregate} {number} of the {child}s with {category} {value}?",
@@ -83,7 +83,7 @@ def generate_task(seed: int, split: str, index: int) -> Task:
 
     Splits: train and test (two tables), and the zero-shot variants more_tables (three), unseen_words (of what there are
     tables), other_phrasings. `answers`: the gold query. `metadata`: script (SQL that makes the database), copy (the
-    same with other rows), mode (how results are compared), kind (of the question), faults (queries with one error,
+    same with other rows), mode (how results are compared), kind (of the question), mistakes (queries with one error,
     each of which gives something else), tables, optimal_turns (2: the names of columns are drawn, so one has to look).
     """
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
@@ -111,7 +111,7 @@ def generate_task(seed: int, split: str, index: int) -> Task:
         "owner": _pick(rng, NAMES),
     }
     gold = write_query(kind, words)
-    wrong = [write_query(kind, words, fault) for fault in FAULTS]
+    wrong = [write_query(kind, words, mistake) for mistake in MISTAKES]
     mode = "ordered" if kind == "over" else "rows"
     counted = gold  # of the owner with most, the number too, to see ties
     if kind == "most":
@@ -119,9 +119,9 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     while True:  # a few times at most
         scripts = [_script(rng, words), _script(rng, words)]
         results = [_results(script, [counted, gold, *wrong]) for script in scripts]
-        faults = [query for i, query in enumerate(wrong, 2) if any(result[i] != result[1] for result in results)]
+        mistakes = [query for i, query in enumerate(wrong, 2) if any(result[i] != result[1] for result in results)]
         differ = results[0][1] != results[1][1]  # or a constant would do
-        if faults and differ and all(_telling(kind, result[0]) for result in results):
+        if mistakes and differ and all(_telling(kind, result[0]) for result in results):
             break
     phrasing = (OTHER_PHRASINGS if split == "other_phrasings" else PHRASINGS)[kind]
     said = {"aggregate": AGGREGATES[aggregate], "extreme": {"DESC": "highest", "ASC": "lowest"}[words["extreme"]]}
@@ -134,23 +134,23 @@ def generate_task(seed: int, split: str, index: int) -> Task:
             "copy": scripts[1],
             "mode": mode,
             "kind": kind,
-            "faults": faults,
+            "mistakes": mistakes,
             "tables": [words["p"], words["c"], *([words["r"]] if words["regions"] else [])],
             "optimal_turns": 2,
         },
     )
 
 
-def write_query(kind: str, words: dict[str, Any], fault: str = "") -> str:
-    """The gold query of a kind, or one with a fault: no condition, another number, another aggregate, the wrong key,
-    the opposite order. (Where the fault has no place in it, it is the gold query.)"""
-    w = words | ({"number": words["other"]} if fault == "number" else {})
+def write_query(kind: str, words: dict[str, Any], mistake: str = "") -> str:
+    """The gold query of a kind, or one with a mistake: no condition, another number, another aggregate, the wrong key,
+    the opposite order. (Where the mistake has no place in it, it is the gold query.)"""
+    w = words | ({"number": words["other"]} if mistake == "number" else {})
     c, p = w["c"], w["p"]
-    extreme = OPPOSITE[w["extreme"]] if fault == "extreme" else w["extreme"]
-    order = "ASC" if fault == "extreme" else "DESC"
-    aggregate = OPPOSITE[w["aggregate"]] if fault == "aggregate" else w["aggregate"]
-    joined = f"FROM {c} JOIN {p} ON {c}.{'id' if fault == 'key' else w['key']} = {p}.id"
-    count = f"{p}.{w['p_name']}, {'MAX(' + c + '.id)' if fault == 'aggregate' else 'COUNT(*)'}"
+    extreme = OPPOSITE[w["extreme"]] if mistake == "extreme" else w["extreme"]
+    order = "ASC" if mistake == "extreme" else "DESC"
+    aggregate = OPPOSITE[w["aggregate"]] if mistake == "aggregate" else w["aggregate"]
+    joined = f"FROM {c} JOIN {p} ON {c}.{'id' if mistake == 'key' else w['key']} = {p}.id"
+    count = f"{p}.{w['p_name']}, {'MAX(' + c + '.id)' if mistake == 'aggregate' else 'COUNT(*)'}"
     place = f"{p}.{w['p_place']} = '{w['place']}'"
     if w["regions"]:
         joined += f" JOIN {w['r']} ON {p}.{w['p_place']} = {w['r']}.id"
@@ -162,9 +162,9 @@ def write_query(kind: str, words: dict[str, Any], fault: str = "") -> str:
         "area": place,
         "over": f"{w['number']} > {w['limit']}",
     }
-    where = f" WHERE {conditions[kind]}" if kind in conditions and fault != "condition" else ""
+    where = f" WHERE {conditions[kind]}" if kind in conditions and mistake != "condition" else ""
     return {
-        "count": f"SELECT {'MAX(id)' if fault == 'aggregate' else 'COUNT(*)'} FROM {c}{where}",
+        "count": f"SELECT {'MAX(id)' if mistake == 'aggregate' else 'COUNT(*)'} FROM {c}{where}",
         "value": f"SELECT {aggregate}({w['number']}) FROM {c}{where}",
         "which": f"SELECT {w['c_name']} FROM {c} ORDER BY {w['number']} {extreme} LIMIT 1",
         "list": f"SELECT {c}.{w['c_name']} {joined}{where}",

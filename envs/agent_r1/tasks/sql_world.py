@@ -123,11 +123,11 @@ class SQLWorldEnv(ToolEnv):
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
         if rng is None:
             raise ValueError(f"{teacher} needs an rng")
-        faults = self.task.metadata["faults"]
+        mistakes = self.task.metadata["mistakes"]
         if teacher is not None:
             wrong = rng.random() >= TEACHERS[teacher]
-            return [schema, f"<answer>{faults[int(rng.integers(len(faults)))] if wrong else gold}</answer>"]
-        query = faults[int(rng.integers(len(faults)))]
+            return [schema, f"<answer>{mistakes[int(rng.integers(len(mistakes)))] if wrong else gold}</answer>"]
+        query = mistakes[int(rng.integers(len(mistakes)))]
         looks = [self.dialect.tool_call("query", {"sql": query})] if rng.random() < 0.5 else []
         return [schema, *looks, f"<answer>{query}</answer>"]
 

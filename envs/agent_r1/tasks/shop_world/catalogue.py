@@ -46,13 +46,13 @@ ATTRIBUTES_EACH, VALUES_EACH = 4, 3
 
 WORDING = "I need one {type}: {attributes}, {options}, at most {limit} dollars.{remark}"
 REMARK = " I already have a {type}."  # an unseen type, so that a policy with a small vocabulary knows it as a word
-OTHER_WORDINGS = (
+OTHER_PHRASINGS = (
     "Please order a {type} for me. It has to be {attributes}, with {options}, and may cost {limit} dollars.{remark}",
     "My budget is {limit} dollars. Find something {attributes} with {options}, namely a {type}.{remark}",
     "With {options}, {attributes}, for no more than {limit} dollars: which {type} can I get? Buy it.{remark}",
 )
 NUM_TASKS = {"train": 1_000_000, "test": 10_000}
-SPLITS = ("train", "validation", "test", "unseen_types", "more_constraints", "other_wording")
+SPLITS = ("train", "validation", "test", "unseen_types", "more_constraints", "other_phrasings")
 
 _ONSETS = "b d f g h j k l m n p r s t v z br dr gr kr pl st tr".split()
 
@@ -155,7 +155,7 @@ def generate_task(seed: int, split: str, index: int) -> Task:
 
     Splits: train, validation and test (one or two attributes, values of one or two options, and a limit), and the
     zero-shot variants unseen_types (types that no other split asks for), more_constraints (three attributes, both
-    options), other_wording. `metadata`: goal (the fields of a `Goal`), search (what the expert searches for), item
+    options), other_phrasings. `metadata`: goal (the fields of a `Goal`), search (what the expert searches for), item
     (what it buys), optimal_turns (with one call a turn).
     """
     shop = generated_shop(seed)
@@ -170,7 +170,7 @@ def generate_task(seed: int, split: str, index: int) -> Task:
         limit = 10 * (int(product.price) // 10 + 1 + int(rng.integers(2)))
         if (product.name in UNSEEN_TYPES) != (split == "unseen_types"):
             continue
-        wording = pick(rng, OTHER_WORDINGS, 1)[0] if split == "other_wording" else WORDING
+        wording = pick(rng, OTHER_PHRASINGS, 1)[0] if split == "other_phrasings" else WORDING
         others = [kind for kind in UNSEEN_TYPES if kind != product.name]
         remark = REMARK.format(type=pick(rng, others, 1)[0]) if rng.random() < 0.2 else ""
         question = wording.format(

@@ -54,7 +54,7 @@ class ShopWorldEnv(ToolEnv):
 
     ## Arguments
     world_seed: picks the family of worlds; a task is a function of (world_seed, split, index).
-    split: train, validation, test, or a zero-shot variant: unseen_types, more_constraints, other_wording.
+    split: train, validation, test, or a zero-shot variant: unseen_types, more_constraints, other_phrasings.
     page_size: results on a page.
     data_dir: a folder with WebShop's own files; its goals are split in train, validation and test as WebShop's are.
     human_goals: with `data_dir`, the instructions that people wrote; False for the synthetic ones.
@@ -67,6 +67,7 @@ class ShopWorldEnv(ToolEnv):
     v0: first version.
     """
 
+    floor: ClassVar[float] = 0.72  # the first result, with the options that the question names
     instructions: ClassVar[str] = (
         "You shop for a customer. Search, open a product of the results, choose its options, then buy it. "
         "Buying ends the visit; what you bought is judged by how well it fits."
