@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from machine import record_results, require_quiet_machine
+from machine import from_0, from_1, record_results, require_quiet_machine
 
 import agent_r1  # noqa: F401 - registers the environments
 from agent_r1.wrappers import ChoiceInterface
@@ -74,9 +74,9 @@ def cell(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=32_768, help="turns that PPO plays while it learns")
-    parser.add_argument("--episodes", type=int, default=256, help="held-out tasks of each split")
+    parser.add_argument("--seeds", type=from_0, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=from_1, default=32_768, help="turns that PPO plays while it learns")
+    parser.add_argument("--episodes", type=from_1, default=256, help="held-out tasks of each split")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     require_quiet_machine(args.force)

@@ -30,7 +30,7 @@ from llm_utils import arguments, distributed, run_files, threads
 from llm_utils.compare import bootstrap
 from llm_utils.engine import EngineDied
 from llm_utils.environments import env_kwargs, environment_spec, make_class, plain_errors
-from llm_utils.evaluation_files import REPORT, Episodes, load_args
+from llm_utils.evaluation_files import REPORT, Episodes, fingerprint, load_args
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.logger import run_name
 from llm_utils.make_engine import make_chat_engine, make_engine
@@ -183,8 +183,9 @@ if __name__ == "__main__":
     num_tasks, times = min(args.episodes, envs.envs[0].num_tasks), args.profile or 1
     tasks = {number: number // times for number in range(num_tasks * times)}
     run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
-    episodes, started = Episodes(run_dir, tasks.get), time.time()
-    report: dict[str, Any] = {"model": source, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
+    model = {"model": source, "model_files": fingerprint(source)}
+    episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
+    report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
     run_files.write_json(run_dir / REPORT, report)
     told = {"mode": args.mode, "env_id": args.env_id, "model": source}
     with episodes.keeping(len(tasks)):
@@ -216,7 +217,7 @@ if __name__ == "__main__":
         if args.profile:
             write_pass_rates(run_dir / "pass_rates.json", rows, num_tasks, args)
         counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
-        report = {"model": source, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
+        report = {**model, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
         run_files.write_json(run_dir / REPORT, report | {"finished": True})
     print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {source} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():

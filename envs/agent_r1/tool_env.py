@@ -314,7 +314,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if parsed.calls:
             turn.calls = [self._pending(call) for call in parsed.calls[:MAX_CALLS]]
             turn.skipped_calls = len(parsed.calls) - len(turn.calls)
-            episode.malformed |= any(call.error is not None for call in parsed.calls)
+            turn.skipped_malformed = any(call.error is not None for call in parsed.calls[MAX_CALLS:])
             readable = [c.call for c in turn.calls if c.call.error is None]
             if len(readable) == len(parsed.calls):  # otherwise the raw text is the only faithful record
                 message["content"] = parsed.content

@@ -71,7 +71,10 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
             break
     if turn.fault is not None:
         return _end_by_fault(turn, records)
+    read = turn.calls[: len(records)]  # up to an end: what stands after it doesn't count
+    episode.malformed |= any(pending.call.error is not None for pending in read)
     if turn.skipped_calls and end is None:
+        episode.malformed |= turn.skipped_malformed
         responses.append(("", f"{turn.skipped_calls} more calls were not run: at most {MAX_CALLS} in one turn."))
         _add(amounts, "failed_call", 1)
     answered = bool(turn.answers)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -29,12 +30,22 @@ def load_args(args: ArgsT) -> ArgsT:
         return args
     try:
         report = json.loads((Path(folder) / REPORT).read_text())
+        float(report["seconds"])
         return arguments.resumed(args, {"episodes": report["args"]["episodes"], **report["args"]}, REPORT)
     except FileNotFoundError:
         why = f"there is no {REPORT}; give the folder of an evaluation (runs/...)"
         raise SystemExit(f"--resume {folder}: {why}") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise SystemExit(f"--resume {folder}: {REPORT} is damaged: {error!r}") from None
+
+
+def fingerprint(source: str | None) -> str | None:
+    """Of the files in a model's folder, by their names, sizes and times; None for a name on a hub or behind an API."""
+    folder = Path(source) if source else None
+    if folder is None or not folder.is_dir():
+        return None
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir() if path.is_file()]
+    return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()
 
 
 @dataclass
@@ -50,15 +61,20 @@ class Episode:
 class Episodes:
     """The episodes that were played, by number: all that `task_of` has a task for."""
 
-    def __init__(self, folder: Path, task_of: Callable[[int], int | None]) -> None:
+    def __init__(self, folder: Path, task_of: Callable[[int], int | None], model_files: str | None = None) -> None:
         """Those in the folder's rows, where it goes on. What a fault ended is played again, and so is what was being
-        written when the evaluation was killed; these rows are removed, and so is what is no row."""
+        written when the evaluation was killed; these rows are removed, and so is what is no row.
+
+        SystemExit where the files of the model are not those that played (see `fingerprint`), or rows are of another
+        version."""
         self.path, self.task_of = folder / ROWS, task_of
         self.played: dict[int, Episode] = {}
         self.seconds = 0.0  # that the evaluation has taken before
         self.signal: int | None = None  # that ends it
         if self.path.is_file():
             report = json.loads((folder / REPORT).read_text())
+            if report.get("model_files") != model_files:
+                raise SystemExit(f"--resume {folder}: the model's files have changed since; begin a new evaluation")
             self.seconds = report["seconds"]
             if not report.get("finished", True):  # it was stopped: the report was written when it began, or went on
                 self.seconds += max(0.0, self.path.stat().st_mtime - (folder / REPORT).stat().st_mtime)
@@ -69,12 +85,15 @@ class Episodes:
     def _kept(self, file: IO[bytes]) -> Iterator[bytes]:
         size = damaged = 0
         for line in file:
+            row = None
             try:
                 row = json.loads(line)
                 number, fault = row["episode"], row["fault"]
                 episode = Episode(row["task_index"], dict(row["stats"]), fault, (size, len(line)))
                 whole = line.endswith(b"\n") and type(number) is int and self.task_of(number) == episode.task_index
-            except (ValueError, LookupError, TypeError, RecursionError):
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                if isinstance(row, dict) and "tokens" in row:  # ours
+                    raise SystemExit(f"{self.path}: a row of another version lacks {error}; begin a new one") from None
                 whole, fault = False, None
             if whole and not fault and number not in self.played:
                 self.played[number] = episode

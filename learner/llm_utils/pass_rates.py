@@ -7,6 +7,7 @@ its outcome, where p is its pass rate.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,24 @@ def write_pass_rates(path: Path, rows: Iterable[Any], num_tasks: int, args: Any)
     for row in rows:
         episodes[row.task_index] += 1
         successes[row.task_index] += int(row.stats["success"])
-    told = {name: getattr(args, name) for name in ("env_id", "split", "env_kwargs", "model", "temperature")}
+    told = {name: getattr(args, name) for name in ("env_id", "split", "env_kwargs", "data_dir", "model", "temperature")}
     write_json(path, told | {"successes": successes.tolist(), "episodes": episodes.tolist()})
 
 
-def task_probabilities(path: str, env_id: str, split: str, num_tasks: int) -> np.ndarray:
+def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arguments: Any) -> np.ndarray:
     """The probability of every task to be drawn [num_tasks]; 0 for those that were not played.
 
     Of k successes in n episodes the pass rate is taken to be (k + 1) / (n + 2), so that a task that was never or always
-    solved is still seen at times. SystemExit for a file that isn't of this environment and split.
+    solved is still seen at times. SystemExit for a file that isn't of this environment and split. Where `arguments`
+    (`env_kwargs`, `data_dir`) aren't those that the tasks were played with, which may make other tasks, a line says so.
     """
     flag = f"--sample-by-pass-rate {path}"
     try:
         found = json.loads(Path(path).read_text())
         successes, episodes = (np.array(found[name], int) for name in ("successes", "episodes"))
         played_on = found["env_id"], found["split"]
+        if successes.shape != episodes.shape or not ((successes >= 0) & (successes <= episodes)).all():
+            raise ValueError("successes and episodes contradict each other")
     except FileNotFoundError:
         raise SystemExit(f"{flag}: there is no such file") from None
     except (OSError, ValueError, KeyError, TypeError):
@@ -46,7 +50,19 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int) -> np
     if len(episodes) > num_tasks or not episodes.any():
         played = np.count_nonzero(episodes)
         raise SystemExit(f"{flag} has {played} of {len(episodes)} tasks played; there are {num_tasks}")
+    for name, value in arguments.items():
+        if _read(found.get(name)) != _read(value):
+            said = f"was played with --{name.replace('_', '-')} {found.get(name)}; make sure that its tasks are these"
+            print(f"{flag} {said}", file=sys.stderr)
     rate = (successes + 1) / (episodes + 2)
     weights = np.zeros(num_tasks)
     weights[: len(episodes)] = np.where(episodes > 0, rate * (1 - rate), 0.0)
     return weights / weights.sum()
+
+
+def _read(value: Any) -> Any:
+    """An argument: JSON as what it says, an empty one as none."""
+    try:
+        return json.loads(value) or None
+    except (TypeError, ValueError):
+        return value or None

@@ -285,7 +285,10 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     vocab_size, longest, num_tasks = distributed.broadcast(sizes)
     tasks: int | np.ndarray = num_tasks
     if args.sample_by_pass_rate is not None:
-        tasks = task_probabilities(args.sample_by_pass_rate, args.env_id, args.split, num_tasks)
+        tasks = task_probabilities(
+            args.sample_by_pass_rate, args.env_id, args.split, num_tasks,
+            env_kwargs=args.env_kwargs, data_dir=args.data_dir,
+        )  # fmt: skip
     config, with_reference = read_config(source), args.kl_coef > 0
     check_context(config, longest)
     if args.engine == "transformers":

@@ -122,6 +122,16 @@ def test_calls_after_the_end_are_not_counted(say):
     assert info["is_success"] and [call["ok"] for call in info["tool_calls"]] == [True] * 3
 
 
+def test_a_malformed_call_after_the_end_is_no_wrong_format(say):
+    env = begin(Nim, process_reward=False)
+    torn = env.dialect.broken_call("take", '{"count":')
+    _, reward, terminated, _, info = say(env, take(env, 3, 2, 3) + "\n" + torn)
+    assert terminated and info["reward_terms"] == {"outcome/won": 1.0} and reward == 1.0
+    env.reset(seed=0)
+    _, _, _, _, info = say(env, torn + "\n" + take(env, 3, 2, 3))  # before it, it is
+    assert info["reward_terms"] == {"outcome/format": -0.5}
+
+
 def test_a_game_that_is_branched_ends_in_each_branch(say):
     env = begin(Nim)
     say(env, take(env, 3, 2))

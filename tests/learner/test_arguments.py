@@ -46,6 +46,7 @@ BOUNDS = [
     (["evaluate_llm"], ["--episodes", -5], "--episodes is at least 1"),
     (["evaluate_llm"], ["--top-p", 2], "--top-p is above 0 and at most 1"),
 ]
+WITHOUT_CRITIC = [name for name in PLAY if name != "ppo_llm"]
 REWARD = ["--kl-coef", 0.1, "--kl-in", "reward"]
 DEAD = [
     ((*PLAY, "sft_llm"), ["--wandb-project-name", "mine"], "--wandb-project-name does nothing without --track"),
@@ -55,7 +56,7 @@ DEAD = [
     (PLAY, ["--kl-estimator", "k1"], "--kl-estimator does nothing without --kl-coef above 0 and --kl-in loss"),
     (PLAY, [*REWARD, "--kl-estimator", "k1"], "--kl-estimator does nothing without .*--kl-in loss"),
     (PLAY, ["--old-logprobs", "sampler", "--importance-cap", 3], "--importance-cap does nothing with --old-logprobs s"),
-    (PLAY[1:], ["--constant-length", 99], "--constant-length does nothing without --loss-aggregation constant"),
+    (WITHOUT_CRITIC, ["--constant-length", 99], "--constant-length does nothing without --loss-aggregation constant"),
     (["reinforce_pp_llm"], ["--group-size", 4], "--group-size does nothing without --baseline"),
     (["ppo_llm"], ["--gamma-turn", 0.5], "--gamma-turn does nothing without --advantage bilevel"),
     (["sft_llm"], ["--model", "tiny", "--hidden-size", 64], "--hidden-size does nothing without --model scratch"),

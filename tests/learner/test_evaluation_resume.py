@@ -60,6 +60,33 @@ def evaluate(learn, policy_folder):
     return lambda name, *words: learn("evaluate_llm", "--model", policy_folder, *FLAGS, "--exp-name", name, *words)
 
 
+def test_an_evaluation_goes_on_with_the_model_that_began_it(evaluate, learn, policy_folder, tmp_path, capsys):
+    folder = evaluate("other").absolute()
+    found = report(folder)
+    begun = {"model": found["model"], "model_files": found["model_files"], "finished": False, "seconds": 1.0}
+    (folder / "evaluation.json").write_text(json.dumps(begun | {"args": found["args"]}))
+    kept = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)[:3]
+    (folder / "trajectories.jsonl").write_bytes(b"".join(kept))
+    weights = policy_folder / "model.safetensors"
+    before = weights.stat()
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+    try:
+        with pytest.raises(SystemExit, match="the model's files have changed since"):
+            learn("evaluate_llm", "--resume", folder)
+    finally:
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    row = json.loads(kept[0])
+    del row["stats"]
+    (folder / "trajectories.jsonl").write_bytes(b"".join([json.dumps(row).encode() + b"\n", *kept]))
+    with pytest.raises(SystemExit, match="a row of another version lacks 'stats'"):
+        learn("evaluate_llm", "--resume", folder)
+    assert len(rows(folder)) == 4  # nothing was removed
+    del begun["seconds"]
+    (folder / "evaluation.json").write_text(json.dumps(begun | {"args": found["args"]}))
+    with pytest.raises(SystemExit, match="is damaged: KeyError\\('seconds'\\)"):
+        learn("evaluate_llm", "--resume", folder)
+
+
 @pytest.mark.parametrize("words", [[], ["--temperature", 1, "--profile", 2, "--episodes", 4]])
 def test_an_evaluation_that_was_stopped_goes_on_to_the_same_figures(evaluate, learn, monkeypatch, capsys, words):
     """Greedy and sampled, after SIGTERM, with a last row that is cut short; and once more, which plays nothing."""

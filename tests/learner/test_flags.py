@@ -104,7 +104,7 @@ def test_every_name_in_the_tables_is_a_flag():
     ],
 )
 def test_what_isnt_there_ends_with_one_line(learn, monkeypatch, script, words, message):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SystemExit, match=message) as ended:
         learn(script, "--num-threads", 1, "--no-cuda", *words)
     assert "\n" not in str(ended.value)

@@ -38,7 +38,10 @@ def test_tasks_are_drawn_in_proportion_to_the_variance_of_their_outcome(tmp_path
         ('{"successes": "x"}', "no file of evaluate_llm.py --profile"),
         ({"env_id": "F-v0"}, "is of F-v0, split train; this run is of E-v0, split train"),
         ({"split": "test"}, "is of E-v0, split test"),
-        ({"episodes": [0, 0]}, "0 of 2 tasks played; there are 2"),
+        ({"successes": [5, 1]}, "no file of evaluate_llm.py --profile"),
+        ({"successes": [0, 0], "episodes": [-1, 4]}, "no file of evaluate_llm.py --profile"),
+        ({"successes": [1]}, "no file of evaluate_llm.py --profile"),
+        ({"episodes": [0, 0], "successes": [0, 0]}, "0 of 2 tasks played; there are 2"),
         ({"episodes": [1, 1, 1], "successes": [0, 0, 0]}, "3 of 3 tasks played; there are 2"),
     ],
 )
@@ -50,6 +53,16 @@ def test_files_that_do_not_fit_are_refused(tmp_path, text, message):
         path.write_text(text)
     with pytest.raises(SystemExit, match=message):
         task_probabilities(str(path), "E-v0", "train", 2)
+
+
+def test_tasks_that_may_be_others_are_said(tmp_path, capsys):
+    path = tmp_path / "rates.json"
+    rates = {"env_id": "E-v0", "split": "train", "successes": [1], "episodes": [2], "data_dir": None}
+    path.write_text(json.dumps(rates | {"env_kwargs": '{"world_seed": 7}'}))
+    task_probabilities(str(path), "E-v0", "train", 2, env_kwargs="{}", data_dir=None)
+    assert "--env-kwargs {\"world_seed\": 7}; make sure" in capsys.readouterr().err
+    task_probabilities(str(path), "E-v0", "train", 2, env_kwargs='{"world_seed":7}', data_dir=None)
+    assert not capsys.readouterr().err
 
 
 def test_what_an_evaluation_writes_a_learner_reads(learn, tmp_path, monkeypatch):

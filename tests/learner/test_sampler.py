@@ -33,6 +33,24 @@ class Wait(Tool):
         return ToolResult(f"waited for {arguments['episode']}")
 
 
+class Dice(ToolEnv):
+    """Two tasks, each with a throw of a die in it."""
+
+    instructions, num_tasks = "Throw.", 2
+
+    def make_task(self, index):
+        return Task(f"t{index}", f"Throw number {index}.", ["none"])
+
+    def user_turn(self, text):
+        return f"It shows {self.np_random.integers(6)}."
+
+    def judge_answer(self, answer):
+        return 0.0, {}
+
+    def final_metrics(self):
+        return {"shown": float(self.np_random.integers(6))}
+
+
 class Waiting(ToolEnv):
     """Any number of waits, then an answer."""
 
@@ -257,3 +275,19 @@ def test_new_weights_are_sampled_from_at_once(policy, make_envs, vocab_size):
             logprobs, _ = policy_forward(policy, row.segments(), vocab_size, 1.0)
         close = np.isclose(logprobs.numpy(), row.logprobs[mask], atol=1e-4)
         assert close[versions == version].all() and close[versions != version].mean() < 0.3
+
+
+def test_episodes_of_a_task_have_dice_of_their_own(policy, vocab_size):
+    """The environment's randomness is a function of seed and episode, or a run would learn one throw by heart."""
+
+    def shown(seed, first=0):
+        envs = ToolVectorEnv(Dice, num_envs=6, max_turns=1, max_action_tokens=4)
+        engine = TransformersEngine(policy, 6, vocab_size)
+        rows = rollout.rollout(envs, engine, [(first + i, i % 2) for i in range(24)], seed)
+        envs.close()
+        assert [row.task_index for row in rows] == [0, 1] * 12
+        return [row.stats["shown"] for row in rows]
+
+    one = shown(1)
+    assert len(set(one[::2])) > 2 < len(set(one[1::2]))
+    assert one == shown(1) and one != shown(2) and one != shown(1, first=24)
