@@ -253,6 +253,7 @@ def test_two_processes_train_as_one_and_resume_what_one_began(torchrun, monkeypa
     assert_same_run(one_lora, newest("two_lora"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_with_which_one_process_goes_on(torchrun, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     options = [*SMALL, "--total-episodes", "48", "--checkpoint-every", "0", "--critic-warmup", "0"]

@@ -23,7 +23,7 @@ def rows(run_dir):
     return [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("script", ["ppo_llm", "grpo_llm"])
+@pytest.mark.parametrize("script", [pytest.param("ppo_llm", marks=pytest.mark.slow), "grpo_llm"])
 def test_killed_twice_and_resumed_the_weights_are_the_same_to_the_bit(learn, tmp_path, script):
     """benchmarks/kill_resume.py does it with more moments."""
     folder, moments = tmp_path / "killed", random.Random()  # other moments in every run of the tests
