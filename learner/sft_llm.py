@@ -204,8 +204,10 @@ if __name__ == "__main__":
     if args.model == "scratch":
         source = str(run_dir / "scratch")
         if not args.resume:
-            words = maker.make_env().vocabulary()
-            some = maker.make(0, args.tokenizer_demonstrations, 0.5, args.rag_share, args.num_workers)
+            env = maker.make_env()
+            words = env.vocabulary() if hasattr(env, "vocabulary") else []
+            count = min(args.tokenizer_demonstrations, env.num_tasks)
+            some = maker.make(0, count, 0.5, args.rag_share, args.num_workers)
             new_tokenizer = make_tokenizer(words, some)
             model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
             checkpoint.save_policy(model, Path(source), model.state_dict())

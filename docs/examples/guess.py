@@ -15,6 +15,7 @@ class GuessTheNumber(ToolEnv):
 
     instructions = "Find the number. Compare it with guesses, then answer as <answer>number</answer>."
     PROCESS_WEIGHTS = {**ToolEnv.PROCESS_WEIGHTS, "out_of_range": -0.1}
+    floor = 0.05  # a blind guess; python -m agent_r1.validate
 
     def __init__(self, **kwargs):
         super().__init__([Tool.from_function(self.compare, timeout=math.inf)], **kwargs)

@@ -182,7 +182,9 @@ def _word(env: ToolEnv, rng: np.random.Generator) -> str:
 
 
 def repeated(calls: list[str]) -> Probe:
-    """These turns in turn, for ever."""
+    """These turns in turn, for ever. Raises ValueError where there are none."""
+    if not calls:
+        raise ValueError("there is no turn to repeat")
 
     def probe(env: Any, rng: np.random.Generator) -> Iterator[str]:
         while True:

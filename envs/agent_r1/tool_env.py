@@ -170,7 +170,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def make_task(self, index: int) -> Task:
         """Task number `index` of the split."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no make_task: which task has a number")
 
     def start_episode(self, task: Task) -> None:
         """Hand the tools what they need for this task (a corpus, say). Also called before a snapshot continues."""
@@ -189,7 +189,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         which is tried again and never paid. That holds for all judges; what they noted in `memory` is taken back. What
         an answer can bring about (it names no file, it is no number) is no fault: a judge catches that and pays 0.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no judge_answer: what an answer is worth")
 
     def user_turn(self, text: str) -> str | End | None:
         """What the task's user says to a turn with neither a call nor an answer in it, whose visible text is `text`.
@@ -221,7 +221,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
         There is at least one and at most `choices` says. They should come from what the policy has read.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no candidates: the turns to choose among")
 
     # ------------------------------------------------------------------ gymnasium
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.dialects import Call
@@ -145,6 +146,8 @@ def _judge_call(env: ToolEnv, call: Call, result: ToolResult, amounts: dict[str,
 
 
 def _add_judged(env: ToolEnv, judged: Mapping[str, float], amounts: dict[str, float]) -> None:
+    if not isinstance(judged, Mapping):
+        raise TypeError(f"a judge of {type(env).__name__} returned {judged!r}; it gives a dict of amounts, or {{}}")
     for name, amount in judged.items():
         if name not in env.PROCESS_WEIGHTS:
             raise ValueError(
@@ -168,6 +171,9 @@ def _outcome(env: ToolEnv, turn: OpenTurn, end: End | None, terms: dict[str, flo
     if turn.judged is None:
         turn.judged = env.judge_answer(answer) if answer else (0.0, env.final_metrics())
     score, metrics = turn.judged
+    if not 0 <= score <= 1 or not all(isinstance(value, (int, float, NoneType)) for value in metrics.values()):
+        name = type(env).__name__
+        raise ValueError(f"{name} judges with {score!r} and {metrics!r}; a score is from 0 to 1, metrics are numbers")
     calls_ok = not env.episode.malformed
     unfinished = not answers and end is None
     if unfinished and env.unfinished_reward is not None:

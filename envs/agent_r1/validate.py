@@ -118,7 +118,7 @@ def measure(subject: Subject, report: Report) -> None:
         report.failed["expert"] = f"the expert succeeds in {success['expert']:.3f} of {count} episodes"
     for name in ignorant:
         if above(success[name], env.floor, count):
-            report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes, floor {env.floor}"
+            report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes; `floor` is {env.floor}"
     for name in probes.teachers(env):
         meant = name.rsplit("_", 1)[-1]
         if meant.isdecimal() and abs(success[name] - int(meant) / 100) > 0.03 + 2 * (0.25 / count) ** 0.5:
@@ -171,7 +171,7 @@ def farming(subject: Subject) -> None:
         env.reset(seed=0, options={"task_index": index})
         rng = np.random.default_rng(index)
         calls += [probes.random_call(env, rng, name) for name in list(env.tools)[:4]]
-        for cycle in [*([call] for call in calls), calls[:2], calls, [probes.NOTHING]]:
+        for cycle in filter(None, [*([call] for call in calls), calls[:2], calls, [probes.NOTHING]]):
             episode = play(env, index, probes.repeated(cycle), max_turns=FARMED_TURNS)
             if episode.process > most + 1e-6:
                 earned = f"{FARMED_TURNS} turns of {cycle} earn {episode.process:.3f}"
@@ -364,12 +364,16 @@ def validate(subject: Subject) -> Report:
     try:
         subject.make().close()
     except (DataNotFoundError, ImportError) as error:
-        report.skipped = str(error).splitlines()[0]
+        report.skipped = str(error)
         return report
-    except (TypeError, ValueError) as error:
-        report.failed["build"] = str(error)
+    except Exception as error:
+        report.failed["build"] = f"{type(error).__name__}: {error}"
+        if isinstance(error, AttributeError):
+            report.failed["build"] += "; does its __init__ call super().__init__(tools, **kwargs)?"
         return report
     for name, check in {"figures": lambda one: measure(one, report), **CHECKS}.items():
+        if sys.stderr.isatty():
+            print(f"\r{subject.env_id}: {name} ...\033[K", end="\r", file=sys.stderr, flush=True)
         try:
             check(subject)
         except Exception as error:
@@ -388,7 +392,8 @@ def table(reports: Sequence[Report]) -> str:
     for report in reports:
         name = report.env_id.removeprefix("AgentR1/")
         if not report.row:
-            reason = f"not checked: {report.skipped}" if report.skipped else f"failed: {', '.join(report.failed)}"
+            skipped = f"not checked: {report.skipped.partition(chr(10))[0]}"
+            reason = skipped if report.skipped else f"failed: {', '.join(report.failed)}"
             lines.append("| " + " | ".join([name, *[""] * (len(head) - 2), reason]) + " |")
             continue
         row, success = report.row, report.row["success"]

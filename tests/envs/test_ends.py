@@ -122,6 +122,24 @@ def test_calls_after_the_end_are_not_counted(say):
     assert info["is_success"] and [call["ok"] for call in info["tool_calls"]] == [True] * 3
 
 
+@pytest.mark.parametrize(
+    ("judged", "message"),
+    [((2.0, {}), "score is from 0 to 1"), ((1.0, {"em": "x"}), "metrics are numbers"), ((math.nan, {}), "a score")],
+)
+def test_a_judge_that_breaks_its_contract_is_told(say, monkeypatch, judged, message):
+    env = begin(Nim)
+    monkeypatch.setattr(env, "judge_answer", lambda answer: judged)
+    with pytest.raises(ValueError, match=message):
+        say(env, "<answer>x</answer>")
+
+
+def test_a_judge_that_returns_nothing_is_told(say, monkeypatch):
+    env = begin(Nim)
+    monkeypatch.setattr(env, "judge_result", lambda call, result: None)
+    with pytest.raises(TypeError, match="a judge of Nim returned None"):
+        say(env, take(env, 1))
+
+
 def test_a_malformed_call_after_the_end_is_no_wrong_format(say):
     env = begin(Nim, process_reward=False)
     torn = env.dialect.broken_call("take", '{"count":')

@@ -77,6 +77,16 @@ def test_the_worlds_pass(name):
     assert not report.failed and not report.skipped
 
 
+def test_one_without_tools_is_validated():
+    report = validate.validate(subject("WithoutTools", 5))
+    assert not report.failed and report.row["success"]["expert"] == 1.0
+
+
+def test_a_mistake_in_a_constructor_is_a_line():
+    report = validate.validate(subject("WithoutSuper", 5))
+    assert "does its __init__ call super().__init__(tools, **kwargs)?" in report.failed["build"]
+
+
 def test_chance_is_not_counted_as_a_trick():
     assert above(0.2, 0.0, 100) and not above(0.0, 0.0, 100) and not above(0.12, 0.1, 100) and above(0.3, 0.1, 100)
 

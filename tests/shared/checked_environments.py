@@ -62,6 +62,23 @@ class ListensToToolsOfAnEpisode(ListensToTools):
         self.tools["read"] = Tool.from_function(self.read)
 
 
+class WithoutTools(Right):
+    """Only asks."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.tools.clear()
+        self._schemas = []
+
+    def demonstration(self, rng=None, teacher=None):
+        return [f"<answer>{self.task.answers[0]}</answer>"]
+
+
+class WithoutSuper(Right):
+    def __init__(self, **kwargs):
+        pass
+
+
 class HasATrick(Right):
     def shortcut_reading(self, rng):
         return self.demonstration()
