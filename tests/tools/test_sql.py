@@ -225,6 +225,42 @@ def test_a_process_that_is_killed_from_outside_is_replaced():
     assert query("SELECT 1").ok and len(sql._idle) >= 1
 
 
+def address_space(process):
+    return int(open(f"/proc/{process.pid}/statm").read().split()[0]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux")
+def test_memory_that_others_have_taken_makes_no_query_wrong():
+    wide = "SELECT count(DISTINCT a.id || '-' || hex(zeroblob(200 + b.id))) FROM people a, people b"  # some tens of MB
+    query("SELECT 1")
+
+    def fill():
+        assert sql._idle
+        for process in sql._idle:
+            most = address_space(process) + (1 << 20)
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (most, most))
+
+    fill()
+    assert query(wide).data["rows"] == [["40000"]]
+    fill()
+    assert same_result(DATABASE, wide, wide.replace("200 + b.id", "b.id + 200")) == (True, "")
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux")
+def test_a_process_keeps_no_statements():
+    def unions(number):  # short, and half a megabyte when it is prepared
+        names = [f"a AS (SELECT id + {number} x FROM people)"]
+        names += [f"{b} AS (SELECT x FROM {a} UNION ALL SELECT x FROM {a})" for a, b in zip("abcdefghijk", "bcdefghijkl")]
+        return f"WITH {', '.join(names)} SELECT x FROM l LIMIT 1"
+
+    while sql._idle:
+        sql._end(sql._idle.pop())
+    assert query(unions(0)).ok
+    before = address_space(sql._idle[0])
+    assert all(query(unions(number)).ok for number in range(1, 9))
+    assert address_space(sql._idle[0]) - before < 2 << 20
+
+
 def test_a_fork_has_processes_of_its_own(in_fork):
     query("SELECT 1")
     mine = {process.pid for process in sql._idle}

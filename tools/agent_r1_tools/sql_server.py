@@ -81,7 +81,8 @@ def _progress() -> bool:
 
 
 def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Connection:
-    """The database that {"script": SQL} makes or that stands in {"file": path}, or a part of it; kept open.
+    """The database that {"script": SQL} makes or that stands in {"file": path}, or a part of it; kept open, but without
+    its statements: they take memory, up to megabytes each, which the next request would lack.
 
     Raises sqlite3.Error where there is none.
     """
@@ -90,11 +91,12 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
         _open[key] = _open.pop(key)  # the last ones used stay
         return _open[key]
     if "script" in database:
-        connection = sqlite3.connect(":memory:", isolation_level=None)
+        connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
         connection.executescript(database["script"])
     else:
         # Immutable: no lock, no journal, not even a file beside it.
-        connection = sqlite3.connect(f"file:{quote(database['file'])}?mode=ro&immutable=1", uri=True)
+        address = f"file:{quote(database['file'])}?mode=ro&immutable=1"
+        connection = sqlite3.connect(address, uri=True, cached_statements=0)
         connection.execute("SELECT COUNT(*) FROM sqlite_master")
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     connection.execute("PRAGMA temp_store=MEMORY")
@@ -259,10 +261,10 @@ def answer(request: list[Any]) -> dict[str, Any]:
         columns, rows, more = run(connection, query, most)
         cells = [[shown(cell, chars) for cell in row] for row in (columns, *rows)]
         return {"columns": cells[0], "rows": cells[1:], "more": more}
-    except (Refused, sqlite3.Error, OSError) as error:
+    except (Refused, sqlite3.Error, OSError, MemoryError) as error:
+        if isinstance(error, MemoryError) or str(error) == "out of memory":
+            return {"error": "it takes too much memory; ask for less", "memory": True}
         return {"error": str(error)[:500]}
-    except MemoryError:
-        return {"error": "it takes too much memory; ask for less", "memory": True}
 
 
 def shown(cell: Any, chars: int) -> str:
