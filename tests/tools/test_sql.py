@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -51,6 +52,13 @@ def test_what_schema_and_query_show(file):
         assert query("SELECT NULL, x'00ff', 'a\nb'", database).content.splitlines()[1] == "NULL | x'00ff' | a b"
         many = query("SELECT * FROM people", database)
         assert many.content.endswith("(more than 30 rows)") and len(many.data["rows"]) == 30
+
+
+def test_schema_shows_as_many_tables_as_there_are():
+    many = Database(script="".join(f"CREATE TABLE t{i} (a, b, c);\n" for i in range(2_000)))
+    while sql._idle:  # a new process has no steps left over from a query
+        sql._end(sql._idle.pop())
+    assert len(run_tool(SchemaTool(many), {}).data["tables"]) == 2_000
 
 
 @pytest.mark.parametrize("text", ["", ";", "-- nothing", "SELECT", "SELECT nothing FROM people", "SELECT 1; SELECT 2"])
@@ -250,7 +258,7 @@ def test_memory_that_others_have_taken_makes_no_query_wrong():
 def test_a_process_keeps_no_statements():
     def unions(number):  # short, and half a megabyte when it is prepared
         names = [f"a AS (SELECT id + {number} x FROM people)"]
-        names += [f"{b} AS (SELECT x FROM {a} UNION ALL SELECT x FROM {a})" for a, b in zip("abcdefghijk", "bcdefghijkl")]
+        names += [f"{b} AS (SELECT x FROM {a} UNION ALL SELECT x FROM {a})" for a, b in pairwise("abcdefghijkl")]
         return f"WITH {', '.join(names)} SELECT x FROM l LIMIT 1"
 
     while sql._idle:

@@ -160,7 +160,9 @@ def run(connection: sqlite3.Connection, query: str, rows: int, steps: int = STEP
 
 
 def schema(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Tables and views with their columns, keys and number of rows."""
+    """Tables and views with their columns and keys. May use as many steps as a gold query."""
+    global _steps_left
+    _steps_left = 10 * STEPS
     connection.set_authorizer(None)
     try:
         found = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
