@@ -214,6 +214,15 @@ def test_a_gold_query_that_does_not_run_is_a_fault():
             same_result(DATABASE, gold, "SELECT 1")
 
 
+def test_an_answer_may_cost_twice_what_the_gold_query_costs():
+    every = "SELECT count(*) x FROM people a, people b, pets c, pets d WHERE d.id < 3 AND "  # some 20 million steps
+    gold, answer = every + "a.height + b.height > c.id", every + "c.id < a.height + b.height"
+    assert not query(gold).ok
+    assert same_result(DATABASE, gold, answer) == (True, "")
+    four = " UNION ALL ".join([answer] * 4)
+    assert same_result(DATABASE, gold, f"SELECT max(x) FROM ({four})")[1].startswith("it takes too long")
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 

@@ -14,16 +14,19 @@ import re
 import signal
 import sqlite3
 import sys
+import time
 from collections import Counter
 from typing import Any
 from urllib.parse import quote
 
 CPU_SECONDS = 1.0
-"""Of processor time, for a query: a backstop for what `STEPS` can't see. A gold query may use ten times as much."""
+"""Of processor time, for a query: a backstop for what `STEPS` can't see. A gold query may use ten times as much, and an
+answer twice what the gold query used."""
 MEMORY = 256 << 20
 """Bytes of address space."""
 STEPS = 10_000_000
-"""Instructions of SQLite's machine for a query: some tenths of a second. A gold query may use ten times as many."""
+"""Instructions of SQLite's machine for a query: some tenths of a second. A gold query may use ten times as many, and
+an answer twice what the gold query used."""
 EVERY = 10_000
 KEPT = 32
 """Databases that stay open."""
@@ -133,11 +136,13 @@ def _name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def run(connection: sqlite3.Connection, query: str, rows: int, steps: int = STEPS) -> tuple[list[str], Rows, bool]:
+def run(
+    connection: sqlite3.Connection, query: str, rows: int, steps: int = STEPS, seconds: float = CPU_SECONDS
+) -> tuple[list[str], Rows, bool]:
     """Columns, at most so many rows, and whether there are more. Raises Refused, or MemoryError."""
     global _steps_left
     _steps_left = steps
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS * steps / STEPS)  # its signal ends this process
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends this process
     try:
         cursor = connection.execute(query)
         if cursor.description is None:
@@ -207,7 +212,7 @@ def equal(gold: Rows, rows: Rows, mode: str) -> bool:
 def same(database: dict[str, str], others: list[dict[str, str]], gold: str, answer: str, mode: str) -> dict[str, Any]:
     """Whether a query answers as the gold query does: on the database and on others; without others, on part of it."""
     places = [connect(one) for one in (database, *others)]
-    first = _gold(places[0], gold)
+    first, *_ = _gold(places[0], gold)
     if not others:
         key = json.dumps([database, gold, mode])
         if key not in _chosen:
@@ -215,9 +220,10 @@ def same(database: dict[str, str], others: list[dict[str, str]], gold: str, answ
         if (chosen := _chosen[key]) is not None:
             places.append(connect(database, chosen))
     for place in places:
-        wanted = _gold(place, gold)
+        wanted, steps, seconds = _gold(place, gold)
+        most = MAX_ROWS if mode == "set" else len(wanted)
         try:
-            _, rows, more = run(place, answer, MAX_ROWS if mode == "set" else len(wanted))
+            _, rows, more = run(place, answer, most, max(STEPS, 2 * steps), max(CPU_SECONDS, 2 * seconds))
         except Refused as refused:
             return {"same": False, "why": str(refused)}
         if more or not equal(wanted, rows, mode):
@@ -230,7 +236,7 @@ def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int 
     empty = None
     for mutant in range(MUTANTS):
         try:
-            result = _gold(connect(database, mutant), gold)
+            result, *_ = _gold(connect(database, mutant), gold)
         except Refused:  # it asks for a rowid, say
             continue
         if not equal(first, result, mode):
@@ -240,14 +246,17 @@ def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int 
     return empty
 
 
-def _gold(connection: sqlite3.Connection, query: str) -> Rows:
+def _gold(connection: sqlite3.Connection, query: str) -> tuple[Rows, int, float]:
+    """What the gold query gives, and the steps and seconds of processor time that it used."""
+    began = time.process_time()
     try:
-        _, rows, more = run(connection, query, MAX_ROWS, 10 * STEPS)
+        _, rows, more = run(connection, query, MAX_ROWS, 10 * STEPS, 10 * CPU_SECONDS)
     except Refused as refused:
         raise Refused(f"gold: {refused}") from None
     if more:
         raise Refused(f"gold: more than {MAX_ROWS} rows")
-    return rows
+    used = 10 * STEPS - _steps_left
+    return rows, used, max(used * CPU_SECONDS / STEPS, time.process_time() - began)
 
 
 def answer(request: list[Any]) -> dict[str, Any]:
