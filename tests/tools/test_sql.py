@@ -223,6 +223,30 @@ def test_an_answer_may_cost_twice_what_the_gold_query_costs():
     assert same_result(DATABASE, gold, f"SELECT max(x) FROM ({four})")[1].startswith("it takes too long")
 
 
+def test_a_gold_query_is_run_once():
+    def used():
+        return [int(part) for part in open(f"/proc/{sql._idle[-1].pid}/stat").read().rsplit(")")[1].split()[11:13]]
+
+    gold = "SELECT count(*) FROM people a, people b, pets c, pets d WHERE d.id < 5 AND a.height + b.height > c.id"
+    assert same_result(DATABASE, gold, "SELECT 1") == (False, "another result")
+    before = sum(used())
+    for number in range(5):
+        assert same_result(DATABASE, gold, f"SELECT {number}") == (False, "another result")
+    assert (sum(used()) - before) / os.sysconf("SC_CLK_TCK") < 0.5  # seconds; a run of gold takes as long
+
+
+def test_gold_results_that_are_kept_are_bounded():
+    code = (
+        f"import sys; sys.path.insert(0, {str(sql.SERVER.parent)!r}); import sql_server as s\n"
+        "c = s.connect({'script': ''})\n"
+        "for n in (100_000, 400_000):\n"
+        "    for i in range(70): s._gold(c, f'SELECT {i}, hex(zeroblob({n}))')\n"
+        "    print(len(s._golds), max(len(gold[0][0][1]) for gold in s._golds.values()))\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["64", "200000"] * 2
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 

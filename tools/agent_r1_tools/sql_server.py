@@ -32,6 +32,11 @@ KEPT = 32
 """Databases that stay open."""
 MUTANTS = 8
 """Parts of a database that are tried for one on which the gold query gives something else."""
+GOLDS = 64
+"""Results of gold queries that are kept."""
+GOLD_BYTES = 500_000
+"""Of the largest result that is kept; and `CHOSEN` numbers of parts are."""
+CHOSEN = 1_000
 MAX_ROWS = 100_000
 """Rows of the largest result that is compared."""
 
@@ -65,6 +70,7 @@ FUNCTIONS = frozenset(
 Rows = list[tuple[Any, ...]]
 _open: dict[str, sqlite3.Connection] = {}
 _chosen: dict[str, int | None] = {}
+_golds: dict[tuple[sqlite3.Connection, str], tuple[Rows, int, float]] = {}
 _steps_left = 0
 
 
@@ -113,7 +119,10 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
     connection.set_authorizer(_authorize)
     _open[key] = connection
     while len(_open) > KEPT:
-        _open.pop(next(iter(_open))).close()
+        oldest = _open.pop(next(iter(_open)))
+        for gold in [gold for gold in _golds if gold[0] is oldest]:
+            del _golds[gold]
+        oldest.close()
     return connection
 
 
@@ -217,6 +226,8 @@ def same(database: dict[str, str], others: list[dict[str, str]], gold: str, answ
         key = json.dumps([database, gold, mode])
         if key not in _chosen:
             _chosen[key] = _choose(database, gold, first, mode)
+            if len(_chosen) > CHOSEN:
+                del _chosen[next(iter(_chosen))]
         if (chosen := _chosen[key]) is not None:
             places.append(connect(database, chosen))
     for place in places:
@@ -247,7 +258,11 @@ def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int 
 
 
 def _gold(connection: sqlite3.Connection, query: str) -> tuple[Rows, int, float]:
-    """What the gold query gives, and the steps and seconds of processor time that it used."""
+    """What the gold query gives, and the steps and seconds of processor time that it used. Kept where it is small."""
+    key = (connection, query)
+    if key in _golds:
+        _golds[key] = _golds.pop(key)
+        return _golds[key]
     began = time.process_time()
     try:
         _, rows, more = run(connection, query, MAX_ROWS, 10 * STEPS, 10 * CPU_SECONDS)
@@ -256,7 +271,12 @@ def _gold(connection: sqlite3.Connection, query: str) -> tuple[Rows, int, float]
     if more:
         raise Refused(f"gold: more than {MAX_ROWS} rows")
     used = 10 * STEPS - _steps_left
-    return rows, used, max(used * CPU_SECONDS / STEPS, time.process_time() - began)
+    found = rows, used, max(used * CPU_SECONDS / STEPS, time.process_time() - began)
+    if sum(map(sys.getsizeof, itertools.chain(rows, *rows))) <= GOLD_BYTES:
+        _golds[key] = found
+        if len(_golds) > GOLDS:
+            del _golds[next(iter(_golds))]
+    return found
 
 
 def answer(request: list[Any]) -> dict[str, Any]:
