@@ -2,12 +2,14 @@
 
 import json
 import sqlite3
+import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from agent_r1.task_data import DataFormatError, DataNotFoundError
+from agent_r1.task_data.sql import _is_ordered
 from agent_r1.tasks.sql_tasks import KINDS, SPLITS, THEMES, UNSEEN_THEMES, generate_task
 from agent_r1.tasks.sql_world import SQLWorldEnv
 
@@ -197,6 +199,26 @@ def test_a_folder_of_spider(tmp_path):
         env.demonstration(np.random.default_rng(0))
     path = tmp_path / "database" / "pets_1"
     assert (path / "pets_1.sqlite").read_bytes() == before and len(list(path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "ordered"),
+    [
+        ("SELECT a FROM t ORDER\n by a", True),
+        ("SELECT a FROM t WHERE b IN (SELECT b FROM u ORDER BY b LIMIT 3)", False),
+        ("SELECT a FROM t WHERE b IN (SELECT max(b) FROM u) ORDER BY (SELECT 1)", True),
+        ("SELECT rank() OVER (ORDER BY a) FROM t", False),
+        ("SELECT a FROM t WHERE b = 'it''s (' ORDER BY a", True),
+        ("""SELECT ' order by ', "order by", `order by` FROM t""", False),
+        ("SELECT " + "(" * 15_000 + ")" * 15_000 + " ORDER BY a", True),
+        ("SELECT " + "(ORDER BY" * 15_000 + ")" * 15_000, False),
+        ("SELECT '" + "''" * 15_000 + "order " * 15_000, False),
+    ],
+)
+def test_an_order_counts_outside_of_quotes_and_brackets(query, ordered):
+    began = time.process_time()
+    assert _is_ordered(query) == ordered
+    assert time.process_time() - began < 1  # it took 5 seconds and more
 
 
 def test_a_folder_of_bird(tmp_path):

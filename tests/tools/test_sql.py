@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -51,6 +52,13 @@ def test_what_schema_and_query_show(file):
         assert query("SELECT NULL, x'00ff', 'a\nb'", database).content.splitlines()[1] == "NULL | x'00ff' | a b"
         many = query("SELECT * FROM people", database)
         assert many.content.endswith("(more than 30 rows)") and len(many.data["rows"]) == 30
+
+
+def test_schema_shows_as_many_tables_as_there_are():
+    many = Database(script="".join(f"CREATE TABLE t{i} (a, b, c);\n" for i in range(2_000)))
+    while sql._idle:  # a new process has no steps left over from a query
+        sql._end(sql._idle.pop())
+    assert len(run_tool(SchemaTool(many), {}).data["tables"]) == 2_000
 
 
 @pytest.mark.parametrize("text", ["", ";", "-- nothing", "SELECT", "SELECT nothing FROM people", "SELECT 1; SELECT 2"])
@@ -206,6 +214,39 @@ def test_a_gold_query_that_does_not_run_is_a_fault():
             same_result(DATABASE, gold, "SELECT 1")
 
 
+def test_an_answer_may_cost_twice_what_the_gold_query_costs():
+    every = "SELECT count(*) x FROM people a, people b, pets c, pets d WHERE d.id < 3 AND "  # some 20 million steps
+    gold, answer = every + "a.height + b.height > c.id", every + "c.id < a.height + b.height"
+    assert not query(gold).ok
+    assert same_result(DATABASE, gold, answer) == (True, "")
+    four = " UNION ALL ".join([answer] * 4)
+    assert same_result(DATABASE, gold, f"SELECT max(x) FROM ({four})")[1].startswith("it takes too long")
+
+
+def test_a_gold_query_is_run_once():
+    def used():
+        return [int(part) for part in open(f"/proc/{sql._idle[-1].pid}/stat").read().rsplit(")")[1].split()[11:13]]
+
+    gold = "SELECT count(*) FROM people a, people b, pets c, pets d WHERE d.id < 5 AND a.height + b.height > c.id"
+    assert same_result(DATABASE, gold, "SELECT 1") == (False, "another result")
+    before = sum(used())
+    for number in range(5):
+        assert same_result(DATABASE, gold, f"SELECT {number}") == (False, "another result")
+    assert (sum(used()) - before) / os.sysconf("SC_CLK_TCK") < 0.5  # seconds; a run of gold takes as long
+
+
+def test_gold_results_that_are_kept_are_bounded():
+    code = (
+        f"import sys; sys.path.insert(0, {str(sql.SERVER.parent)!r}); import sql_server as s\n"
+        "c = s.connect({'script': ''})\n"
+        "for n in (100_000, 400_000):\n"
+        "    for i in range(70): s._gold(c, f'SELECT {i}, hex(zeroblob({n}))')\n"
+        "    print(len(s._golds), max(len(gold[0][0][1]) for gold in s._golds.values()))\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["64", "200000"] * 2
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +264,42 @@ def test_a_process_that_is_killed_from_outside_is_replaced():
     for process in sql._idle:
         os.kill(process.pid, signal.SIGKILL)
     assert query("SELECT 1").ok and len(sql._idle) >= 1
+
+
+def address_space(process):
+    return int(open(f"/proc/{process.pid}/statm").read().split()[0]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux")
+def test_memory_that_others_have_taken_makes_no_query_wrong():
+    wide = "SELECT count(DISTINCT a.id || '-' || hex(zeroblob(200 + b.id))) FROM people a, people b"  # some tens of MB
+    query("SELECT 1")
+
+    def fill():
+        assert sql._idle
+        for process in sql._idle:
+            most = address_space(process) + (1 << 20)
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (most, most))
+
+    fill()
+    assert query(wide).data["rows"] == [["40000"]]
+    fill()
+    assert same_result(DATABASE, wide, wide.replace("200 + b.id", "b.id + 200")) == (True, "")
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux")
+def test_a_process_keeps_no_statements():
+    def unions(number):  # short, and half a megabyte when it is prepared
+        names = [f"a AS (SELECT id + {number} x FROM people)"]
+        names += [f"{b} AS (SELECT x FROM {a} UNION ALL SELECT x FROM {a})" for a, b in pairwise("abcdefghijkl")]
+        return f"WITH {', '.join(names)} SELECT x FROM l LIMIT 1"
+
+    while sql._idle:
+        sql._end(sql._idle.pop())
+    assert query(unions(0)).ok
+    before = address_space(sql._idle[0])
+    assert all(query(unions(number)).ok for number in range(1, 9))
+    assert address_space(sql._idle[0]) - before < 2 << 20
 
 
 def test_a_fork_has_processes_of_its_own(in_fork):

@@ -160,35 +160,42 @@ _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)
 def ask(request: list[Any]) -> dict[str, Any]:
     """Let an idle process answer a request, or a new one: what `sql_server.answer` returns.
 
-    A request that ends its process, by time or memory or a bug of SQLite, has {"error"}. Raises ToolFault where the
-    process is killed from outside twice.
+    A request that ends its process, by time or memory or a bug of SQLite, has {"error"}. Memory counts only in a new
+    process: in another one earlier requests may have taken it. Raises ToolFault where the process is killed from
+    outside twice.
     """
     line = json.dumps(request).encode() + b"\n"
+    killed = 0
     with _lanes:
-        for _ in range(2):
-            process = _take()
+        process = _idle_one()
+        while killed < 2:
+            new = process is None
+            process = process or _start()
             reply, ended = _exchange(process, line)
-            if reply is not None:
-                if reply.get("memory"):  # what it has taken it doesn't give back
-                    _end(process)
-                else:
-                    _idle.append(process)
+            if reply is not None and not reply.get("memory"):
+                _idle.append(process)
                 return reply
-            if ended not in (-signal.SIGKILL, -signal.SIGTERM):
-                break
-        else:
-            raise ToolFault("the process that runs SQL is killed again and again")
-    too_long = ended == -signal.SIGPROF
-    return {"error": "it takes too long; ask for less" if too_long else f"it ended SQLite (status {ended})"}
+            if ended == -signal.SIGPROF:
+                return {"error": "it takes too long; ask for less"}
+            if ended in (-signal.SIGKILL, -signal.SIGTERM):
+                killed += 1
+            elif new:
+                return reply or {"error": f"it ended SQLite (status {ended})"}
+            process = None
+    raise ToolFault("the process that runs SQL is killed again and again")
 
 
-def _take() -> subprocess.Popen[bytes]:
+def _idle_one() -> subprocess.Popen[bytes] | None:
     with suppress(IndexError):  # there is no idle one; a test before would be another thread's chance
         while True:
             process = _idle.pop()
             if process.poll() is None:
                 return process
             _end(process)
+    return None
+
+
+def _start() -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(SERVER)], bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
@@ -208,7 +215,10 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes) -> tuple[dict[str, 
             if not part:
                 raise EOFError
             reply += part
-        return json.loads(reply), 0
+        parsed = json.loads(reply)
+        if parsed.get("memory"):  # what it has taken it doesn't give back
+            _end(process)
+        return parsed, 0
     except (OSError, EOFError):  # it is gone
         process.wait()
         return None, _end(process)

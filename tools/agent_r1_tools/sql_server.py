@@ -14,21 +14,29 @@ import re
 import signal
 import sqlite3
 import sys
+import time
 from collections import Counter
 from typing import Any
 from urllib.parse import quote
 
 CPU_SECONDS = 1.0
-"""Of processor time, for a query: a backstop for what `STEPS` can't see. A gold query may use ten times as much."""
+"""Of processor time, for a query: a backstop for what `STEPS` can't see. A gold query may use ten times as much, and an
+answer twice what the gold query used."""
 MEMORY = 256 << 20
 """Bytes of address space."""
 STEPS = 10_000_000
-"""Instructions of SQLite's machine for a query: some tenths of a second. A gold query may use ten times as many."""
+"""Instructions of SQLite's machine for a query: some tenths of a second. A gold query may use ten times as many, and
+an answer twice what the gold query used."""
 EVERY = 10_000
 KEPT = 32
 """Databases that stay open."""
 MUTANTS = 8
 """Parts of a database that are tried for one on which the gold query gives something else."""
+GOLDS = 64
+"""Results of gold queries that are kept."""
+GOLD_BYTES = 500_000
+"""Of the largest result that is kept; and `CHOSEN` numbers of parts are."""
+CHOSEN = 1_000
 MAX_ROWS = 100_000
 """Rows of the largest result that is compared."""
 
@@ -62,6 +70,7 @@ FUNCTIONS = frozenset(
 Rows = list[tuple[Any, ...]]
 _open: dict[str, sqlite3.Connection] = {}
 _chosen: dict[str, int | None] = {}
+_golds: dict[tuple[sqlite3.Connection, str], tuple[Rows, int, float]] = {}
 _steps_left = 0
 
 
@@ -81,7 +90,8 @@ def _progress() -> bool:
 
 
 def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Connection:
-    """The database that {"script": SQL} makes or that stands in {"file": path}, or a part of it; kept open.
+    """The database that {"script": SQL} makes or that stands in {"file": path}, or a part of it; kept open, but without
+    its statements: they take memory, up to megabytes each, which the next request would lack.
 
     Raises sqlite3.Error where there is none.
     """
@@ -90,11 +100,12 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
         _open[key] = _open.pop(key)  # the last ones used stay
         return _open[key]
     if "script" in database:
-        connection = sqlite3.connect(":memory:", isolation_level=None)
+        connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
         connection.executescript(database["script"])
     else:
         # Immutable: no lock, no journal, not even a file beside it.
-        connection = sqlite3.connect(f"file:{quote(database['file'])}?mode=ro&immutable=1", uri=True)
+        address = f"file:{quote(database['file'])}?mode=ro&immutable=1"
+        connection = sqlite3.connect(address, uri=True, cached_statements=0)
         connection.execute("SELECT COUNT(*) FROM sqlite_master")
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     connection.execute("PRAGMA temp_store=MEMORY")
@@ -108,7 +119,10 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
     connection.set_authorizer(_authorize)
     _open[key] = connection
     while len(_open) > KEPT:
-        _open.pop(next(iter(_open))).close()
+        oldest = _open.pop(next(iter(_open)))
+        for gold in [gold for gold in _golds if gold[0] is oldest]:
+            del _golds[gold]
+        oldest.close()
     return connection
 
 
@@ -131,11 +145,13 @@ def _name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def run(connection: sqlite3.Connection, query: str, rows: int, steps: int = STEPS) -> tuple[list[str], Rows, bool]:
+def run(
+    connection: sqlite3.Connection, query: str, rows: int, steps: int = STEPS, seconds: float = CPU_SECONDS
+) -> tuple[list[str], Rows, bool]:
     """Columns, at most so many rows, and whether there are more. Raises Refused, or MemoryError."""
     global _steps_left
     _steps_left = steps
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS * steps / STEPS)  # its signal ends this process
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends this process
     try:
         cursor = connection.execute(query)
         if cursor.description is None:
@@ -158,7 +174,9 @@ def run(connection: sqlite3.Connection, query: str, rows: int, steps: int = STEP
 
 
 def schema(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Tables and views with their columns, keys and number of rows."""
+    """Tables and views with their columns and keys. May use as many steps as a gold query."""
+    global _steps_left
+    _steps_left = 10 * STEPS
     connection.set_authorizer(None)
     try:
         found = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
@@ -203,17 +221,20 @@ def equal(gold: Rows, rows: Rows, mode: str) -> bool:
 def same(database: dict[str, str], others: list[dict[str, str]], gold: str, answer: str, mode: str) -> dict[str, Any]:
     """Whether a query answers as the gold query does: on the database and on others; without others, on part of it."""
     places = [connect(one) for one in (database, *others)]
-    first = _gold(places[0], gold)
+    first, *_ = _gold(places[0], gold)
     if not others:
         key = json.dumps([database, gold, mode])
         if key not in _chosen:
             _chosen[key] = _choose(database, gold, first, mode)
+            if len(_chosen) > CHOSEN:
+                del _chosen[next(iter(_chosen))]
         if (chosen := _chosen[key]) is not None:
             places.append(connect(database, chosen))
     for place in places:
-        wanted = _gold(place, gold)
+        wanted, steps, seconds = _gold(place, gold)
+        most = MAX_ROWS if mode == "set" else len(wanted)
         try:
-            _, rows, more = run(place, answer, MAX_ROWS if mode == "set" else len(wanted))
+            _, rows, more = run(place, answer, most, max(STEPS, 2 * steps), max(CPU_SECONDS, 2 * seconds))
         except Refused as refused:
             return {"same": False, "why": str(refused)}
         if more or not equal(wanted, rows, mode):
@@ -226,7 +247,7 @@ def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int 
     empty = None
     for mutant in range(MUTANTS):
         try:
-            result = _gold(connect(database, mutant), gold)
+            result, *_ = _gold(connect(database, mutant), gold)
         except Refused:  # it asks for a rowid, say
             continue
         if not equal(first, result, mode):
@@ -236,14 +257,26 @@ def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int 
     return empty
 
 
-def _gold(connection: sqlite3.Connection, query: str) -> Rows:
+def _gold(connection: sqlite3.Connection, query: str) -> tuple[Rows, int, float]:
+    """What the gold query gives, and the steps and seconds of processor time that it used. Kept where it is small."""
+    key = (connection, query)
+    if key in _golds:
+        _golds[key] = _golds.pop(key)
+        return _golds[key]
+    began = time.process_time()
     try:
-        _, rows, more = run(connection, query, MAX_ROWS, 10 * STEPS)
+        _, rows, more = run(connection, query, MAX_ROWS, 10 * STEPS, 10 * CPU_SECONDS)
     except Refused as refused:
         raise Refused(f"gold: {refused}") from None
     if more:
         raise Refused(f"gold: more than {MAX_ROWS} rows")
-    return rows
+    used = 10 * STEPS - _steps_left
+    found = rows, used, max(used * CPU_SECONDS / STEPS, time.process_time() - began)
+    if sum(map(sys.getsizeof, itertools.chain(rows, *rows))) <= GOLD_BYTES:
+        _golds[key] = found
+        if len(_golds) > GOLDS:
+            del _golds[next(iter(_golds))]
+    return found
 
 
 def answer(request: list[Any]) -> dict[str, Any]:
@@ -259,10 +292,10 @@ def answer(request: list[Any]) -> dict[str, Any]:
         columns, rows, more = run(connection, query, most)
         cells = [[shown(cell, chars) for cell in row] for row in (columns, *rows)]
         return {"columns": cells[0], "rows": cells[1:], "more": more}
-    except (Refused, sqlite3.Error, OSError) as error:
+    except (Refused, sqlite3.Error, OSError, MemoryError) as error:
+        if isinstance(error, MemoryError) or str(error) == "out of memory":
+            return {"error": "it takes too much memory; ask for less", "memory": True}
         return {"error": str(error)[:500]}
-    except MemoryError:
-        return {"error": "it takes too much memory; ask for less", "memory": True}
 
 
 def shown(cell: Any, chars: int) -> str:

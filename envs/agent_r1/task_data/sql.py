@@ -15,6 +15,8 @@ from agent_r1_tools.tool import ToolFault
 
 FILES = {"train": ("train_spider.json", "train.json"), "dev": ("dev.json",), "test": ("test.json",)}
 FOLDERS = ("database", "dev_databases", "train_databases", "test_database")
+ORDER_PARTS = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|[()]|\border\s+by\b", re.IGNORECASE)
+"""A doubled quote within quotes reads as two quoted texts side by side: the same for what is outside of them."""
 HEADER = b"SQLite format 3\0"
 
 
@@ -104,7 +106,13 @@ def _database(row: Row, folder: Path, name: str) -> str:
 
 def _is_ordered(query: str) -> bool:
     """Whether the whole result has an order: an ORDER BY outside of quotes and brackets."""
-    text = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`", "''", query)
-    while (shorter := re.sub(r"\([^()]*\)", " ", text)) != text:
-        text = shorter
-    return re.search(r"\border\s+by\b", text, re.IGNORECASE) is not None
+    depth = 0
+    for part in ORDER_PARTS.finditer(query):
+        text = part.group()
+        if text == "(":
+            depth += 1
+        elif text == ")":
+            depth -= 1
+        elif depth == 0 and text[0] in "oO":
+            return True
+    return False
