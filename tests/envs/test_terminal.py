@@ -1,6 +1,7 @@
 """Terminal: tasks that their solutions solve and nothing else does, tests that can't be met, folders of others."""
 
 import json
+import os
 
 import gymnasium as gym
 import numpy as np
@@ -293,6 +294,7 @@ def test_a_generated_task_can_be_written_and_read(tmp_path):
     [
         ({"task_dot_toml": "x = "}, "task.toml: expected TOML"),
         ({"task_dot_toml": "[verifier]\ntimeout_sec = 'long'"}, "timeout_sec: expected a number"),
+        ({"task_dot_toml": "# " + "long" * 20_000}, "task.toml: expected at most 65536 bytes"),
         ({"task_dot_toml": "[[steps]]\nname = 'a'"}, "several steps"),
         ({"instruction_dot_md": None}, "instruction.md: expected such a file"),
         ({"tests__test_dot_sh": None}, "tests: expected test.sh"),
@@ -319,6 +321,41 @@ def test_links_and_missing_folders_are_refused(tmp_path):
         load_tasks(tmp_path, "train")
     with pytest.raises(DataNotFoundError, match="data_dir=.*nowhere has no folders with a task.toml"):
         load_tasks(tmp_path / "nowhere", "train")
+
+
+NAMES = ("instruction.md", "task.toml", "solution/solve.sh", "environment/Dockerfile", "tests/test.sh")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "environment/more/x.txt"])
+def test_no_link_pipe_or_endless_file_is_read(name, tmp_path):
+    task = folder(tmp_path, environment__Dockerfile="FROM a\nCOPY more/x.txt /app/\n")
+    path, outside = task / name, tmp_path / "outside"
+
+    def refused():
+        with pytest.raises(DataFormatError, match=r"expected (a plain|at most)|line 2: there is no 'more/x.txt'"):
+            read_task(task)
+        path.unlink()
+
+    path.rename(outside)  # which could be played, were the link followed
+    for target in (outside, "/dev/zero", "nowhere"):
+        path.symlink_to(target)
+        refused()
+    os.mkfifo(path)
+    refused()
+    with open(path, "wb") as file:
+        file.truncate(700 << 20)
+    refused()
+    outside.rename(path)
+    read_task(task)
+
+
+@pytest.mark.parametrize("name", ["environment", "environment/more", "tests", "solution"])
+def test_no_folder_outside_of_a_task_is_read(name, tmp_path):
+    task = folder(tmp_path, environment__Dockerfile="FROM a\nCOPY more/x.txt /app/\n")
+    (task / name).rename(tmp_path / "outside")
+    (task / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(DataFormatError, match="found a link"):
+        read_task(task)
 
 
 def test_a_split_is_a_folder_where_there_is_one(tmp_path):
