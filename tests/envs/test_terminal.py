@@ -294,6 +294,9 @@ def test_a_generated_task_can_be_written_and_read(tmp_path):
     [
         ({"task_dot_toml": "x = "}, "task.toml: expected TOML"),
         ({"task_dot_toml": "[verifier]\ntimeout_sec = 'long'"}, "timeout_sec: expected a number"),
+        ({"task_dot_toml": "a = " + "[" * 3_000}, "task.toml: expected TOML: maximum recursion depth"),
+        ({"task_dot_toml": "a = " + "9" * 5_000}, "task.toml: expected TOML: .*digits"),
+        ({"task_dot_toml": "a" + ".a" * 20_000 + " = 1"}, "task.toml: expected at most 200 dots in a line"),
         ({"task_dot_toml": "# " + "long" * 20_000}, "task.toml: expected at most 65536 bytes"),
         ({"task_dot_toml": "[[steps]]\nname = 'a'"}, "several steps"),
         ({"instruction_dot_md": None}, "instruction.md: expected such a file"),
@@ -305,6 +308,7 @@ def test_a_generated_task_can_be_written_and_read(tmp_path):
         ({"environment__Dockerfile": "FROM a\nCOPY data.txt /etc/data"}, "WORKDIR .*only, not to /etc/data"),
         ({"environment__Dockerfile": "FROM a\nWORKDIR /usr/src"}, "WORKDIR /usr/src can't be had here"),
         ({"environment__Dockerfile": "FROM a\nWORKDIR /"}, "WORKDIR / can't be had here"),
+        ({"environment__Dockerfile": f"FROM a\nCOPY {'a' * 5_000} /app/"}, "can't be read: .*name too long"),
         ({"environment__docker-compose_dot_yaml": "services:"}, "several containers"),
         ({"environment__Dockerfile": None}, "it needs an image"),
     ],

@@ -18,6 +18,8 @@ MAX_FILES, MAX_BYTES = 500, 8 << 20
 """What a task may have of files, in its environment and in its tests."""
 MAX_TEXT, MAX_SETTINGS = 1 << 20, 64 << 10
 """Bytes of instruction.md and solve.sh; of task.toml and the Dockerfile."""
+MAX_DOTS = 200
+"""In a line of task.toml: tomllib takes minutes for a key of many parts."""
 TAKEN = frozenset("usr bin sbin lib lib64 etc dev proc sys tmp tests logs packages programs guest.pyc".split())
 """What the sandbox has for itself, or the tests get: no place for a WORKDIR."""
 DOCKERFILE = """FROM python:3.11-slim
@@ -70,10 +72,19 @@ def read_task(folder: Path) -> TerminalTask:
 
     Raises DataFormatError: file, line, and what is wrong or can't be done here.
     """
+    try:
+        return _read_task(folder)
+    except (OSError, RecursionError) as error:  # a name that is too long, say
+        raise DataFormatError(f"{folder}: it can't be read: {error}") from None
+
+
+def _read_task(folder: Path) -> TerminalTask:
     text = _text(folder, "task.toml", MAX_SETTINGS)
+    if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
+        raise DataFormatError(f"{folder / 'task.toml'}: expected at most {MAX_DOTS} dots in a line")
     try:
         settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and lists nested too deeply
         raise DataFormatError(f"{folder / 'task.toml'}: expected TOML: {error}") from None
     if "steps" in settings:
         raise DataFormatError(f"{folder / 'task.toml'}: a task of several steps can't be played here")
