@@ -12,7 +12,7 @@ from agent_r1.task_data.harbor import load_tasks, read_task, write_task
 from agent_r1.tasks import terminal
 from agent_r1.tasks.terminal import TerminalEnv, run_tests
 from agent_r1.tasks.terminal_tasks import KINDS, NUM_TASKS, UNSEEN_KINDS, generate_task
-from agent_r1_tools.python import SandboxError, choose, probe
+from agent_r1_tools.python import SandboxError, choose, layout, probe
 from agent_r1_tools.shell import LIMITS, Machine, pack
 
 needs_bubblewrap = pytest.mark.skipif(probe("bubblewrap") is not None, reason=f"bubblewrap: {probe('bubblewrap')}")
@@ -309,6 +309,9 @@ def test_a_generated_task_can_be_written_and_read(tmp_path):
         ({"environment__Dockerfile": "FROM a\nWORKDIR /usr/src"}, "WORKDIR /usr/src can't be had here"),
         ({"environment__Dockerfile": "FROM a\nWORKDIR /"}, "WORKDIR / can't be had here"),
         ({"environment__Dockerfile": f"FROM a\nCOPY {'a' * 5_000} /app/"}, "can't be read: .*name too long"),
+        ({"environment__Dockerfile": f"FROM a\nCOPY data.txt {'a' * 300}"}, "line 2: '/app/a.*' is no name for a file"),
+        ({"environment__Dockerfile": "FROM a\nCOPY data.txt a\nCOPY data.txt a/b"}, "/app/a would be a file and a"),
+        ({"environment__Dockerfile": "FROM a\n" + "COPY data.txt more /app/\n" * 251}, "at most 500 files"),
         ({"environment__docker-compose_dot_yaml": "services:"}, "several containers"),
         ({"environment__Dockerfile": None}, "it needs an image"),
     ],
@@ -316,6 +319,15 @@ def test_a_generated_task_can_be_written_and_read(tmp_path):
 def test_a_folder_that_cannot_be_played_is_refused(files, says, tmp_path):
     with pytest.raises(DataFormatError, match=says):
         read_task(folder(tmp_path, **files))
+
+
+def test_no_workdir_hides_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "library", lambda: ["/opt/python/bin/python3"])
+    for place in ("/opt", "/opt/python", "/opt/python/bin/python3/x"):
+        task = folder(tmp_path, environment__Dockerfile=f"FROM a\nWORKDIR {place}\n")
+        with pytest.raises(DataFormatError, match=f"WORKDIR {place} can't be had here, because of Python in /opt/p"):
+            read_task(task)
+    assert read_task(folder(tmp_path, environment__Dockerfile="FROM a\nWORKDIR /opt/other\n")).folder == "/opt/other"
 
 
 def test_links_and_missing_folders_are_refused(tmp_path):

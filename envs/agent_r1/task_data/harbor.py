@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from agent_r1.task_data.records import DataFormatError, DataNotFoundError
+from agent_r1_tools.python import layout
 
 MAX_FILES, MAX_BYTES = 500, 8 << 20
 """What a task may have of files, in its environment and in its tests."""
@@ -160,14 +161,32 @@ def _build(folder: Path, dockerfile: Path) -> tuple[str, dict[str, tuple[int, by
                 "here only FROM (one), WORKDIR and COPY of files work"
             )
     parts = PurePosixPath(workdir).parts
-    if len(parts) < 2 or parts[1] in TAKEN or ".." in parts or not re.fullmatch(r"[\w./-]+", workdir):
+    if len(parts) < 2 or parts[1] in TAKEN or ".." in parts or not re.fullmatch(r"[\w./-]{1,200}", workdir, re.A):
         raise DataFormatError(f"{dockerfile}: WORKDIR {workdir} can't be had here, because it is the sandbox's own")
+    for path in map(PurePosixPath, layout.library()):
+        if path.is_relative_to(workdir) or PurePosixPath(workdir).is_relative_to(path):
+            raise DataFormatError(f"{dockerfile}: WORKDIR {workdir} can't be had here, because of Python in {path}")
+    if sum(len(sources) for _, sources, _, _ in copies) > MAX_FILES:
+        raise DataFormatError(f"{dockerfile}: expected at most {MAX_FILES} files")
     files: dict[str, tuple[int, bytes]] = {}
     for number, sources, target, where in copies:
         for source in sources:
             at = PurePosixPath(where, target)
             files |= _copy(folder, dockerfile, number, source, at, target.endswith("/"), workdir)
+            _check(f"{dockerfile}, line {number}", files)
     return workdir, files
+
+
+def _check(here: str, files: Files) -> None:
+    """Refuse files that no machine could be given."""
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+    if len(files) > MAX_FILES or len(folders) > MAX_FILES or sum(len(file) for _, file in files.values()) > MAX_BYTES:
+        raise DataFormatError(f"{here}: expected at most {MAX_FILES} files and folders and {MAX_BYTES >> 20} MiB")
+    for path in files:
+        if path in folders:
+            raise DataFormatError(f"{here}: {path} would be a file and a folder")
+        if "\0" in path or len(path) > 1000 or any(len(os.fsencode(part)) > 255 for part in path.split("/")):
+            raise DataFormatError(f"{here}: {path[:80]!r} is no name for a file")
 
 
 def _copy(
