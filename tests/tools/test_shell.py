@@ -139,6 +139,9 @@ ATTACKS = {
     "change a program": "echo x >> /usr/bin/ls && echo ESCAPED",
     "change the users": "echo x >> /etc/passwd && echo ESCAPED",
     "kill process 1": "kill -9 1; sleep 0.1; kill -0 1 2>/dev/null; true",
+    "interrupt process 1": "kill -INT 1; sleep 0.1; true",
+    "end process 1's time": "kill -XCPU 1; sleep 0.1; true",
+    "every signal to process 1": "for s in $(seq 64); do kill -$s 1 2>/dev/null; done; sleep 0.1; true",
     "kill everything": "kill -9 -1; true",
     "kill another process": "kill -9 VICTIM && echo ESCAPED",
     "a fork bomb": ":(){ :|:& };:",
@@ -243,7 +246,7 @@ def test_an_attack_is_contained(attack, quick, planted):
     result = say(quick, command.replace("MARK", MARK))
     assert time.monotonic() - started < 60
     assert "ESCAPED" not in result.content and SECRET not in result.content and len(result.content) < 2_300
-    assert result.fault is None
+    assert result.fault is None and ("process 1" not in attack or "broke down" not in result.content)
     assert len(quick.get_state()) < 4 * LIMITS.files
     after = say(quick, "sleep 0.5; cat late; echo 6 7 | awk '{print $1 * $2}'" if "later" in attack else "echo 42")
     assert after.content.endswith("42") and "ESCAPED" not in after.content
