@@ -94,6 +94,20 @@ def test_a_state_is_all_of_the_files(shell):
     assert shell.get_state() == START
 
 
+def test_files_are_carried_out_only_when_they_changed(shell):
+    asked, call = [], shell.machine._call
+    shell.machine._call = lambda name, *arguments: asked.append(name) or call(name, *arguments)
+    say(shell, "head -c 2000000 /dev/urandom > big")
+    assert asked.count("piece") == 2
+    state = shell.get_state()
+    say(shell, "cat big | sha1sum; echo x > y; rm y; touch -d '2001-01-01' .")
+    assert asked.count("piece") == 2 and shell.get_state() == state
+    for changed in ("python3 -c 'open(\"big\", \"r+b\").write(b\"0123\")'", "chmod 600 big", "touch big", "mkdir d"):
+        say(shell, changed)
+        assert shell.get_state() != state and asked.pop() == "piece"
+        state = shell.get_state()
+
+
 def test_a_fork_has_a_machine_of_its_own(shell, in_fork):
     say(shell, "echo 1 > x")
 

@@ -94,11 +94,12 @@ def end_all() -> None:
             pass
 
 
-def pack(folders: list[str], most: int) -> int:
+def pack(folders: list[str], most: int) -> int | None:
     """Pack up folders: a line of JSON, [[path, kind, mode, time, size or target], ...], and the files' contents.
 
     Sockets and pipes are left out, and what wouldn't fit into a file system of `most` bytes for each folder: names of
-    one file become files of their own, and holes are filled. The size of it; `piece` gives it.
+    one file become files of their own, and holes are filled. The size of it, which `piece` gives; None where it is what
+    was packed last time.
     """
     global packed
     entries: list[list[object]] = []
@@ -135,8 +136,8 @@ def pack(folders: list[str], most: int) -> int:
             continue
     for path, mode in reversed(modes):
         os.chmod(path, mode)
-    packed = json.dumps(entries).encode() + b"\n" + b"".join(contents)
-    return len(packed)
+    before, packed = packed, json.dumps(entries).encode() + b"\n" + b"".join(contents)
+    return None if packed == before else len(packed)  # times don't tell: mapped memory is written without
 
 
 def piece(start: int) -> bytes:
