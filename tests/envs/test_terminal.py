@@ -39,6 +39,11 @@ def submit(env):
     return do(env, env.dialect.tool_call("submit", {}))
 
 
+def some(names, quick):
+    """Parameters: those that are quick, or that nothing else stands for, and the rest for `make test-slow`."""
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
+
+
 # --- the tasks that come with the package -----------------------------------------------------------------------------
 
 
@@ -67,9 +72,10 @@ def solved(task, steps):
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("place", range(len(KINDS) + len(UNSEEN_KINDS)))
+@pytest.mark.parametrize("place", some([*KINDS, *UNSEEN_KINDS], {"mend_python", "to_json"}))
 def test_a_task_is_solved_by_its_solution_and_not_without_its_last_command(place):
-    split, index = ("train", place) if place < len(KINDS) else ("unseen_kinds", place - len(KINDS))
+    split, kinds = ("train", KINDS) if place in KINDS else ("unseen_kinds", UNSEEN_KINDS)
+    index = list(kinds).index(place)
     task = generate_task(3, split, index)
     assert verdict(task, solved(task, task.steps)) == 1
     assert verdict(task, solved(task, task.steps[:-1])) == 0
@@ -143,6 +149,14 @@ def test_without_bubblewrap_it_says_what_to_install(monkeypatch):
         TerminalEnv()
 
 
+QUICK = {
+    "find the tests", "write the reward", "a link to what is expected", "a pipe that never answers",
+    "a module in the way", "a program in the way", "a process that waits for the tests", "many candidates",
+    "read the tests", "write the reward later", "kill the harness",
+}  # fmt: skip
+"""Of those below."""
+
+
 # --- winning without solving ------------------------------------------------------------------------------------------
 
 CHEATS = {
@@ -175,7 +189,7 @@ CHEATS = {
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.parametrize("cheat", some(CHEATS, QUICK))
 def test_a_cheat_loses(cheat, env):
     env.reset(options={"task_index": 0})  # count lines, the number to count.txt
     assert "count.txt" in env.task.question
@@ -203,7 +217,7 @@ PROGRAMS = {
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", some(PROGRAMS, QUICK))
 def test_a_program_that_cheats_loses(program, monkeypatch):
     monkeypatch.setattr(terminal, "MAX_TEST_SECONDS", 2.0)
     task = generate_task(0, "train", list(KINDS).index("mend_python"))
@@ -262,7 +276,7 @@ def test_a_folder_of_harbor(tmp_path):
         ("echo nan > /logs/verifier/reward.txt", 0),
         ("true", 0),
         ("echo 1 > /logs/verifier/reward.txt; kill -9 $$", 0),
-        ("echo 1 > /logs/verifier/reward.txt; sleep 60", 0),
+        pytest.param("echo 1 > /logs/verifier/reward.txt; sleep 60", 0, marks=pytest.mark.slow),
         ("chmod 777 /tests/test.sh || rm /tests/test.sh || echo 1 > /logs/verifier/reward.txt", 1),
         ("(sleep 0.3; echo 1 > /logs/verifier/reward.txt) & echo 0 > /logs/verifier/reward.txt", 0),
     ],

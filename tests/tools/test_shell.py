@@ -194,6 +194,15 @@ ATTACKS = {
     "a device": "mknod disk b 254 0 && cat disk && echo ESCAPED",
     "raise the limits": "ulimit -u 10000 && echo ESCAPED; ulimit -v unlimited && echo ESCAPED; true",
 }
+# Others that stay try the same mechanisms.
+SLOW = {
+    "read it through a link", "read it by climbing", "look for it everywhere", "through the root of process 1",
+    "the environment of others", "write a file outside", "change a program", "change the users", "kill process 1",
+    "end process 1's time", "interrupt process 1", "kill everything", "a fork bomb that stays",
+    "a daemon that writes later",
+    "a flood of errors", "a huge sparse file", "many links to a huge file", "links in a circle", "memory in variables",
+    "connect to this machine", "become root",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -247,10 +256,10 @@ def descendants():
 
 
 def test_there_are_enough():
-    assert len(ATTACKS) >= 40
+    assert len(ATTACKS) >= 40 and set(ATTACKS) >= SLOW
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", [pytest.param(it, marks=[pytest.mark.slow] * (it in SLOW)) for it in ATTACKS])
 def test_an_attack_is_contained(attack, quick, planted):
     before, heard = descendants(), len(planted["heard"])
     command = ATTACKS[attack]
