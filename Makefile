@@ -24,7 +24,7 @@ test: $(VENV)/dev.stamp  ## lint, type check, tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each
+test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow
 
 test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gymnasium, in an environment of its own

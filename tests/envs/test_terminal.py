@@ -1,6 +1,7 @@
 """Terminal: tasks that their solutions solve and nothing else does, tests that can't be met, folders of others."""
 
 import json
+import os
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,7 @@ from agent_r1.task_data.harbor import load_tasks, read_task, write_task
 from agent_r1.tasks import terminal
 from agent_r1.tasks.terminal import TerminalEnv, run_tests
 from agent_r1.tasks.terminal_tasks import KINDS, NUM_TASKS, UNSEEN_KINDS, generate_task
-from agent_r1_tools.python import SandboxError, choose, probe
+from agent_r1_tools.python import SandboxError, choose, layout, probe
 from agent_r1_tools.shell import LIMITS, Machine, pack
 
 needs_bubblewrap = pytest.mark.skipif(probe("bubblewrap") is not None, reason=f"bubblewrap: {probe('bubblewrap')}")
@@ -36,6 +37,11 @@ def do(env, *turns):
 
 def submit(env):
     return do(env, env.dialect.tool_call("submit", {}))
+
+
+def some(names, quick):
+    """Parameters: those that are quick, or that nothing else stands for, and the rest for `make test-slow`."""
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
 
 
 # --- the tasks that come with the package -----------------------------------------------------------------------------
@@ -66,9 +72,10 @@ def solved(task, steps):
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("place", range(len(KINDS) + len(UNSEEN_KINDS)))
+@pytest.mark.parametrize("place", some([*KINDS, *UNSEEN_KINDS], {"mend_python", "to_json"}))
 def test_a_task_is_solved_by_its_solution_and_not_without_its_last_command(place):
-    split, index = ("train", place) if place < len(KINDS) else ("unseen_kinds", place - len(KINDS))
+    split, kinds = ("train", KINDS) if place in KINDS else ("unseen_kinds", UNSEEN_KINDS)
+    index = list(kinds).index(place)
     task = generate_task(3, split, index)
     assert verdict(task, solved(task, task.steps)) == 1
     assert verdict(task, solved(task, task.steps[:-1])) == 0
@@ -142,6 +149,14 @@ def test_without_bubblewrap_it_says_what_to_install(monkeypatch):
         TerminalEnv()
 
 
+QUICK = {
+    "find the tests", "write the reward", "a link to what is expected", "a pipe that never answers",
+    "a module in the way", "a program in the way", "a process that waits for the tests", "many candidates",
+    "read the tests", "write the reward later", "kill the harness",
+}  # fmt: skip
+"""Of those below."""
+
+
 # --- winning without solving ------------------------------------------------------------------------------------------
 
 CHEATS = {
@@ -174,7 +189,7 @@ CHEATS = {
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.parametrize("cheat", some(CHEATS, QUICK))
 def test_a_cheat_loses(cheat, env):
     env.reset(options={"task_index": 0})  # count lines, the number to count.txt
     assert "count.txt" in env.task.question
@@ -202,7 +217,7 @@ PROGRAMS = {
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", some(PROGRAMS, QUICK))
 def test_a_program_that_cheats_loses(program, monkeypatch):
     monkeypatch.setattr(terminal, "MAX_TEST_SECONDS", 2.0)
     task = generate_task(0, "train", list(KINDS).index("mend_python"))
@@ -261,7 +276,7 @@ def test_a_folder_of_harbor(tmp_path):
         ("echo nan > /logs/verifier/reward.txt", 0),
         ("true", 0),
         ("echo 1 > /logs/verifier/reward.txt; kill -9 $$", 0),
-        ("echo 1 > /logs/verifier/reward.txt; sleep 60", 0),
+        pytest.param("echo 1 > /logs/verifier/reward.txt; sleep 60", 0, marks=pytest.mark.slow),
         ("chmod 777 /tests/test.sh || rm /tests/test.sh || echo 1 > /logs/verifier/reward.txt", 1),
         ("(sleep 0.3; echo 1 > /logs/verifier/reward.txt) & echo 0 > /logs/verifier/reward.txt", 0),
     ],
@@ -293,6 +308,10 @@ def test_a_generated_task_can_be_written_and_read(tmp_path):
     [
         ({"task_dot_toml": "x = "}, "task.toml: expected TOML"),
         ({"task_dot_toml": "[verifier]\ntimeout_sec = 'long'"}, "timeout_sec: expected a number"),
+        ({"task_dot_toml": "a = " + "[" * 3_000}, "task.toml: expected TOML: maximum recursion depth"),
+        ({"task_dot_toml": "a = " + "9" * 5_000}, "task.toml: expected TOML: .*digits"),
+        ({"task_dot_toml": "a" + ".a" * 20_000 + " = 1"}, "task.toml: expected at most 200 dots in a line"),
+        ({"task_dot_toml": "# " + "long" * 20_000}, "task.toml: expected at most 65536 bytes"),
         ({"task_dot_toml": "[[steps]]\nname = 'a'"}, "several steps"),
         ({"instruction_dot_md": None}, "instruction.md: expected such a file"),
         ({"tests__test_dot_sh": None}, "tests: expected test.sh"),
@@ -303,6 +322,10 @@ def test_a_generated_task_can_be_written_and_read(tmp_path):
         ({"environment__Dockerfile": "FROM a\nCOPY data.txt /etc/data"}, "WORKDIR .*only, not to /etc/data"),
         ({"environment__Dockerfile": "FROM a\nWORKDIR /usr/src"}, "WORKDIR /usr/src can't be had here"),
         ({"environment__Dockerfile": "FROM a\nWORKDIR /"}, "WORKDIR / can't be had here"),
+        ({"environment__Dockerfile": f"FROM a\nCOPY {'a' * 5_000} /app/"}, "can't be read: .*name too long"),
+        ({"environment__Dockerfile": f"FROM a\nCOPY data.txt {'a' * 300}"}, "line 2: '/app/a.*' is no name for a file"),
+        ({"environment__Dockerfile": "FROM a\nCOPY data.txt a\nCOPY data.txt a/b"}, "/app/a would be a file and a"),
+        ({"environment__Dockerfile": "FROM a\n" + "COPY data.txt more /app/\n" * 251}, "at most 500 files"),
         ({"environment__docker-compose_dot_yaml": "services:"}, "several containers"),
         ({"environment__Dockerfile": None}, "it needs an image"),
     ],
@@ -312,6 +335,15 @@ def test_a_folder_that_cannot_be_played_is_refused(files, says, tmp_path):
         read_task(folder(tmp_path, **files))
 
 
+def test_no_workdir_hides_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "library", lambda: ["/opt/python/bin/python3"])
+    for place in ("/opt", "/opt/python", "/opt/python/bin/python3/x"):
+        task = folder(tmp_path, environment__Dockerfile=f"FROM a\nWORKDIR {place}\n")
+        with pytest.raises(DataFormatError, match=f"WORKDIR {place} can't be had here, because of Python in /opt/p"):
+            read_task(task)
+    assert read_task(folder(tmp_path, environment__Dockerfile="FROM a\nWORKDIR /opt/other\n")).folder == "/opt/other"
+
+
 def test_links_and_missing_folders_are_refused(tmp_path):
     task = folder(tmp_path)
     (task / "environment" / "more" / "link").symlink_to("/etc/passwd")
@@ -319,6 +351,41 @@ def test_links_and_missing_folders_are_refused(tmp_path):
         load_tasks(tmp_path, "train")
     with pytest.raises(DataNotFoundError, match="data_dir=.*nowhere has no folders with a task.toml"):
         load_tasks(tmp_path / "nowhere", "train")
+
+
+NAMES = ("instruction.md", "task.toml", "solution/solve.sh", "environment/Dockerfile", "tests/test.sh")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "environment/more/x.txt"])
+def test_no_link_pipe_or_endless_file_is_read(name, tmp_path):
+    task = folder(tmp_path, environment__Dockerfile="FROM a\nCOPY more/x.txt /app/\n")
+    path, outside = task / name, tmp_path / "outside"
+
+    def refused():
+        with pytest.raises(DataFormatError, match=r"expected (a plain|at most)|line 2: there is no 'more/x.txt'"):
+            read_task(task)
+        path.unlink()
+
+    path.rename(outside)  # which could be played, were the link followed
+    for target in (outside, "/dev/zero", "nowhere"):
+        path.symlink_to(target)
+        refused()
+    os.mkfifo(path)
+    refused()
+    with open(path, "wb") as file:
+        file.truncate(700 << 20)
+    refused()
+    outside.rename(path)
+    read_task(task)
+
+
+@pytest.mark.parametrize("name", ["environment", "environment/more", "tests", "solution"])
+def test_no_folder_outside_of_a_task_is_read(name, tmp_path):
+    task = folder(tmp_path, environment__Dockerfile="FROM a\nCOPY more/x.txt /app/\n")
+    (task / name).rename(tmp_path / "outside")
+    (task / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(DataFormatError, match="found a link"):
+        read_task(task)
 
 
 def test_a_split_is_a_folder_where_there_is_one(tmp_path):

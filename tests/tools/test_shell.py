@@ -94,6 +94,20 @@ def test_a_state_is_all_of_the_files(shell):
     assert shell.get_state() == START
 
 
+def test_files_are_carried_out_only_when_they_changed(shell):
+    asked, call = [], shell.machine._call
+    shell.machine._call = lambda name, *arguments: asked.append(name) or call(name, *arguments)
+    say(shell, "head -c 2000000 /dev/urandom > big")
+    assert asked.count("piece") == 2
+    state = shell.get_state()
+    say(shell, "cat big | sha1sum; echo x > y; rm y; touch -d '2001-01-01' .")
+    assert asked.count("piece") == 2 and shell.get_state() == state
+    for changed in ("python3 -c 'open(\"big\", \"r+b\").write(b\"0123\")'", "chmod 600 big", "touch big", "mkdir d"):
+        say(shell, changed)
+        assert shell.get_state() != state and asked.pop() == "piece"
+        state = shell.get_state()
+
+
 def test_a_fork_has_a_machine_of_its_own(shell, in_fork):
     say(shell, "echo 1 > x")
 
@@ -139,6 +153,9 @@ ATTACKS = {
     "change a program": "echo x >> /usr/bin/ls && echo ESCAPED",
     "change the users": "echo x >> /etc/passwd && echo ESCAPED",
     "kill process 1": "kill -9 1; sleep 0.1; kill -0 1 2>/dev/null; true",
+    "interrupt process 1": "kill -INT 1; sleep 0.1; true",
+    "end process 1's time": "kill -XCPU 1; sleep 0.1; true",
+    "every signal to process 1": "for s in $(seq 64); do kill -$s 1 2>/dev/null; done; sleep 0.1; true",
     "kill everything": "kill -9 -1; true",
     "kill another process": "kill -9 VICTIM && echo ESCAPED",
     "a fork bomb": ":(){ :|:& };:",
@@ -177,6 +194,15 @@ ATTACKS = {
     "a device": "mknod disk b 254 0 && cat disk && echo ESCAPED",
     "raise the limits": "ulimit -u 10000 && echo ESCAPED; ulimit -v unlimited && echo ESCAPED; true",
 }
+# Others that stay try the same mechanisms.
+SLOW = {
+    "read it through a link", "read it by climbing", "look for it everywhere", "through the root of process 1",
+    "the environment of others", "write a file outside", "change a program", "change the users", "kill process 1",
+    "end process 1's time", "interrupt process 1", "kill everything", "a fork bomb that stays",
+    "a daemon that writes later",
+    "a flood of errors", "a huge sparse file", "many links to a huge file", "links in a circle", "memory in variables",
+    "connect to this machine", "become root",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -230,10 +256,10 @@ def descendants():
 
 
 def test_there_are_enough():
-    assert len(ATTACKS) >= 40
+    assert len(ATTACKS) >= 40 and set(ATTACKS) >= SLOW
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", [pytest.param(it, marks=[pytest.mark.slow] * (it in SLOW)) for it in ATTACKS])
 def test_an_attack_is_contained(attack, quick, planted):
     before, heard = descendants(), len(planted["heard"])
     command = ATTACKS[attack]
@@ -243,7 +269,7 @@ def test_an_attack_is_contained(attack, quick, planted):
     result = say(quick, command.replace("MARK", MARK))
     assert time.monotonic() - started < 60
     assert "ESCAPED" not in result.content and SECRET not in result.content and len(result.content) < 2_300
-    assert result.fault is None
+    assert result.fault is None and ("process 1" not in attack or "broke down" not in result.content)
     assert len(quick.get_state()) < 4 * LIMITS.files
     after = say(quick, "sleep 0.5; cat late; echo 6 7 | awk '{print $1 * $2}'" if "later" in attack else "echo 42")
     assert after.content.endswith("42") and "ESCAPED" not in after.content

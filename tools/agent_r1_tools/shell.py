@@ -100,6 +100,7 @@ class Machine:
         folders = [folder, "/tmp", *writable]
         self._sandbox = Bubblewrap(outer, folders=folders, programs=True, files=files, hide=hide)
         self._session: Session | None = None
+        self._packed = b""
 
     def _call(self, name: str, *arguments: Any) -> Any:
         if self._session is None:
@@ -120,7 +121,9 @@ class Machine:
     def pack(self) -> bytes:
         """All files of its folder and of /tmp. Raises as `run`."""
         size = self._call("pack", [self.folder, "/tmp"], self.limits.files)
-        return b"".join(self._call("piece", start) for start in range(0, size, PIECE))
+        if size is not None:
+            self._packed = b"".join(self._call("piece", start) for start in range(0, size, PIECE))
+        return self._packed
 
     def unpack(self, packed: bytes) -> None:
         """Make these files, in a machine that has none yet. Raises as `run`."""
@@ -137,10 +140,10 @@ class Machine:
         """End its processes; its files are gone."""
         if self._session is not None:
             self._session.close()
-            self._session = None
+            self._session, self._packed = None, b""
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_session": None}  # a process cannot be pickled or copied
+        return self.__dict__ | {"_session": None, "_packed": b""}  # a process cannot be pickled or copied
 
     def __enter__(self) -> Machine:
         return self

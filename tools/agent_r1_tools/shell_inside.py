@@ -1,7 +1,8 @@
 """What runs inside of the sandbox of the `shell` tool: it runs commands, and packs up their files.
 
-A cell of the sandbox's Python session, as text; standard library only. Its process is number 1 of its namespace, so no
-command can signal it, every process whose parent ends becomes its child, and it can end them all.
+A cell of the sandbox's Python session, as text; standard library only. Its process is number 1 of its namespace, so
+every process whose parent ends becomes its child, it can end them all, and a command's signals reach it only where it
+has handlers: while a command runs it has none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import stat
 import subprocess
 import time
@@ -24,6 +26,8 @@ def run_command(
     command: str, folder: str, seconds: float, most: int, variables: dict[str, str]
 ) -> tuple[bytes, int | None]:
     """The beginning of what a command writes, and its exit status; None where time was up. Nothing of it stays."""
+    for number in (signal.SIGINT, signal.SIGXCPU):  # no handlers; what is ignored, commands inherit
+        signal.signal(number, signal.SIG_DFL)
     deadline = time.monotonic() + seconds
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -90,11 +94,12 @@ def end_all() -> None:
             pass
 
 
-def pack(folders: list[str], most: int) -> int:
+def pack(folders: list[str], most: int) -> int | None:
     """Pack up folders: a line of JSON, [[path, kind, mode, time, size or target], ...], and the files' contents.
 
     Sockets and pipes are left out, and what wouldn't fit into a file system of `most` bytes for each folder: names of
-    one file become files of their own, and holes are filled. The size of it; `piece` gives it.
+    one file become files of their own, and holes are filled. The size of it, which `piece` gives; None where it is what
+    was packed last time.
     """
     global packed
     entries: list[list[object]] = []
@@ -131,8 +136,8 @@ def pack(folders: list[str], most: int) -> int:
             continue
     for path, mode in reversed(modes):
         os.chmod(path, mode)
-    packed = json.dumps(entries).encode() + b"\n" + b"".join(contents)
-    return len(packed)
+    before, packed = packed, json.dumps(entries).encode() + b"\n" + b"".join(contents)
+    return None if packed == before else len(packed)  # times don't tell: mapped memory is written without
 
 
 def piece(start: int) -> bytes:

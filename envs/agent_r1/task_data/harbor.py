@@ -6,15 +6,21 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from agent_r1.task_data.records import DataFormatError, DataNotFoundError
+from agent_r1_tools.python import layout
 
 MAX_FILES, MAX_BYTES = 500, 8 << 20
 """What a task may have of files, in its environment and in its tests."""
+MAX_TEXT, MAX_SETTINGS = 1 << 20, 64 << 10
+"""Bytes of instruction.md and solve.sh; of task.toml and the Dockerfile."""
+MAX_DOTS = 200
+"""In a line of task.toml: tomllib takes minutes for a key of many parts."""
 TAKEN = frozenset("usr bin sbin lib lib64 etc dev proc sys tmp tests logs packages programs guest.pyc".split())
 """What the sandbox has for itself, or the tests get: no place for a WORKDIR."""
 DOCKERFILE = """FROM python:3.11-slim
@@ -63,10 +69,23 @@ def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTas
 
 
 def read_task(folder: Path) -> TerminalTask:
-    """The task in a folder. Raises DataFormatError: file, line, and what is wrong or can't be done here."""
+    """The task in a folder; nothing outside of the folder is read.
+
+    Raises DataFormatError: file, line, and what is wrong or can't be done here.
+    """
     try:
-        settings = tomllib.loads(_text(folder / "task.toml"))
-    except tomllib.TOMLDecodeError as error:
+        return _read_task(folder)
+    except (OSError, RecursionError) as error:  # a name that is too long, say
+        raise DataFormatError(f"{folder}: it can't be read: {error}") from None
+
+
+def _read_task(folder: Path) -> TerminalTask:
+    text = _text(folder, "task.toml", MAX_SETTINGS)
+    if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
+        raise DataFormatError(f"{folder / 'task.toml'}: expected at most {MAX_DOTS} dots in a line")
+    try:
+        settings = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and lists nested too deeply
         raise DataFormatError(f"{folder / 'task.toml'}: expected TOML: {error}") from None
     if "steps" in settings:
         raise DataFormatError(f"{folder / 'task.toml'}: a task of several steps can't be played here")
@@ -77,23 +96,23 @@ def read_task(folder: Path) -> TerminalTask:
     if not isinstance(environment, dict):
         raise DataFormatError(f"{folder / 'task.toml'}, [environment]: expected a table")
     dockerfile = folder / "environment" / "Dockerfile"
-    if not dockerfile.is_file() and ("docker_image" in environment or _has(folder / "environment")):
+    has_dockerfile = os.path.lexists(dockerfile)
+    if not has_dockerfile and ("docker_image" in environment or _has(folder / "environment")):
         raise DataFormatError(f"{folder}: it needs an image, and has no environment/Dockerfile that says what is in it")
     for name in ("docker-compose.yaml", "docker-compose.yml"):
-        if (folder / "environment" / name).exists():
+        if os.path.lexists(folder / "environment" / name):
             raise DataFormatError(f"{folder / 'environment' / name}: a task of several containers can't be played here")
-    workdir, start = _build(dockerfile) if dockerfile.is_file() else ("/app", {})
-    tests = {path.relative_to(folder / "tests").as_posix(): path.read_bytes() for path in _files(folder / "tests")}
+    workdir, start = _build(folder, dockerfile) if has_dockerfile else ("/app", {})
+    tests = {path.relative_to(folder / "tests").as_posix(): _bytes(folder, path) for path in _files(folder / "tests")}
     if "test.sh" not in tests and not any(name.endswith(".py") for name in tests):
         raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or tests in Python")
-    solution = folder / "solution" / "solve.sh"
     return TerminalTask(
         folder.name,
-        _text(folder / "instruction.md").strip(),
+        _text(folder, "instruction.md").strip(),
         workdir,
         start,
         tests,
-        _text(solution) if solution.is_file() else "",
+        _text(folder, "solution/solve.sh") if os.path.lexists(folder / "solution" / "solve.sh") else "",
         float(seconds),
     )
 
@@ -119,10 +138,10 @@ def write_task(task: TerminalTask, root: Path) -> Path:
     return folder
 
 
-def _build(dockerfile: Path) -> tuple[str, dict[str, tuple[int, bytes]]]:
+def _build(folder: Path, dockerfile: Path) -> tuple[str, dict[str, tuple[int, bytes]]]:
     """WORKDIR and the files that a Dockerfile copies into it."""
     workdir, copies, bases = "/app", [], 0
-    text = re.sub(r"\\\n", "  ", _text(dockerfile))
+    text = re.sub(r"\\\n", "  ", _text(folder, "environment/Dockerfile", MAX_SETTINGS))
     for number, line in enumerate(text.splitlines(), 1):
         try:
             words = shlex.split(line, comments=True)
@@ -142,17 +161,36 @@ def _build(dockerfile: Path) -> tuple[str, dict[str, tuple[int, bytes]]]:
                 "here only FROM (one), WORKDIR and COPY of files work"
             )
     parts = PurePosixPath(workdir).parts
-    if len(parts) < 2 or parts[1] in TAKEN or ".." in parts or not re.fullmatch(r"[\w./-]+", workdir):
+    if len(parts) < 2 or parts[1] in TAKEN or ".." in parts or not re.fullmatch(r"[\w./-]{1,200}", workdir, re.A):
         raise DataFormatError(f"{dockerfile}: WORKDIR {workdir} can't be had here, because it is the sandbox's own")
+    for path in map(PurePosixPath, layout.library()):
+        if path.is_relative_to(workdir) or PurePosixPath(workdir).is_relative_to(path):
+            raise DataFormatError(f"{dockerfile}: WORKDIR {workdir} can't be had here, because of Python in {path}")
+    if sum(len(sources) for _, sources, _, _ in copies) > MAX_FILES:
+        raise DataFormatError(f"{dockerfile}: expected at most {MAX_FILES} files")
     files: dict[str, tuple[int, bytes]] = {}
     for number, sources, target, where in copies:
         for source in sources:
-            files |= _copy(dockerfile, number, source, PurePosixPath(where, target), target.endswith("/"), workdir)
+            at = PurePosixPath(where, target)
+            files |= _copy(folder, dockerfile, number, source, at, target.endswith("/"), workdir)
+            _check(f"{dockerfile}, line {number}", files)
     return workdir, files
 
 
+def _check(here: str, files: Files) -> None:
+    """Refuse files that no machine could be given."""
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+    if len(files) > MAX_FILES or len(folders) > MAX_FILES or sum(len(file) for _, file in files.values()) > MAX_BYTES:
+        raise DataFormatError(f"{here}: expected at most {MAX_FILES} files and folders and {MAX_BYTES >> 20} MiB")
+    for path in files:
+        if path in folders:
+            raise DataFormatError(f"{here}: {path} would be a file and a folder")
+        if "\0" in path or len(path) > 1000 or any(len(os.fsencode(part)) > 255 for part in path.split("/")):
+            raise DataFormatError(f"{here}: {path[:80]!r} is no name for a file")
+
+
 def _copy(
-    dockerfile: Path, number: int, source: str, target: PurePosixPath, into: bool, workdir: str
+    folder: Path, dockerfile: Path, number: int, source: str, target: PurePosixPath, into: bool, workdir: str
 ) -> dict[str, tuple[int, bytes]]:
     here = f"{dockerfile}, line {number}"
     relative = PurePosixPath(source.lstrip("/"))
@@ -167,7 +205,7 @@ def _copy(
         inside = into or str(target) == workdir
         copied = {target / relative.name if inside else target: path for path in _files(found)}
     return {
-        str(at): (0o755 if path.stat().st_mode & 0o100 else 0o644, path.read_bytes())
+        str(at): (0o755 if path.stat().st_mode & 0o100 else 0o644, _bytes(folder, path))
         for at, path in copied.items()
         if path != dockerfile
     }
@@ -175,10 +213,13 @@ def _copy(
 
 def _files(folder: Path) -> list[Path]:
     """The files below a folder, or a file itself, in the order of their names; none of them a link."""
-    found = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if not path.is_dir())
-    for path in [folder, *found, *(path for path in folder.rglob("*") if path.is_symlink())]:
-        if path.is_symlink() or (path != folder and not path.is_file()):
+    if not os.path.lexists(folder):
+        return []
+    below = [folder, *folder.rglob("*")]
+    for path in below:
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DataFormatError(f"{path}: expected a plain file, found a link or a device")
+    found = sorted(path for path in below if path.is_file())
     if len(found) > MAX_FILES or sum(path.stat().st_size for path in found) > MAX_BYTES:
         raise DataFormatError(f"{folder}: expected at most {MAX_FILES} files and {MAX_BYTES >> 20} MiB")
     return found
@@ -188,10 +229,26 @@ def _has(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def _text(path: Path) -> str:
+def _text(folder: Path, name: str, most: int = MAX_TEXT) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return _bytes(folder, folder / name, most).decode()
+    except UnicodeDecodeError as error:
+        raise DataFormatError(f"{folder / name}: expected UTF-8: {error}") from None
+
+
+def _bytes(folder: Path, path: Path, most: int = MAX_BYTES) -> bytes:
+    """A plain file inside of the folder. No link is followed, no pipe waited for, and the size known before."""
+    if os.path.realpath(path) != os.path.join(os.path.realpath(folder), path.relative_to(folder)):
+        raise DataFormatError(f"{path}: expected a plain file in {folder}, found a link")
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise DataFormatError(f"{path}: expected a plain file, found a folder, a pipe or a device")
+            if found.st_size > most:
+                raise DataFormatError(f"{path}: expected at most {most} bytes, found {found.st_size}")
+            return file.read(most)
     except FileNotFoundError:
         raise DataFormatError(f"{path}: expected such a file, found none") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataFormatError(f"{path}: expected UTF-8: {error}") from None
+    except OSError as error:
+        raise DataFormatError(f"{path}: expected a plain file: {error}") from None

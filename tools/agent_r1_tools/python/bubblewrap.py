@@ -40,8 +40,8 @@ class Bubblewrap(ProcessSandbox):
     Args:
         limits: what a program may use.
         folders: those that it can write to, each in memory and bounded by `limits.files`; it begins in the first.
-        programs: whether it finds the machine's /usr/bin as well. The guest is then process 1, which nobody inside can
-            signal.
+        programs: whether it finds the machine's /usr/bin as well. The guest is then process 1: nobody inside can end
+            it, and signals from inside reach it only where it has handlers.
         files: further files, by path, which are there to be read.
         hide: folders of this machine that it must not see, should they lie inside of what it sees.
 
