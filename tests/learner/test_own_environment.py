@@ -135,7 +135,8 @@ def test_an_error_of_ones_own_environment_keeps_its_traceback(learn, policy_fold
 
 def test_a_policy_from_nothing_for_few_tasks_and_no_vocabulary(learn):
     """Fewer tasks than a tokenizer is read off, and no words that it should keep whole."""
-    words = ["--num-demonstrations", 30, "--eval-demonstrations", 2, "--num-steps", 2, "--warmup-steps", 1, "--batch-size", 2]
-    words += ["--hidden-size", 32, "--num-layers", 1, "--num-workers", 0, "--num-threads", 1, "--no-cuda"]
+    words = ["--num-demonstrations", 30, "--eval-demonstrations", 2, "--num-steps", 2, "--warmup-steps", 1]
+    words += ["--batch-size", 2, "--hidden-size", 32, "--num-layers", 2, "--num-workers", 0]
+    words += ["--num-threads", 1, "--no-cuda"]
     folder = learn("sft_llm", "--env-id", "checked_environments:Checked/Right-v0", "--expert-share", 1, *words)
     assert json.loads((folder / "summary.json").read_text())["finished"]

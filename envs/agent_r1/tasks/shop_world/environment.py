@@ -67,7 +67,7 @@ class ShopWorldEnv(ToolEnv):
     v0: first version.
     """
 
-    floor: ClassVar[float] = 0.72  # the first result, with the options that the question names
+    floor: ClassVar[float] = 0.96  # the cheapest of the first page, with the options that the question names
     instructions: ClassVar[str] = (
         "You shop for a customer. Search, open a product of the results, choose its options, then buy it. "
         "Buying ends the visit; what you bought is judged by how well it fits."
@@ -249,13 +249,20 @@ class ShopWorldEnv(ToolEnv):
 
     def shortcut_first_result(self, rng: np.random.Generator) -> Iterator[str]:
         """The question as the query, the first result whatever its price, its options that the question names."""
+        yield from self._buy(self.shop.search(self.task.question[:MAX_QUERY_CHARS])[:1])
+
+    def shortcut_cheapest(self, rng: np.random.Generator) -> Iterator[str]:
+        """The same with the cheapest product of the first page."""
+        page = self.shop.search(self.task.question[:MAX_QUERY_CHARS])[: self.page_size]
+        yield from self._buy(sorted(page, key=lambda product: product.price)[:1])
+
+    def _buy(self, chosen: Sequence[Product]) -> Iterator[str]:
         call = self.dialect.tool_call
         yield call("search", {"query": self.task.question})
-        found = self.shop.search(self.task.question[:MAX_QUERY_CHARS])
-        if found:
-            yield call("open", {"item": found[0].asin})
+        for product in chosen:
+            yield call("open", {"item": product.asin})
             named = re.findall(r"\w+", self.task.question.lower())
-            values = [value for group in found[0].options.values() for value in group if value in named]
+            values = [value for group in product.options.values() for value in group if value in named]
             yield from (call("choose", {"value": value}) for value in values)
         yield call("buy", {})
 
