@@ -198,6 +198,45 @@ def test_queries_are_compared_by_their_results(gold, answer, mode, right, file):
         assert same_result(database, gold, answer, mode)[0] == right
 
 
+AWKWARD = {
+    "as it is": "",
+    "in WAL mode": "PRAGMA journal_mode = WAL;",
+    "with keys that are checked": "PRAGMA foreign_keys = ON;",
+    "with a trigger": "CREATE TRIGGER stay BEFORE DELETE ON people BEGIN SELECT RAISE(ABORT, 'no'); END;",
+    "with an index and a view": "CREATE INDEX i ON people (height); CREATE VIEW v AS SELECT * FROM people;",
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_a_part_of_a_database_has_the_same_names(name, tmp_path):
+    path = tmp_path / "people.sqlite"
+    with sqlite3.connect(path, isolation_level=None) as connection:
+        connection.executescript(f"PRAGMA synchronous = OFF; BEGIN; {SCRIPT} COMMIT; {AWKWARD[name]}")
+    connection.close()
+    before, there = path.read_bytes(), sorted(tmp_path.iterdir())
+    gold = "SELECT count(*) FROM people WHERE height > 5"
+    for database in (Database(file=str(path)), Database(script=SCRIPT + AWKWARD[name])):
+        for right in ("count(rowid) FROM people", "count(*) FROM main.people", "count(oid) FROM people NOT INDEXED"):
+            assert same_result(database, gold, f"SELECT {right} WHERE height > 5") == (True, "")
+        for wrong in ("150", "count(*) FROM people", "iif(EXISTS (SELECT 1 FROM sqlite_temp_master), 0, 150)"):
+            assert same_result(database, gold, f"SELECT {wrong}") == (False, "another result")
+    assert path.read_bytes() == before and sorted(tmp_path.iterdir()) == there
+
+
+@pytest.mark.parametrize(
+    "script", ["CREATE VIRTUAL TABLE x USING fts5(y);", "CREATE TABLE x AS SELECT zeroblob(5000000);"]
+)
+def test_a_part_of_a_database_that_is_not_copied_is_made_of_views(script, tmp_path):
+    path = tmp_path / "people.sqlite"
+    with sqlite3.connect(path, isolation_level=None) as connection:
+        connection.executescript("PRAGMA synchronous = OFF; BEGIN;" + SCRIPT + script + "COMMIT;")
+    connection.close()
+    gold, database = "SELECT count(*) FROM people", Database(file=str(path))
+    assert same_result(database, gold, "SELECT count(id) FROM people") == (True, "")
+    for wrong in ("SELECT 200", "SELECT count(*) FROM main.people"):
+        assert same_result(database, gold, wrong) == (False, "another result")
+
+
 def test_other_databases_are_compared_as_well():
     other = Database(script=SCRIPT + "DELETE FROM people WHERE id > 150;")
     assert same_result(DATABASE, "SELECT count(*) FROM people", "SELECT count(*) FROM people", others=[other])[0]

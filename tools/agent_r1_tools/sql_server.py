@@ -37,6 +37,8 @@ GOLDS = 64
 GOLD_BYTES = 500_000
 """Of the largest result that is kept; and `CHOSEN` numbers of parts are."""
 CHOSEN = 1_000
+COPIED = 4 << 20
+"""Bytes of the largest file of which a part is made by deleting rows from a copy in memory."""
 MAX_ROWS = 100_000
 """Rows of the largest result that is compared."""
 
@@ -99,7 +101,8 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
     if key in _open:
         _open[key] = _open.pop(key)  # the last ones used stay
         return _open[key]
-    if "script" in database:
+    in_file = "file" in database
+    if not in_file:
         connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
         connection.executescript(database["script"])
     else:
@@ -107,10 +110,15 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
         address = f"file:{quote(database['file'])}?mode=ro&immutable=1"
         connection = sqlite3.connect(address, uri=True, cached_statements=0)
         connection.execute("SELECT COUNT(*) FROM sqlite_master")
+        if mutant is not None and os.path.getsize(database["file"]) <= COPIED:
+            copy = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
+            connection.backup(copy)
+            connection.close()
+            connection, in_file = copy, False
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     connection.execute("PRAGMA temp_store=MEMORY")
     if mutant is not None:
-        _lessen(connection, mutant)
+        _lessen(connection, mutant, in_file)
     for pragma in ("query_only=ON", "trusted_schema=OFF"):
         connection.execute(f"PRAGMA {pragma}")
     for limit, value in LIMITS.items():
@@ -126,17 +134,26 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
     return connection
 
 
-def _lessen(connection: sqlite3.Connection, mutant: int) -> None:
-    """Hide some rows of every table behind views: a fifth of them, or half where the number is odd. (A query that names
-    `main.` sees them all, and so doesn't give what the gold query gives.)"""
-    found = "SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+def _lessen(connection: sqlite3.Connection, mutant: int, in_file: bool) -> None:
+    """Take some rows out of every table: a fifth of them, or half where the number is odd. Hide them behind views where
+    they can't be deleted: in a file, or where there are virtual tables. (A query that names `main.` sees them all then,
+    and one that names a rowid fails, so neither gives what the gold query gives.)"""
+    tables = "SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+    hide = in_file or connection.execute(f"{tables} AND sql LIKE 'CREATE VIRTUAL%'").fetchone() is not None
+    if not hide:
+        connection.execute("PRAGMA foreign_keys=OFF")
+        for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {_name(trigger)}")
     share = 50 if mutant % 2 else 20
-    for (table,) in connection.execute(found).fetchall():
+    for (table,) in connection.execute(tables).fetchall():
         name = _name(table)
         kept = f"(rowid * 37 + {17 * mutant}) * 61 % 101 >= {share}"
         try:
-            connection.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {kept}")
-            connection.execute(f"SELECT 1 FROM {name} LIMIT 1")
+            if hide:
+                connection.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {kept}")
+                connection.execute(f"SELECT 1 FROM {name} LIMIT 1")
+            else:
+                connection.execute(f"DELETE FROM {name} WHERE NOT ({kept})")
         except sqlite3.Error:  # a table without rowid stays as it is
             connection.execute(f"DROP VIEW IF EXISTS temp.{name}")
 
