@@ -140,3 +140,5 @@ class Episodes:
                 how = f"{kept} of {total} episodes are kept; go on with\n  {command}"
                 signals.end(error, how, self.signal)
                 raise
+            finally:
+                self.file.close()

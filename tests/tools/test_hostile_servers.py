@@ -231,7 +231,8 @@ def test_a_client_that_nobody_closed_closes_its_connections() -> None:
                     gc.collect()
                     assert connection.recv(1) == b""
                     gc.collect()
-                assert not caught  # a socket that nobody closes but the collector
+                port = str(listener.getsockname()[1])
+                assert not [w for w in caught if port in str(w.message)]  # a socket closed by the collector alone
 
 
 def test_long_queries_are_not_kept() -> None:

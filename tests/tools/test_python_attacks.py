@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -431,7 +432,7 @@ def filled(code, planted):
 def sandbox(request):
     """Each backend for which a probe program ran."""
     if request.param == "remote":
-        return open_sandbox("remote", LIMITS, url=request.getfixturevalue("sandbox_server"))
+        return open_sandbox("remote", replace(LIMITS, wall_seconds=4.0), url=request.getfixturevalue("sandbox_server"))
     problem = probe(request.param)
     if problem is not None:
         pytest.skip(f"{request.param} doesn't work here: {problem}")
