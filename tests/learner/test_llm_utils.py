@@ -298,3 +298,16 @@ def test_there_is_no_dropout_under_gradient_checkpointing(tmp_path, made_up_rows
             for on in (False, True)
         )
     torch.testing.assert_close(plain, checkpointed, atol=1e-5, rtol=1e-5)
+
+
+def test_copies_of_bf16_weights_lie_anywhere_in_their_rounding_interval():
+    """So that short steps change weights from the first one on, as many as they are long."""
+    torch.manual_seed(0)
+    weight = torch.randn(4_000).bfloat16()
+    weight[:4] = torch.tensor([0.0, 0.5, -0.25, 2.0**-130])
+    copy = optimizer.float32_copy(weight, seed=1)
+    assert copy.dtype == torch.float32 and torch.equal(copy.bfloat16(), weight)
+    assert torch.equal(copy, optimizer.float32_copy(weight, seed=1))
+    tenth = 0.1 * torch.ldexp(torch.ones(4_000), torch.frexp(weight.float()).exponent - 8)
+    changed = ((copy + tenth).bfloat16() != weight).float().mean()
+    assert 0.08 < changed < 0.12
