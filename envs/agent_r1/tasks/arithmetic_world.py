@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.dialects import Call
+from agent_r1.tasks.draw import pick
 from agent_r1.tasks.mathematics import MathematicsEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import ToolResult
@@ -51,8 +52,8 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     """
     rng = np.random.default_rng([seed, list(ArithmeticWorldEnv.splits).index(split), index])
     unseen = split == "unseen_words"
-    name = _pick(rng, UNSEEN_NAMES if unseen else NAMES)
-    items = _pick(rng, UNSEEN_ITEMS if unseen else ITEMS)
+    name = pick(rng, UNSEEN_NAMES if unseen else NAMES)
+    items = pick(rng, UNSEEN_ITEMS if unseen else ITEMS)
     low, high = (100, 1000) if split == "larger_numbers" else (10, 100)
     num_steps = 4 if split == "more_steps" else int(rng.integers(2, 4))
     first_day = int(rng.integers(len(DAYS)))
@@ -62,34 +63,30 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     for day in range(first_day, first_day + num_steps):
         divisors = [number for number in range(2, 10) if value % number == 0 and value // number >= low]
         possible = {"+": True, "-": value >= 2 * low, "*": value < 10 * low, "/": bool(divisors)}
-        operator = _pick(rng, [o for o in operators if possible[o]])
+        operator = pick(rng, [o for o in operators if possible[o]])
         if operator in "*/":
             operators = operators.replace(operator, "")
         if operator == "/":
-            number = _pick(rng, divisors)
+            number = pick(rng, divisors)
         elif operator == "*":
             number = int(rng.integers(2, 10))
         else:
             number = int(rng.integers(low, high if operator == "+" else min(high, value - low + 1)))
         name_of_day = DAYS[day % len(DAYS)]
-        events.append(f"on {name_of_day} she {_pick(rng, VERBS[operator])} {number}")
+        events.append(f"on {name_of_day} she {pick(rng, VERBS[operator])} {number}")
         steps.append([name_of_day, f"{value} {operator} {number}"])
         value = {"+": value + number, "-": value - number, "*": value * number, "/": value // number}[operator]
         values.append(value)
     remark = ""
     if rng.random() < 0.2:
-        remark = f" {_pick(rng, UNSEEN_NAMES)} only has {_pick(rng, UNSEEN_ITEMS)}."
-    phrasing = _pick(rng, OTHER_PHRASINGS) if split == "other_phrasings" else PHRASING
+        remark = f" {pick(rng, UNSEEN_NAMES)} only has {pick(rng, UNSEEN_ITEMS)}."
+    phrasing = pick(rng, OTHER_PHRASINGS) if split == "other_phrasings" else PHRASING
     return Task(
         id=f"{split}-{seed}-{index}",
         question=phrasing.format(name=name, start=start, items=items, events="; ".join(events), remark=remark),
         answers=[str(value)],
         metadata={"steps": steps, "values": values},
     )
-
-
-def _pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
-    return options[int(rng.integers(len(options)))]
 
 
 class ArithmeticWorldEnv(MathematicsEnv):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from agent_r1.tasks.draw import pick, sample
 from agent_r1.tool_env import Task
 
 SPLITS = ("train", "test", "more_tables", "unseen_words", "other_phrasings")
@@ -69,14 +69,6 @@ OTHER_PHRASINGS = {
 }
 
 
-def _pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
-    return options[int(rng.integers(len(options)))]
-
-
-def _sample(rng: np.random.Generator, options: Sequence[Any], count: int) -> list[Any]:
-    return [options[i] for i in rng.choice(len(options), count, replace=False)]
-
-
 @lru_cache(maxsize=256)  # the episodes of a group play the same task
 def generate_task(seed: int, split: str, index: int) -> Task:
     """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
@@ -87,28 +79,28 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     each of which gives something else), tables, optimal_turns (2: the names of columns are drawn, so one has to look).
     """
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
-    parent, child = _pick(rng, UNSEEN_THEMES if split == "unseen_words" else THEMES)
-    kind = "area" if split == "more_tables" else _pick(rng, KINDS)
-    category, (number, other) = _pick(rng, list(CATEGORIES)), _sample(rng, list(NUMBERS), 2)
-    aggregate = _pick(rng, list(AGGREGATES))
+    parent, child = pick(rng, UNSEEN_THEMES if split == "unseen_words" else THEMES)
+    kind = "area" if split == "more_tables" else pick(rng, KINDS)
+    category, (number, other) = pick(rng, list(CATEGORIES)), sample(rng, list(NUMBERS), 2)
+    aggregate = pick(rng, list(AGGREGATES))
     words = {
         "regions": split == "more_tables",
-        "c": _pick(rng, (child, child + "s", child + "_list")),
-        "p": _pick(rng, (parent, parent + "s", parent + "_list")),
-        "r": _pick(rng, ("region", "regions", "region_list")),
-        "c_name": _pick(rng, NAME_COLUMNS),
-        "p_name": _pick(rng, NAME_COLUMNS),
-        "key": _pick(rng, (parent + "_id", parent + "_no", "of_" + parent)),
-        "p_place": _pick(rng, REGION_COLUMNS if split == "more_tables" else TOWN_COLUMNS),
+        "c": pick(rng, (child, child + "s", child + "_list")),
+        "p": pick(rng, (parent, parent + "s", parent + "_list")),
+        "r": pick(rng, ("region", "regions", "region_list")),
+        "c_name": pick(rng, NAME_COLUMNS),
+        "p_name": pick(rng, NAME_COLUMNS),
+        "key": pick(rng, (parent + "_id", parent + "_no", "of_" + parent)),
+        "p_place": pick(rng, REGION_COLUMNS if split == "more_tables" else TOWN_COLUMNS),
         "category": category,
-        "number": _pick(rng, NUMBERS[number]),
-        "other": _pick(rng, NUMBERS[other]),
+        "number": pick(rng, NUMBERS[number]),
+        "other": pick(rng, NUMBERS[other]),
         "aggregate": aggregate,
-        "extreme": _pick(rng, ("DESC", "ASC")),
-        "value": _pick(rng, CATEGORIES[category]),
-        "place": _pick(rng, REGIONS if split == "more_tables" else TOWNS),
+        "extreme": pick(rng, ("DESC", "ASC")),
+        "value": pick(rng, CATEGORIES[category]),
+        "place": pick(rng, REGIONS if split == "more_tables" else TOWNS),
         "limit": int(rng.integers(30, 70)),
-        "owner": _pick(rng, NAMES),
+        "owner": pick(rng, NAMES),
     }
     gold = write_query(kind, words)
     wrong = [write_query(kind, words, mistake) for mistake in MISTAKES]
@@ -184,16 +176,16 @@ def _without_number(query: str, words: dict[str, Any]) -> str:
 def _script(rng: np.random.Generator, w: dict[str, Any]) -> str:
     """SQL that makes a database."""
     parents, children = int(rng.integers(4, 7)), int(rng.integers(12, 21))
-    owners = _sample(rng, [name for name in NAMES if name != w["owner"]], parents)
+    owners = sample(rng, [name for name in NAMES if name != w["owner"]], parents)
     owners[int(rng.integers(parents))] = w["owner"]
-    places = [_pick(rng, range(1, 5) if w["regions"] else TOWNS) for _ in owners]
+    places = [pick(rng, range(1, 5) if w["regions"] else TOWNS) for _ in owners]
     asked = REGIONS.index(w["place"]) + 1 if w["regions"] else w["place"]
     places[int(rng.integers(parents))] = asked
     keys = [*range(1, parents + 1), *(int(rng.integers(1, parents + 1)) for _ in range(children - parents))]
-    values = [_pick(rng, CATEGORIES[w["category"]]) for _ in range(children)]
+    values = [pick(rng, CATEGORIES[w["category"]]) for _ in range(children)]
     values[int(rng.integers(children))] = w["value"]
     numbers = [rng.choice(np.arange(1, 100), children, replace=False).tolist() for _ in range(2)]
-    names, keys = _sample(rng, NAMES, children), _sample(rng, keys, children)
+    names, keys = sample(rng, NAMES, children), sample(rng, keys, children)
     rows = zip(range(1, children + 1), names, keys, values, *numbers, strict=True)
     place_type = f"INTEGER REFERENCES {w['r']}(id)" if w["regions"] else "TEXT"
     statements = [

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from agent_r1.task_data.harbor import TerminalTask
+from agent_r1.tasks.draw import pick, sample
 
 NUM_TASKS = {"train": 100_000, "test": 1_000, "unseen_kinds": 1_000}
 FOLDER = "/app"
@@ -83,26 +84,18 @@ class Draft:
     run: str = ""
 
 
-def _pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
-    return options[int(rng.integers(len(options)))]
-
-
-def _sample(rng: np.random.Generator, options: Sequence[Any], count: int) -> list[Any]:
-    return [options[i] for i in rng.choice(len(options), count, replace=False)]
-
-
 def _lines(lines: Iterable[Any]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
 def count_lines(rng: np.random.Generator) -> Draft:
-    word = _pick(rng, ("ERROR", "WARNING", "TIMEOUT"))
+    word = pick(rng, ("ERROR", "WARNING", "TIMEOUT"))
     levels = [word, "INFO", "DEBUG"]
     logs = {
-        f"logs/{name}.log": _lines(f"{_pick(rng, levels)} {_pick(rng, WORDS)}" for _ in range(int(rng.integers(8, 20))))
-        for name in _sample(rng, NAMES, 3)
+        f"logs/{name}.log": _lines(f"{pick(rng, levels)} {pick(rng, WORDS)}" for _ in range(int(rng.integers(8, 20))))
+        for name in sample(rng, NAMES, 3)
     }
-    logs[f"logs/{_pick(rng, WORDS)}.txt"] = f"{word} in a text\n" * 3
+    logs[f"logs/{pick(rng, WORDS)}.txt"] = f"{word} in a text\n" * 3
     number = sum(text.count(word) for path, text in logs.items() if path.endswith(".log"))
     return Draft(
         f"Count the lines with the word {word} in all files of logs/ that end in .log. Write the number to count.txt.",
@@ -113,7 +106,7 @@ def count_lines(rng: np.random.Generator) -> Draft:
 
 
 def sum_column(rng: np.random.Generator) -> Draft:
-    rows = [(_pick(rng, CITIES[:4]), _pick(rng, WORDS), int(rng.integers(1, 500))) for _ in range(20)]
+    rows = [(pick(rng, CITIES[:4]), pick(rng, WORDS), int(rng.integers(1, 500))) for _ in range(20)]
     city = rows[0][0]
     return Draft(
         f"sales.csv has the columns city, item and amount. Write the sum of amount over the rows of {city} to sum.txt.",
@@ -124,7 +117,7 @@ def sum_column(rng: np.random.Generator) -> Draft:
 
 
 def filter_json(rng: np.random.Generator) -> Draft:
-    people = [{"name": name, "age": int(rng.integers(18, 80))} for name in _sample(rng, NAMES, 10)]
+    people = [{"name": name, "age": int(rng.integers(18, 80))} for name in sample(rng, NAMES, 10)]
     limit = sorted(person["age"] for person in people)[5]
     program = (
         "import json; people = json.load(open('people.json')); "
@@ -140,8 +133,8 @@ def filter_json(rng: np.random.Generator) -> Draft:
 
 
 def rename(rng: np.random.Generator) -> Draft:
-    names, texts = _sample(rng, WORDS, 4), _sample(rng, WORDS, 4)
-    old, new = _pick(rng, ((".txt", ".md"), (".jpeg", ".jpg"), (".htm", ".html")))
+    names, texts = sample(rng, WORDS, 4), sample(rng, WORDS, 4)
+    old, new = pick(rng, ((".txt", ".md"), (".jpeg", ".jpg"), (".htm", ".html")))
     start = {f"notes/{name}{old}": text + "\n" for name, text in zip(names, texts, strict=True)}
     return Draft(
         f"Rename every file in notes/ that ends in {old}, so that it ends in {new}. Leave other files as they are.",
@@ -153,7 +146,7 @@ def rename(rng: np.random.Generator) -> Draft:
 
 
 def unpack(rng: np.random.Generator) -> Draft:
-    files = {f"{_pick(rng, WORDS)}/{name}.txt": _pick(rng, WORDS) + "\n" for name in _sample(rng, NAMES, 4)}
+    files = {f"{pick(rng, WORDS)}/{name}.txt": pick(rng, WORDS) + "\n" for name in sample(rng, NAMES, 4)}
     buffer = io.BytesIO()
     with gzip.GzipFile("", "wb", 6, buffer, mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
         for path, text in files.items():
@@ -169,8 +162,8 @@ def unpack(rng: np.random.Generator) -> Draft:
 
 
 def permissions(rng: np.random.Generator) -> Draft:
-    scripts = {f"bin/{name}.sh": f"echo {name}\n" for name in _sample(rng, WORDS, 3)}
-    keys = {f"keys/{name}.key": f"{_pick(rng, WORDS)}\n" for name in _sample(rng, NAMES, 3)}
+    scripts = {f"bin/{name}.sh": f"echo {name}\n" for name in sample(rng, WORDS, 3)}
+    keys = {f"keys/{name}.key": f"{pick(rng, WORDS)}\n" for name in sample(rng, NAMES, 3)}
     return Draft(
         "Make the scripts in bin/ executable for everybody (mode 755), and let nobody but the owner read and write "
         "the files in keys/ (mode 600).",
@@ -182,10 +175,10 @@ def permissions(rng: np.random.Generator) -> Draft:
 
 
 def replace_text(rng: np.random.Generator) -> Draft:
-    old, new = (f"{city.lower()}.example.com" for city in _sample(rng, CITIES, 2))
+    old, new = (f"{city.lower()}.example.com" for city in sample(rng, CITIES, 2))
     files = {
         f"config/{folder}{name}.conf": f"host = {old}\nport = {int(rng.integers(1000, 9999))}\nbackup = {old}\n"
-        for folder, name in zip(("", "sub/", "sub/deep/"), _sample(rng, WORDS, 3), strict=True)
+        for folder, name in zip(("", "sub/", "sub/deep/"), sample(rng, WORDS, 3), strict=True)
     }
     return Draft(
         f"Replace {old} by {new} in all files below config/, as often as it occurs.",
@@ -196,7 +189,7 @@ def replace_text(rng: np.random.Generator) -> Draft:
 
 
 def unique(rng: np.random.Generator) -> Draft:
-    names = [_pick(rng, NAMES) for _ in range(25)]
+    names = [pick(rng, NAMES) for _ in range(25)]
     return Draft(
         "Write the lines of names.txt to unique.txt, each once, in alphabetical order.",
         {"names.txt": _lines(names)},
@@ -207,9 +200,9 @@ def unique(rng: np.random.Generator) -> Draft:
 
 def most_frequent(rng: np.random.Generator) -> Draft:
     addresses = [f"10.0.{rng.integers(256)}.{rng.integers(256)}" for _ in range(5)]
-    counts = _sample(rng, range(2, 12), 5)
+    counts = sample(rng, range(2, 12), 5)
     hits = [address for address, count in zip(addresses, counts, strict=True) for _ in range(count)]
-    lines = [f"{hits[i]} GET /{_pick(rng, WORDS)} {_pick(rng, (200, 404))}" for i in rng.permutation(len(hits))]
+    lines = [f"{hits[i]} GET /{pick(rng, WORDS)} {pick(rng, (200, 404))}" for i in rng.permutation(len(hits))]
     ((top, number),) = Counter(hits).most_common(1)
     return Draft(
         "Every line of access.log begins with an address. Write the most frequent address and how often it occurs to "
@@ -224,7 +217,7 @@ def most_frequent(rng: np.random.Generator) -> Draft:
 
 
 def mend_python(rng: np.random.Generator) -> Draft:
-    right, wrong = "total += n", _pick(rng, ("total = n", "total -= n", "total += 1"))
+    right, wrong = "total += n", pick(rng, ("total = n", "total -= n", "total += 1"))
     limit = int(rng.integers(10, 40))
     program = (
         "import sys\n\ntotal = 0\nfor line in open(sys.argv[1]):\n    n = int(line)\n"
@@ -246,8 +239,8 @@ def mend_python(rng: np.random.Generator) -> Draft:
 
 
 def mend_shell(rng: np.random.Generator) -> Draft:
-    ending = _pick(rng, ("txt", "log", "csv"))
-    names = [f"{a} {b}.{ending}" for a, b in zip(_sample(rng, WORDS, 3), _sample(rng, NAMES, 3), strict=True)]
+    ending = pick(rng, ("txt", "log", "csv"))
+    names = [f"{a} {b}.{ending}" for a, b in zip(sample(rng, WORDS, 3), sample(rng, NAMES, 3), strict=True)]
     script = f"#!/bin/bash\nmkdir -p $2\nfor f in $1/*.{ending}; do\n  cp $f $2/\ndone\n"
     expected = {f"ran/to here/{name}": f"{i}\n" for i, name in enumerate(names)}
     return Draft(
@@ -266,8 +259,8 @@ def mend_shell(rng: np.random.Generator) -> Draft:
 
 
 def join_tables(rng: np.random.Generator) -> Draft:
-    people = dict(zip(_sample(rng, range(10, 99), 6), _sample(rng, NAMES, 6), strict=True))
-    orders = [(_pick(rng, list(people)), _pick(rng, WORDS)) for _ in range(8)]
+    people = dict(zip(sample(rng, range(10, 99), 6), sample(rng, NAMES, 6), strict=True))
+    orders = [(pick(rng, list(people)), pick(rng, WORDS)) for _ in range(8)]
     return Draft(
         "people.csv has the columns id,name and orders.csv the columns id,item, both without a header. Write a line "
         "name,item for every order to joined.csv, in alphabetical order.",
@@ -285,7 +278,7 @@ def join_tables(rng: np.random.Generator) -> Draft:
 
 def clean_up(rng: np.random.Generator) -> Draft:
     places = ["", "src/", "src/deep/"]
-    names = _sample(rng, WORDS, 6)
+    names = sample(rng, WORDS, 6)
     waste = {f"{place}{name}.tmp": "x\n" for place, name in zip(places, names[:3], strict=True)}
     kept = {f"{place}{name}.dat": f"{name}\n" for place, name in zip(places, names[3:], strict=True)}
     return Draft(
@@ -299,7 +292,7 @@ def clean_up(rng: np.random.Generator) -> Draft:
 
 
 def to_json(rng: np.random.Generator) -> Draft:
-    rows = list(zip(_sample(rng, NAMES, 5), (_pick(rng, CITIES) for _ in range(5)), strict=True))
+    rows = list(zip(sample(rng, NAMES, 5), (pick(rng, CITIES) for _ in range(5)), strict=True))
     program = "import csv, json; json.dump(list(csv.DictReader(open('people.csv'))), open('people.json', 'w'))"
     return Draft(
         "Convert people.csv to people.json: a list of objects, one for each row, with the header's names as keys.",
@@ -310,8 +303,8 @@ def to_json(rng: np.random.Generator) -> Draft:
 
 
 def largest(rng: np.random.Generator) -> Draft:
-    sizes = _sample(rng, range(50, 900), 6)
-    places, names = ["", "a/", "b/"] * 2, _sample(rng, WORDS, 6)
+    sizes = sample(rng, range(50, 900), 6)
+    places, names = ["", "a/", "b/"] * 2, sample(rng, WORDS, 6)
     paths = [f"files/{place}{name}.bin" for place, name in zip(places, names, strict=True)]
     return Draft(
         "Write the path of the largest file below files/, as seen from here (it begins with files/), to largest.txt.",
@@ -323,7 +316,7 @@ def largest(rng: np.random.Generator) -> Draft:
 
 
 def settings(rng: np.random.Generator) -> Draft:
-    keys = _sample(rng, WORDS, 5)
+    keys = sample(rng, WORDS, 5)
     values = [int(rng.integers(1, 100)) for _ in range(6)]
     lines = [f"{key}={value}" for key, value in zip(keys[:4], values[:4], strict=True)]
     changed = [*lines[:1], f"{keys[1]}={values[4] + 100}", *lines[2:], f"{keys[4]}={values[5]}"]

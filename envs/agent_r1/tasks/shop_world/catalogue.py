@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from agent_r1.task_data.webshop import Files, Goal, Product, load_webshop
+from agent_r1.tasks.draw import sample
 from agent_r1.tasks.shop_world.reward import purchase_score
 from agent_r1.tool_env import Task
 from agent_r1_tools.search import BM25Retriever, Passage
@@ -130,9 +131,9 @@ Draft = tuple[str, tuple[str, ...], dict[str, tuple[str, ...]], int]
 
 
 def _family(rng: np.random.Generator, kind: str) -> Iterator[Draft]:
-    attributes = pick(rng, ATTRIBUTES, ATTRIBUTES_EACH + 1)
+    attributes = tuple(sample(rng, ATTRIBUTES, ATTRIBUTES_EACH + 1))
     first, second = KINDS[list(TYPES).index(kind) % len(KINDS)]
-    values = {name: pick(rng, OPTIONS[name], VALUES_EACH + (name == first)) for name in (first, second)}
+    values = {name: tuple(sample(rng, OPTIONS[name], VALUES_EACH + (name == first))) for name in (first, second)}
     usual = {name: values[name][:VALUES_EACH] for name in values}
     for about, options in (
         (attributes[:-1], usual),
@@ -142,11 +143,6 @@ def _family(rng: np.random.Generator, kind: str) -> Iterator[Draft]:
         price = int(rng.integers(10, 40))
         yield kind, about, options, price
         yield kind, about, options, price + int(rng.integers(21, 41))
-
-
-def pick(rng: np.random.Generator, options: Sequence[str], count: int) -> tuple[str, ...]:
-    """So many different ones, in a random order."""
-    return tuple(options[i] for i in rng.choice(len(options), count, replace=False))
 
 
 @lru_cache(maxsize=1024)  # the episodes of a group play the same task
@@ -163,16 +159,16 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     more = split == "more_constraints"
     while True:
         product = shop.products[int(rng.integers(len(shop.products)))]
-        attributes = pick(rng, product.attributes, 3 if more else int(rng.integers(1, 3)))
-        kinds = pick(rng, tuple(product.options), 2 if more else int(rng.integers(1, 3)))
-        options = {kind: pick(rng, product.options[kind], 1)[0] for kind in kinds}
+        attributes = tuple(sample(rng, product.attributes, 3 if more else int(rng.integers(1, 3))))
+        kinds = sample(rng, tuple(product.options), 2 if more else int(rng.integers(1, 3)))
+        options = {kind: sample(rng, product.options[kind], 1)[0] for kind in kinds}
         # One of the next two multiples of ten: WebShop has the next four, but a dearer twin shall be too dear.
         limit = 10 * (int(product.price) // 10 + 1 + int(rng.integers(2)))
         if (product.name in UNSEEN_TYPES) != (split == "unseen_types"):
             continue
-        wording = pick(rng, OTHER_PHRASINGS, 1)[0] if split == "other_phrasings" else WORDING
+        wording = sample(rng, OTHER_PHRASINGS, 1)[0] if split == "other_phrasings" else WORDING
         others = [kind for kind in UNSEEN_TYPES if kind != product.name]
-        remark = REMARK.format(type=pick(rng, others, 1)[0]) if rng.random() < 0.2 else ""
+        remark = REMARK.format(type=sample(rng, others, 1)[0]) if rng.random() < 0.2 else ""
         question = wording.format(
             type=product.name,
             attributes=", ".join(attributes),

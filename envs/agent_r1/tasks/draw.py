@@ -1,0 +1,18 @@
+"""Draws from sequences of any kind of values; numpy's own would turn them into arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
+    """One of them."""
+    return options[int(rng.integers(len(options)))]
+
+
+def sample(rng: np.random.Generator, options: Sequence[Any], count: int) -> list[Any]:
+    """So many different ones, in a random order."""
+    return [options[i] for i in rng.choice(len(options), count, replace=False)]
