@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from agent_r1 import template_server
-from agent_r1.child_process import ChildProcess, Ended
 from agent_r1.template_server import render as _render
+from agent_r1_tools.child_process import ChildProcess, Ended
 
 Message = Mapping[str, Any]
 """One chat message: ``role``, ``content``, and for some roles ``tool_calls``, ``name``, ``tool_call_id``."""

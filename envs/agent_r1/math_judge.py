@@ -19,9 +19,9 @@ from itertools import count
 from typing import IO, NamedTuple
 
 from agent_r1 import math_server
-from agent_r1.child_process import ChildProcess
 from agent_r1.math_server import TOO_BUSY, TOO_COSTLY, UNREADABLE
 from agent_r1.math_text import Reading, has_other_symbols, is_words, read, same_text, same_words, stands_in, unwrap
+from agent_r1_tools.child_process import ChildProcess
 
 MAX_CHARS = 400
 COPIED = "the answer stands in the question and is not the gold answer"

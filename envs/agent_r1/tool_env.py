@@ -182,6 +182,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """
         return {}
 
+    def call_key(self, call: Call) -> list[Any]:
+        """What JSON a call is known by: `repeated_call` counts one whose key was there before in the episode. A task in
+        which the same call answers anew adds what has changed."""
+        return [call.name, call.arguments]
+
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """What an answer is worth: a score from 0 to 1 (1 is success), and metrics for `info["metrics"]`.
 

@@ -134,7 +134,7 @@ def _judge_call(env: ToolEnv, call: Call, result: ToolResult, amounts: dict[str,
     if call.error is not None:
         _add(amounts, "malformed_call", 1)
         return None
-    key = json.dumps([call.name, call.arguments], sort_keys=True)
+    key = json.dumps(env.call_key(call), sort_keys=True)
     if key in env.episode.seen_calls:
         _add(amounts, "repeated_call", 1)
     env.episode.seen_calls.add(key)

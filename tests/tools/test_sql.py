@@ -57,7 +57,7 @@ def test_what_schema_and_query_show(file):
 def test_schema_shows_as_many_tables_as_there_are():
     many = Database(script="".join(f"CREATE TABLE t{i} (a, b, c);\n" for i in range(2_000)))
     while sql._idle:  # a new process has no steps left over from a query
-        sql._end(sql._idle.pop())
+        sql.child_process.end(sql._idle.pop())
     assert len(run_tool(SchemaTool(many), {}).data["tables"]) == 2_000
 
 
@@ -334,7 +334,7 @@ def test_a_process_keeps_no_statements():
         return f"WITH {', '.join(names)} SELECT x FROM l LIMIT 1"
 
     while sql._idle:
-        sql._end(sql._idle.pop())
+        sql.child_process.end(sql._idle.pop())
     assert query(unions(0)).ok
     before = address_space(sql._idle[0])
     assert all(query(unions(number)).ok for number in range(1, 9))

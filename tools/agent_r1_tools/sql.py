@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from agent_r1_tools import child_process
 from agent_r1_tools.tool import Tool, ToolFault, ToolResult
 
 SERVER = Path(__file__).with_name("sql_server.py")
@@ -170,17 +171,22 @@ def ask(request: list[Any]) -> dict[str, Any]:
         process = _idle_one()
         while killed < 2:
             new = process is None
-            process = process or _start()
-            reply, ended = _exchange(process, line)
-            if reply is not None and not reply.get("memory"):
-                _idle.append(process)
-                return reply
-            if ended == -signal.SIGPROF:
+            process = process or child_process.start([sys.executable, "-I", "-S", str(SERVER)])
+            reply, status = None, 0
+            try:
+                reply = child_process.exchange(process, line, _read)
+                if not reply.get("memory"):
+                    _idle.append(process)
+                    return reply
+                child_process.end(process)  # what it has taken it doesn't give back
+            except child_process.Ended as ended:
+                status = ended.status
+            if status == -signal.SIGPROF:
                 return {"error": "it takes too long; ask for less"}
-            if ended in (-signal.SIGKILL, -signal.SIGTERM):
+            if status in (-signal.SIGKILL, -signal.SIGTERM):
                 killed += 1
             elif new:
-                return reply or {"error": f"it ended SQLite (status {ended})"}
+                return reply or {"error": f"it ended SQLite (status {status})"}
             process = None
     raise ToolFault("the process that runs SQL is killed again and again")
 
@@ -191,51 +197,24 @@ def _idle_one() -> subprocess.Popen[bytes] | None:
             process = _idle.pop()
             if process.poll() is None:
                 return process
-            _end(process)
+            child_process.end(process)
     return None
 
 
-def _start() -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(SERVER)], bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
-    )
-
-
-def _exchange(process: subprocess.Popen[bytes], line: bytes) -> tuple[dict[str, Any] | None, int]:
-    """The reply, or None and how the process ended."""
-    assert process.stdin is not None and process.stdout is not None
+def _read(pipe: IO[bytes]) -> dict[str, Any]:
     reply = bytearray()
-    try:
-        rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(process.stdin.fileno(), rest) :]
-        while not reply.endswith(b"\n"):
-            part = os.read(process.stdout.fileno(), 1 << 16)
-            if not part:
-                raise EOFError
-            reply += part
-        parsed = json.loads(reply)
-        if parsed.get("memory"):  # what it has taken it doesn't give back
-            _end(process)
-        return parsed, 0
-    except (OSError, EOFError):  # it is gone
-        process.wait()
-        return None, _end(process)
-    except BaseException:  # its reply must not be taken for the next one's
-        _end(process)
-        raise
-
-
-def _end(process: subprocess.Popen[bytes]) -> int:
-    process.kill()
-    process.communicate()
-    return process.returncode
+    while not reply.endswith(b"\n"):
+        part = os.read(pipe.fileno(), 1 << 16)
+        if not part:
+            raise EOFError
+        reply += part
+    parsed: dict[str, Any] = json.loads(reply)
+    return parsed
 
 
 def _end_all() -> None:
     while _idle:
-        _end(_idle.pop())
+        child_process.end(_idle.pop())
 
 
 def _forget() -> None:
@@ -243,10 +222,7 @@ def _forget() -> None:
     global _lanes
     _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)
     for process in _idle:
-        if process.stdin is not None and process.stdout is not None:
-            process.stdin.close()  # or the process would not see its parent end
-            process.stdout.close()
-        process.returncode = 0  # not this process's child: nothing to wait for or to warn of
+        child_process.disown(process)
     _idle.clear()
 
 

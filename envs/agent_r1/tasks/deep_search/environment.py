@@ -231,13 +231,16 @@ class DeepSearchEnv(ToolEnv):
         """`page_found`: a gold page that is opened for the first time, of all gold pages."""
         if call.name != "open" or not result.ok:
             return {}
-        # On another page the same text may be looked for again.
-        self.episode.seen_calls -= {seen for seen in self.episode.seen_calls if seen.startswith('["find"')}
         opened, page = self.memory.setdefault("opened", []), key(result.data["page"])
+        self.memory["read"] = page
         if page in opened:
             return {}
         opened.append(page)
         return {"page_found": 1 / len(self._gold)} if page in self._gold else {}
+
+    def call_key(self, call: Call) -> list[Any]:
+        """On another page the same text may be looked for again."""
+        return [*super().call_key(call), self.memory.get("read") if call.name == "find" else None]
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """Exact match x F1 of the citations; the metrics say both apart."""

@@ -49,42 +49,61 @@ class ChildProcess:
             is ended, because the rest of the answer would be taken for the next one's.
         """
         with self.lock:
-            process = self._running()
-            assert process.stdin is not None and process.stdout is not None
+            if self.process is None:
+                self.process = start(self.command())
             try:
-                rest = memoryview(request)
-                while rest:
-                    rest = rest[os.write(process.stdin.fileno(), rest) :]
-                return read(process.stdout)
-            except (OSError, EOFError):  # it is gone
-                pass
+                return exchange(self.process, request, read)
             except BaseException:  # also an interruption
-                self.close()
+                self.process = None
                 raise
-            self.process = None
-            process.stdin.close()
-            process.stdout.close()
-            raise Ended(process.wait())
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self.process is None:
-            pipe, null = subprocess.PIPE, subprocess.DEVNULL
-            # Unbuffered: a fork must find no lock of a buffer locked, and write no half request once more.
-            self.process = subprocess.Popen(self.command(), bufsize=0, stdin=pipe, stdout=pipe, stderr=null)
-        return self.process
 
     def close(self) -> None:
         """End the process."""
         process, self.process = self.process, None
         if process is not None:
-            process.kill()
-            process.communicate()
+            end(process)
 
     def forget(self) -> None:
         """In a fork of this process: the lock and the process are its parent's."""
         self.lock = threading.Lock()
         process, self.process = self.process, None
-        if process is not None and process.stdin is not None and process.stdout is not None:
-            process.stdin.close()  # or the process would not see its parent end
-            process.stdout.close()
-            process.returncode = 0  # not this process's child: nothing to wait for or to warn of
+        if process is not None:
+            disown(process)
+
+
+def start(command: list[str]) -> subprocess.Popen[bytes]:
+    """A process whose pipes are unbuffered: a fork must find no lock of a buffer locked, and write no half request
+    once more."""
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=null)
+
+
+def exchange(process: subprocess.Popen[bytes], request: bytes, read: Callable[[IO[bytes]], Answer]) -> Answer:
+    """As `ChildProcess.exchange`; whatever is raised, the process has ended."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        rest = memoryview(request)
+        while rest:
+            rest = rest[os.write(process.stdin.fileno(), rest) :]
+        return read(process.stdout)
+    except (OSError, EOFError):  # it is gone
+        process.stdin.close()
+        process.stdout.close()
+        raise Ended(process.wait()) from None
+    except BaseException:
+        end(process)
+        raise
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and wait for it."""
+    process.kill()
+    process.communicate()
+
+
+def disown(process: subprocess.Popen[bytes]) -> None:
+    """In a fork: a process of the parent's is nothing to wait for or to warn of."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.close()  # or it would not see its parent end
+    process.stdout.close()
+    process.returncode = 0

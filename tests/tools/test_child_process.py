@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agent_r1 import chat_templates, math_judge
-from agent_r1.child_process import ChildProcess, Ended
+from agent_r1_tools.child_process import ChildProcess, Ended
 
 ECHO = """
 import os, sys
