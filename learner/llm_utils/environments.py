@@ -35,16 +35,17 @@ def environment_spec(env_id: str) -> EnvSpec:
             raise SystemExit(f"--env-id {env_id}: there is no module {module} here, nor among what is installed")
         importlib.import_module(module)
     if name not in gym.registry:
-        known = ", ".join(sorted(name for name, spec in gym.registry.items() if is_ours(spec)))
+        known = ", ".join(sorted(name for name, spec in gym.registry.items() if is_known(spec, module)))
         raise SystemExit(f"--env-id {env_id}: there is no such environment; there are {known}")
     if isinstance(creator := make_class(name), type) and not issubclass(creator, ToolEnv):
         raise SystemExit(f"--env-id {env_id}: {creator.__name__} is no ToolEnv, so there are no tokens to learn from")
     return vector_spec(name)
 
 
-def is_ours(spec: EnvSpec) -> bool:
-    """Is it an environment of tokens, as far as its registration shows?"""
-    return str(spec.vector_entry_point).startswith("agent_r1.")
+def is_known(spec: EnvSpec, module: str) -> bool:
+    """Is it an environment of tokens, as far as its registration shows, or one of the user's module?"""
+    made_by = getattr(spec.entry_point, "__module__", None) or str(spec.entry_point)
+    return str(spec.vector_entry_point).startswith("agent_r1.") or bool(module) and made_by.startswith(module)
 
 
 def make_class(name: str) -> Any:

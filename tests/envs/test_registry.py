@@ -330,3 +330,10 @@ def test_importing_is_quick():
         "print(json.dumps(time.process_time() - start))\n"
     )
     assert min(in_a_new_process(code) for _ in range(5)) < 0.2
+
+
+@pytest.mark.parametrize("env_id", [e for e in IDS if "world_seed" in takes(e)])
+@pytest.mark.parametrize("world_seed", [-1, 0.5, "0", True])
+def test_a_world_that_has_no_number_is_refused_when_it_is_made(env_id, world_seed):
+    with pytest.raises(ValueError, match="world_seed is a whole number, 0 or more"):
+        gym.make(env_id, world_seed=world_seed)

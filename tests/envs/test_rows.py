@@ -136,6 +136,13 @@ def test_rewards_that_are_not_there(reward, message):
         make(reward=reward)
 
 
+def test_what_the_arguments_get_wrong_is_said_before_the_rows_are_read(tmp_path):
+    with pytest.raises(ValueError, match="reward is one of exact_match"):
+        make([], reward="nonsense")
+    with pytest.raises(ValueError, match="goes with judge_url"):
+        gym.make("AgentR1/Rows-v0", data=tmp_path / "nowhere.jsonl", reward="model")
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -112,7 +112,7 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
     ("words", "message"),
     [
         (["--env-id", "nowhere:Mine/Echo-v0"], "there is no module nowhere here"),
-        (["--env-id", "echo_world:Mine/Eco-v0"], "there is no such environment; there are AgentR1/"),
+        (["--env-id", "echo_world:Mine/Eco-v0"], "there are AgentR1/.*, Mine/Broken-v0, Mine/Echo-v0"),
         (["--env-id", "CartPole-v1"], "CartPoleEnv is no ToolEnv"),
         (["--split", "tst"], "has no split 'tst'; it has train, test"),
         (["--env-kwargs", '{"max_turn": 4}'], "unexpected keyword argument 'max_turn'; it has .*max_turns"),

@@ -16,6 +16,7 @@ import numpy as np
 
 from agent_r1.dialects import Call
 from agent_r1.rewards import paper_outcome
+from agent_r1.tasks.draw import checked_seed
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
@@ -270,7 +271,7 @@ class CraftWorldEnv(ToolEnv):
         if depth is not None and depth not in DEPTHS.get(self.split, (1, 2, 3, 4, 5)):
             there = ", ".join(map(str, DEPTHS.get(self.split, (1, 2, 3, 4, 5))))
             raise ValueError(f"depth must be None or one of {there} in split {self.split!r}, got {depth!r}")
-        self.world_seed = world_seed
+        self.world_seed = checked_seed(world_seed)
         self.depth = depth
 
     @property

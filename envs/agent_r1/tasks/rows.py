@@ -107,8 +107,6 @@ class RowsEnv(ToolEnv):
         self._names = [tool.name for tool in made]
         if data is not None and data_dir is not None:
             raise ValueError("data and data_dir both say where the rows are; give one of them")
-        if split in self.splits:  # other ones are refused below
-            self.rows = _rows(data, data_dir, split, tuple(self._names))
         if (reward == "model") != (judge_url is not None and judge_model is not None):
             raise ValueError("reward 'model' goes with judge_url and judge_model")
         named = isinstance(reward, str) and reward in REWARDS
@@ -117,6 +115,8 @@ class RowsEnv(ToolEnv):
         self.slow_judge = reward in ("math", "model")  # type: ignore[misc]
         if reward == "math":
             require_math_verify()
+        if split in self.splits:  # other ones are refused below
+            self.rows = _rows(data, data_dir, split, tuple(self._names))
         if named and split in self.splits and (row := next((r for r in self.rows if not r["answers"]), None)):
             raise DataFormatError(f"row {row['id']}, answer: reward {reward!r} needs an answer")
         super().__init__(made, split=split, **kwargs)

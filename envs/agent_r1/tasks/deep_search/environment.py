@@ -28,6 +28,7 @@ from agent_r1.tasks.deep_search.pages import (
     question_task,
     task_pages,
 )
+from agent_r1.tasks.draw import checked_seed
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
 from agent_r1.tasks.question_answering import shared_corpus
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
@@ -121,7 +122,7 @@ class DeepSearchEnv(ToolEnv):
             )
         if questions is not None and questions not in QUESTIONS:
             raise ValueError(f"questions is None or one of {', '.join(QUESTIONS)}, got {questions!r}")
-        self.world_seed = world_seed
+        self.world_seed = checked_seed(world_seed)
         self.questions: list[Question] | None = None
         pool: list[Question] = []
         if questions is not None and split in self.splits:  # other splits are refused below

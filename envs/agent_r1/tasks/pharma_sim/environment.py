@@ -12,6 +12,7 @@ import numpy as np
 
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match
+from agent_r1.tasks.draw import checked_seed
 from agent_r1.tasks.pharma_sim.scenarios import (
     SPLITS,
     Pair,
@@ -99,7 +100,7 @@ class PharmaSimEnv(ToolEnv):
     ) -> None:
         kwargs.setdefault("max_turns", 24)
         kwargs.setdefault("max_action_tokens", 512)
-        self.world_seed = world_seed
+        self.world_seed = checked_seed(world_seed)
         self.data_dir = None if data_dir is None else str(data_dir)
         self.user = _function(user) if isinstance(user, str) else user
         if split in self.splits:  # other ones are refused below
