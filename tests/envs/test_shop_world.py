@@ -12,10 +12,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_r1 import probes
 from agent_r1.tasks.shop_world import ShopWorldEnv
 from agent_r1.tasks.shop_world.catalogue import (
     ATTRIBUTES,
     HITS,
+    NUM_FAMILIES,
     NUM_TASKS,
     OPTIONS,
     OTHER_PHRASINGS,
@@ -95,13 +97,33 @@ def test_no_word_of_the_shop_passes_for_another():
     assert len({stems(word) for word in WORDS}) == len(WORDS) and () not in {stems(word) for word in WORDS}
 
 
+def test_customers_ask_for_what_tells_a_product_from_its_family():
+    """So that others are as good but for one word."""
+    assert len(SHOP.wanted) == 3 * NUM_FAMILIES
+    for task in tasks():
+        goal = task.metadata["goal"]
+        lacks = [
+            set(goal["attributes"] + goal["options"]).difference(other.attributes, *other.options.values())
+            for other in SHOP.products
+            if other.name == goal["name"]
+        ]
+        assert sum(not lacking for lacking in lacks) >= 2 and sum(len(lacking) == 1 for lacking in lacks) >= 2
+
+
+@pytest.mark.parametrize(("trick", "most"), [("cheapest", 0.68), ("first_result", 0.58)])
+def test_tricks_often_fail(env, trick, most):
+    probe = probes.shortcuts(env)[trick]
+    assert np.mean([probes.play(env, index, probe).success for index in range(300)]) < most
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_tasks_are_what_the_split_says(split):
     for task in tasks(split):
         goal = task.metadata["goal"]
         product = SHOP.by_id[goal["asin"].lower()]
         more = split == "more_constraints"
-        assert len(goal["attributes"]) in ({3} if more else {1, 2})
+        assert product in SHOP.wanted
+        assert len(goal["attributes"]) == (3 if more else 2)
         assert len(goal["options"]) in ({2} if more else {1, 2})
         assert set(goal["attributes"]) <= set(product.attributes) and product.price < goal["price_upper"]
         assert (product.name in UNSEEN_TYPES) == (split == "unseen_types")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agent_r1.task_data.webshop import Files, Goal, Product, load_webshop
-from agent_r1.tasks.draw import sample
+from agent_r1.tasks.draw import pick, sample
 from agent_r1.tasks.shop_world.reward import purchase_score
 from agent_r1.tool_env import Task
 from agent_r1_tools.search import BM25Retriever, Passage
@@ -66,13 +66,13 @@ class Listing(Passage):
 
 
 class Shop:
-    """A catalogue and its search engine.
+    """A catalogue and its search engine. Customers of a generated one ask for products in `wanted`.
 
     Raises (from `search`): ImportError without the extra `search`.
     """
 
-    def __init__(self, products: Sequence[Product]) -> None:
-        self.products = products
+    def __init__(self, products: Sequence[Product], wanted: Sequence[Product] = ()) -> None:
+        self.products, self.wanted = products, wanted
         self.by_id = {product.asin.lower(): product for product in products}
 
     @cached_property
@@ -108,17 +108,19 @@ def generated_shop(seed: int) -> Shop:
     """The shop of the world family `seed`: 4,320 products, 108 of each of 40 types.
 
     Products come in families of six: one, one that differs in an attribute, one that differs in a value of an option,
-    and each of these at a higher price, beyond any limit that a customer of the cheaper one has.
+    and each of these at a higher price, beyond any limit that a customer of the cheaper one has. Of attributes and of
+    values of the first option those come first which tell a product from others of its family: customers ask for them.
     """
     rng = np.random.default_rng([seed, 20_220_704])
     drafts = [draft for number in range(NUM_FAMILIES) for draft in _family(rng, list(TYPES)[number % len(TYPES)])]
-    products = []
+    products, wanted = [], []
     for place, drawn in enumerate(rng.permutation(len(drafts)).tolist()):
-        kind, attributes, options, price = drafts[drawn]
+        kind, attributes, options, price, cheap = drafts[drawn]
         asin = f"{brands()[place // MODELS]}{place % MODELS}"
         category, about = f"{TYPES[kind]} › {kind}", ", ".join(attributes)
         products.append(Product(asin, kind, kind, category, about, (), attributes, options, float(price)))
-    return Shop(products)
+        wanted += products[-1:] if cheap else []
+    return Shop(products, wanted)
 
 
 @lru_cache(maxsize=2)
@@ -127,7 +129,7 @@ def loaded_shop(files: Files) -> Shop:
     return Shop(load_webshop(files)[0])
 
 
-Draft = tuple[str, tuple[str, ...], dict[str, tuple[str, ...]], int]
+Draft = tuple[str, tuple[str, ...], dict[str, tuple[str, ...]], int, bool]
 
 
 def _family(rng: np.random.Generator, kind: str) -> Iterator[Draft]:
@@ -137,19 +139,19 @@ def _family(rng: np.random.Generator, kind: str) -> Iterator[Draft]:
     usual = {name: values[name][:VALUES_EACH] for name in values}
     for about, options in (
         (attributes[:-1], usual),
-        ((*attributes[1:-1], attributes[-1]), usual),
-        (attributes[:-1], usual | {first: values[first][1:]}),
+        ((attributes[-1], *attributes[1:-1]), usual),
+        (attributes[:-1], usual | {first: (values[first][-1], *values[first][1:-1])}),
     ):
         price = int(rng.integers(10, 40))
-        yield kind, about, options, price
-        yield kind, about, options, price + int(rng.integers(21, 41))
+        yield kind, about, options, price, True
+        yield kind, about, options, price + int(rng.integers(21, 41)), False
 
 
 @lru_cache(maxsize=1024)  # the episodes of a group play the same task
 def generate_task(seed: int, split: str, index: int) -> Task:
     """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
 
-    Splits: train, validation and test (one or two attributes, values of one or two options, and a limit), and the
+    Splits: train, validation and test (two attributes, values of one or two options, and a limit), and the
     zero-shot variants unseen_types (types that no other split asks for), more_constraints (three attributes, both
     options), other_phrasings. `metadata`: goal (the fields of a `Goal`), search (what the expert searches for), item
     (what it buys), optimal_turns (with one call a turn).
@@ -158,17 +160,21 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     more = split == "more_constraints"
     while True:
-        product = shop.products[int(rng.integers(len(shop.products)))]
-        attributes = tuple(sample(rng, product.attributes, 3 if more else int(rng.integers(1, 3))))
-        kinds = sample(rng, tuple(product.options), 2 if more else int(rng.integers(1, 3)))
-        options = {kind: sample(rng, product.options[kind], 1)[0] for kind in kinds}
+        product = pick(rng, shop.wanted)
+        own, others = product.attributes[0], product.attributes[1:]
+        asked = [own, *sample(rng, others, 2 if more else 1)]
+        attributes = tuple(sample(rng, asked, len(asked)))
+        (first, values), (second, other_values) = product.options.items()
+        options = {first: values[0]}
+        if more or rng.random() < 0.5:
+            options[second] = pick(rng, other_values)
         # One of the next two multiples of ten: WebShop has the next four, but a dearer twin shall be too dear.
         limit = 10 * (int(product.price) // 10 + 1 + int(rng.integers(2)))
         if (product.name in UNSEEN_TYPES) != (split == "unseen_types"):
             continue
-        wording = sample(rng, OTHER_PHRASINGS, 1)[0] if split == "other_phrasings" else WORDING
-        others = [kind for kind in UNSEEN_TYPES if kind != product.name]
-        remark = REMARK.format(type=sample(rng, others, 1)[0]) if rng.random() < 0.2 else ""
+        wording = pick(rng, OTHER_PHRASINGS) if split == "other_phrasings" else WORDING
+        had = [kind for kind in UNSEEN_TYPES if kind != product.name]
+        remark = REMARK.format(type=pick(rng, had)) if rng.random() < 0.2 else ""
         question = wording.format(
             type=product.name,
             attributes=", ".join(attributes),
