@@ -11,12 +11,13 @@ from typing import NamedTuple
 import gymnasium as gym
 
 from agent_r1.spaces import TokenSpan
-from agent_r1.tool_env import End, Task, ToolEnv
+from agent_r1.tool_env import End, Task, ToolEnv, UserTurn
 from agent_r1_tools import Tool, ToolFault, ToolResult
 
 __version__ = "0.1.0"
 __all__ = [
-    "ENVIRONMENTS", "End", "Entry", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault", "ToolResult", "tiny_policy"
+    "ENVIRONMENTS", "End", "Entry", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault", "ToolResult", "UserTurn",
+    "tiny_policy",
 ]  # fmt: skip
 
 

@@ -42,6 +42,19 @@ class End:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class UserTurn:
+    """What `user_turn` returns where what was said to the user is worth something by itself.
+
+    Attributes:
+        reply: what the user says.
+        amounts: amounts of process terms, before their weights.
+    """
+
+    reply: str
+    amounts: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass
 class PendingCall:
     """A call that the policy wrote. `tool` is None where nothing can be run; `error` then says why."""

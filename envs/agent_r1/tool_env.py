@@ -27,7 +27,7 @@ import numpy as np
 
 from agent_r1.chat import chat_messages, encode_turn, reply_text
 from agent_r1.dialects import Call, Dialect, get_dialect
-from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens
+from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens, UserTurn
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
@@ -41,6 +41,7 @@ from agent_r1_tools.tool import is_fault
 
 __all__ = [
     "CUT", "End", "Episode", "MAX_CALLS", "NO_ACTION_HINT", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv",
+    "UserTurn",
 ]  # fmt: skip
 
 ONLY_EXPERTS = "{name} has no worker that makes mistakes; take the expert's demonstrations (--expert-share 1)"
@@ -196,11 +197,12 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """
         raise NotImplementedError(f"{type(self).__name__} has no judge_answer: what an answer is worth")
 
-    def user_turn(self, text: str) -> str | End | None:
+    def user_turn(self, text: str) -> str | UserTurn | End | None:
         """What the task's user says to a turn with neither a call nor an answer in it, whose visible text is `text`.
 
-        None, the default, is for a task without a user: the policy then reads a hint and `no_action` counts. An `End`
-        ends the episode. What the user remembers belongs into `memory`. It should be quick: a vector environment waits.
+        None, the default, is for a task without a user: the policy then reads a hint and `no_action` counts. A
+        `UserTurn` pays for what was said, an `End` ends the episode. What the user remembers belongs into `memory`. It
+        should be quick: a vector environment waits.
         """
         return None
 

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.dialects import Call
-from agent_r1.episode import End, OpenTurn
+from agent_r1.episode import End, OpenTurn, UserTurn
 from agent_r1.faults import fault_line
 from agent_r1.tokenizers import replace_surrogates
 from agent_r1_tools import ToolResult
@@ -82,6 +82,9 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
     reply = None  # of the user, or a hint
     if not (turn.calls or answered or turn.overflow):
         heard = env.user_turn(turn.said) if turn.said else None
+        if isinstance(heard, UserTurn):
+            _add_judged(env, heard.amounts, amounts)
+            heard = heard.reply
         if isinstance(heard, End):
             end = heard
             _add_judged(env, end.amounts, amounts)

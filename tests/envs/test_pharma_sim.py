@@ -235,18 +235,20 @@ def test_a_subject_that_is_not_named_is_who_can_say_something():
     assert match_question("And your brother's shoes?", feet) == ("brother", "shoes")
 
 
-def test_plain_speech_is_an_interaction_and_paid_for_at_the_end(say):
-    env = begin()
+def test_plain_speech_is_an_interaction_and_paid_for_at_once(say):
+    env = begin(process_reward={"key_question": 0.3})
     for said, topic in (("Do you have a new soap?", "soap"), ("And how is your husband with that soap?", "household")):
         _, reward, terminated, _, info = say(env, f"<think>What about the gloves?</think>{said}")
-        assert reward == 0.0 and not terminated and info["reward_terms"] == {}
+        terms = {"process/interaction": -0.01, "process/key_question": pytest.approx(0.1)}
+        assert info["reward_terms"] == terms and reward == pytest.approx(sum(info["reward_terms"].values()))
+        assert not terminated
         heard = [text for subject, about, text in env.task.metadata["answers"] if topic in (subject, about)]
         assert env.messages[-1] == {"role": "user", "content": heard[0] if topic == "soap" else heard[-1]}
     say(env, "How are you?")
     assert "don't understand" in env.messages[-1]["content"]
     total, info = play(env, [env.dialect.tool_call("solve", {}), "<answer>a new soap</answer>"])
-    assert total == pytest.approx(0.96) and scores(info) == (1.0, 0.6667, 0.6667)
-    assert info["reward_terms"]["process/interaction"] == pytest.approx(-0.03)
+    assert total == pytest.approx(0.99) and scores(info) == (1.0, 0.6667, 0.6667)
+    assert "process/interaction" not in info["reward_terms"]
     assert say(begin(max_turns=1), "soap?")[4]["reward_terms"]["process/interaction"] == pytest.approx(-0.01)
 
 
@@ -257,7 +259,7 @@ def test_speech_opens_the_posttest_at_the_limit_and_cannot_go_on(say):
     assert env.memory["posttest"] and "a new soap" in env.messages[-1]["content"]
     say(env, "Your gloves?")
     assert "is over" in env.messages[-1]["content"] and env.memory["interactions"] == 20
-    assert play(env, ["<answer>a new soap</answer>"])[0] == pytest.approx(1 - 0.19)
+    assert play(env, ["<answer>a new soap</answer>"])[0] == 1
 
 
 def test_another_user_writes_the_replies(say):
@@ -405,7 +407,7 @@ def test_original_files_are_played(tmp_path):
     assert env.task.answers == ["too much water"]
     env.ask("vase", "age")
     assert env.memory["talk"][-1][1] == "It is ten." and env.ask("dog", "Age").content == "I don't understand."
-    assert env.user_turn("What about the glaze?") == "Glaze 9."
+    assert env.user_turn("What about the glaze?").reply == "Glaze 9."
 
 
 def test_original_files_may_be_split_already(tmp_path):

@@ -31,7 +31,7 @@ def test_what_the_user_says_is_the_environments_and_a_users_message(dialect):
     for turn, text in enumerate(SPEECH, 1):
         span = tokens(env, text)
         new, reward, terminated, truncated, info = env.step(span)
-        assert (reward, terminated, truncated, info["turn"], info["tool_calls"]) == (0.0, False, False, turn, [])
+        assert (reward, terminated, truncated, info["turn"], info["tool_calls"]) == (-0.01, False, False, turn, [])
         reply = env.messages[-1]["content"]
         assert [message["role"] for message in env.messages] == ["system", "user", *["assistant", "user"] * turn]
         assert reply in {*(heard for *_, heard in env.task.metadata["answers"]), env.task.metadata["others"]}
@@ -65,9 +65,9 @@ def test_a_conversation_branches_at_a_users_turn(dialect):
         other.set_state(snapshot)
         ends = []
         for one in (env, other):
-            one.step(tokens(one, branch))
+            assert one.step(tokens(one, branch))[1] == -0.01
             state, reward, terminated, _, info = one.step(tokens(one, "<answer>nothing</answer>"))
-            assert terminated and info["reward_terms"]["process/interaction"] == pytest.approx(-0.03)
+            assert terminated and info["reward_terms"]["process/interaction"] == pytest.approx(-0.01)
             ends.append((state.tolist(), reward, info["metrics"]))
         assert ends[0] == ends[1]
         outcomes.append(ends[0])

@@ -21,7 +21,7 @@ from agent_r1.tasks.pharma_sim.scenarios import (
     match_question,
     own_words,
 )
-from agent_r1.tool_env import Task, ToolEnv
+from agent_r1.tool_env import Task, ToolEnv, UserTurn
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe, is_strict
 from agent_r1_tools.tool import is_fault
@@ -52,8 +52,8 @@ class PharmaSimEnv(ToolEnv):
     ## Rewards
     `outcome/posttest`: 1 for the right cause, -1 for a wrong one, for none, and for an answer in a wrong format (a
     format costs nothing else: a malformed call costs what `process/malformed_call` says). `process/interaction`: -0.01
-    for each question and for `solve`; what was said in plain speech, and a `solve` that was left out, are paid for at
-    the end. The 20th interaction is free: it is not answered, but opens the post-test.
+    for each question, also one in plain speech, and for `solve`, at the end where it was left out. The 20th
+    interaction is free: it is not answered, but opens the post-test.
     `process/key_question`: newly asked key questions / all key questions, times 0 by default; a dict for
     `process_reward` gives it a weight.
 
@@ -172,21 +172,18 @@ class PharmaSimEnv(ToolEnv):
         """The amounts that the interaction has noted."""
         return dict(result.data) if result.ok else {}
 
-    def user_turn(self, text: str) -> str:
+    def user_turn(self, text: str) -> UserTurn:
         """What the customer says to plain speech; it is an interaction as `ask` is.
 
         `match_question` decides what was asked, also where `user` writes the reply. Its faults are the machinery's.
         """
         if self.memory.get("posttest"):
-            return f"The conversation is over. {_posttest(self.task)}"
+            return UserTurn(f"The conversation is over. {_posttest(self.task)}")
         result = self._interact(match_question(text, self.task), text)
-        spoken = self.memory.setdefault("spoken", {})
-        for name, amount in result.data.items():
-            spoken[name] = spoken.get(name, 0.0) + amount
         if self.user is None or self.memory.get("posttest"):
-            return result.content
+            return UserTurn(result.content, result.data)
         reply = self.memory["talk"][-1][1] = self._ask_user(self.user)
-        return reply
+        return UserTurn(reply, result.data)
 
     def _ask_user(self, user: User) -> str:
         try:
@@ -212,11 +209,8 @@ class PharmaSimEnv(ToolEnv):
         }
 
     def judge_end(self, answer: str) -> dict[str, float]:
-        """What plain speech and a `solve` that was left out cost."""
-        amounts = dict(self.memory.get("spoken", {}))
-        if answer and not self.memory.get("posttest"):
-            amounts["interaction"] = amounts.get("interaction", 0.0) + 1.0
-        return amounts
+        """What a `solve` that was left out costs."""
+        return {"interaction": 1.0} if answer and not self.memory.get("posttest") else {}
 
     def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
         """1 or -1."""
