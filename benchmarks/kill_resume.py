@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from safetensors.torch import load_file
 LEARNER = Path(__file__).resolve().parent.parent / "learner"
 sys.path.insert(0, str(LEARNER))
 SCRIPTS = ("ppo_llm", "grpo_llm")
+IMPORTED = [*SCRIPTS, "sft_llm", "evaluate_llm"]  # before the first fork
 ITERATIONS, EPISODES = 8, 8
 FLAGS = f"--deterministic --checkpoint-every 1 --save-model --no-cuda --num-threads 1 --num-envs 8 --num-minibatches 2 \
 --episodes-per-iteration {EPISODES} --total-episodes {ITERATIONS * EPISODES} --eval-episodes 4 --eval-every 3 \
@@ -42,14 +44,26 @@ def play(script: str, folder: Path, flags: list[str]) -> None:
     runpy.run_path(str(LEARNER / f"{script}.py"), run_name="__main__")
 
 
-def start(script: str, folder: Path, *flags: str) -> Any:
-    """A process that runs a learner. It is forked from one that has imported torch, which is half of a short run."""
-    folder.mkdir(parents=True, exist_ok=True)
+def forked(target: Any, *args: Any) -> Any:
+    """A process that has begun. It is forked from one that has imported the learners, which is most of a short run."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(SCRIPTS))
-    process = context.Process(target=play, args=(script, folder, list(flags)))
+    context.set_forkserver_preload(IMPORTED)
+    before = os.environ.get("PYTHONPATH")
+    # Python 3.11 and 3.12 do not give the server sys.path (gh-117378): it would import nothing, and say nothing.
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    process = context.Process(target=target, args=args)
     process.start()
     return process
+
+
+def start(script: str, folder: Path, *flags: str) -> Any:
+    """A process that runs a learner in this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return forked(play, script, folder, list(flags))
 
 
 def finish(process: Any, folder: Path) -> None:

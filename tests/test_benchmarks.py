@@ -71,8 +71,8 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "vector_throughput --episodes": ["vector_memory"],
 }
 SLOW = {
-    "arithmetic_seeds", "dtype_seeds", "gradient_noise", "multihop_seeds", "paper_table", "preflight", "real_data",
-    "real_model", "threads",
+    "arithmetic_seeds", "dtype_seeds", "gradient_noise", "kill_resume", "multihop_seeds", "paper_table", "preflight",
+    "real_data", "real_model", "threads", "trl_comparison", "two_processes",
 }  # fmt: skip
 DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
 

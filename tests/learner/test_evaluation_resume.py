@@ -4,11 +4,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import kill_resume
 import pytest
 
 from llm_utils.slots import SlotModel
@@ -115,18 +115,16 @@ def test_an_evaluation_that_was_stopped_goes_on_to_the_same_figures(evaluate, le
     assert (folder / "pass_rates.json").exists() == ("--profile" in words)
 
 
-def test_a_killed_evaluation_goes_on(evaluate, learn, policy_folder, environment_of_scripts, tmp_path):
+def test_a_killed_evaluation_goes_on(evaluate, learn, policy_folder, tmp_path):
     whole = evaluate("whole", "--episodes", 40)
-    script, words = str(ROOT / "learner" / "evaluate_llm.py"), ["--exp-name", "killed", "--episodes", "40"]
-    command = [sys.executable, script, "--model", str(policy_folder), *map(str, FLAGS), *words]
-    paths = os.pathsep.join([*sys.path, str(ROOT / "learner")])
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment_of_scripts | {"PYTHONPATH": paths})
-    while process.poll() is None:
+    words = ["--model", str(policy_folder), *map(str, FLAGS), "--exp-name", "killed", "--episodes", "40"]
+    process = kill_resume.start("evaluate_llm", tmp_path, *words)
+    while process.is_alive():
         found = list(Path("runs").glob("*__killed__*/trajectories.jsonl"))
         if found and found[0].read_bytes().count(b"\n") >= 2:
             process.kill()
         time.sleep(0.005)
-    assert process.returncode == -signal.SIGKILL  # 40 episodes take seconds
+    assert process.exitcode == -signal.SIGKILL  # 40 episodes take seconds
     folder = folder_of("killed")
     assert not report(folder)["finished"]
     learn("evaluate_llm", "--resume", folder)

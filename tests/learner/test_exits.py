@@ -4,7 +4,6 @@ The learner runs in a process of its own, which executes this file with run_name
 """
 
 import json
-import multiprocessing
 import os
 import re
 import runpy
@@ -81,11 +80,8 @@ if __name__ == "worker":
 def play(script, folder, *flags, failure=(None, None, False)):
     """Run a learner to whatever end; returns the exit status and what it printed."""
     folder.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ppo_llm", "grpo_llm"])
     job = (folder, script, [str(flag) for flag in flags], failure)
-    process = context.Process(target=runpy.run_path, args=(__file__, {"job": job}, "worker"))
-    process.start()
+    process = kill_resume.forked(runpy.run_path, __file__, {"job": job}, "worker")
     process.join()
     return process.exitcode, (folder / "log.txt").read_text()
 

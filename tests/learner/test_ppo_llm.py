@@ -1,17 +1,16 @@
 """learner/ppo_llm.py as a script: a run, Ctrl-C and going on, and what it refuses."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import kill_resume
 import numpy as np
 import pytest
 from safetensors import torch as safetensors
 
-SCRIPT = Path(__file__).parents[2] / "learner" / "ppo_llm.py"
 ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})
 SMALL = ["--tokenizer", "byte", "--env-kwargs", ENV_KWARGS, "--num-envs", "4", "--episodes-per-iteration", "8"]
 SMALL += ["--num-threads", "1", "--eval-episodes", "4", "--num-minibatches", "2", "--critic-warmup", "0"]
@@ -91,21 +90,19 @@ def test_options_run(learn, policy_folder, options):
             assert not row["truncated"] or not any(terms.get("outcome/unfinished") for terms in row["reward_terms"])
 
 
-def test_ctrl_c_and_resume_end_where_an_uninterrupted_run_ends(learn, policy_folder, environment_of_scripts):
-    options = ["--model", str(policy_folder), *SMALL, "--total-episodes", "48", "--save-model"]
-    command = [sys.executable, str(SCRIPT), *options, "--exp-name", "stopped"]
-    process = subprocess.Popen(
-        command, env=environment_of_scripts, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def test_ctrl_c_and_resume_end_where_an_uninterrupted_run_ends(learn, policy_folder):
+    options = ["--model", str(policy_folder), *map(str, SMALL), "--total-episodes", "48", "--save-model"]
+    process = kill_resume.start("ppo_llm", Path.cwd(), *options, "--exp-name", "stopped")
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and process.is_alive():
         files = list(Path("runs").glob("*stopped*/trajectories.jsonl"))
         if files and '"iteration": 2' in files[0].read_text():
             break
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
+    os.kill(process.pid, signal.SIGINT)
+    process.join(120)
+    output = Path("log.txt").read_text()
+    assert process.exitcode == 130, output
     (stopped,) = Path("runs").glob("*stopped*")
     assert f"--resume {stopped}" in output
     done = json.loads((stopped / "checkpoint" / "state.json").read_text())["run"]["iteration"]

@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -26,7 +25,6 @@ from llm_utils.loading import choose_dtype, load_policy
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.scratch import initialize
 
-SCRIPT = Path(__file__).parents[2] / "learner" / "sft_llm.py"
 ENV_ID = "AgentR1/MultihopWorld-v0"
 CPU = torch.device("cpu")
 
@@ -306,12 +304,10 @@ def test_rows_without_sampled_tokens_are_left_out(tmp_path):
         read_rows(str(path), 300)
 
 
-def test_the_script_makes_a_policy_from_nothing_and_trains_on_recorded_rows(tmp_path, environment_of_scripts):
+def test_the_script_makes_a_policy_from_nothing_and_trains_on_recorded_rows(learn, tmp_path, capsys):
     def run(*arguments: str) -> str:
-        command = [sys.executable, str(SCRIPT), "--num-threads", "1", "--batch-size", "4", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment_of_scripts, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+        learn("sft_llm", "--num-threads", "1", "--batch-size", "4", *arguments)
+        return capsys.readouterr().out
 
     text = run("--out", "policy", "--hidden-size", "32", "--num-layers", "2", "--num-demonstrations", "24",
                "--num-steps", "4", "--eval-demonstrations", "4", "--eval-every", "2", "--rag-share", "0.2",
@@ -397,16 +393,15 @@ def test_interrupted_runs_go_on_with_other_options_too(learn, monkeypatch, flags
         learn("sft_llm", "--resume", stopped, "--batch-size", 3)
 
 
-def test_a_signal_leaves_a_checkpoint(tmp_path, flags, environment_of_scripts):
-    command = [sys.executable, str(SCRIPT), *flags, "--num-steps", "100000", "--checkpoint-every", "0"]
-    with open(tmp_path / "log.txt", "w") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment_of_scripts, stdout=log, stderr=log)
+def test_a_signal_leaves_a_checkpoint(tmp_path, flags):
+    process = kill_resume.start("sft_llm", tmp_path, *flags, "--num-steps", "100000", "--checkpoint-every", "0")
     try:
-        while not list(tmp_path.glob("runs/*/summary.json")) and process.poll() is None:
+        while not list(tmp_path.glob("runs/*/summary.json")) and process.is_alive():
             time.sleep(0.05)
         time.sleep(0.3)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in (130, 143), (tmp_path / "log.txt").read_text()
+        process.terminate()
+        process.join(60)
+        assert process.exitcode in (130, 143), (tmp_path / "log.txt").read_text()
     finally:
         process.kill()
     assert "--resume runs/" in (tmp_path / "log.txt").read_text()
