@@ -2,11 +2,13 @@
 
     python benchmarks/fuzz_spans.py                    # 200,000 spans
     python benchmarks/fuzz_spans.py --spans 5000 --seed 7 --dialects react
+    python benchmarks/fuzz_spans.py --spans 100000 --ids CraftWorld ShopWorld SQLWorld PharmaSim DeepSearch Terminal \
+        --name fuzz_worlds
 
-Every span goes through `parse` of every dialect and through `env.step` of one environment, in turn: MultihopWorld, a
-box of tools with strict arguments, and HotpotQA, 2WikiMultihopQA and MuSiQue on made-up questions, in each dialect over
-the byte tokenizer. `check_step` then looks at what came back. Span number i is a function of (seed, i), so whatever is
-reported can be repeated. Writes benchmarks/results/fuzz_spans.json and .md.
+Every span goes through `parse` of every dialect and through `env.step` of one environment, in turn: a box of tools with
+strict arguments and every id, those that read data on made-up questions, in each dialect over the byte tokenizer.
+`check_step` then looks at what came back. Span number i is a function of (seed, i) and, where it calls an environment's
+own tools, of its episode so far: the same command repeats what was reported. Writes benchmarks/results/NAME.json, .md.
 
 The generators (`SpanMaker`) and the checks (`check_step`) also serve tests/.
 """
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +36,7 @@ from numpy.typing import NDArray
 
 import agent_r1
 from agent_r1.dialects import DIALECTS, Dialect, get_dialect
+from agent_r1.probes import random_call
 from agent_r1.tokenizers import added_tokens, load_tokenizer
 from agent_r1_tools import Tool
 from agent_r1_tools.python import SandboxError
@@ -82,12 +86,15 @@ class ToolboxEnv(agent_r1.ToolEnv):
         return float(answer == "twice half"), {}
 
 
-def environments(dialect: str, data: Path, **kwargs: Any) -> Iterator[tuple[str, agent_r1.ToolEnv]]:
-    """Every environment that is fuzzed, by name, in one dialect over the byte tokenizer."""
+def environments(
+    dialect: str, data: Path, ids: Sequence[str] = (), **kwargs: Any
+) -> Iterator[tuple[str, agent_r1.ToolEnv]]:
+    """Every environment that is fuzzed, by name, in one dialect over the byte tokenizer; of `ids` only, where given."""
     # Short contexts, so that they run out too; many turns, so that a span seldom costs a new episode.
     kwargs = {"dialect": dialect, "max_turns": 30, "max_context_tokens": 8_192} | kwargs
-    yield "Toolbox", ToolboxEnv(**kwargs)
-    for env_id in agent_r1.ENVIRONMENTS:
+    if not ids:
+        yield "Toolbox", ToolboxEnv(**kwargs)
+    for env_id in ids or agent_r1.ENVIRONMENTS:
         folder = env_id.removeprefix("AgentR1/").removesuffix("-v0").lower()
         given = {"data_dir": str(data / folder)} if (data / folder).is_dir() else {}
         try:
@@ -129,13 +136,15 @@ _KEYS = (
 
 @dataclass
 class SpanMaker:
-    """Makes spans of every kind in `KINDS`; span `index` is a function of (seed, index).
+    """Makes spans of every kind in `KINDS`; span `index` is a function of (seed, index) and of the episode of `env`.
 
-    `kind(rng)` gives token ids. Mutations start from a call or an answer as a policy should write it.
+    `kind(rng)` gives token ids. Mutations start from a call or an answer as a policy should write it; with `env` half
+    of the calls are of its tools, in words of its conversation.
     """
 
     dialect: Dialect
     seed: int = 0
+    env: agent_r1.ToolEnv | None = None
     added: list[str] = field(init=False)
     vocab_size: int = field(init=False)
 
@@ -154,6 +163,9 @@ class SpanMaker:
 
     def call_text(self, rng: np.random.Generator) -> str:
         """A well-formed call of some tool, which may not be there, with arguments that may not fit."""
+        if self.env is not None and self.env.tools and rng.random() < 0.5:
+            with suppress(ValueError):  # this family cannot write it
+                return random_call(self.env, rng)
         if rng.random() < 0.5:
             name, arguments = "search", {"query": str(_pick(rng, _WORDS))}
         else:
@@ -359,23 +371,25 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
 
-def fuzz(dialects: Sequence[str], data: Path, first: int, last: int, seed: int = 0, **kwargs: Any) -> Report:
+def fuzz(
+    dialects: Sequence[str], data: Path, first: int, last: int, seed: int = 0, ids: Sequence[str] = (), **kwargs: Any
+) -> Report:
     """Spans `first` to `last` - 1, in turn through every dialect and environment. `kwargs` go to the environments."""
     report = Report()
     tokenizer = load_tokenizer(None)
     parsers = {name: get_dialect(name, tokenizer) for name in DIALECTS}
-    places = [(name, *place) for name in dialects for place in environments(name, data, **kwargs)]
-    makers = {name: SpanMaker(parsers[name], seed) for name in dialects}
+    places = [(name, *place) for name in dialects for place in environments(name, data, ids, **kwargs)]
+    makers = [SpanMaker(parsers[name], seed, env) for name, _, env in places]
     states: dict[int, Tokens] = {}
     for index in range(first, last):
         # Kinds and places have different periods, so that all pairs come up.
         number = (index // len(KINDS)) % len(places)
         dialect, env_id, env = places[number]
-        kind, span = makers[dialect](index)
-        name = f"span {index} of seed {seed} ({kind}, {dialect}, {env_id})"
         if number not in states:
             states[number] = env.reset(seed=index)[0]
             report.episodes += 1
+        kind, span = makers[number](index)
+        name = f"span {index} of seed {seed} ({kind}, {dialect}, {env_id})"
         before = states[number]
         try:
             for other, parser in parsers.items():
@@ -418,15 +432,19 @@ def main() -> int:
     parser.add_argument("--spans", type=from_1, default=200_000)
     parser.add_argument("--seed", type=from_0, default=0)
     parser.add_argument("--dialects", nargs="+", default=list(DIALECTS), choices=list(DIALECTS))
+    names = [env_id.removeprefix("AgentR1/").removesuffix("-v0") for env_id in agent_r1.ENVIRONMENTS]
+    parser.add_argument("--ids", nargs="+", default=[], choices=names, metavar="ID", help="only these environments")
+    parser.add_argument("--name", default="fuzz_spans", help="of the results")
     parser.add_argument("--no-record", action="store_true", help="print, but leave benchmarks/results as it is")
     arguments = parser.parse_args()
     share = busy()
     with tempfile.TemporaryDirectory() as folder:
         data = write_made_up_data(Path(folder))
         warm_up = min(arguments.spans, 5_000)  # caches and the allocator's pools are full after this
-        fuzz(arguments.dialects, data, 0, warm_up, arguments.seed)
+        ids = [f"AgentR1/{name}-v0" for name in arguments.ids]
+        fuzz(arguments.dialects, data, 0, warm_up, arguments.seed, ids)
         memory = _peak_megabytes()
-        report = fuzz(arguments.dialects, data, 0, arguments.spans, arguments.seed)
+        report = fuzz(arguments.dialects, data, 0, arguments.spans, arguments.seed, ids)
         growth = _peak_megabytes() - memory
     results = {
         "spans": report.spans,
@@ -451,7 +469,11 @@ def main() -> int:
     if not arguments.no_record:
         rows = "".join(f"| {name.replace('_', ' ')} | {value} |\n" for name, value in results.items())
         command = f"python benchmarks/fuzz_spans.py --spans {arguments.spans} --seed {arguments.seed}"
-        record_results("fuzz_spans", results, f"| figure | value |\n|---|---|\n{rows}", command)
+        for flag in ("ids", "name"):
+            if getattr(arguments, flag) != parser.get_default(flag):
+                value = getattr(arguments, flag)
+                command += f" --{flag} {value if isinstance(value, str) else ' '.join(value)}"
+        record_results(arguments.name, results, f"| figure | value |\n|---|---|\n{rows}", command)
     return int(bool(report.failures))
 
 

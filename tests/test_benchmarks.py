@@ -59,6 +59,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "two_processes": ("--total-episodes 8 --episodes-per-iteration 8 --eval-episodes 8 --force", LEARNING),
     "vector_throughput": ("--quick --force", ()),
     "vector_throughput --episodes": ("256", ()),
+    "worlds": ("--episodes 2 --ids SQLWorld PharmaSim --force", ()),
 }  # fmt: skip
 RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
     "arithmetic_seeds": ["arithmetic_seeds", "arithmetic_splits"],

@@ -1,0 +1,136 @@
+"""What a step of each embedded world costs, alone and with 64 episodes at once, and what is left behind.
+
+    python benchmarks/worlds.py
+    python benchmarks/worlds.py --ids Terminal --episodes 16
+
+Alone: one environment plays its expert's turns. Together: ToolVectorEnv plays the same turns in so many episodes, tool
+calls of all of them run together. Tokens are the byte tokenizer's. Writes benchmarks/results/worlds.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from machine import from_1, record_results, require_quiet_machine
+
+from agent_r1.probes import span
+
+WORLDS = "MultihopWorld ArithmeticWorld CraftWorld ShopWorld SQLWorld PharmaSim DeepSearch Terminal".split()
+
+
+def experts_turns(env: Any, count: int) -> list[list[Any]]:
+    """The spans of the expert for the first tasks."""
+    turns = []
+    for index in range(count):
+        env.reset(options={"task_index": index})
+        turns.append([span(env, text) for text in env.demonstration()])
+    return turns
+
+
+def alone(env: Any, turns: list[list[Any]]) -> dict[str, float]:
+    """Medians of the milliseconds of a reset and of a step, one episode after the other."""
+    resets, steps = [], []
+    for index, texts in enumerate(turns):
+        start = time.perf_counter()
+        env.reset(options={"task_index": index})
+        resets.append(time.perf_counter() - start)
+        for text in texts:
+            start = time.perf_counter()
+            *_, info = env.step(text)
+            steps.append(time.perf_counter() - start)
+        assert info["is_success"], f"task {index}: the expert failed"
+    return {
+        "reset_ms": 1e3 * float(np.median(resets)),
+        "step_ms": 1e3 * float(np.median(steps)),
+        "steps_per_second": len(steps) / sum(steps),
+    }
+
+
+def together(env_id: str, turns: list[list[Any]]) -> dict[str, float]:
+    """Steps a second of one episode for each list of turns, all at once; their memory, the most processes."""
+    count = len(turns)
+    before, tasks = memory(), np.arange(count)
+    envs: Any = gym.make_vec(env_id, num_envs=count)
+    envs.reset(seed=0, options={"reset_mask": np.ones(count, bool), "task_index": tasks.tolist()})
+    steps, successes, most = 0, 0, 0
+    start = time.perf_counter()
+    envs.send([texts[0] for texts in turns])
+    played, flying = [1] * count, count
+    while flying:
+        ids, _, _, terminated, truncated, infos = envs.recv(1)
+        steps, flying, most = steps + len(ids), flying - len(ids), max(most, len(children()))
+        over = terminated | truncated
+        successes += sum(bool(info.get("is_success")) for info in infos)
+        going = [int(i) for i, ended in zip(ids, over, strict=True) if not ended]
+        if going:
+            envs.send([turns[i][played[i]] for i in going], going)
+            flying += len(going)
+        for i in going:
+            played[i] += 1
+    seconds = time.perf_counter() - start
+    found = {"steps_per_second": steps / seconds, "memory_mb": memory() - before, "processes": most}
+    envs.close()
+    assert successes == count, f"{env_id}: {successes} of {count} episodes of the expert succeeded"
+    return found
+
+
+def children() -> list[str]:
+    """The processes below this one, whatever they are called."""
+    parents: dict[str, list[str]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents.setdefault(stat.read_text().rpartition(")")[2].split()[1], []).append(stat.parent.name)
+        except OSError:  # it has just ended
+            continue
+    found, waiting = [], [Path("/proc/self").resolve().name]
+    while waiting:
+        below = parents.get(waiting.pop(), [])
+        found, waiting = found + below, waiting + below
+    return found
+
+
+def memory() -> float:
+    """The megabytes that this process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ids", nargs="+", default=WORLDS, choices=WORLDS, help="which worlds")
+    parser.add_argument("--episodes", type=from_1, default=64, help="at once, and one after the other")
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
+    args = parser.parse_args()
+    require_quiet_machine(args.force)
+    results = {}
+    lines = ["| world | reset ms | step ms | steps/s alone | at once | memory MB | processes | left behind |"]
+    lines.append("|---|" + "---|" * 7)
+    for name in args.ids:
+        env: Any = gym.make(f"AgentR1/{name}-v0").unwrapped
+        turns = experts_turns(env, args.episodes)
+        one = alone(env, turns)
+        env.close()
+        together(f"AgentR1/{name}-v0", turns)
+        idle = set(children())  # of pools that serve every episode, such as SQL's
+        many = together(f"AgentR1/{name}-v0", turns)
+        time.sleep(0.5)
+        left = len(set(children()) - idle)
+        results[name] = {"alone": one, "together": many, "left_behind": left}
+        lines.append(
+            f"| {name} | {one['reset_ms']:.2f} | {one['step_ms']:.2f} | {one['steps_per_second']:,.0f} "
+            f"| {many['steps_per_second']:,.0f} | {many['memory_mb']:.0f} | {many['processes']} | {left} |"
+        )
+        print(lines[-1], flush=True)
+    command = f"python benchmarks/worlds.py --episodes {args.episodes}"
+    command += "" if args.ids == WORLDS else f" --ids {' '.join(args.ids)}"
+    record_results("worlds", results, "\n".join(lines), command, args.force)
+
+
+if __name__ == "__main__":
+    main()
