@@ -160,7 +160,7 @@ def _missing_and_waste(task: Task, inventory: Mapping[str, int]) -> tuple[int, i
 Step = tuple[str, str, int]  # a tool's name, an item, a count; ("", "", 0) gives up
 GIVE_UP: Step = ("", "", 0)
 MISTAKES = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29}  # in a turn; see `faulty`
-SLOPPY = 0.38  # the same of the sloppy worker, for a warm start
+SLOPPY, TIRED = 0.15, 0.6  # the same of the sloppy worker, who also gives up after that share of the craftings
 
 
 def next_step(task: Task, known: set[str], inventory: Mapping[str, int]) -> Step:
@@ -195,8 +195,11 @@ def faulty(rng: np.random.Generator, step: Step) -> Step:
     return name, item, count - 1 if count > 1 and rng.random() < 0.5 else count + 1
 
 
-def play(task: Task, rng: np.random.Generator | None = None, fault: float = 0.0) -> list[Step]:
-    """The steps of the expert, or, with `rng`, of somebody who makes a `fault` in that share of the turns.
+def play(
+    task: Task, rng: np.random.Generator | None = None, fault: float = 0.0, tired: float = 0.0
+) -> list[Step]:
+    """The steps of the expert, or, with `rng`, of somebody who makes a `fault` in that share of the turns, and gives up
+    after that share of the craftings (`tired`).
 
     Nobody notices a fault at once. After a call that failed, a worker gives up (1 in 2) or looks at the inventory, and
     then goes on with what is missing.
@@ -218,6 +221,9 @@ def play(task: Task, rng: np.random.Generator | None = None, fault: float = 0.0)
             known.add(step[1])
         elif worked:
             act(task, believed, *planned)
+            if rng is not None and step[0] == "craft" and inventory.get(goal, 0) < count and rng.random() < tired:
+                steps.append(GIVE_UP)
+                break
         elif rng is None or rng.random() < 0.5:
             steps.append(GIVE_UP)
             break
@@ -352,7 +358,8 @@ class CraftWorldEnv(ToolEnv):
         if teacher == "expert" or rng is None:
             steps = play(self.task)
         else:
-            steps = play(self.task, rng, SLOPPY if teacher is None else MISTAKES[teacher])
+            fault, tired = (SLOPPY, TIRED) if teacher is None else (MISTAKES[teacher], 0.0)
+            steps = play(self.task, rng, fault, tired)
         return [self._turn(*step) for step in steps]
 
     def shortcut_without_counting(self, rng: np.random.Generator) -> list[str]:
