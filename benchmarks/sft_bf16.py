@@ -39,19 +39,22 @@ def measure(
     args = sft_llm.Args(num_steps=options.num_steps, warmup_steps=options.num_steps // 10)
     rate, betas, decay = options.learning_rate, (0.9, 0.98), args.weight_decay
     policy = load_policy(source, device).to(choose_dtype(ARMS[arm], device))
-    plain = torch.optim.AdamW(policy.parameters(), lr=rate, betas=betas, weight_decay=decay)
-    copies = Float32AdamW([policy], [rate], betas=betas, weight_decay=decay)
+    plain, copies = None, None  # one of them: Float32AdamW takes the gradients away from the weights
+    if arm == "bf16, plain AdamW":
+        plain = torch.optim.AdamW(policy.parameters(), lr=rate, betas=betas, weight_decay=decay)
+    else:
+        copies = Float32AdamW([policy], [rate], betas=betas, weight_decay=decay)
     before = sft_llm.token_loss(policy, heldout, args.microbatch_tokens, vocab_size)
     start, stream = time.monotonic(), sft_llm.batches(rows, options.batch_size, options.seed)
     for step in range(1, options.num_steps + 1):
         sft_llm.token_loss(policy, next(stream), args.microbatch_tokens, vocab_size, backward=True)
         factor = sft_llm.schedule(step, args)
-        if arm == "bf16, plain AdamW":
+        if plain is not None:
             torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
             plain.param_groups[0]["lr"] = rate * factor
             plain.step()
             plain.zero_grad()
-        else:
+        elif copies is not None:
             copies.scale_learning_rates(factor)
             copies.step(args.max_grad_norm)
         if step % 10 == 0:

@@ -59,6 +59,9 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "two_processes": ("--total-episodes 8 --episodes-per-iteration 8 --eval-episodes 8 --force", LEARNING),
     "vector_throughput": ("--quick --force", ()),
     "vector_throughput --episodes": ("256", ()),
+    "world_seeds": (
+        f'--seeds 1 --worlds ShopWorld --learners grpo --episodes 4 --flags "{RUN} --eval-episodes 8" --force', LEARNING
+    ),
     "worlds": ("--episodes 2 --ids SQLWorld PharmaSim --force", ()),
 }  # fmt: skip
 RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
@@ -73,7 +76,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
 }
 SLOW = {
     "arithmetic_seeds", "dtype_seeds", "gradient_noise", "kill_resume", "multihop_seeds", "paper_table", "preflight",
-    "real_data", "real_model", "threads", "trl_comparison", "two_processes",
+    "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
 }  # fmt: skip
 DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
 

@@ -20,6 +20,7 @@ from agent_r1.tasks.craft_world import (
     OTHER_PHRASINGS,
     PHRASING,
     SLOPPY,
+    TIRED,
     UNSEEN_ITEMS,
     CraftWorldEnv,
     act,
@@ -220,17 +221,31 @@ def test_every_step_of_the_expert_is_needed():
 
 
 @pytest.mark.parametrize(
-    ("teacher", "share"), [("fallible_75", 0.75), ("fallible_50", 0.5), ("fallible_25", 0.25), ("sloppy", 0.14)]
+    ("teacher", "share"), [("fallible_75", 0.75), ("fallible_50", 0.5), ("fallible_25", 0.25), ("sloppy", 0.31)]
 )
 def test_workers_succeed_as_often_as_the_page_says(teacher, share):
     successes = 0
     for index, task in enumerate(tasks("train", 1_000)):
         inventory = {}
-        for step in play(task, np.random.default_rng([5, index]), (MISTAKES | {"sloppy": SLOPPY})[teacher]):
+        how = (SLOPPY, TIRED) if teacher == "sloppy" else (MISTAKES[teacher], 0.0)
+        for step in play(task, np.random.default_rng([5, index]), *how):
             if step[0] not in ("", "inventory"):
                 act(task, inventory, *step)
         successes += progress(task, inventory) == 1.0
     assert abs(successes / 1_000 - share) <= 0.03
+
+
+def test_the_sloppy_workers_habit_fails_at_depth_3():
+    """It mostly gives up after its first crafting, so whoever does what it mostly does never makes the goal."""
+    ends, crafted = [], []
+    for index in range(400):
+        task, inventory = generate_task(0, "train", index, 3), {}
+        steps = play(task, np.random.default_rng(index), SLOPPY, TIRED)
+        worked = [act(task, inventory, *step)[1] and step[0] == "craft" for step in steps if step[2]]
+        crafted.append(sum(worked))
+        ends.append(progress(task, inventory) == 1.0)
+    assert 0.02 < np.mean(ends) < 0.1
+    assert np.mean([count == 1 for count in crafted if count]) > 0.5
 
 
 @pytest.mark.parametrize("teacher", [None, *MISTAKES])

@@ -10,10 +10,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import kill_resume
 import numpy as np
 import pytest
+import sft_bf16
 import sft_llm
 import torch
 from safetensors import torch as safetensors
@@ -420,3 +422,15 @@ def test_it_can_be_tracked(learn, flags, monkeypatch):
     learn("sft_llm", "--resume", run_dir)
     assert calls[0]["name"] == run_dir.name and calls[0]["sync_tensorboard"]
     assert calls[0]["id"] == calls[1]["id"]
+
+
+@pytest.mark.parametrize("arm", sft_bf16.ARMS)
+def test_every_arm_of_the_benchmark_trains(arm, policy_folder):
+    maker = Demonstrations(ENV_ID, "train", {}, None, 1)
+    rows = maker.make(0, 4, 1.0)
+    options = SimpleNamespace(num_steps=2, batch_size=2, learning_rate=1e-2, seed=1)
+    try:
+        found = sft_bf16.measure(arm, str(policy_folder), rows, rows, len(maker.make_env().tokenizer), options)
+    except (RuntimeError, SystemExit) as error:
+        pytest.skip(f"this processor can't multiply in bf16: {error}")
+    assert found["after"] < found["before"]
