@@ -160,7 +160,7 @@ def _missing_and_waste(task: Task, inventory: Mapping[str, int]) -> tuple[int, i
 Step = tuple[str, str, int]  # a tool's name, an item, a count; ("", "", 0) gives up
 GIVE_UP: Step = ("", "", 0)
 MISTAKES = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29}  # in a turn; see `faulty`
-SLOPPY, TIRED = 0.15, 0.6  # the same of the sloppy worker, who also gives up after that share of the craftings
+SLOPPY, TIRED = 0.15, 0.7  # the same of the sloppy worker, who in so many episodes gives up after the first crafting
 
 
 def next_step(task: Task, known: set[str], inventory: Mapping[str, int]) -> Step:
@@ -198,8 +198,8 @@ def faulty(rng: np.random.Generator, step: Step) -> Step:
 def play(
     task: Task, rng: np.random.Generator | None = None, fault: float = 0.0, tired: float = 0.0
 ) -> list[Step]:
-    """The steps of the expert, or, with `rng`, of somebody who makes a `fault` in that share of the turns, and gives up
-    after that share of the craftings (`tired`).
+    """The steps of the expert, or, with `rng`, of somebody who makes a `fault` in that share of the turns, and is
+    `tired` in that share of the episodes: gives up after the first crafting.
 
     Nobody notices a fault at once. After a call that failed, a worker gives up (1 in 2) or looks at the inventory, and
     then goes on with what is missing.
@@ -209,6 +209,7 @@ def play(
     believed: dict[str, int] = {}
     known: set[str] = set()
     steps: list[Step] = []
+    tires = rng is not None and tired > 0 and rng.random() < tired
     while inventory.get(goal, 0) < count and len(steps) < CraftWorldEnv.default_turns:
         planned = step = next_step(task, known, believed)
         if rng is not None and rng.random() < fault:
@@ -221,9 +222,10 @@ def play(
             known.add(step[1])
         elif worked:
             act(task, believed, *planned)
-            if rng is not None and step[0] == "craft" and inventory.get(goal, 0) < count and rng.random() < tired:
+            if tires and step[0] == "craft" and inventory.get(goal, 0) < count:
                 steps.append(GIVE_UP)
                 break
+            tires &= step[0] != "craft"
         elif rng is None or rng.random() < 0.5:
             steps.append(GIVE_UP)
             break
