@@ -1,5 +1,6 @@
 """What a run needs is added up from the config, compared with what there is, and refused with a way out."""
 
+import gc
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,6 +157,24 @@ def test_a_measured_microbatch_replaces_the_estimate():
     assert all(p.grad is None for p in model.parameters())
     report = estimate(preflight=False)
     assert report.measured(10**9).at("update") == report.at("update") - size(report, "activations", "logits") + 10**9
+
+
+def test_what_waits_for_the_garbage_collector_does_not_hide_what_a_microbatch_takes(monkeypatch):
+    model = transformers.AutoModelForCausalLM.from_config(small_config(vocab_size=4000)).float().eval()
+    forward = preflight.policy_forward
+
+    def collect_and_run(*args):
+        gc.collect()
+        return forward(*args)
+
+    monkeypatch.setattr(preflight, "policy_forward", collect_and_run)
+    garbage = [torch.ones(100_000_000)]
+    garbage.append(garbage)
+    del garbage
+    try:
+        assert preflight.measure(model, 4096, 256, 4000) > 2 * 4096 * 4000 * 4
+    except (RuntimeError, OSError) as error:
+        pytest.skip(str(error))
 
 
 def test_main_memory_is_shared_by_the_processes_of_a_machine(monkeypatch):
