@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+import agent_r1
 from agent_r1 import probes
 from agent_r1.tasks.shop_world import ShopWorldEnv
 from agent_r1.tasks.shop_world.catalogue import (
@@ -393,3 +394,22 @@ def test_arguments_are_checked():
         ShopWorldEnv(page_size=0)
     with pytest.raises(TypeError, match="'corpus'; it has world_seed, data_dir, human_goals, page_size, split, nouns"):
         gym.make("AgentR1/ShopWorld-v0", corpus="own")
+
+
+# ---------------------------------------------------------------------- the tiny policy
+
+
+def test_an_episode_is_short_for_the_tiny_policy():
+    """Every word is a token, also those of types that no training task asks for."""
+    folder = agent_r1.tiny_policy("AgentR1/ShopWorld-v0")
+    unknown = set()
+    for split in ("train", "unseen_types"):
+        env = ShopWorldEnv(tokenizer=folder, split=split)
+        for index in range(30):
+            env.reset(options={"task_index": index})
+            for text in env.demonstration():
+                state, *_ = env.step(probes.span(env, text))
+            assert len(state) <= 250
+            pieces = {env.tokenizer.decode([token]) for token in state.tolist()}
+            unknown |= {piece for piece in pieces if len(piece) == 1 and piece.isalpha()}
+    assert not unknown
