@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import above_0, from_0, from_1, record_results
+from machine import RESULTS, above_0, from_0, from_1, record_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "learner"))
 import sft_llm
@@ -74,23 +74,32 @@ def main() -> None:
     parser.add_argument("--heldout", type=from_1, default=64, help="demonstrations that the loss is measured on")
     parser.add_argument("--seed", type=from_0, default=1, help="of demonstrations and batches")
     parser.add_argument("--name", default="sft_bf16", help="of the files in benchmarks/results")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM",
+                        help="only these; the others stay as the same command has recorded them")  # fmt: skip
     options = parser.parse_args()
     source = model_source(options.model, options.env_id)
     maker = Demonstrations(options.env_id, "train", json.loads(options.env_kwargs), source, options.seed)
     count = options.num_steps * options.batch_size
     rows, heldout = maker.make(0, count, 1.0), maker.make(count, options.heldout, 1.0)
     vocab_size = maker.make_env().action_space.vocab_size
-    results = {arm: measure(arm, source, rows, heldout, vocab_size, options) for arm in ARMS}
+    flags = {"model": options.model if options.model == "tiny" else Path(options.model).name}
+    flags |= {name: getattr(options, name) for name in ("num_steps", "batch_size", "learning_rate", "heldout", "seed")}
+    command = "python benchmarks/sft_bf16.py " + " ".join(f"--{n.replace('_', '-')} {v}" for n, v in flags.items())
+    record = RESULTS / f"{options.name}.json"
+    results: dict[str, dict[str, float]] = {}
+    if set(options.arms) < ARMS.keys():
+        results = json.loads(record.read_text())["results"] if record.is_file() else {}
+        if not results or json.loads(record.read_text())["command"] != command:
+            sys.exit(f"--arms: {record} has no record of this command to put them into")
+    results |= {arm: measure(arm, source, rows, heldout, vocab_size, options) for arm in options.arms}
     lines = ["| | loss before | loss after | against float32 |", "|---|---|---|---|"]
-    for arm, found in results.items():
+    for arm in ARMS:
+        found = results[arm]
         gap = found["after"] / results["float32"]["after"] - 1
         lines.append(f"| {arm} | {found['before']:.4f} | {found['after']:.4f} | {gap:+.1%} |")
     table = "\n".join(lines)
     print(table)
-    flags = {"model": options.model if options.model == "tiny" else Path(options.model).name}
-    flags |= {name: getattr(options, name) for name in ("num_steps", "batch_size", "learning_rate", "heldout", "seed")}
-    command = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
-    record_results(options.name, results, table, f"python benchmarks/sft_bf16.py {command}")
+    record_results(options.name, results, table, command)
 
 
 if __name__ == "__main__":
