@@ -25,7 +25,7 @@ from llm_utils.compare import plot, read_curve  # noqa: E402
 
 WORLDS = {"CraftWorld": ["--env-kwargs", '{"depth": 3}'], "ShopWorld": []}
 LEARNERS = {"grpo": "GRPO", "ppo": "PPO"}
-EPISODES = {"CraftWorld": "7680", "ShopWorld": "5120"}
+EPISODES = "5120"
 
 
 def job(script: str, world: str, name: str, *flags: str) -> Job:
@@ -34,7 +34,7 @@ def job(script: str, world: str, name: str, *flags: str) -> Job:
 
 
 def training(world: str, learner: str, seed: int, flags: str) -> Job:
-    total = ["--total-episodes", EPISODES[world], "--eval-every", "5", "--save-model"]
+    total = ["--total-episodes", EPISODES, "--eval-every", "5", "--save-model"]
     return job(f"{learner}_llm.py", world, learner, "--seed", str(seed), *total, *shlex.split(flags))
 
 
