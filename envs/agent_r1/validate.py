@@ -392,7 +392,7 @@ def table(reports: Sequence[Report]) -> str:
     for report in reports:
         name = report.env_id.removeprefix("AgentR1/")
         if not report.row:
-            skipped = f"not checked: {report.skipped.partition(chr(10))[0]}"
+            skipped = f"not checked: {_brief(report)}"
             reason = skipped if report.skipped else f"failed: {', '.join(report.failed)}"
             lines.append("| " + " | ".join([name, *[""] * (len(head) - 2), reason]) + " |")
             continue
@@ -422,6 +422,11 @@ def table(reports: Sequence[Report]) -> str:
             + " |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _brief(report: Report) -> str:
+    """Why it was passed over, without the folders of this machine."""
+    return report.skipped.partition("\n")[0].partition(":")[0]
 
 
 def index(pages: Path) -> str:
@@ -488,7 +493,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print("\n" + table(reports), end="")
     if args.write:
         args.write.write_text(table(reports))
-        rows = [vars(report) for report in reports]
+        rows = [vars(replace(report, skipped=_brief(report))) for report in reports]
         args.write.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
     return int(any(report.failed or (report.skipped and args.ids) for report in reports))
 

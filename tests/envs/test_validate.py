@@ -109,8 +109,12 @@ def test_what_fails_is_said_and_the_status_is_one(capsys):
 def test_data_that_is_missing_is_no_failure_unless_it_was_asked_for(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("AGENT_R1_DATA", str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert validate.main(["AgentR1/HotpotQA-v0", "--tasks", "3"]) == 1
-    assert "not checked: " in capsys.readouterr().out
+    words = ["AgentR1/HotpotQA-v0", "--tasks", "3", "--write", str(tmp_path / "table.md")]
+    assert validate.main(words) == 1
+    assert str(tmp_path) in capsys.readouterr().out  # where it was looked for is said, and not written
+    for name in ("table.md", "table.json"):
+        written = (tmp_path / name).read_text()
+        assert "no data for HotpotQA" in written and str(tmp_path) not in written
 
 
 @pytest.mark.parametrize("words", [["Nobody/Has-v0"], ["--tasks", "0"], ["--env-kwargs", "[]"], ["nomodule:X-v0"]])
