@@ -63,12 +63,16 @@ class Subject:
 
 @dataclass
 class Report:
-    """What came out for an id: a row of the table, and which checks failed, with the reason."""
+    """What came out for an id: a row of the table, and which checks failed, with the reason.
+
+    `skipped` says why it could not be made, `lacks` the same in a word or two, for the table.
+    """
 
     env_id: str
     row: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     skipped: str = ""
+    lacks: str = ""
 
 
 class Failed(Exception):
@@ -365,6 +369,7 @@ def validate(subject: Subject) -> Report:
         subject.make().close()
     except (DataNotFoundError, ImportError) as error:
         report.skipped = str(error)
+        report.lacks = "its data" if isinstance(error, DataNotFoundError) else f"a package ({error.name})"
         return report
     except Exception as error:
         report.failed["build"] = f"{type(error).__name__}: {error}"
@@ -392,7 +397,7 @@ def table(reports: Sequence[Report]) -> str:
     for report in reports:
         name = report.env_id.removeprefix("AgentR1/")
         if not report.row:
-            skipped = f"not checked: {_brief(report)}"
+            skipped = f"not checked: {report.lacks}"
             reason = skipped if report.skipped else f"failed: {', '.join(report.failed)}"
             lines.append("| " + " | ".join([name, *[""] * (len(head) - 2), reason]) + " |")
             continue
@@ -422,11 +427,6 @@ def table(reports: Sequence[Report]) -> str:
             + " |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _brief(report: Report) -> str:
-    """Why it was passed over, without the folders of this machine."""
-    return report.skipped.partition("\n")[0].partition(":")[0]
 
 
 def index(pages: Path) -> str:
@@ -493,7 +493,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print("\n" + table(reports), end="")
     if args.write:
         args.write.write_text(table(reports))
-        rows = [vars(replace(report, skipped=_brief(report))) for report in reports]
+        rows = [vars(replace(report, skipped=report.lacks)) for report in reports]  # which names no folder
         args.write.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
     return int(any(report.failed or (report.skipped and args.ids) for report in reports))
 
