@@ -40,7 +40,7 @@ def training(world: str, learner: str, seed: int, flags: str) -> Job:
 
 def evaluation(world: str, model: str, temperature: int, episodes: int) -> Job:
     flags = ["--model", model, "--split", "test", "--episodes", str(episodes), "--temperature", str(temperature)]
-    return job("evaluate_llm.py", world, f"evaluate_{temperature}", *flags)
+    return job("evaluate_llm.py", world, f"{Path(model).name}_{temperature}", *flags)
 
 
 def figures(folder: Path) -> dict[str, list[float]]:
