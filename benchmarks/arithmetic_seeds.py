@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from machine import from_1, record_results, require_quiet_machine
+from machine import from_1, given_flags, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
@@ -76,12 +76,7 @@ def main() -> None:
     }
     results["curves"] = [np.column_stack(curve).tolist() for curve in curves]
     command = f"python benchmarks/arithmetic_seeds.py --seeds {args.seeds} --workers {args.workers}"
-    if args.splits != SPLITS:
-        command += f" --splits {' '.join(args.splits)}"
-    if args.episodes != 500:
-        command += f" --episodes {args.episodes}"
-    if args.flags:
-        command += f' --flags "{args.flags}"'
+    command += given_flags(parser, args, "splits", "episodes", "flags")
     record_results("arithmetic_seeds", results, table, command, args.force)
 
     models = {"shipped": ["tiny"], "trained": [str(run) for run in runs]}

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 import agent_r1
 from agent_r1.dialects import DIALECTS, Dialect, get_dialect
 from agent_r1.probes import random_call
+from agent_r1.tasks.draw import pick
 from agent_r1.tokenizers import added_tokens, load_tokenizer
 from agent_r1_tools import Tool
 from agent_r1_tools.python import SandboxError
@@ -167,10 +168,10 @@ class SpanMaker:
             with suppress(ValueError):  # this family cannot write it
                 return random_call(self.env, rng)
         if rng.random() < 0.5:
-            name, arguments = "search", {"query": str(_pick(rng, _WORDS))}
+            name, arguments = "search", {"query": str(pick(rng, _WORDS))}
         else:
-            name = _pick(rng, _TOOLS)
-            arguments = {_pick(rng, _KEYS): _pick(rng, _VALUES) for _ in range(int(rng.integers(4)))}
+            name = pick(rng, _TOOLS)
+            arguments = {pick(rng, _KEYS): pick(rng, _VALUES) for _ in range(int(rng.integers(4)))}
         try:
             return self.dialect.tool_call(name, arguments)
         except ValueError:  # this family cannot write it
@@ -178,11 +179,11 @@ class SpanMaker:
 
     def good_text(self, rng: np.random.Generator) -> str:
         """A turn as it should be: maybe a thought, then a call, several calls or (less often) an answer."""
-        text = "<think>" + _pick(rng, _WORDS) + "</think>" if rng.random() < 0.3 else ""
+        text = "<think>" + pick(rng, _WORDS) + "</think>" if rng.random() < 0.3 else ""
         if rng.random() < 0.15:
-            text += f"<answer>{_pick(rng, _WORDS)}</answer>"
+            text += f"<answer>{pick(rng, _WORDS)}</answer>"
         else:
-            text += "\n".join(self.call_text(rng) for _ in range(_pick(rng, (1, 1, 1, 2, 12))))
+            text += "\n".join(self.call_text(rng) for _ in range(pick(rng, (1, 1, 1, 2, 12))))
         return text + self.dialect.end_of_turn
 
     def good(self, rng: np.random.Generator) -> list[int]:
@@ -196,14 +197,14 @@ class SpanMaker:
         return rng.integers(self.vocab_size, size=int(rng.integers(1, 300))).tolist()
 
     def random_text(self, rng: np.random.Generator) -> list[int]:
-        top = _pick(rng, (0x80, 0x800, 0x10000, 0x110000))
+        top = pick(rng, (0x80, 0x800, 0x10000, 0x110000))
         points = rng.integers(top, size=int(rng.integers(1, 200)))
         return self.encode("".join(chr(p) for p in points.tolist() if not 0xD800 <= p < 0xE000))
 
     def soup(self, rng: np.random.Generator) -> list[int]:
         """Snippets of every family's markup in any order."""
         size = int(rng.integers(1, 40))
-        return self.encode("".join(_pick(rng, _SNIPPETS) for _ in range(size)))
+        return self.encode("".join(pick(rng, _SNIPPETS) for _ in range(size)))
 
     def truncated(self, rng: np.random.Generator) -> list[int]:
         ids = self.good(rng)
@@ -215,7 +216,7 @@ class SpanMaker:
         for _ in range(int(rng.integers(1, 6))):
             start, end = sorted(rng.integers(len(ids) + 1, size=2).tolist())
             piece = ids[start:end]
-            ids = _pick(
+            ids = pick(
                 rng,
                 (
                     ids[:start] + ids[end:],
@@ -232,14 +233,14 @@ class SpanMaker:
         text = self.good_text(rng)
         for _ in range(int(rng.integers(1, 6))):
             place = int(rng.integers(len(text) + 1))
-            text = text[:place] + _pick(rng, _SNIPPETS) + text[place:]
+            text = text[:place] + pick(rng, _SNIPPETS) + text[place:]
         return self.encode(text)
 
     def with_special_tokens(self, rng: np.random.Generator) -> list[int]:
         ids = self.good(rng)
         for _ in range(int(rng.integers(1, 6))):
             place = int(rng.integers(len(ids) + 1))
-            ids[place:place] = self.encode(_pick(rng, self.added))
+            ids[place:place] = self.encode(pick(rng, self.added))
         return ids
 
     def with_bytes(self, rng: np.random.Generator) -> list[int]:
@@ -255,7 +256,7 @@ class SpanMaker:
         for _ in range(int(rng.integers(1, 5))):
             inner = text
             quoted = json.dumps(inner)
-            text = _pick(
+            text = pick(
                 rng,
                 (
                     f"<tool_call>{inner}</tool_call>",
@@ -272,15 +273,15 @@ class SpanMaker:
 
     def repeated(self, rng: np.random.Generator) -> list[int]:
         """One snippet over and over: what makes a careless parser quadratic."""
-        piece = _pick(rng, _SNIPPETS) + _pick(rng, _SNIPPETS)
+        piece = pick(rng, _SNIPPETS) + pick(rng, _SNIPPETS)
         return self.encode(piece * (4_000 // max(1, len(piece))))[:4_000]
 
     def deep(self, rng: np.random.Generator) -> list[int]:
         """Brackets nested up to a thousand deep, closed or not, as arguments of a call."""
         depth = int(rng.integers(1, 1_000))
-        opening, closing = _pick(rng, (("[", "]"), ('{"a":', "}"), ('[{"a":', "}]"), ("(", ")")))
-        value = opening * depth + "1" + closing * _pick(rng, (depth, depth - 1, 0))
-        form = _pick(
+        opening, closing = pick(rng, (("[", "]"), ('{"a":', "}"), ('[{"a":', "}]"), ("(", ")")))
+        value = opening * depth + "1" + closing * pick(rng, (depth, depth - 1, 0))
+        form = pick(
             rng,
             (
                 '<tool_call>\n{{"name": "search", "arguments": {}}}\n</tool_call>',
@@ -311,10 +312,6 @@ KINDS: dict[str, Callable[[SpanMaker, np.random.Generator], Sequence[int]]] = {
         SpanMaker.deep,
     )
 }
-
-
-def _pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
-    return options[int(rng.integers(len(options)))]
 
 
 # ---------------------------------------------------------------------- checks
@@ -426,7 +423,7 @@ def _peak_megabytes() -> float:
 
 
 def main() -> int:
-    from machine import busy, from_0, from_1, record_results
+    from machine import busy, from_0, from_1, given_flags, record_results
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spans", type=from_1, default=200_000)
@@ -469,10 +466,7 @@ def main() -> int:
     if not arguments.no_record:
         rows = "".join(f"| {name.replace('_', ' ')} | {value} |\n" for name, value in results.items())
         command = f"python benchmarks/fuzz_spans.py --spans {arguments.spans} --seed {arguments.seed}"
-        for flag in ("ids", "name"):
-            if getattr(arguments, flag) != parser.get_default(flag):
-                value = getattr(arguments, flag)
-                command += f" --{flag} {value if isinstance(value, str) else ' '.join(value)}"
+        command += given_flags(parser, arguments, "ids", "name")
         record_results(arguments.name, results, f"| figure | value |\n|---|---|\n{rows}", command)
     return int(bool(report.failures))
 

@@ -20,7 +20,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from machine import from_0, from_1, record_results, require_quiet_machine
+from machine import from_0, from_1, given_flags, record_results, require_quiet_machine
 from safetensors.torch import load_file
 
 LEARNER = Path(__file__).resolve().parent.parent / "learner"
@@ -156,8 +156,7 @@ def main() -> None:
     table = "\n".join(lines)
     print(table)
     command = f"python benchmarks/kill_resume.py --moments {args.moments} --seed {args.seed}"
-    if args.scripts != list(SCRIPTS):
-        command += f" --scripts {' '.join(args.scripts)}"
+    command += given_flags(parser, args, "scripts")
     record_results("kill_resume", results, table, command, args.force)
     sys.exit(any(k["differences"] for kills in results.values() for k in kills))
 

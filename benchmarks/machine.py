@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +46,17 @@ def above_0(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"it is a number above 0, and not {text!r}")
     return value
+
+
+def given_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> str:
+    """Those of these flags that aren't at their default, as they are typed behind a command: " --seeds 1 2"."""
+    words: list[str] = []
+    for name in names:
+        value = getattr(args, name)
+        if value != parser.get_default(name):
+            values = value if isinstance(value, list | tuple) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def describe_machine() -> dict[str, Any]:

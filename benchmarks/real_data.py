@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from machine import from_0, from_1, record_results
+from machine import from_0, from_1, given_flags, record_results
 
 ROOT = Path(__file__).resolve().parent.parent
 SETS = {"HotpotQA": "hotpotqa", "2WikiMultihopQA": "2wikimultihopqa", "MuSiQue": "musique"}
@@ -128,11 +128,7 @@ def main() -> None:
     parser.add_argument("--train-episodes", type=from_1, default=8, help="episodes per iteration of PPO")
     parser.add_argument("--threads", type=from_0, default=0, help="torch threads (0: default); problems take one")
     args = parser.parse_args()
-    command = "python benchmarks/real_data.py --model FOLDER --data DATA"
-    if args.sets != sets:
-        command += f" --sets {' '.join(args.sets)}"
-    if args.threads:
-        command += f" --threads {args.threads}"
+    command = "python benchmarks/real_data.py --model FOLDER --data DATA" + given_flags(parser, args, "sets", "threads")
     if "evaluate" in args.parts:
         results, table = evaluate(args.model, args.data.resolve(), args.episodes, args.sets, args.threads)
         print(table)

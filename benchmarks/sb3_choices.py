@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from machine import from_0, from_1, record_results, require_quiet_machine
+from machine import from_0, from_1, given_flags, record_results, require_quiet_machine
 
 import agent_r1  # noqa: F401 - registers the environments
 from agent_r1.wrappers import ChoiceInterface
@@ -96,10 +96,7 @@ def main() -> None:
     note = (f"{runs[0]['steps']:,} turns a seed, {args.episodes} tasks a split, {len(runs)} seeds; "
             f"{min(seconds):.0f} to {max(seconds):.0f} seconds of one core to train.")  # fmt: skip
     print(f"{table}\n\n{note}")
-    command = "python benchmarks/sb3_choices.py"
-    for name, default in (("steps", 32_768), ("episodes", 256)):
-        command += f" --{name} {getattr(args, name)}" * (getattr(args, name) != default)
-    command += f" --seeds {' '.join(map(str, args.seeds))}" * (args.seeds != [1, 2, 3])
+    command = "python benchmarks/sb3_choices.py" + given_flags(parser, args, "steps", "episodes", "seeds")
     record_results("sb3_choices", runs, f"{table}\n\n{note}", command, args.force)
 
 

@@ -39,24 +39,24 @@ def measure(
     args = sft_llm.Args(num_steps=options.num_steps, warmup_steps=options.num_steps // 10)
     rate, betas, decay = options.learning_rate, (0.9, 0.98), args.weight_decay
     policy = load_policy(source, device).to(choose_dtype(ARMS[arm], device))
-    plain, copies = None, None  # one of them: Float32AdamW takes the gradients away from the weights
+    optimizer: torch.optim.AdamW | Float32AdamW  # one alone: the second takes the gradients away from the weights
     if arm == "bf16, plain AdamW":
-        plain = torch.optim.AdamW(policy.parameters(), lr=rate, betas=betas, weight_decay=decay)
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=betas, weight_decay=decay)
     else:
-        copies = Float32AdamW([policy], [rate], betas=betas, weight_decay=decay)
+        optimizer = Float32AdamW([policy], [rate], betas=betas, weight_decay=decay)
     before = sft_llm.token_loss(policy, heldout, args.microbatch_tokens, vocab_size)
     start, stream = time.monotonic(), sft_llm.batches(rows, options.batch_size, options.seed)
     for step in range(1, options.num_steps + 1):
         sft_llm.token_loss(policy, next(stream), args.microbatch_tokens, vocab_size, backward=True)
         factor = sft_llm.schedule(step, args)
-        if plain is not None:
+        if isinstance(optimizer, Float32AdamW):
+            optimizer.scale_learning_rates(factor)
+            optimizer.step(args.max_grad_norm)
+        else:
             torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-            plain.param_groups[0]["lr"] = rate * factor
-            plain.step()
-            plain.zero_grad()
-        elif copies is not None:
-            copies.scale_learning_rates(factor)
-            copies.step(args.max_grad_norm)
+            optimizer.param_groups[0]["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad()
         if step % 10 == 0:
             print(f"{arm}: step {step}, {time.monotonic() - start:.0f} s", flush=True)
     after = sft_llm.token_loss(policy, heldout, args.microbatch_tokens, vocab_size)
@@ -88,9 +88,10 @@ def main() -> None:
     record = RESULTS / f"{options.name}.json"
     results: dict[str, dict[str, float]] = {}
     if set(options.arms) < ARMS.keys():
-        results = json.loads(record.read_text())["results"] if record.is_file() else {}
-        if not results or json.loads(record.read_text())["command"] != command:
+        found = json.loads(record.read_text()) if record.is_file() else {}
+        if found.get("command") != command:
             sys.exit(f"--arms: {record} has no record of this command to put them into")
+        results = found["results"]
     results |= {arm: measure(arm, source, rows, heldout, vocab_size, options) for arm in options.arms}
     lines = ["| | loss before | loss after | against float32 |", "|---|---|---|---|"]
     for arm in ARMS:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import from_0, from_1, record_results, require_quiet_machine
+from machine import from_0, from_1, given_flags, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 ENV_ID = "AgentR1/MultihopWorld-v0"
@@ -302,10 +302,7 @@ def main() -> None:
     print(table)
     command = (f"python benchmarks/trl_comparison.py --repeats {args.repeats} --steps {args.steps} "
                f"--prompts {args.prompts} --group {args.group} --threads {args.threads}")  # fmt: skip
-    if args.sizes != list(SIZES):
-        command += f" --sizes {' '.join(args.sizes)}"
-    if args.checkpoint_flags:
-        command += f' --checkpoint-flags "{args.checkpoint_flags}"'
+    command += given_flags(parser, args, "sizes", "checkpoint_flags")
     record_results("trl_comparison", results, table, command, args.force)
 
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from machine import from_0, from_1, record_results, require_quiet_machine
+from machine import from_0, from_1, given_flags, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
@@ -75,8 +75,7 @@ def main() -> None:
     print(f"{table}\n\n{note}")
     command = (f"python benchmarks/two_processes.py --learner {args.learner} --total-episodes {args.total_episodes} "
                f"--episodes-per-iteration {args.episodes_per_iteration} --seed {args.seed}")  # fmt: skip
-    if args.eval_episodes != 128:
-        command += f" --eval-episodes {args.eval_episodes}"
+    command += given_flags(parser, args, "eval_episodes")
     results = {"curves": curves, "relative_difference_of_final_weights": difference}
     name = f"two_processes_{args.learner.removesuffix('_llm')}"
     record_results(name, results, f"{table}\n\n{note}", command, args.force)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import from_1, record_results, require_quiet_machine
+from machine import from_1, given_flags, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
@@ -103,12 +103,8 @@ def main() -> None:
         for learner in args.learners
     }
     plot(curves, "success on held-out tasks (greedy)", "training episodes", ROOT / "docs/images/world_seeds.png")
-    command = "python benchmarks/world_seeds.py"
-    for flag in ("worlds", "learners", "seeds", "workers", "episodes", "flags"):
-        value = getattr(args, flag)
-        if value != parser.get_default(flag):
-            shown = " ".join(value) if isinstance(value, list) else f'"{value}"' if flag == "flags" else value
-            command += f" --{flag} {shown}"
+    given = given_flags(parser, args, "worlds", "learners", "seeds", "workers", "episodes", "flags")
+    command = f"python benchmarks/world_seeds.py{given}"
     record_results("world_seeds", results, table, command, args.force)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from machine import from_1, record_results, require_quiet_machine
+from machine import from_1, given_flags, record_results, require_quiet_machine
 
 from agent_r1.probes import span
 
@@ -128,7 +128,7 @@ def main() -> None:
         )
         print(lines[-1], flush=True)
     command = f"python benchmarks/worlds.py --episodes {args.episodes}"
-    command += "" if args.ids == WORLDS else f" --ids {' '.join(args.ids)}"
+    command += given_flags(parser, args, "ids")
     record_results("worlds", results, "\n".join(lines), command, args.force)
 
 

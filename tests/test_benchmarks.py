@@ -1,5 +1,6 @@
 """Every benchmark that the docs name starts as they say, from a clean clone. Small sizes; nothing that is measured."""
 
+import argparse
 import importlib
 import json
 import os
@@ -231,3 +232,16 @@ def test_too_small_a_run_is_refused(command, why, clone):
     pytest.importorskip("tyro")
     done = start(clone, *shlex.split(f"benchmarks/{command}"))
     assert done.returncode == 2 and why in done.stderr
+
+
+def test_flags_are_recorded_as_they_are_typed():
+    from machine import given_flags
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--eval-episodes", type=int, default=8)
+    parser.add_argument("--flags", default="")
+    words = ["--seeds", "4", "5", "--flags", "--kl-coef 0.1"]
+    names = ("seeds", "eval_episodes", "flags")
+    given = given_flags(parser, parser.parse_args(words), *names)
+    assert shlex.split(given) == words and given_flags(parser, parser.parse_args([]), *names) == ""

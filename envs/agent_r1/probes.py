@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
 
 Probe = Callable[[Any, np.random.Generator], Iterable[str]]
@@ -153,12 +154,12 @@ def random_value(schema: dict[str, Any], env: ToolEnv, rng: np.random.Generator)
     """A value that a JSON schema describes, as far as types, bounds and choices go."""
     if "const" in schema or schema.get("enum"):
         choices = schema.get("enum") or [schema["const"]]
-        return choices[int(rng.integers(len(choices)))]
+        return pick(rng, choices)
     for key in ("anyOf", "oneOf"):
         if schema.get(key):
-            return random_value(schema[key][int(rng.integers(len(schema[key])))], env, rng)
+            return random_value(pick(rng, schema[key]), env, rng)
     kind = schema.get("type")
-    kind = kind[int(rng.integers(len(kind)))] if isinstance(kind, list) else kind
+    kind = pick(rng, kind) if isinstance(kind, list) else kind
     if kind == "object" or "properties" in schema:
         required = schema.get("required", ())
         some = {k: v for k, v in schema.get("properties", {}).items() if k in required or rng.random() < 0.5}
@@ -178,7 +179,7 @@ def random_value(schema: dict[str, Any], env: ToolEnv, rng: np.random.Generator)
 
 def _word(env: ToolEnv, rng: np.random.Generator) -> str:
     found = words(env)
-    return found[int(rng.integers(len(found)))]
+    return pick(rng, found)
 
 
 def repeated(calls: list[str]) -> Probe:

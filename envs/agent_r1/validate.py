@@ -35,6 +35,7 @@ import agent_r1
 from agent_r1 import probes
 from agent_r1.probes import Played, Probe, play
 from agent_r1.task_data import DataNotFoundError
+from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
@@ -339,7 +340,7 @@ def broken_spans(subject: Subject) -> None:
             call = probes.random_call(env, rng) if env.tools else "x"
             cut = int(rng.integers(len(call) + 1))
             texts = (call[:cut], call[cut:], call * 9, call[:cut] + "\ud800\0" + call[cut:], "[" * 5_000, "{" * 900)
-            span = probes.span(env, texts[int(rng.integers(len(texts)))])
+            span = probes.span(env, pick(rng, texts))
             if rng.random() < 0.2:
                 span = rng.integers(env.action_space.vocab_size, size=int(rng.integers(1, 60)), dtype=np.int32)
             before, (state, _, terminated, truncated, info) = state, env.step(span)

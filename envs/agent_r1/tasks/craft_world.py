@@ -16,7 +16,7 @@ import numpy as np
 
 from agent_r1.dialects import Call
 from agent_r1.rewards import paper_outcome
-from agent_r1.tasks.draw import checked_seed
+from agent_r1.tasks.draw import checked_seed, pick, sample
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
@@ -63,9 +63,9 @@ def generate_task(seed: int, split: str, index: int, depth: int | None = None) -
     """
     rng = np.random.default_rng([seed, list(CraftWorldEnv.splits).index(split), index])
     depths = (depth,) if depth is not None else DEPTHS.get(split, (1, 2, 3))
-    drawn = depths[int(rng.integers(len(depths)))]
+    drawn = pick(rng, depths)
     pool = UNSEEN_ITEMS if split == "unseen_items" else ITEMS
-    names = iter([pool[i] for i in rng.choice(len(pool), MOST_ITEMS, replace=False)])
+    names = iter(sample(rng, pool, MOST_ITEMS))
     goal, count = next(names), int(rng.integers(1, 4))
     # In a quarter of the deeper tasks one recipe has a second ingredient that is crafted.
     forked = int(rng.integers(3, drawn + 1)) if drawn >= 3 and rng.random() < 0.25 else 0
@@ -83,10 +83,10 @@ def generate_task(seed: int, split: str, index: int, depth: int | None = None) -
                 add(ingredient, below)
 
     add(goal, drawn)
-    remark = f" You need no {UNSEEN_ITEMS[int(rng.integers(len(UNSEEN_ITEMS)))]}." if rng.random() < 0.2 else ""
+    remark = f" You need no {pick(rng, UNSEEN_ITEMS)}." if rng.random() < 0.2 else ""
     phrasing = PHRASING
     if split == "other_phrasings":
-        phrasing = OTHER_PHRASINGS[int(rng.integers(len(OTHER_PHRASINGS)))]
+        phrasing = pick(rng, OTHER_PHRASINGS)
     return Task(
         id=f"{split}-{seed}-{index}" + (f"-depth{depth}" if depth is not None else ""),
         question=phrasing.format(count=count, goal=goal) + remark,

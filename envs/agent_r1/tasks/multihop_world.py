@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.tasks.draw import checked_seed
+from agent_r1.tasks.draw import checked_seed, pick, sample
 from agent_r1.tasks.question_answering import QuestionAnsweringEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import run_tool
@@ -68,16 +68,16 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     seen, unseen = names()
     pool = unseen if split == "unseen_entities" else seen
     relation_pool = UNSEEN_RELATIONS if split == "unseen_relations" else RELATIONS
-    entities = [pool[i] for i in rng.choice(len(pool), 6 + 2 * hops, replace=False)]
+    entities = sample(rng, pool, 6 + 2 * hops)
     # The relations of the question also stand in passages off the chain: a relation alone doesn't name a passage.
-    local = [relation_pool[i] for i in rng.choice(len(relation_pool), min(6, len(relation_pool)), replace=False)]
-    path = [local[i] for i in rng.choice(len(local), hops, replace=False)]
+    local = sample(rng, relation_pool, min(6, len(relation_pool)))
+    path = sample(rng, local, hops)
     chain = entities[: hops + 1]
     passages = []
     for position, entity in enumerate(entities):
         others = [e for e in entities if e != entity]
-        values = [others[i] for i in rng.choice(len(others), FACTS_PER_PASSAGE, replace=False)]
-        relations = [local[i] for i in rng.choice(len(local), FACTS_PER_PASSAGE, replace=False)]
+        values = sample(rng, others, FACTS_PER_PASSAGE)
+        relations = sample(rng, local, FACTS_PER_PASSAGE)
         if position < hops:
             goal = chain[position + 1]
             values = [v for v in values if v != goal][: FACTS_PER_PASSAGE - 1]
@@ -90,14 +90,14 @@ def generate_task(seed: int, split: str, index: int) -> Task:
         if rng.random() < 0.2:
             # Where these relations are asked about, naming one twice would rank the passage above the right one.
             if rng.random() < 0.7 or split == "unseen_relations":
-                text += f" Once met {unseen[int(rng.integers(len(unseen)))]}."
+                text += f" Once met {pick(rng, unseen)}."
             else:
-                text += f" Once a {UNSEEN_RELATIONS[int(rng.integers(len(UNSEEN_RELATIONS)))]} too."
+                text += f" Once a {pick(rng, UNSEEN_RELATIONS)} too."
         passages.append((entity, text))
     order = rng.permutation(len(passages))
     phrasing = PHRASING
     if split == "other_phrasings":
-        phrasing = OTHER_PHRASINGS[int(rng.integers(len(OTHER_PHRASINGS)))]
+        phrasing = pick(rng, OTHER_PHRASINGS)
     return Task(
         id=f"{split}-{seed}-{index}",
         question=phrasing.format(chain=" of the ".join(reversed(path)), start=chain[0]),

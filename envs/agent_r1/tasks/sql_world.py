@@ -11,7 +11,7 @@ import numpy as np
 
 from agent_r1.task_data.sql import FILES, load_sql
 from agent_r1.tasks import sql_tasks
-from agent_r1.tasks.draw import checked_seed
+from agent_r1.tasks.draw import checked_seed, pick
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
 
@@ -127,8 +127,8 @@ class SQLWorldEnv(ToolEnv):
         mistakes = self.task.metadata["mistakes"]
         if teacher is not None:
             wrong = rng.random() >= TEACHERS[teacher]
-            return [schema, f"<answer>{mistakes[int(rng.integers(len(mistakes)))] if wrong else gold}</answer>"]
-        query = mistakes[int(rng.integers(len(mistakes)))]
+            return [schema, f"<answer>{pick(rng, mistakes) if wrong else gold}</answer>"]
+        query = pick(rng, mistakes)
         looks = [self.dialect.tool_call("query", {"sql": query})] if rng.random() < 0.5 else []
         return [schema, *looks, f"<answer>{query}</answer>"]
 

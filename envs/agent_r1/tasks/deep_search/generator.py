@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1.tasks.draw import pick, sample
 from agent_r1.tasks.multihop_world import OTHER_PHRASINGS, PHRASING, RELATIONS, UNSEEN_RELATIONS, names
 from agent_r1.tool_env import Task
 
@@ -61,9 +62,9 @@ class _Web:
         self.hops = int(rng.choice(SPLITS[split]))
         seen, unseen = names()
         pool = unseen if split == "unseen_entities" else seen
-        self.names = [pool[i] for i in rng.choice(len(pool), 8 + 3 * self.hops, replace=False)]
-        self.remarked = [unseen[i] for i in rng.choice(len(unseen), 4, replace=False)]
-        relations = [RELATIONS[i] for i in rng.choice(len(RELATIONS), max(6, self.hops), replace=False)]
+        self.names = sample(rng, pool, 8 + 3 * self.hops)
+        self.remarked = sample(rng, unseen, 4)
+        relations = sample(rng, RELATIONS, max(6, self.hops))
         self.path, self.local = relations[: self.hops], relations
         self.ids = [PAGE_IDS[i] for i in rng.permutation(len(PAGE_IDS))]
         self.pages: list[list[Any]] = []
@@ -94,7 +95,7 @@ class _Web:
             self._write(self.ids.pop(), person, None, self._facts())
         phrasing = PHRASING
         if self.split == "other_phrasings":
-            phrasing = OTHER_PHRASINGS[int(rng.integers(len(OTHER_PHRASINGS)))]
+            phrasing = pick(rng, OTHER_PHRASINGS)
         return Task(
             id=task_id,
             question=phrasing.format(chain=" of the ".join(reversed(self.path)), start=people[0]),
@@ -130,7 +131,7 @@ class _Web:
         """Three facts; with a relation one of them is about it, at any place, with this value or any."""
         rng = self.rng
         others = [one for one in self.local if one != relation]
-        chosen = [others[i] for i in rng.choice(len(others), FACTS - (relation is not None), replace=False)]
+        chosen = sample(rng, others, FACTS - (relation is not None))
         if relation is not None:
             chosen.insert(int(rng.integers(FACTS)), relation)
         # Names from the end of the list are still to be used on the way; these are the bystanders.
@@ -145,13 +146,13 @@ class _Web:
         year = int(rng.choice(YEARS)) if year is None else year
         lines = {one: _line(one, who, value) for one, value in facts.items()}
         fillers = [
-            f"In {int(rng.choice(YEARS))} {FILLERS[int(rng.integers(len(FILLERS)))]}."
+            f"In {int(rng.choice(YEARS))} {pick(rng, FILLERS)}."
             for _ in range(WINDOW if last else int(rng.integers(3)))
         ]
         if rng.random() < 0.2:
-            extra = self.remarked[int(rng.integers(len(self.remarked)))]
+            extra = pick(rng, self.remarked)
             if rng.random() < 0.3:
-                extra = f"a {UNSEEN_RELATIONS[int(rng.integers(len(UNSEEN_RELATIONS)))]}"
+                extra = f"a {pick(rng, UNSEEN_RELATIONS)}"
             fillers.append(f"Once {who} met {extra}.")
         body = [line for one, line in lines.items() if one != last] + fillers
         body = [body[i] for i in rng.permutation(len(body))] + ([lines[last]] if last else [])

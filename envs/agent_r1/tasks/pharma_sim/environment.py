@@ -12,7 +12,7 @@ import numpy as np
 
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match
-from agent_r1.tasks.draw import checked_seed
+from agent_r1.tasks.draw import checked_seed, pick, sample
 from agent_r1.tasks.pharma_sim.scenarios import (
     SPLITS,
     Pair,
@@ -236,11 +236,11 @@ class PharmaSimEnv(ToolEnv):
         data, cause = self.task.metadata, self.task.answers[0]
         questions = data["key"]
         if rng is not None and teacher != "expert" and rng.random() < FAULTY.get(teacher or "", 1.0):
-            cause = data["causes"][int(rng.integers(len(data["causes"])))]
+            cause = pick(rng, data["causes"])
             questions = questions[:1]
             if teacher is None:
                 pairs = [[subject, topic] for subject in data["subjects"] for topic in data["topics"]]
-                questions = [pairs[i] for i in rng.choice(len(pairs), int(rng.integers(4)), replace=False)]
+                questions = sample(rng, pairs, int(rng.integers(4)))
         call = self.dialect.tool_call
         asks = [call("ask", {"subject": subject, "topic": topic}) for subject, topic in questions]
         return [*asks, call("solve", {}), f"<answer>{cause}</answer>"]
@@ -248,7 +248,7 @@ class PharmaSimEnv(ToolEnv):
     def shortcut_guess(self, rng: np.random.Generator) -> list[str]:
         """Asks nothing, and draws one of the causes that the post-test lists."""
         causes = self.task.metadata["causes"]
-        return [self.dialect.tool_call("solve", {}), f"<answer>{causes[int(rng.integers(len(causes)))]}</answer>"]
+        return [self.dialect.tool_call("solve", {}), f"<answer>{pick(rng, causes)}</answer>"]
 
     @staticmethod
     def vocabulary() -> list[str]:

@@ -20,6 +20,7 @@ import numpy as np
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.task_data.files import read_json
 from agent_r1.task_data.records import shown
+from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import Task
 
 Wordings = tuple[str, ...]
@@ -85,7 +86,7 @@ def generate_task(seed: int, split: str, index: int, data_dir: str | None = None
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
 
     def say(wordings: Wordings) -> str:
-        return wordings[int(rng.integers(len(wordings)))]
+        return pick(rng, wordings)
 
     def shuffled(names: Sequence[str]) -> list[str]:
         return [names[i] for i in rng.permutation(len(names))]

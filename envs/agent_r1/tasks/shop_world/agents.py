@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from agent_r1.tasks.draw import pick
 from agent_r1.tasks.shop_world.reward import purchase_score
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def fallible_plan(env: ShopWorldEnv, rng: np.random.Generator, success: float) -
     number = int(rng.integers(len(plan.values))) if plan.values else 0
     mistakes: list[Plan] = []
     if others:
-        other = others[int(rng.integers(len(others)))]
+        other = pick(rng, others)
         mistakes.append(replace(plan, item=other.asin, values=_offered(other, plan.values)))
     if plan.values:
         mistakes.append(replace(plan, values=plan.values[:number] + plan.values[number + 1 :]))
@@ -61,9 +62,9 @@ def fallible_plan(env: ShopWorldEnv, rng: np.random.Generator, success: float) -
         wrong = [value for value in group if value not in plan.values]
         if wrong:
             values = list(plan.values)
-            values[number] = wrong[int(rng.integers(len(wrong)))]
+            values[number] = pick(rng, wrong)
             mistakes.append(replace(plan, values=tuple(values)))
-    return mistakes[int(rng.integers(len(mistakes)))] if mistakes else plan
+    return pick(rng, mistakes) if mistakes else plan
 
 
 def sloppy_plan(env: ShopWorldEnv, rng: np.random.Generator) -> Plan:
