@@ -205,7 +205,7 @@ if __name__ == "__main__":
         source = str(run_dir / "scratch")
         if not args.resume:
             env = maker.make_env()
-            words = env.vocabulary() if hasattr(env, "vocabulary") else []
+            words = env.vocabulary()
             count = min(args.tokenizer_demonstrations, env.num_tasks)
             some = maker.make(0, count, 0.5, args.rag_share, args.num_workers)
             new_tokenizer = make_tokenizer(words, some)

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.naive_rag import BASELINES
+from llm_utils.environments import dice
 
 Array = np.ndarray
 
@@ -95,18 +96,18 @@ class Demonstrations:
         for index in indexes:
             rng = np.random.default_rng([self.seed, index])
             if rag_env is not None and rng.random() < rag_share:
-                rows.append(demonstrate(rag_env, index, rag_env.demonstration))
+                rows.append(demonstrate(rag_env, index, rag_env.demonstration, self.seed))
             else:
                 worker = None if rng.random() < expert_share else rng
-                row = demonstrate(env, index, partial(env.demonstration, worker))
+                row = demonstrate(env, index, partial(env.demonstration, worker), self.seed)
                 if worker is not None or row.is_success:
                     rows.append(row)
         return rows
 
 
-def demonstrate(env: Any, index: int, turns: Callable[[], list[str]]) -> Demonstration:
+def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int = 0) -> Demonstration:
     """Play one demonstration through the environment, so that a row is what a policy would have met, to the token."""
-    state, _ = env.reset(seed=0, options={"task_index": index})
+    state, _ = env.reset(seed=dice(seed, index), options={"task_index": index})
     mask, info = np.zeros(len(state), bool), {}
     for text in turns():
         span = env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False)

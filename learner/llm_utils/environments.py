@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from agent_r1 import ToolEnv
@@ -45,13 +47,19 @@ def environment_spec(env_id: str) -> EnvSpec:
 def is_known(spec: EnvSpec, module: str) -> bool:
     """Is it an environment of tokens, as far as its registration shows, or one of the user's module?"""
     made_by = getattr(spec.entry_point, "__module__", None) or str(spec.entry_point)
-    return str(spec.vector_entry_point).startswith("agent_r1.") or bool(module) and made_by.startswith(module)
+    of_module = bool(module) and re.match(rf"{re.escape(module)}(?=[.:]|$)", made_by) is not None
+    return str(spec.vector_entry_point).startswith("agent_r1.") or of_module
 
 
 def make_class(name: str) -> Any:
     """What makes the environment: its class, or a function."""
     entry_point = gym.spec(name).entry_point
     return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+
+
+def dice(seed: int, episode: int) -> int:
+    """The seed of an environment's own randomness: another one in every episode, also of the same task."""
+    return int(np.random.SeedSequence([seed, 3, episode]).generate_state(1)[0])
 
 
 def evaluation_split(env_id: str, split: str) -> str:

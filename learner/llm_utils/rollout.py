@@ -11,10 +11,11 @@ import numpy as np
 from agent_r1.trajectories import episode_record
 from llm_utils import threads
 from llm_utils.engine import Engine, Span
+from llm_utils.environments import dice
 from llm_utils.trajectory import OF_TURNS, Trajectory, Turn
 
 Array = np.ndarray
-TASKS, SAMPLING, DICE = 1, 2, 3  # streams of random numbers that have nothing to do with each other
+TASKS, SAMPLING = 1, 2  # streams of random numbers that have nothing to do with each other, nor with `dice`
 
 
 class Sampler:
@@ -75,11 +76,11 @@ class Sampler:
 
     def _begin(self) -> None:
         mask, tasks, begun = np.zeros(self.envs.num_envs, bool), [0] * self.envs.num_envs, {}
-        seeds = list(tasks)  # of the environment's own randomness: another one in every episode of a task
+        seeds = list(tasks)
         while self.queue and self.free:
             slot, (episode, task) = self.free.pop(), self.queue.popleft()
             mask[slot], tasks[slot], begun[slot] = True, task, episode
-            seeds[slot] = int(np.random.SeedSequence([self.seed, DICE, episode]).generate_state(1)[0])
+            seeds[slot] = dice(self.seed, episode)
         states, infos = self.envs.reset(seed=seeds, options={"reset_mask": mask, "task_index": tasks})
         faults = infos.get("fault", [None] * self.envs.num_envs)
         for slot, episode in begun.items():

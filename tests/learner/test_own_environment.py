@@ -13,7 +13,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from agent_r1.vector import ToolVectorEnv, vector_spec
-from llm_utils.environments import environment_spec, evaluation_split
+from llm_utils.environments import environment_spec, evaluation_split, is_known
 
 ROOT = Path(__file__).parents[2]
 MODULE = """
@@ -65,6 +65,12 @@ def test_it_is_played_by_the_vector_environment():
     assert isinstance(gym.make_vec("Mine/Echo-v0", num_envs=2), SyncVectorEnv)  # what Gymnasium itself makes of it
     assert gym.spec("Mine/Echo-v0").vector_entry_point is None  # the registry isn't touched
     assert vector_spec("AgentR1/GSM8K-v0") == gym.spec("AgentR1/GSM8K-v0")
+
+
+def test_only_environments_of_the_module_itself_are_named():
+    environment_spec("echo_world:Mine/Echo-v0")
+    assert is_known(gym.spec("Mine/Echo-v0"), "echo_world") and not is_known(gym.spec("Mine/Echo-v0"), "echo")
+    assert is_known(gym.spec("AgentR1/GSM8K-v0"), "") and not is_known(gym.spec("Mine/Echo-v0"), "")
 
 
 def test_splits_to_evaluate_on():

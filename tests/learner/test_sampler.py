@@ -11,7 +11,8 @@ import torch
 
 from agent_r1 import Task, Tool, ToolEnv, ToolResult
 from agent_r1.vector import ToolVectorEnv
-from llm_utils import rollout
+from llm_utils import demonstrations, rollout
+from llm_utils.demonstrations import demonstrate
 from llm_utils.engine import Span
 from llm_utils.forward import policy_forward
 from llm_utils.logger import mean_stats
@@ -291,3 +292,21 @@ def test_episodes_of_a_task_have_dice_of_their_own(policy, vocab_size):
     one = shown(1)
     assert len(set(one[::2])) > 2 < len(set(one[1::2]))
     assert one == shown(1) and one != shown(2) and one != shown(1, first=24)
+
+
+def test_demonstrations_of_a_task_have_dice_of_their_own():
+    env = Dice(max_turns=2)
+    shown = []
+    for seed in (1, 2):
+        for task in range(20):
+            demonstrate(env, task % 2, lambda: ["Go on."], seed=1000 * seed + task)
+            shown.append(env.messages[-1]["content"])
+    assert len(set(shown[:20])) > 2 and shown[:20] != shown[20:]
+
+
+def test_demonstrations_are_made_with_the_seed_of_their_maker(monkeypatch):
+    seen = []
+    monkeypatch.setattr(demonstrations, "demonstrate", lambda *args: seen.append(args) or demonstrate(*args))
+    for seed in (1, 2):
+        demonstrations.Demonstrations("AgentR1/MultihopWorld-v0", "train", {}, None, seed).make(0, 2, 1.0, 0.5)
+    assert [args[3] for args in seen] == [1, 1, 2, 2]
