@@ -76,8 +76,7 @@ class OpenTurn:
     closed: bool = True
     overflow: bool = False
     calls: list[PendingCall] = field(default_factory=list)
-    skipped_calls: int = 0
-    skipped_malformed: bool = False
+    skipped: list[Call] = field(default_factory=list)  # beyond `MAX_CALLS`
     answers: list[str] = field(default_factory=list)
     said: str = ""  # the visible text of a turn without calls
     judged: tuple[float, dict[str, float]] | None = None  # what `judge_answer` said, where it was asked early

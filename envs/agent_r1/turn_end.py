@@ -7,9 +7,9 @@ the policy reads: results, the user's reply, or a hint, cut to the room that the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.dialects import Call
@@ -74,9 +74,9 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
         return _end_by_fault(turn, records)
     read = turn.calls[: len(records)]  # up to an end: what stands after it doesn't count
     episode.malformed |= any(pending.call.error is not None for pending in read)
-    if turn.skipped_calls and end is None:
-        episode.malformed |= turn.skipped_malformed
-        responses.append(("", f"{turn.skipped_calls} more calls were not run: at most {MAX_CALLS} in one turn."))
+    if turn.skipped and end is None:
+        episode.malformed |= any(call.error is not None for call in turn.skipped)
+        responses.append(("", f"{len(turn.skipped)} more calls were not run: at most {MAX_CALLS} in one turn."))
         _add(amounts, "failed_call", 1)
     answered = bool(turn.answers)
     reply = None  # of the user, or a hint
@@ -164,19 +164,33 @@ def _add(amounts: dict[str, float], name: str, amount: float) -> None:
     amounts[name] = amounts.get(name, 0.0) + amount
 
 
+def judged(env: ToolEnv, found: Any) -> tuple[float, dict[str, Any]]:
+    """What a judge says of an answer or an end, as `info` can hold it: the score, and metrics, each a number or None.
+
+    Raises ValueError for anything else.
+    """
+    wrong = f"{type(env).__name__} judges with {found!r}; a score is from 0 to 1, metrics are numbers"
+    try:
+        score, metrics = found
+        score = float(score)
+        metrics = {name: None if value is None else float(value) for name, value in dict(metrics or {}).items()}
+    except (TypeError, ValueError):
+        raise ValueError(wrong) from None
+    if not 0 <= score <= 1 or not all(value is None or math.isfinite(value) for value in metrics.values()):
+        raise ValueError(wrong)
+    return score, metrics
+
+
 def _outcome(env: ToolEnv, turn: OpenTurn, end: End | None, terms: dict[str, float]) -> dict[str, Any]:
     """What the end pays, as `judge_outcome` says, under the name that fits; and what came of the episode."""
     answers = turn.answers
     if end is not None:
-        turn.judged = float(end.score), dict(end.metrics)
+        turn.judged = judged(env, (end.score, end.metrics))
     right = end is not None or sum(bool(answer.strip()) for answer in answers) == len(answers) == 1
     answer = answers[-1].strip() if answers else None
     if turn.judged is None:
-        turn.judged = env.judge_answer(answer) if answer else (0.0, env.final_metrics())
+        turn.judged = judged(env, env.judge_answer(answer) if answer else (0.0, env.final_metrics()))
     score, metrics = turn.judged
-    if not 0 <= score <= 1 or not all(isinstance(value, (int, float, NoneType)) for value in metrics.values()):
-        name = type(env).__name__
-        raise ValueError(f"{name} judges with {score!r} and {metrics!r}; a score is from 0 to 1, metrics are numbers")
     calls_ok = not env.episode.malformed
     unfinished = not answers and end is None
     if unfinished and env.unfinished_reward is not None:

@@ -1,7 +1,9 @@
 """Ends that aren't `<answer>`: a game that is over, a user who hangs up, and what an end pays."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 
 from agent_r1 import End, Task, Tool, ToolEnv, ToolFault, ToolResult
@@ -124,13 +126,39 @@ def test_calls_after_the_end_are_not_counted(say):
 
 @pytest.mark.parametrize(
     ("judged", "message"),
-    [((2.0, {}), "score is from 0 to 1"), ((1.0, {"em": "x"}), "metrics are numbers"), ((math.nan, {}), "a score")],
+    [
+        ((2.0, {}), "score is from 0 to 1"),
+        ((1.0, {"em": "x"}), "metrics are numbers"),
+        ((math.nan, {}), "a score"),
+        ((1.0, {"em": math.nan}), "metrics are numbers"),
+        (1.0, "a score is from 0 to 1"),
+        ((1.0, 3), "metrics are numbers"),
+    ],
 )
 def test_a_judge_that_breaks_its_contract_is_told(say, monkeypatch, judged, message):
     env = begin(Nim)
     monkeypatch.setattr(env, "judge_answer", lambda answer: judged)
     with pytest.raises(ValueError, match=message):
         say(env, "<answer>x</answer>")
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_judge_may_count_in_numpy(monkeypatch, early):
+    """What comes out is Python's: `info` survives JSON."""
+    found = np.float32(1), {"em": np.int64(1), "all": np.bool_(True), "f1": np.float32(0.5), "none": None}
+    monkeypatch.setattr(Nim, "judge_answer", lambda env, answer: found)
+    monkeypatch.setattr(Nim, "slow_judge", early)
+    envs = ToolVectorEnv(Nim, num_envs=1)
+    envs.reset(seed=0)
+    span = envs.envs[0].tokenizer.encode("<answer>x</answer>" + envs.envs[0].dialect.end_of_turn)
+    envs.send([span])
+    (info,) = envs.recv(1)[-1]
+    assert info["metrics"] == {"em": 1.0, "all": 1.0, "f1": 0.5, "none": None} and info["is_success"]
+    assert json.loads(json.dumps(info["metrics"])) == info["metrics"]
+    envs.close()
+    env = begin(Nim)
+    monkeypatch.setattr(env, "final_metrics", lambda: {"em": np.int64(0)})
+    assert json.dumps(env.cut_off()["metrics"]) == '{"em": 0.0}'
 
 
 def test_a_judge_that_returns_nothing_is_told(say, monkeypatch):
