@@ -108,6 +108,24 @@ def test_files_are_carried_out_only_when_they_changed(shell):
         state = shell.get_state()
 
 
+def test_a_transfer_that_was_interrupted_is_made_again(shell, monkeypatch):
+    machine = shell.machine
+    machine.run("echo old > a.txt")
+    assert b"old" in machine.pack()
+    machine.run("echo new > a.txt")
+    call = machine._call
+
+    def interrupted(name, *arguments):
+        if name == "piece":
+            raise KeyboardInterrupt
+        return call(name, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(machine, "_call", interrupted)
+        machine.pack()
+    assert b"new" in machine.pack()
+
+
 def test_a_fork_has_a_machine_of_its_own(shell, in_fork):
     say(shell, "echo 1 > x")
 

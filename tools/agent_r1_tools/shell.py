@@ -8,6 +8,7 @@ branched and how tests get to see its result.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -120,7 +121,8 @@ class Machine:
 
     def pack(self) -> bytes:
         """All files of its folder and of /tmp. Raises as `run`."""
-        size = self._call("pack", [self.folder, "/tmp"], self.limits.files)
+        known = hashlib.sha256(self._packed).hexdigest()
+        size = self._call("pack", [self.folder, "/tmp"], self.limits.files, known)
         if size is not None:
             self._packed = b"".join(self._call("piece", start) for start in range(0, size, PIECE))
         return self._packed
