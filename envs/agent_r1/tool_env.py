@@ -33,7 +33,7 @@ from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
 from agent_r1.trajectories import transcript
-from agent_r1.turn_end import CUT, MAX_CALLS, NO_ACTION_HINT, TurnEnd, settle
+from agent_r1.turn_end import CUT, MAX_CALLS, NO_ACTION_HINT, TurnEnd, judged, settle
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
 from agent_r1_tools.threads import OneThread, call_on
@@ -79,7 +79,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     instructions: ClassVar[str] = "Solve the task. Give the final answer as <answer>your answer</answer>."
     outcome_term: ClassVar[str] = "outcome/score"
     slow_judge: ClassVar[bool] = False  # True: `judge_answer` takes its time, so many episodes ask it in threads
-    floor: ClassVar[float] = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
+    floor: float = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
     choices: ClassVar[tuple[int, int] | None] = None  # (most candidates, features of each), see `candidates`
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
@@ -223,6 +223,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """Metrics of an episode that ended without an answer."""
         return self.judge_answer("")[1]
 
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Words that a small tokenizer made for this task should keep whole."""
+        return []
+
     def candidates(self) -> Sequence[tuple[str, Sequence[float]]]:
         """Turns as text among which a policy of `ChoiceInterface` chooses in this state, each with its features.
 
@@ -320,8 +325,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         message: dict[str, Any] = {"role": "assistant", "content": parsed.raw}
         if parsed.calls:
             turn.calls = [self._pending(call) for call in parsed.calls[:MAX_CALLS]]
-            turn.skipped_calls = len(parsed.calls) - len(turn.calls)
-            turn.skipped_malformed = any(call.error is not None for call in parsed.calls[MAX_CALLS:])
+            turn.skipped = parsed.calls[MAX_CALLS:]
             readable = [c.call for c in turn.calls if c.call.error is None]
             if len(readable) == len(parsed.calls):  # otherwise the raw text is the only faithful record
                 message["content"] = parsed.content
@@ -343,7 +347,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         while answer and turn.judged is None and turn.fault is None:
             mark = self.episode.mark()
             try:
-                turn.judged = call_on(self._session_thread, self.judge_answer, answer)
+                turn.judged = judged(self, call_on(self._session_thread, self.judge_answer, answer))
                 self._check_judge()
             except Exception as error:
                 if not is_fault(error):
@@ -379,14 +383,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 f"{len(turn.waiting)} calls wait for their results, got {len(results)} results; give one for each"
             )
         first_message = len(self.episode.messages) - 1
-        mark, judged = self.episode.mark(), turn.judged
+        mark, before = self.episode.mark(), turn.judged
         try:
             end: TurnEnd = call_on(self._session_thread, self._settle, turn, results)
         except Exception as error:
             if not is_fault(error):
                 raise
             self.episode.return_to(mark)
-            turn.judged = judged
+            turn.judged = before
             raise ToolFault(fault_line("judge", error)) from error
         if turn.fault is not None:  # nothing is judged
             self.episode.return_to(mark)
@@ -409,7 +413,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         is no success, and its metrics (none where the judge faults). Nothing is paid for it."""
         metrics: dict[str, float] = {}
         try:
-            metrics = call_on(self._session_thread, self.final_metrics)
+            _, metrics = judged(self, (0.0, call_on(self._session_thread, self.final_metrics)))
         except Exception as error:
             if not is_fault(error):
                 raise

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_r1 import probes
 from agent_r1.tasks.craft_world import (
     ITEMS,
     MISTAKES,
@@ -499,3 +500,11 @@ def test_many_episodes_at_once(say):
             assert terminated == (turn == len(texts[i]) - 1)
     assert returns == pytest.approx([total for total, _, _ in alone])
     envs.close()
+
+
+@pytest.mark.parametrize("depth", [None, 1, 2, 3])
+def test_the_floor_is_that_of_the_depth(depth):
+    env = CraftWorldEnv(depth=depth)
+    trick = probes.shortcuts(env)["without_counting"]
+    share = np.mean([probes.play(env, index, trick).success for index in range(300)])
+    assert env.floor - 0.08 < share < env.floor + 0.03

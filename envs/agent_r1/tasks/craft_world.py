@@ -159,6 +159,7 @@ def _missing_and_waste(task: Task, inventory: Mapping[str, int]) -> tuple[int, i
 
 Step = tuple[str, str, int]  # a tool's name, an item, a count; ("", "", 0) gives up
 GIVE_UP: Step = ("", "", 0)
+MULTIPLIES_NOTHING = {1: 0.37, 2: 0.13, 3: 0.04, 4: 0.02, 5: 0.02}  # the share of tasks of a depth that need none
 MISTAKES = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29}  # in a turn; see `faulty`
 SLOPPY, TIRED = 0.15, 0.7  # the same of the sloppy worker, who in so many episodes gives up after the first crafting
 
@@ -254,7 +255,6 @@ class CraftWorldEnv(ToolEnv):
     Rewards and floors: docs/environments/craft_world.md.
     """
 
-    floor: ClassVar[float] = 0.15  # one of each piece
     instructions: ClassVar[str] = (
         "Make what is asked for, exactly, with nothing left over. Look up recipes; get what can be got and craft the "
         "rest. The task ends when it is made. <answer>stuck</answer> gives up."
@@ -281,6 +281,8 @@ class CraftWorldEnv(ToolEnv):
             raise ValueError(f"depth must be None or one of {there} in split {self.split!r}, got {depth!r}")
         self.world_seed = checked_seed(world_seed)
         self.depth = depth
+        depths = (depth,) if depth is not None else DEPTHS.get(self.split, (1, 2, 3))
+        self.floor = sum(MULTIPLIES_NOTHING[level] for level in depths) / len(depths)
 
     @property
     def num_tasks(self) -> int:

@@ -245,7 +245,7 @@ class MultihopQAEnv(QuestionAnsweringEnv):
     """A data set of multi-hop questions in its official format; see `HotpotQAEnv` and its siblings."""
 
     data_set: ClassVar[str]
-    floor = 0.1  # questions whose answer is yes
+    floor = 0.1  # questions whose answer is yes: 2 to 8 % in HotpotQA and 2WikiMultihopQA
     instructions: ClassVar[str] = (
         "Answer the question. You may reason inside <think></think> first. Search for the facts you need, as often "
         "as you need; each search gives you a few passages. When you know the answer, give it, as short as possible "
@@ -370,4 +370,5 @@ class MuSiQueEnv(MultihopQAEnv):
     """
 
     data_set: ClassVar[str] = "musique"
+    floor = 0.02  # no answer is yes
     yes_no_rule: ClassVar[bool] = False

@@ -233,7 +233,7 @@ class DeepSearchEnv(ToolEnv):
         if call.name != "open" or not result.ok:
             return {}
         opened, page = self.memory.setdefault("opened", []), key(result.data["page"])
-        self.memory["read"] = page
+        self.memory["read"] = page  # when this call was made; all calls of a turn have run by now
         if page in opened:
             return {}
         opened.append(page)

@@ -79,7 +79,7 @@ class PharmaSimEnv(ToolEnv):
         "<answer>cause</answer>."
     )
     outcome_term: ClassVar[str] = "outcome/posttest"
-    floor: ClassVar[float] = 0.25  # four causes to choose from
+    floor = 0.25  # four causes to choose from
     splits: ClassVar[Mapping[str, str]] = {name: name for name in SPLITS}
     teachers: ClassVar[tuple[str, ...]] = ("expert", *FAULTY)
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {

@@ -68,7 +68,7 @@ class ShopWorldEnv(ToolEnv):
     v0: first version.
     """
 
-    floor: ClassVar[float] = 0.7  # the cheapest of the first page, with the options that the question names
+    floor = 0.7  # the cheapest of the first page, with the options that the question names
     instructions: ClassVar[str] = (
         "You shop for a customer. Search, open a product of the results, choose its options, then buy it. "
         "Buying ends the visit; what you bought is judged by how well it fits."
