@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import resource
 import shlex
 import sys
 import time
@@ -75,6 +76,15 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": versions,
     }
+
+
+def resident_mib() -> float:
+    """Resident memory of this process (on Linux; elsewhere its highest so far)."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def busy(seconds: float = 2.0) -> float:

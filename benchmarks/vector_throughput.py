@@ -9,15 +9,13 @@ itself costs at a state of 4,096 tokens.
 """
 
 import argparse
-import os
-import resource
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from machine import from_0, record_results, require_quiet_machine
+from machine import from_0, record_results, require_quiet_machine, resident_mib
 
 from agent_r1 import Task, Tool, ToolEnv, ToolResult
 from agent_r1.vector import ToolVectorEnv
@@ -162,15 +160,6 @@ def memory_over_episodes(episodes: int, num_envs: int = 64) -> list[tuple[int, f
         samples.append((finished, resident_mib()))
     envs.close()
     return samples
-
-
-def resident_mib() -> float:
-    """Resident memory of this process (on Linux; elsewhere its highest so far)."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def main() -> None:

@@ -10,18 +10,17 @@ calls of all of them run together. Tokens are the byte tokenizer's. Writes bench
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from machine import from_1, given_flags, record_results, require_quiet_machine
+from machine import from_1, given_flags, record_results, require_quiet_machine, resident_mib
 
-from agent_r1.probes import span
+from agent_r1.probes import generated_worlds, span
 
-WORLDS = "MultihopWorld ArithmeticWorld CraftWorld ShopWorld SQLWorld PharmaSim DeepSearch Terminal".split()
+WORLDS = [env_id.removeprefix("AgentR1/").removesuffix("-v0") for env_id in generated_worlds()]
 
 
 def experts_turns(env: Any, count: int) -> list[list[Any]]:
@@ -55,7 +54,7 @@ def alone(env: Any, turns: list[list[Any]]) -> dict[str, float]:
 def together(env_id: str, turns: list[list[Any]]) -> dict[str, float]:
     """Steps a second of one episode for each list of turns, all at once; their memory, the most processes."""
     count = len(turns)
-    before, tasks = memory(), np.arange(count)
+    before, tasks = resident_mib(), np.arange(count)
     envs: Any = gym.make_vec(env_id, num_envs=count)
     envs.reset(seed=0, options={"reset_mask": np.ones(count, bool), "task_index": tasks.tolist()})
     steps, successes, most = 0, 0, 0
@@ -74,7 +73,7 @@ def together(env_id: str, turns: list[list[Any]]) -> dict[str, float]:
         for i in going:
             played[i] += 1
     seconds = time.perf_counter() - start
-    found = {"steps_per_second": steps / seconds, "memory_mb": memory() - before, "processes": most}
+    found = {"steps_per_second": steps / seconds, "memory_mb": resident_mib() - before, "processes": most}
     envs.close()
     assert successes == count, f"{env_id}: {successes} of {count} episodes of the expert succeeded"
     return found
@@ -95,12 +94,6 @@ def children() -> list[str]:
     return found
 
 
-def memory() -> float:
-    """The megabytes that this process has now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ids", nargs="+", default=WORLDS, choices=WORLDS, help="which worlds")
@@ -109,7 +102,7 @@ def main() -> None:
     args = parser.parse_args()
     require_quiet_machine(args.force)
     results = {}
-    lines = ["| world | reset ms | step ms | steps/s alone | at once | memory MB | processes | left behind |"]
+    lines = ["| world | reset ms | step ms | steps/s alone | at once | memory MiB | processes | left behind |"]
     lines.append("|---|" + "---|" * 7)
     for name in args.ids:
         env: Any = gym.make(f"AgentR1/{name}-v0").unwrapped

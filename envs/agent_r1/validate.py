@@ -66,14 +66,20 @@ class Subject:
 class Report:
     """What came out for an id: a row of the table, and which checks failed, with the reason.
 
-    `skipped` says why it could not be made, `lacks` the same in a word or two, for the table.
+    `missing`: what it needs and isn't there, data or a package.
     """
 
     env_id: str
     row: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    skipped: str = ""
-    lacks: str = ""
+    missing: DataNotFoundError | ImportError | None = None
+
+    @property
+    def lacks(self) -> str:
+        """What is missing, in a word or two: the table names no folder of this machine."""
+        if self.missing is None:
+            return ""
+        return "its data" if isinstance(self.missing, DataNotFoundError) else f"a package ({self.missing.name})"
 
 
 class Failed(Exception):
@@ -364,13 +370,12 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 
 
 def validate(subject: Subject) -> Report:
-    """Measure and check one id. What it needs and isn't there (data, a package) is in `skipped`."""
+    """Measure and check one id. What it needs and isn't there (data, a package) is in `missing`."""
     report = Report(subject.env_id)
     try:
         subject.make().close()
     except (DataNotFoundError, ImportError) as error:
-        report.skipped = str(error)
-        report.lacks = "its data" if isinstance(error, DataNotFoundError) else f"a package ({error.name})"
+        report.missing = error
         return report
     except Exception as error:
         report.failed["build"] = f"{type(error).__name__}: {error}"
@@ -398,8 +403,7 @@ def table(reports: Sequence[Report]) -> str:
     for report in reports:
         name = report.env_id.removeprefix("AgentR1/")
         if not report.row:
-            skipped = f"not checked: {report.lacks}"
-            reason = skipped if report.skipped else f"failed: {', '.join(report.failed)}"
+            reason = f"not checked: {report.lacks}" if report.missing else f"failed: {', '.join(report.failed)}"
             lines.append("| " + " | ".join([name, *[""] * (len(head) - 2), reason]) + " |")
             continue
         row, success = report.row, report.row["success"]
@@ -487,16 +491,16 @@ def main(words: Sequence[str] | None = None) -> int:
         start = time.perf_counter()
         report = validate(subject)
         reports.append(report)
-        verdict = report.skipped or ("failed" if report.failed else "pass")
+        verdict = str(report.missing or "") or ("failed" if report.failed else "pass")
         print(f"{subject.env_id}: {verdict} ({time.perf_counter() - start:.0f} s)", flush=True)
         for name, reason in report.failed.items():
             print(f"  {name}: {reason}", flush=True)
     print("\n" + table(reports), end="")
     if args.write:
         args.write.write_text(table(reports))
-        rows = [vars(replace(report, skipped=report.lacks)) for report in reports]  # which names no folder
+        rows = [vars(report) | {"missing": report.lacks} for report in reports]
         args.write.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    return int(any(report.failed or (report.skipped and args.ids) for report in reports))
+    return int(any(report.failed or (report.missing and args.ids) for report in reports))
 
 
 def _digest_elsewhere(subject: Subject) -> str:

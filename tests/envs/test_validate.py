@@ -69,12 +69,10 @@ def test_figures_that_should_not_be(name, one):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["MultihopWorld", "CraftWorld", "DeepSearch", "PharmaSim", "SQLWorld", "ShopWorld", "Terminal"]
-)
-def test_the_worlds_pass(name):
-    report = validate.validate(Subject(f"AgentR1/{name}-v0", {}, 20))
-    assert not report.failed and not report.skipped
+@pytest.mark.parametrize("env_id", probes.generated_worlds())
+def test_the_worlds_pass(env_id):
+    report = validate.validate(Subject(env_id, {}, 20))
+    assert not report.failed and not report.missing
 
 
 def test_one_without_tools_is_validated():

@@ -16,6 +16,8 @@ import sqlite3
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -162,20 +164,30 @@ def _name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+@contextmanager
+def budget(steps: int, seconds: float) -> Iterator[None]:
+    """Inside, so many steps of SQLite's machine, and seconds of processor time, which end this process."""
+    global _steps_left
+    _steps_left = steps
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def run(
     connection: sqlite3.Connection, query: str, rows: int, steps: int = STEPS, seconds: float = CPU_SECONDS
 ) -> tuple[list[str], Rows, bool]:
     """Columns, at most so many rows, and whether there are more. Raises Refused, or MemoryError."""
-    global _steps_left
-    _steps_left = steps
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends this process
     try:
-        cursor = connection.execute(query)
-        if cursor.description is None:
-            raise Refused("there is no SELECT in it")
-        found = cursor.fetchmany(rows + 1)
-        columns = [column[0] for column in cursor.description]
-        cursor.close()
+        with budget(steps, seconds):
+            cursor = connection.execute(query)
+            if cursor.description is None:
+                raise Refused("there is no SELECT in it")
+            found = cursor.fetchmany(rows + 1)
+            columns = [column[0] for column in cursor.description]
+            cursor.close()
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         text = str(error)
         if text == "out of memory":
@@ -185,29 +197,26 @@ def run(
         elif "prohibited" in text or "not authorized" in text:
             text = f"{text}: only SELECT on the tables that schema shows, without PRAGMA or random numbers"
         raise Refused(text) from None
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
     return columns, found[:rows], len(found) > rows
 
 
 def schema(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Tables and views with their columns and keys. May use as many steps as a gold query."""
-    global _steps_left
-    _steps_left = 10 * STEPS
+    """Tables and views with their columns and keys. May use as much as a gold query."""
     connection.set_authorizer(None)
     try:
         found = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
         tables = []
-        for (name,) in connection.execute(found).fetchall():
-            columns = connection.execute(f"PRAGMA table_info({_name(name)})").fetchall()
-            keys = connection.execute(f"PRAGMA foreign_key_list({_name(name)})").fetchall()
-            tables.append(
-                {
-                    "name": name,
-                    "columns": [[column[1], column[2], bool(column[5])] for column in columns],
-                    "keys": [[key[3], key[2], key[4]] for key in keys],
-                }
-            )
+        with budget(10 * STEPS, 10 * CPU_SECONDS):
+            for (name,) in connection.execute(found).fetchall():
+                columns = connection.execute(f"PRAGMA table_info({_name(name)})").fetchall()
+                keys = connection.execute(f"PRAGMA foreign_key_list({_name(name)})").fetchall()
+                tables.append(
+                    {
+                        "name": name,
+                        "columns": [[column[1], column[2], bool(column[5])] for column in columns],
+                        "keys": [[key[3], key[2], key[4]] for key in keys],
+                    }
+                )
         return tables
     finally:
         connection.set_authorizer(_authorize)
