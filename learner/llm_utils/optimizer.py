@@ -29,15 +29,13 @@ def float32_copy(weight: torch.Tensor, seed: int) -> torch.Tensor:
     at 1e-6 a weight of 0.1 takes 240 steps. Drawn so, a part of the weights changes at every step, as many as the steps
     are long. A weight of a sharded model draws for its own part.
     """
-    local = weight.detach()
-    local = local.to_local() if hasattr(local, "to_local") else local
-    exact = local.float()
+    copy = weight.detach().float()
+    exact = copy.to_local() if hasattr(copy, "to_local") else copy
     generator = torch.Generator(exact.device).manual_seed(seed)
     width = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 8)  # bf16 has 8 significant bits
     drawn = exact + width * (torch.rand(exact.shape, generator=generator, device=exact.device) - 0.5)
-    drawn = torch.where(drawn.to(local.dtype) == local, drawn, exact)  # next to a power of 2 an interval is shorter
-    copy = weight.detach().float()
-    (copy.to_local() if hasattr(copy, "to_local") else copy).copy_(drawn)
+    rounded = drawn.to(weight.dtype).float()
+    exact.copy_(torch.where(rounded == exact, drawn, exact))  # next to a power of 2 an interval is shorter
     return copy
 
 

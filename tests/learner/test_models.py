@@ -1,11 +1,8 @@
 """What is checked and chosen before models are loaded, how they are loaded, and sums that every device can repeat."""
 
-import ast
 import copy
 import json
 import shutil
-from graphlib import TopologicalSorter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -126,19 +123,6 @@ def test_a_critics_backbone_checkpoints_its_activations_too(policy_folder):
     assert calls.count(False) == 1 and calls.count(True) == 2
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
-
-
-def test_the_engine_room_has_no_import_cycle():
-    """By what each module imports when it is imported; an import inside of a function runs later."""
-    imports = {path.stem: set() for path in Path(loading.__file__).parent.glob("*.py")}
-    for path in Path(loading.__file__).parent.glob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ImportFrom):
-                whole = node.module == "llm_utils"  # from llm_utils import engine, or from llm_utils.engine import ...
-                names = [alias.name for alias in node.names] if whole else [node.module.removeprefix("llm_utils.")]
-                imports[path.stem] |= imports.keys() & set(names)
-    assert imports["run"] > {"arguments", "optimizer"}
-    tuple(TopologicalSorter(imports).static_order())  # raises CycleError, which names the cycle
 
 
 def test_fixed_point_sums_are_those_of_floating_point():
