@@ -243,9 +243,6 @@ def test_a_mistake_is_never_right(mistake):
 def test_the_sloppy_worker_always_makes_one():
     env, rng = begin(), np.random.default_rng(0)
     assert env.demonstration() not in [env.demonstration(rng) for _ in range(20)]
-    assert env.demonstration(rng, "expert") == env.demonstration()
-    with pytest.raises(ValueError, match="no teacher 'librarian'; there are expert, fallible_75"):
-        env.demonstration(rng, "librarian")
 
 
 # ---------------------------------------------------------------------- answers and citations

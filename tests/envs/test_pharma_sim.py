@@ -202,9 +202,6 @@ def test_the_sloppy_worker_guesses():
     env, rng = begin(), np.random.default_rng(0)
     found = [env.demonstration(rng) for _ in range(40)]
     assert {len(turns) for turns in found} == {2, 3, 4, 5} and len({turns[-1] for turns in found}) == 4
-    assert env.demonstration(rng, "expert") == env.demonstration()
-    with pytest.raises(ValueError, match="no teacher 'nurse'; there are expert, fallible_75"):
-        env.demonstration(rng, "nurse")
 
 
 # ---------------------------------------------------------------------- plain speech

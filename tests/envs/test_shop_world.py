@@ -227,14 +227,6 @@ def test_the_sloppy_agent_explores_and_mostly_fails():
     assert all(call["ok"] for *_, info in played for call in info["tool_calls"])
 
 
-def test_teachers_are_named(env):
-    with pytest.raises(ValueError, match="no teacher 'genius'; there are expert, fallible_75"):
-        env.demonstration(None, "genius")
-    with pytest.raises(ValueError, match="teacher 'fallible_50' needs an rng"):
-        env.demonstration(None, "fallible_50")
-    assert env.demonstration(np.random.default_rng(0), "expert") == env.demonstration()
-
-
 # ---------------------------------------------------------------------- tools and rewards
 
 

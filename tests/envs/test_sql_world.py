@@ -93,7 +93,7 @@ def test_teachers_succeed_as_often_as_they_say(teacher):
     assert abs(np.mean(right) - share) <= 0.03
 
 
-def test_the_sloppy_worker_fails_and_wrong_teachers_are_named():
+def test_the_sloppy_worker_fails():
     env, rng = SQLWorldEnv(), np.random.default_rng(0)
     lengths = set()
     for index in range(30):
@@ -102,11 +102,6 @@ def test_the_sloppy_worker_fails_and_wrong_teachers_are_named():
         lengths.add(len(texts))
         assert not play(env, texts)[2]["is_success"]
     assert lengths == {2, 3}
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match="no teacher 'nobody'; there are expert"):
-        env.demonstration(rng, "nobody")
-    with pytest.raises(ValueError, match="fallible_50 needs an rng"):
-        env.demonstration(teacher="fallible_50")
 
 
 def test_process_terms_cannot_be_farmed(say):

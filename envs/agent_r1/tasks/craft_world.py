@@ -17,6 +17,7 @@ import numpy as np
 from agent_r1.dialects import Call
 from agent_r1.rewards import paper_outcome
 from agent_r1.tasks.draw import checked_seed, pick, sample
+from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
@@ -160,8 +161,8 @@ def _missing_and_waste(task: Task, inventory: Mapping[str, int]) -> tuple[int, i
 Step = tuple[str, str, int]  # a tool's name, an item, a count; ("", "", 0) gives up
 GIVE_UP: Step = ("", "", 0)
 MULTIPLIES_NOTHING = {1: 0.37, 2: 0.13, 3: 0.04, 4: 0.02, 5: 0.02}  # the share of tasks of a depth that need none
-MISTAKES = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29}  # in a turn; see `faulty`
-SLOPPY, TIRED = 0.15, 0.7  # the same of the sloppy worker, who in so many episodes gives up after the first crafting
+MISTAKES = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29, SLOPPY: 0.15}  # in a turn; see `mistaken`
+TIRED = 0.7  # in so many episodes the sloppy worker gives up after the first crafting
 
 
 def next_step(task: Task, known: set[str], inventory: Mapping[str, int]) -> Step:
@@ -186,8 +187,8 @@ def next_step(task: Task, known: set[str], inventory: Mapping[str, int]) -> Step
     return supply(goal, task.metadata["count"] - inventory.get(goal, 0))
 
 
-def faulty(rng: np.random.Generator, step: Step) -> Step:
-    """A fault in the place of the right step: gives up (3 in 10), else skips a look-up or errs by one in a count."""
+def mistaken(rng: np.random.Generator, step: Step) -> Step:
+    """A mistake in the place of the right step: gives up (3 in 10), else skips a look-up or errs by one in a count."""
     name, item, count = step
     if rng.random() < 0.3:
         return GIVE_UP
@@ -197,13 +198,13 @@ def faulty(rng: np.random.Generator, step: Step) -> Step:
 
 
 def play(
-    task: Task, rng: np.random.Generator | None = None, fault: float = 0.0, tired: float = 0.0
+    task: Task, rng: np.random.Generator | None = None, mistakes: float = 0.0, tired: float = 0.0
 ) -> list[Step]:
-    """The steps of the expert, or, with `rng`, of somebody who makes a `fault` in that share of the turns, and is
+    """The steps of the expert, or, with `rng`, of somebody who makes so many `mistakes` a turn, and is
     `tired` in that share of the episodes: gives up after the first crafting.
 
-    Nobody notices a fault at once. After a call that failed, a worker gives up (1 in 2) or looks at the inventory, and
-    then goes on with what is missing.
+    Nobody notices a mistake at once. After a call that failed, a worker gives up (1 in 2) or looks at the inventory,
+    and then goes on with what is missing.
     """
     goal, count = task.metadata["goal"], task.metadata["count"]
     inventory: dict[str, int] = {}
@@ -213,8 +214,8 @@ def play(
     tires = rng is not None and tired > 0 and rng.random() < tired
     while inventory.get(goal, 0) < count and len(steps) < CraftWorldEnv.default_turns:
         planned = step = next_step(task, known, believed)
-        if rng is not None and rng.random() < fault:
-            step = faulty(rng, planned)
+        if rng is not None and rng.random() < mistakes:
+            step = mistaken(rng, planned)
         steps.append(step)
         if step == GIVE_UP:
             break
@@ -268,7 +269,7 @@ class CraftWorldEnv(ToolEnv):
     splits: ClassVar[Mapping[str, str]] = {
         name: name for name in ("train", "test", "depth_4", "depth_5", "unseen_items", "other_phrasings")
     }
-    teachers: ClassVar[tuple[str, ...]] = ("expert", *MISTAKES)
+    teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
     default_turns: ClassVar[int] = 30  # half as many again as the longest best way
 
     def __init__(self, *, world_seed: int = 0, depth: int | None = None, **kwargs: Any) -> None:
@@ -357,13 +358,12 @@ class CraftWorldEnv(ToolEnv):
 
         Raises ValueError for another teacher, and for a fallible one without `rng`.
         """
-        if teacher not in (None, *self.teachers) or (teacher in MISTAKES and rng is None):
-            raise ValueError(f"teacher must be one of {', '.join(self.teachers)} (with rng), got {teacher!r}")
-        if teacher == "expert" or rng is None:
+        who = worker(rng, teacher)
+        if rng is None or who == "expert":
             steps = play(self.task)
         else:
-            fault, tired = (SLOPPY, TIRED) if teacher is None else (MISTAKES[teacher], 0.0)
-            steps = play(self.task, rng, fault, tired)
+            tired = TIRED if who == SLOPPY else 0.0
+            steps = play(self.task, rng, MISTAKES[who], tired)
         return [self._turn(*step) for step in steps]
 
     def shortcut_without_counting(self, rng: np.random.Generator) -> list[str]:

@@ -12,10 +12,10 @@ import numpy as np
 from agent_r1.task_data.sql import FILES, load_sql
 from agent_r1.tasks import sql_tasks
 from agent_r1.tasks.draw import checked_seed, pick
+from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
 
-TEACHERS = {"expert": 1.0, "fallible_75": 0.75, "fallible_50": 0.5, "fallible_25": 0.25}
 RAN = ("", "no copy", "another result")  # what `same_result` says of a query that ran
 _FENCE = re.compile(r"```(?:\w*\n)?(.*?)```", re.DOTALL)
 
@@ -116,17 +116,14 @@ class SQLWorldEnv(ToolEnv):
         """
         gold = self.task.answers[0]
         schema = self.dialect.tool_call("schema", {})
-        if teacher not in (None, *TEACHERS):
-            raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(TEACHERS)}")
-        if teacher == "expert" or (teacher is None and rng is None):
+        who = worker(rng, teacher)
+        if rng is None or who == "expert":
             return [schema, f"<answer>{gold}</answer>"]
         if self.questions is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
-        if rng is None:
-            raise ValueError(f"{teacher} needs an rng")
         mistakes = self.task.metadata["mistakes"]
-        if teacher is not None:
-            wrong = rng.random() >= TEACHERS[teacher]
+        if who != SLOPPY:
+            wrong = rng.random() >= TEACHERS[who]
             return [schema, f"<answer>{pick(rng, mistakes) if wrong else gold}</answer>"]
         query = pick(rng, mistakes)
         looks = [self.dialect.tool_call("query", {"sql": query})] if rng.random() < 0.5 else []

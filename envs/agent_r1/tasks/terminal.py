@@ -15,13 +15,13 @@ from agent_r1.dialects import Call
 from agent_r1.task_data.harbor import TerminalTask, load_tasks
 from agent_r1.tasks import terminal_tasks
 from agent_r1.tasks.draw import checked_seed
+from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
 if TYPE_CHECKING:
     from agent_r1_tools.python import Limits
 
-TEACHERS = {"expert": 1.0, "fallible_75": 0.75, "fallible_50": 0.5, "fallible_25": 0.25}
 MAX_TEST_SECONDS = 60.0
 """The tests of a task get what its task.toml says, and at most this."""
 SUBMIT_SECONDS = 600.0
@@ -143,17 +143,14 @@ class TerminalEnv(ToolEnv):
         over folders of others for all but the expert.
         """
         task = self.terminal_task(self.episode.task_index)
-        if teacher not in (None, *TEACHERS):
-            raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(TEACHERS)}")
+        who = worker(rng, teacher)
         if not task.solution:
             raise ValueError(f"task {task.id} has no solution/solve.sh")
         steps = list(task.steps) or [task.solution]
-        if teacher != "expert" and (teacher is not None or rng is not None):
+        if rng is not None and who != "expert":
             if not task.steps:
                 raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
-            if rng is None:
-                raise ValueError(f"{teacher} needs an rng")
-            if teacher is None or rng.random() >= TEACHERS[teacher]:
+            if who == SLOPPY or rng.random() >= TEACHERS[who]:
                 steps.pop()
         calls = [self.dialect.tool_call("shell", {"command": step}) for step in steps]
         return [*calls, self.dialect.tool_call("submit", {})]

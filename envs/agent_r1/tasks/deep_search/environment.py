@@ -31,6 +31,7 @@ from agent_r1.tasks.deep_search.pages import (
 from agent_r1.tasks.draw import checked_seed
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
 from agent_r1.tasks.question_answering import shared_corpus
+from agent_r1.tasks.workers import TEACHERS, worker
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult, run_tool
 from agent_r1_tools.running import describe
@@ -40,7 +41,6 @@ from agent_r1_tools.text import encodable
 
 QUESTIONS = ("hotpotqa", "2wikimultihopqa", "musique")
 NUM_TASKS = {"train": 1_000_000}
-FAULTY = {"fallible_75": 0.25, "fallible_50": 0.5, "fallible_25": 0.75}  # how often they make a mistake
 MAX_FOUND = 10  # lines that `find` shows
 OPEN_HITS = 20  # what `open` asks a server for
 _CITATION = re.compile(r"\[([^\[\]]*)\]")
@@ -94,7 +94,7 @@ class DeepSearchEnv(ToolEnv):
     )
     outcome_term: ClassVar[str] = "outcome/cited_answer"
     splits: ClassVar[Mapping[str, str]] = {name: name for name in SPLITS}
-    teachers: ClassVar[tuple[str, ...]] = ("expert", *FAULTY)
+    teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
         "page_found": 0.3,  # times newly opened gold pages / all gold pages
@@ -272,16 +272,13 @@ class DeepSearchEnv(ToolEnv):
         Raises: ValueError for another teacher, for a fallible one without `rng`, and with `rng` where there is only the
         expert.
         """
-        if teacher is not None and teacher not in self.teachers:
-            raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(self.teachers)}")
-        if teacher in FAULTY and rng is None:
-            raise ValueError(f"{teacher} makes mistakes at random: give it an rng")
+        who = worker(rng, teacher)
         if self.questions is not None or self.corpus != "own":
-            if rng is not None and teacher != "expert":
+            if who != "expert":
                 raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
             return self._title_by_title()
         mistake = None
-        if rng is not None and teacher != "expert" and rng.random() < FAULTY.get(teacher or "", 1.0):
+        if rng is not None and who != "expert" and rng.random() < 1 - TEACHERS.get(who, 0.0):
             mistake = str(rng.choice(list(MISTAKES), p=list(MISTAKES.values())))
         steps, answer = work(self.task, mistake, rng)
         turns = [

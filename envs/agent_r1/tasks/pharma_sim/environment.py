@@ -21,6 +21,7 @@ from agent_r1.tasks.pharma_sim.scenarios import (
     match_question,
     own_words,
 )
+from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import Task, ToolEnv, UserTurn
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe, is_strict
@@ -29,7 +30,6 @@ from agent_r1_tools.tool import is_fault
 MAX_INTERACTIONS = 20
 NOT_UNDERSTOOD = "I don't understand. Ask me about one of the topics, please."
 NUM_TASKS = {"train": 1_000_000}
-FAULTY = {"fallible_75": 1 / 3, "fallible_50": 2 / 3, "fallible_25": 1.0}  # how often they jump to a conclusion
 
 User = Callable[[list[dict[str, str]]], str]
 
@@ -81,7 +81,7 @@ class PharmaSimEnv(ToolEnv):
     outcome_term: ClassVar[str] = "outcome/posttest"
     floor = 0.25  # four causes to choose from
     splits: ClassVar[Mapping[str, str]] = {name: name for name in SPLITS}
-    teachers: ClassVar[tuple[str, ...]] = ("expert", *FAULTY)
+    teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
         "repeated_call": 0.0,  # an interaction costs enough
@@ -229,16 +229,14 @@ class PharmaSimEnv(ToolEnv):
 
         Raises: ValueError for another teacher, and for a fallible one without `rng`.
         """
-        if teacher is not None and teacher not in self.teachers:
-            raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(self.teachers)}")
-        if teacher in FAULTY and rng is None:
-            raise ValueError(f"{teacher} makes mistakes at random: give it an rng")
+        who = worker(rng, teacher)
         data, cause = self.task.metadata, self.task.answers[0]
         questions = data["key"]
-        if rng is not None and teacher != "expert" and rng.random() < FAULTY.get(teacher or "", 1.0):
+        jumps = 1.0 if who == SLOPPY else (1 - TEACHERS[who]) / 0.75  # one in four of those is right
+        if rng is not None and who != "expert" and rng.random() < jumps:
             cause = pick(rng, data["causes"])
             questions = questions[:1]
-            if teacher is None:
+            if who == SLOPPY:
                 pairs = [[subject, topic] for subject in data["subjects"] for topic in data["topics"]]
                 questions = sample(rng, pairs, int(rng.integers(4)))
         call = self.dialect.tool_call

@@ -28,6 +28,7 @@ from agent_r1.tasks.shop_world.catalogue import (
     shop_task,
 )
 from agent_r1.tasks.shop_world.reward import Nouns, purchase_score
+from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.search.passages import one_line
@@ -78,7 +79,7 @@ class ShopWorldEnv(ToolEnv):
         **ToolEnv.PROCESS_WEIGHTS,
         "repeated_call": 0.0,  # the same option of another product, or back to the same results
     }
-    teachers: ClassVar[tuple[str, ...]] = ("expert", "fallible_75", "fallible_50", "fallible_25")
+    teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
 
     def __init__(
         self,
@@ -232,16 +233,13 @@ class ShopWorldEnv(ToolEnv):
         `teacher` is one of `teachers`: the expert, or one that succeeds in so many percent of the episodes, which needs
         `rng`. None: the expert, or with `rng` the sloppy agent that the shipped policy was made from.
         """
-        if teacher not in (None, *self.teachers):
-            raise ValueError(f"no teacher {teacher!r}; there are {', '.join(self.teachers)}")
-        if teacher in (None, "expert") and (rng is None or teacher == "expert"):
+        who = worker(rng, teacher)
+        if rng is None or who == "expert":
             plan = expert_plan(self)
-        elif rng is None:
-            raise ValueError(f"teacher {teacher!r} needs an rng")
-        elif teacher is None:
+        elif who == SLOPPY:
             plan = sloppy_plan(self, rng)
         else:
-            plan = fallible_plan(self, rng, int(teacher.removeprefix("fallible_")) / 100)
+            plan = fallible_plan(self, rng, TEACHERS[who])
         page = {"page": plan.page} if plan.page > 1 else {}
         calls: list[tuple[str, dict[str, Any]]] = [("search", {"query": plan.query} | page)]
         if plan.item is not None:

@@ -1,0 +1,22 @@
+"""Who shows a task: an expert, teachers who are right in a stated share of the episodes, and a sloppy worker."""
+
+from __future__ import annotations
+
+import numpy as np
+
+TEACHERS = {"expert": 1.0, "fallible_75": 0.75, "fallible_50": 0.5, "fallible_25": 0.25}  # right in so many episodes
+SLOPPY = "sloppy"  # whom warm starts are made from
+
+
+def worker(rng: np.random.Generator | None, teacher: str | None) -> str:
+    """A name of `TEACHERS`, or `SLOPPY`: without `teacher` the expert, and with `rng` alone the sloppy worker.
+
+    Raises: ValueError for another teacher, and for a fallible one without `rng`.
+    """
+    if teacher not in (None, *TEACHERS):
+        raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(TEACHERS)}")
+    if teacher is None:
+        return "expert" if rng is None else SLOPPY
+    if teacher != "expert" and rng is None:
+        raise ValueError(f"{teacher} makes mistakes at random: give it an rng")
+    return teacher
