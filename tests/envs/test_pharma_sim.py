@@ -9,8 +9,9 @@ import pytest
 
 from agent_r1 import ToolFault
 from agent_r1.task_data import DataFormatError, DataNotFoundError
+from agent_r1.task_data.pharma_sim import read_customer
 from agent_r1.tasks.pharma_sim import PharmaSimEnv, generate_task, match_question, scenarios
-from agent_r1.tasks.pharma_sim.scenarios import load_scenarios, part_of, read_customer
+from agent_r1.tasks.pharma_sim.scenarios import load_scenarios, part_of
 
 THREE_KEYS = next(i for i in range(12) if generate_task(0, "train", i).metadata["scenario"] == "hands: a new soap")
 OWN = Path(scenarios.__file__).parent / "scenarios"

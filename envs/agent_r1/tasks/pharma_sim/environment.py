@@ -12,10 +12,10 @@ import numpy as np
 
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match
+from agent_r1.task_data.pharma_sim import Pair
 from agent_r1.tasks.draw import checked_seed, pick, sample
 from agent_r1.tasks.pharma_sim.scenarios import (
     SPLITS,
-    Pair,
     generate_task,
     load_scenarios,
     match_question,

@@ -1,0 +1,97 @@
+"""Rows of one's own: questions and answers, from a file, a folder or a list."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agent_r1.task_data.files import read_rows
+from agent_r1.task_data.load import DATA_VARIABLE
+from agent_r1.task_data.records import DataFormatError, DataNotFoundError
+
+FIELDS = ("id", "question", "answer", "system", "tools")
+WAYS = (
+    "Give data=FILE (JSON lines with question and answer), data_dir=FOLDER with train.jsonl and test.jsonl, or a "
+    f"folder rows in {DATA_VARIABLE}. `datasets` writes those of the hub to such files by to_json: "
+    'pip install "agent-r1[data]"'
+)
+
+
+def load_rows(data: Any, data_dir: Any, split: str, tools: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+    """The rows of a split (a file is read once for the process), each with id, question, answers, system, tools, rest.
+
+    Args:
+        data, data_dir: rows or a file of both splits; a folder with a file a split. Neither: `AGENT_R1_DATA`/rows.
+        tools: names that rows may use; a row that names none may use all.
+
+    Raises: DataNotFoundError, DataFormatError (row and field are named).
+    """
+    if data is None and data_dir is None and DATA_VARIABLE in os.environ:
+        data_dir = Path(os.environ[DATA_VARIABLE]) / "rows"
+    where = data if data is not None else data_dir
+    if where is None:
+        raise DataNotFoundError(f"there are no rows. {WAYS}")
+    if not isinstance(where, str | os.PathLike):
+        return _part(tuple(_read(row, f"row {n}", tools) for n, row in enumerate(where, 1)), split)
+    path = Path(where)
+    if path.is_file():
+        return _part(_file(path, path.stat().st_mtime_ns, path.stat().st_size, tools), split)
+    names = [f"{split}{ending}" for ending in (".jsonl", ".json", ".jsonl.gz", ".json.gz")]
+    found = next((path / name for name in names if (path / name).is_file()), None)
+    if found is None:
+        raise DataNotFoundError(f"there is no {path}, or no {' or '.join(names[:2])} in it. {WAYS}")
+    return _file(found, found.stat().st_mtime_ns, found.stat().st_size, tools)
+
+
+def _part(rows: tuple[dict[str, Any], ...], split: str) -> tuple[dict[str, Any], ...]:
+    """Of rows that stand together the last tenth is for testing."""
+    if len(rows) < 2:
+        raise DataFormatError("there must be at least two rows: the last tenth of them is the split test")
+    cut = len(rows) - max(1, len(rows) // 10)
+    return rows[:cut] if split == "train" else rows[cut:]
+
+
+@lru_cache(maxsize=16)
+def _file(path: Path, mtime_ns: int, size: int, tools: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+    rows = tuple(_read(row, f"{path}, row {number}", tools) for number, row in enumerate(read_rows(path), 1))
+    if not rows:
+        raise DataFormatError(f"{path}: there are no rows")
+    return rows
+
+
+def _read(row: Any, where: str, tools: tuple[str, ...]) -> dict[str, Any]:
+    """A row as the environment keeps it; DataFormatError names the field that is wrong."""
+    if not isinstance(row, Mapping):
+        raise DataFormatError(f"{where}: expected an object, found a {type(row).__name__}")
+
+    def wrong(field: str, expected: str) -> DataFormatError:
+        return DataFormatError(f"{where}, {field}: expected {expected}, found {row.get(field)!r:.100}")
+
+    question, answer, system = row.get("question"), row.get("answer"), row.get("system")
+    if not isinstance(question, str) or not question.strip():
+        raise wrong("question", "a text")
+    answers = answer if isinstance(answer, list) else [] if answer is None else [answer]
+    if not all(type(one) in (str, int, float) and str(one).strip() for one in answers):
+        raise wrong("answer", "a text, a number, or a list of them")
+    if system is not None and not isinstance(system, str):
+        raise wrong("system", "a text")
+    names = row.get("tools", list(tools))
+    if not isinstance(names, list) or not set(map(str, names)) <= set(tools):
+        raise wrong("tools", f"names among {', '.join(tools) or 'none, as the environment has no tools'}")
+    rest = {name: value for name, value in row.items() if name not in FIELDS}
+    try:
+        json.dumps(rest, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataFormatError(f"{where}: expected JSON values, found others ({error})") from None
+    return {
+        "id": str(row.get("id", where.rpartition("row ")[2])),
+        "question": question,
+        "answers": tuple(str(one) for one in answers),
+        "system": system,
+        "tools": tuple(names),
+        "rest": rest,
+    }
