@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-import kill_resume
+import processes
 import pytest
 
 from llm_utils.slots import SlotModel
@@ -118,7 +118,7 @@ def test_an_evaluation_that_was_stopped_goes_on_to_the_same_figures(evaluate, le
 def test_a_killed_evaluation_goes_on(evaluate, learn, policy_folder, tmp_path):
     whole = evaluate("whole", "--episodes", 40)
     words = ["--model", str(policy_folder), *map(str, FLAGS), "--exp-name", "killed", "--episodes", "40"]
-    process = kill_resume.start("evaluate_llm", tmp_path, *words)
+    process = processes.start("evaluate_llm", tmp_path, *words)
     while process.is_alive():
         found = list(Path("runs").glob("*__killed__*/trajectories.jsonl"))
         if found and found[0].read_bytes().count(b"\n") >= 2:

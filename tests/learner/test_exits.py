@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import grpo_llm
-import kill_resume
+import processes
 import pytest
 import torch
 
@@ -71,7 +71,7 @@ def sabotage(what, where, large):
 if __name__ == "worker":
     folder, script, flags, failure = job  # noqa: F821  (of `run_path`)
     sabotage(*failure)
-    kill_resume.play(script, folder, flags)
+    processes.play(script, folder, flags)
 
 
 # -------------------------------------------------------------------------------------------------------- the tests
@@ -81,7 +81,7 @@ def play(script, folder, *flags, failure=(None, None, False)):
     """Run a learner to whatever end; returns the exit status and what it printed."""
     folder.mkdir(parents=True, exist_ok=True)
     job = (folder, script, [str(flag) for flag in flags], failure)
-    process = kill_resume.forked(runpy.run_path, __file__, {"job": job}, "worker")
+    process = processes.forked(runpy.run_path, __file__, {"job": job}, "worker")
     process.join()
     return process.exitcode, (folder / "log.txt").read_text()
 
@@ -122,15 +122,15 @@ def test_what_ends_a_run_leaves_its_last_complete_iteration(whole, tmp_path, scr
     got, printed = play(script, tmp_path, *flags, failure=(what, where, False))
     assert got == status and words in printed, printed
     assert ("Traceback" in printed) == (what != "SIGTERM")
-    run_dir = kill_resume.run_of(tmp_path)
+    run_dir = processes.run_of(tmp_path)
     assert f"--resume {run_dir.relative_to(tmp_path)}" in printed
-    assert kill_resume.iteration_of(tmp_path) == 2
+    assert processes.iteration_of(tmp_path) == 2
     assert not json.loads((run_dir / "summary.json").read_text())["finished"]
 
     got, printed = play(script, tmp_path, "--resume", run_dir.relative_to(tmp_path))
     assert got == 0, printed
-    assert kill_resume.differences(tmp_path, whole(script)) == []
-    assert steps_of_scalars(run_dir) == steps_of_scalars(kill_resume.run_of(whole(script)))
+    assert processes.differences(tmp_path, whole(script)) == []
+    assert steps_of_scalars(run_dir) == steps_of_scalars(processes.run_of(whole(script)))
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_a_large_model_is_saved_during_a_rollout_and_not_in_an_update(whole, tmp
     flags = [*SMALL, *OF_SCRIPT["grpo_llm"], "--checkpoint-every", every]
     got, printed = play("grpo_llm", tmp_path, *flags, failure=("SIGTERM", where, True))
     assert got == 143 and words in printed, printed
-    assert kill_resume.iteration_of(tmp_path) == 2
-    got, printed = play("grpo_llm", tmp_path, "--resume", kill_resume.run_of(tmp_path).relative_to(tmp_path))
-    assert got == 0 and kill_resume.differences(tmp_path, whole("grpo_llm")) == [], printed
+    assert processes.iteration_of(tmp_path) == 2
+    got, printed = play("grpo_llm", tmp_path, "--resume", processes.run_of(tmp_path).relative_to(tmp_path))
+    assert got == 0 and processes.differences(tmp_path, whole("grpo_llm")) == [], printed
 
 
 def test_of_several_processes_the_first_saves_what_another_could_not(tmp_path, environment_of_scripts):
@@ -156,7 +156,7 @@ def test_of_several_processes_the_first_saves_what_another_could_not(tmp_path, e
     script.write_text(f"""
 import os, runpy, sys
 job = ({str(tmp_path)!r}, "grpo_llm", {flags!r}, ("OutOfMemoryError", "update" * (os.environ["RANK"] == "1"), False))
-sys.path[:0] = [{str(Path(checkpoint.__file__).parents[1])!r}, {str(Path(kill_resume.__file__).parent)!r}]
+sys.path[:0] = [{str(Path(checkpoint.__file__).parents[1])!r}, {str(Path(processes.__file__).parent)!r}]
 runpy.run_path({__file__!r}, {{"job": job}}, "worker")
 """)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
@@ -166,7 +166,7 @@ runpy.run_path({__file__!r}, {{"job": job}}, "worker")
     assert done.returncode == 1, done.stderr
     assert "[rank1]: torch.OutOfMemoryError: CUDA out of memory" in printed
     assert re.search(r"go on after the last complete iteration with\n  \S*torchrun --nproc-per-node 2 ", printed)
-    assert kill_resume.iteration_of(tmp_path) == 2
+    assert processes.iteration_of(tmp_path) == 2
 
 
 def test_more_episodes_on_resume(learn, tmp_path):

@@ -6,8 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-import kill_resume
 import numpy as np
+import processes
 import pytest
 from safetensors import torch as safetensors
 
@@ -92,7 +92,7 @@ def test_options_run(learn, policy_folder, options):
 
 def test_ctrl_c_and_resume_end_where_an_uninterrupted_run_ends(learn, policy_folder):
     options = ["--model", str(policy_folder), *map(str, SMALL), "--total-episodes", "48", "--save-model"]
-    process = kill_resume.start("ppo_llm", Path.cwd(), *options, "--exp-name", "stopped")
+    process = processes.start("ppo_llm", Path.cwd(), *options, "--exp-name", "stopped")
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.is_alive():
         files = list(Path("runs").glob("*stopped*/trajectories.jsonl"))

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import kill_resume
 import numpy as np
+import processes
 import pytest
 import sft_bf16
 import sft_llm
@@ -338,12 +338,12 @@ def test_killed_and_resumed_the_weights_are_the_same_to_the_bit(learn, flags, tm
     folder, moments = tmp_path / "killed", random.Random()  # other moments in every run of the tests
     flags = [*flags, "--num-steps", "40", "--checkpoint-every", "1", "--microbatch-tokens", "100"]
     for first, last in ((1, 10), (15, 25)):
-        resume = ["--resume", str(kill_resume.run_of(folder))] if folder.exists() else []
-        process = kill_resume.start("sft_llm", folder, *(resume or flags))
+        resume = ["--resume", str(processes.run_of(folder))] if folder.exists() else []
+        process = processes.start("sft_llm", folder, *(resume or flags))
         moment = moments.randint(first, last), moments.uniform(0, 0.1)
-        killed = kill_resume.kill(process, folder, *moment)  # None on a machine so slow that the run was over
+        killed = processes.kill(process, folder, *moment)  # None on a machine so slow that the run was over
         assert killed or process.exitcode == 0, (folder / "log.txt").read_text()
-    stopped, whole = kill_resume.run_of(folder), learn("sft_llm", *flags)
+    stopped, whole = processes.run_of(folder), learn("sft_llm", *flags)
     learn("sft_llm", "--resume", stopped)
     one, two = weights(stopped), weights(whole)
     assert one.keys() == two.keys() and all((one[name] == two[name]).all() for name in one), moment
@@ -396,7 +396,7 @@ def test_interrupted_runs_go_on_with_other_options_too(learn, monkeypatch, flags
 
 
 def test_a_signal_leaves_a_checkpoint(tmp_path, flags):
-    process = kill_resume.start("sft_llm", tmp_path, *flags, "--num-steps", "100000", "--checkpoint-every", "0")
+    process = processes.start("sft_llm", tmp_path, *flags, "--num-steps", "100000", "--checkpoint-every", "0")
     try:
         while not list(tmp_path.glob("runs/*/summary.json")) and process.is_alive():
             time.sleep(0.05)
