@@ -29,6 +29,7 @@ GRACE_SECONDS = 30.0
 """What the sandbox gets beyond a command's own time, before it counts as lost: a busy machine is slow."""
 LIMITS = Limits(wall_seconds=10, cpu_seconds=10, memory=256 << 20, output=4096, processes=32, files=16 << 20)
 """For a machine: seconds of a command, bytes of memory of each of at most so many processes, bytes of files."""
+BROKEN = "[the machine broke down, or its files can't be kept; they are as they were before]"
 FILE = 0o644
 PROGRAM = 0o755
 
@@ -209,7 +210,7 @@ class ShellTool(Tool):
                 self._state = self.machine.pack()
             except CallError:
                 self.set_state(self._state)
-                return ToolResult("[the machine broke down; its files are as they were before]", ok=False)
+                return ToolResult(BROKEN, ok=False)
         except (SandboxError, CallError, OSError) as error:
             self.set_state(self._state)
             return ToolResult("The shell is not available at the moment.", ok=False, fault=describe(error))

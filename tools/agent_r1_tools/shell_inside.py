@@ -17,6 +17,7 @@ import subprocess
 import time
 
 PIECE = 1 << 20
+MAX_HEADER = 4 << 20  # bytes of names, which no file system counts
 ENVIRONMENT = {"PATH": "/programs:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb"}
 ENVIRONMENT |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "GIT_CONFIG_NOSYSTEM": "1"}
 packed = b""
@@ -100,7 +101,7 @@ def pack(folders: list[str], most: int, known: str) -> int | None:
 
     Sockets and pipes are left out, and what wouldn't fit into a file system of `most` bytes for each folder: names of
     one file become files of their own, and holes are filled. The size of it, which `piece` gives; None where its
-    SHA-256 is `known`: whoever asks has it.
+    SHA-256 is `known`: whoever asks has it. Raises ValueError where the names are longer than `MAX_HEADER`.
     """
     global packed
     entries: list[list[object]] = []
@@ -137,7 +138,10 @@ def pack(folders: list[str], most: int, known: str) -> int | None:
             continue
     for path, mode in reversed(modes):
         os.chmod(path, mode)
-    packed = json.dumps(entries).encode() + b"\n" + b"".join(contents)
+    header = json.dumps(entries).encode()
+    if len(header) > MAX_HEADER:
+        raise ValueError("the names of all files are too long")
+    packed = header + b"\n" + b"".join(contents)
     same = hashlib.sha256(packed).hexdigest() == known  # times don't tell: mapped memory is written without
     return None if same else len(packed)
 
@@ -152,11 +156,12 @@ def feed(part: bytes) -> None:
 
 def unpack() -> None:
     """Make the folders and files of what was fed. Links come last, so that nothing is written through one."""
-    header, _, rest = bytes(received).partition(b"\n")
+    data = bytes(received)
     received.clear()
+    place = data.index(b"\n") + 1
+    rest = memoryview(data)  # a slice of it is no copy
     later = []
-    place = 0
-    for path, kind, mode, changed, more in json.loads(header):
+    for path, kind, mode, changed, more in json.loads(data[:place]):
         if kind == "file":
             with open(path, "wb") as file:
                 file.write(rest[place : place + more])
