@@ -232,6 +232,8 @@ if __name__ == "__main__":
     else:
         maker = replace(maker, tokenizer=tokenizer)
         count, rest = maker.split_tasks(args.num_demonstrations, args.eval_demonstrations)
+        if count < args.num_demonstrations:
+            print(f"the split {args.split} has {count + rest} tasks: {count} to train on, {rest} to evaluate on")
         rows = maker.make(0, count, args.expert_share, args.rag_share, args.num_workers)
         heldout = maker.make(count, rest, 1.0, num_workers=args.num_workers)
         if not rows:

@@ -82,9 +82,15 @@ class Demonstrations:
         jobs = [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(first, stop, 500)]
         if not num_workers or len(jobs) == 1:
             return list(itertools.chain.from_iterable(map(self._make_some, jobs)))
-        with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
-            chunks = tqdm(pool.imap(self._make_some, jobs), total=len(jobs), desc="demonstrations", unit="x500")
-            return list(itertools.chain.from_iterable(chunks))
+        rows: list[Demonstration] = []
+        with (
+            multiprocessing.get_context("spawn").Pool(num_workers) as pool,
+            tqdm(total=count, desc="demonstrations", unit="task", dynamic_ncols=True) as progress,
+        ):
+            for job, some in zip(jobs, pool.imap(self._make_some, jobs), strict=True):
+                rows += some
+                progress.update(len(job[0]))
+        return rows
 
     def _make_some(self, job: tuple[range, float, float]) -> list[Demonstration]:
         indexes, expert_share, rag_share = job

@@ -114,6 +114,13 @@ def test_question_answer_pairs_are_demonstrated_without_tools(gsm8k):
     assert "calculator" not in env.tokenizer.decode(row.tokens.tolist())
 
 
+def test_a_small_split_is_named(learn, gsm8k, policy_folder, capfd):
+    kwargs = json.dumps(gsm8k.env_kwargs)
+    flags = ["--model", policy_folder, "--tokenizer", "byte", "--env-id", gsm8k.env_id, "--env-kwargs", kwargs]
+    learn("sft_llm", *flags, "--expert-share", "1", "--num-workers", "0", "--num-steps", "1", "--batch-size", "2")
+    assert "the split train has 50 tasks: 45 to train on, 5 to evaluate on" in capfd.readouterr().out
+
+
 def test_a_split_in_which_every_expert_fails_is_refused(learn, gsm8k, policy_folder):
     kwargs = json.dumps(gsm8k.env_kwargs | {"max_action_tokens": 4})
     flags = ["--model", policy_folder, "--tokenizer", "byte", "--env-id", gsm8k.env_id, "--env-kwargs", kwargs]
