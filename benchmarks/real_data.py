@@ -1,12 +1,9 @@
-"""A real chat model on the real data sets: the paper's two baselines, problems of mathematics and programming, and a
-few iterations of PPO on HotpotQA.
+"""A real chat model on the real data sets: the paper's two baselines, and problems of mathematics and programming.
 
     python benchmarks/real_data.py --model FOLDER --data DATA   # holds hotpotqa/, musique/, gsm8k/ and so on
     python benchmarks/real_data.py --model FOLDER --data DATA --parts problems
-    python benchmarks/real_data.py --model FOLDER --data DATA --parts train
 
-On a CPU this is proof that the pipeline is real, not that a small model is good. Evaluations that are finished are not
-repeated. Tables and JSON go to results/.
+Evaluations that are finished are not repeated. Tables and JSON go to results/. real_model.py trains such a model.
 """
 
 import argparse
@@ -22,10 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SETS = {"HotpotQA": "hotpotqa", "2WikiMultihopQA": "2wikimultihopqa", "MuSiQue": "musique"}
 PROBLEMS = {"GSM8K": ("gsm8k", "test"), "MATH": ("math", "math500"), "HumanEval": ("humaneval", "test"),
             "MBPP": ("mbpp", "test")}  # folder and split
-PARTS = ["evaluate", "problems", "train"]
+PARTS = ["evaluate", "problems"]
 MODES = {"naive RAG": "naive_rag", "base tool call": "base_tool_call"}
-BOUNDS = {"max_turns": 2, "max_action_tokens": 64, "top_k": 2}  # what a small model on a CPU can afford
-PROBLEM_BOUNDS = {"max_turns": 2, "max_action_tokens": 96}
+BOUNDS = {"max_turns": 2, "max_action_tokens": 64, "top_k": 2, "max_context_tokens": 4096}  # for a small model on a CPU
+PROBLEM_BOUNDS = {"max_turns": 2, "max_action_tokens": 96, "max_context_tokens": 4096}
 
 
 def execute(script: str, *arguments: str) -> Path:
@@ -93,29 +90,6 @@ def problems(model: str, data: Path, only: list[str]) -> tuple[dict, str]:
     return results, "\n".join(rows)
 
 
-def train(model: str, data: Path, iterations: int, episodes: int, threads: int) -> tuple[dict, str]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    env_kwargs = json.dumps(BOUNDS | {"data_dir": str(data / "hotpotqa")})
-    run = execute("ppo_llm.py", "--exp-name", "ppo_hotpotqa", "--model", model, "--env-id", "AgentR1/HotpotQA-v0",
-                  "--env-kwargs", env_kwargs, "--eval-episodes", "0",
-                  "--total-episodes", str(iterations * episodes), "--episodes-per-iteration", str(episodes),
-                  "--num-envs", str(episodes), "--num-minibatches", "1", "--learning-rate", "1e-5",
-                  "--critic-learning-rate", "1e-4", "--critic-warmup", str(min(1, iterations - 1)),
-                  "--microbatch-tokens", "1024", "--num-threads", str(threads))
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    names = ["charts/episodic_return", "charts/exact_match", "charts/f1", "charts/episodic_length", "charts/tokens",
-             "losses/policy_loss", "losses/value_loss", "losses/approx_kl", "time/rollout", "time/train"]
-    there = [name for name in names if name in events.Tags()["scalars"]]
-    results = {name: [event.value for event in events.Scalars(name)] for name in there}
-    header = " | ".join(f"iteration {i + 1}" for i in range(iterations))
-    rows = [f"| scalar | {header} |", "|---" * (iterations + 1) + "|"]
-    for name, values in results.items():
-        cells = [f"{value:.4g}" for value in values]
-        rows.append(f"| `{name}` | " + " | ".join(["–"] * (iterations - len(cells)) + cells) + " |")
-    return results, "\n".join(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder or name of a chat model, e.g. SmolLM2-135M-Instruct")
@@ -124,8 +98,6 @@ def main() -> None:
     sets = [*SETS, *PROBLEMS]
     parser.add_argument("--sets", nargs="+", choices=sets, default=sets, help="data sets to evaluate on")
     parser.add_argument("--episodes", type=from_1, default=100, help="questions per data set and baseline")
-    parser.add_argument("--iterations", type=from_1, default=3, help="iterations of PPO")
-    parser.add_argument("--train-episodes", type=from_1, default=8, help="episodes per iteration of PPO")
     parser.add_argument("--threads", type=from_0, default=0, help="torch threads (0: default); problems take one")
     args = parser.parse_args()
     command = "python benchmarks/real_data.py --model FOLDER --data DATA" + given_flags(parser, args, "sets", "threads")
@@ -137,10 +109,6 @@ def main() -> None:
         results, table = problems(args.model, args.data.resolve(), args.sets)
         print(table)
         record_results("real_data_problems", results, table, f"{command} --parts problems")
-    if "train" in args.parts:
-        results, table = train(args.model, args.data.resolve(), args.iterations, args.train_episodes, args.threads)
-        print(table)
-        record_results("real_data_ppo", results, table, f"{command} --parts train")
 
 
 if __name__ == "__main__":

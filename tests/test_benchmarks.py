@@ -37,8 +37,8 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "paper_table": (f'--seeds 1 --rows GRPO --episodes 16 --flags "{RUN} --total-episodes 32" --force', LEARNING),
     "preflight": ("--cases GRPO --layers 1", LEARNING),
     "preflight --sizes": ("0.5B", LEARNING),
-    "real_data": (f"--model {TINY} --data {{data}} --parts evaluate train --sets HotpotQA --episodes 2 --iterations 1 "
-                  "--train-episodes 2 --threads 1", LEARNING),
+    "real_data": (f"--model {TINY} --data {{data}} --sets HotpotQA GSM8K --episodes 2 --threads 1",
+                  (*LEARNING, "math_verify")),
     "real_model": (
         f"--part evaluate --suite gsm8k --model {TINY} --data {{data}} --name real_model "
         '--sft-flags "--num-steps 4 --num-threads 1" --evaluate-flags "--num-threads 1" '
@@ -68,7 +68,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
 RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
     "arithmetic_seeds": ["arithmetic_seeds", "arithmetic_splits"],
     "preflight --sizes": [],
-    "real_data": ["real_data_baselines", "real_data_ppo"],
+    "real_data": ["real_data_baselines", "real_data_problems"],
     "sandbox_speed": [],
     "tool_latency": ["tool_latency_8"],
     "two_processes": ["two_processes_grpo"],
