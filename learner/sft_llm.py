@@ -266,8 +266,12 @@ if __name__ == "__main__":
             run["summary"]["eval/expert_token_loss_last"] = loss
         summarize()
 
-    with checkpoint.saving_at_exit(saver, run):
+    def boundary() -> None:
+        """The step is complete: this is what a run goes on from that ends before the next one is."""
         saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
+
+    with checkpoint.saving_at_exit(saver, run):
+        boundary()
         if run["iteration"] == 0:
             evaluate()
         stream = itertools.islice(batches(rows, args.batch_size, args.seed), run["iteration"], args.num_steps)
@@ -290,12 +294,13 @@ if __name__ == "__main__":
                 figures = {"losses/sft_loss": loss, "losses/grad_norm": norm, "charts/learning_rate": rate}
                 for name, value in figures.items():
                     writer.add_scalar(name, value, step)
+            boundary()  # before an evaluation that may fail
             if last or (args.eval_every and step % args.eval_every == 0):
                 evaluate()
-            saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
+                boundary()
             if args.checkpoint_every and (last or step % args.checkpoint_every == 0):
                 saver.save()
-    checkpoint.save_model(policy, Path(args.out or run_dir / "model"), tokenizer)
+        checkpoint.save_model(policy, Path(args.out or run_dir / "model"), tokenizer)
     summarize(finished=True)
     progress.close()
     writer.close()

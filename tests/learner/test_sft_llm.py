@@ -19,6 +19,7 @@ import sft_bf16
 import sft_llm
 import torch
 from safetensors import torch as safetensors
+from torch.utils.tensorboard import SummaryWriter
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from llm_utils import checkpoint
@@ -400,6 +401,28 @@ def test_interrupted_runs_go_on_with_other_options_too(learn, monkeypatch, flags
     assert not any("lora" in name for name in one)
     with pytest.raises(SystemExit, match="--batch-size 3 contradicts"):
         learn("sft_llm", "--resume", stopped, "--batch-size", 3)
+
+
+def test_an_evaluation_that_fails_loses_no_step_of_a_large_model(learn, flags, monkeypatch):
+    """Too large to be copied at every step: the live weights are what is saved, and they are complete."""
+    evaluate = SummaryWriter.add_scalar
+
+    def fails(self, name, value, step):
+        if name.startswith("eval/") and step == 4:
+            raise torch.OutOfMemoryError("no room for the rows that are held out")
+        evaluate(self, name, value, step)
+
+    monkeypatch.setattr(checkpoint, "MOST_BYTES", 0)
+    flags = [*flags, "--num-steps", 6, "--eval-every", 4]
+    whole = learn("sft_llm", *flags, "--eval-data", flags[flags.index("--data") + 1], "--exp-name", "whole")
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(SummaryWriter, "add_scalar", fails)
+        learn("sft_llm", *flags, "--eval-data", flags[flags.index("--data") + 1], "--exp-name", "stopped")
+    (stopped,) = Path("runs").glob("*__stopped__*")
+    assert json.loads((stopped / "checkpoint/state.json").read_text())["run"]["iteration"] == 4
+    learn("sft_llm", "--resume", stopped)
+    one, two = weights(whole), weights(stopped)
+    assert all((one[name] == two[name]).all() for name in one)
 
 
 def test_a_signal_leaves_a_checkpoint(tmp_path, flags):
