@@ -36,7 +36,14 @@ from llm_utils.logger import run_name
 from llm_utils.make_engine import make_chat_engine, make_engine
 from llm_utils.pass_rates import write_pass_rates
 from llm_utils.rollout import Sampler
-from llm_utils.sources import arguments_of_run, check_vocabulary, fill_environment, model_source, tokenizer_source
+from llm_utils.sources import (
+    arguments_of_run,
+    check_context,
+    check_vocabulary,
+    fill_environment,
+    model_source,
+    tokenizer_source,
+)
 
 
 @dataclass
@@ -109,7 +116,7 @@ def check(args: Args) -> None:
     if args.top_p < 1 and args.temperature == 0:
         raise SystemExit("--top-p does nothing without a --temperature above 0")
     if args.profile and args.temperature == 0:
-        raise SystemExit("--profile needs a --temperature above 0: greedy episodes of a task are all the same")
+        raise SystemExit("--profile needs a --temperature above 0: a greedy policy answers alike every time")
     if args.engine != "transformers" and args.dtype != "auto":
         raise SystemExit(f"--dtype does nothing with --engine {args.engine}")
     if args.engine != "transformers" and args.adapter is not None:
@@ -171,6 +178,7 @@ if __name__ == "__main__":
     if args.engine == "transformers" and args.api is None:
         policy = load_policy(source, device, dtype=choose_dtype(args.dtype, device))
         check_vocabulary(policy, vocab_size)
+        check_context(policy.config, envs.single_observation_space.max_len)
         if args.adapter is not None:
             policy = merge_adapters(policy, args.adapter)
     longest = envs.single_observation_space.max_len
@@ -183,7 +191,7 @@ if __name__ == "__main__":
     num_tasks, times = min(args.episodes, envs.envs[0].num_tasks), args.profile or 1
     tasks = {number: number // times for number in range(num_tasks * times)}
     run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
-    model = {"model": source, "model_files": fingerprint(source)}
+    model = {"model": source, "model_files": fingerprint(source, args.adapter)}
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
     run_files.write_json(run_dir / REPORT, report)

@@ -39,13 +39,13 @@ def load_args(args: ArgsT) -> ArgsT:
         raise SystemExit(f"--resume {folder}: {REPORT} is damaged: {error!r}") from None
 
 
-def fingerprint(source: str | None) -> str | None:
-    """Of the files in a model's folder, by their names, sizes and times; None for a name on a hub or behind an API."""
-    folder = Path(source) if source else None
-    if folder is None or not folder.is_dir():
-        return None
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir() if path.is_file()]
-    return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()
+def fingerprint(*sources: str | None) -> str | None:
+    """Of the files in the folders of a model and its adapter, by their names, sizes and times; None where there is no
+    folder, but a name on a hub or behind an API."""
+    folders = [Path(source) for source in sources if source and Path(source).is_dir()]
+    paths = [sorted(path for path in folder.iterdir() if path.is_file()) for folder in folders]
+    files = [[(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in group] for group in paths]
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest() if files else None
 
 
 @dataclass
@@ -73,7 +73,9 @@ class Episodes:
         self.signal: int | None = None  # that ends it
         if self.path.is_file():
             report = json.loads((folder / REPORT).read_text())
-            if report.get("model_files") != model_files:
+            if "model_files" not in report:
+                raise SystemExit(f"--resume {folder}: an evaluation of another version; begin a new one")
+            if report["model_files"] != model_files:
                 raise SystemExit(f"--resume {folder}: the model's files have changed since; begin a new evaluation")
             self.seconds = report["seconds"]
             if not report.get("finished", True):  # it was stopped: the report was written when it began, or went on

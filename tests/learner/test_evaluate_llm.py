@@ -71,6 +71,14 @@ def test_the_baseline_of_a_run_is_what_it_began_with(monkeypatch, tmp_path, poli
     assert base["model"] == str(policy_folder)
 
 
+def test_a_context_beyond_the_models_positions_is_refused(monkeypatch, tmp_path, policy_folder):
+    shutil.copytree(policy_folder, tmp_path / "few")
+    config = json.loads((tmp_path / "few" / "config.json").read_text())
+    (tmp_path / "few" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    with pytest.raises(SystemExit, match="the model has 64 positions: give the environment fewer"):
+        run(monkeypatch, tmp_path, "--model", tmp_path / "few", *SMALL)
+
+
 def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
     peft = pytest.importorskip("peft")
     policy = load_policy(policy_folder, torch.device("cpu"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import processes
 import pytest
 
+from llm_utils.evaluation_files import fingerprint
 from llm_utils.slots import SlotModel
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,11 @@ def test_an_evaluation_goes_on_with_the_model_that_began_it(evaluate, learn, pol
     (folder / "evaluation.json").write_text(json.dumps(begun | {"args": found["args"]}))
     kept = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)[:3]
     (folder / "trajectories.jsonl").write_bytes(b"".join(kept))
+    with pytest.raises(SystemExit, match="an evaluation of another version"):
+        without = {name: value for name, value in begun.items() if name != "model_files"}
+        (folder / "evaluation.json").write_text(json.dumps(without | {"args": found["args"]}))
+        learn("evaluate_llm", "--resume", folder)
+    (folder / "evaluation.json").write_text(json.dumps(begun | {"args": found["args"]}))
     weights = policy_folder / "model.safetensors"
     before = weights.stat()
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
@@ -85,6 +91,18 @@ def test_an_evaluation_goes_on_with_the_model_that_began_it(evaluate, learn, pol
     (folder / "evaluation.json").write_text(json.dumps(begun | {"args": found["args"]}))
     with pytest.raises(SystemExit, match="is damaged: KeyError\\('seconds'\\)"):
         learn("evaluate_llm", "--resume", folder)
+
+
+def test_the_files_of_an_adapter_are_the_models_too(tmp_path):
+    for name in ("model", "adapter"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    sources = [str(tmp_path / "model"), str(tmp_path / "adapter")]
+    before = fingerprint(*sources)
+    assert before == fingerprint(*sources) != fingerprint(sources[0], None)
+    (tmp_path / "adapter" / "adapter.safetensors").write_bytes(b"other weights")
+    assert fingerprint(*sources) != before
+    assert fingerprint("Qwen/Qwen2.5-3B-Instruct", None) is None
 
 
 @pytest.mark.parametrize("words", [[], ["--temperature", 1, "--profile", 2, "--episodes", 4]])
