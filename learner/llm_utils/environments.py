@@ -18,6 +18,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from agent_r1 import ToolEnv
 from agent_r1.vector import vector_spec
 
+DICE = 4  # the stream of random numbers that environments are seeded from; rollout.py names the others
+
 
 def environment_spec(env_id: str) -> EnvSpec:
     """What `gym.make_vec` takes for `--env-id`, registered with a vector environment or without.
@@ -59,7 +61,7 @@ def make_class(name: str) -> Any:
 
 def dice(seed: int, episode: int) -> int:
     """The seed of an environment's own randomness: another one in every episode, also of the same task."""
-    return int(np.random.SeedSequence([seed, 3, episode]).generate_state(1)[0])
+    return int(np.random.SeedSequence([seed, DICE, episode]).generate_state(1)[0])
 
 
 def evaluation_split(env_id: str, split: str) -> str:

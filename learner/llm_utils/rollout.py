@@ -15,7 +15,7 @@ from llm_utils.environments import dice
 from llm_utils.trajectory import OF_TURNS, Trajectory, Turn
 
 Array = np.ndarray
-TASKS, SAMPLING = 1, 2  # streams of random numbers that have nothing to do with each other, nor with `dice`
+TASKS, SAMPLING = 1, 2  # streams of random numbers; run.py has ORDER = 3, environments.py DICE = 4
 
 
 class Sampler:

@@ -41,7 +41,7 @@ from llm_utils.sources import (
 )
 from llm_utils.trajectory import Segment, Trajectory
 
-ORDER = 3  # the stream of random numbers that minibatches are drawn from; rollout.py has the others
+ORDER = 3  # the stream of random numbers that minibatches are drawn from; see rollout.py
 
 Episodes = list[tuple[int, int]]  # numbers and task indexes
 

@@ -224,12 +224,15 @@ def test_a_loss_that_is_not_finite_raises_and_names_the_rows(small_model, made_u
 
 
 def test_random_streams_have_nothing_in_common():
-    """Tasks, minibatches and sampling of the same number are drawn from different streams."""
+    """Tasks, minibatches, sampling and dice of the same number are drawn from different streams."""
+    from llm_utils.environments import DICE, dice
     from llm_utils.rollout import SAMPLING, TASKS
     from llm_utils.run import ORDER
 
-    drawn = [np.random.default_rng([1, tag, 7]).random(4) for tag in (TASKS, SAMPLING, ORDER)]
-    assert len({round(float(x), 9) for numbers in drawn for x in numbers}) == 12
+    drawn = [np.random.default_rng([1, tag, 7]).random(4) for tag in (TASKS, SAMPLING, ORDER, DICE)]
+    assert len({round(float(x), 9) for numbers in drawn for x in numbers}) == 16
+    words = [np.random.SeedSequence([1, tag, 7]).generate_state(1)[0] for tag in (TASKS, SAMPLING, ORDER)]
+    assert dice(1, 7) not in words
 
 
 def test_rows_far_from_the_trainer_are_rejected(make_row):
