@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import RESULTS, above_0, from_0, from_1, record_results
+from machine import RESULTS, above_0, from_0, from_1, given_flags, record_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "learner"))
 import sft_llm
@@ -85,6 +85,7 @@ def main() -> None:
     flags = {"model": options.model if options.model == "tiny" else Path(options.model).name}
     flags |= {name: getattr(options, name) for name in ("num_steps", "batch_size", "learning_rate", "heldout", "seed")}
     command = "python benchmarks/sft_bf16.py " + " ".join(f"--{n.replace('_', '-')} {v}" for n, v in flags.items())
+    command += given_flags(parser, options, "env_id", "env_kwargs", "name")
     record = RESULTS / f"{options.name}.json"
     results: dict[str, dict[str, float]] = {}
     if set(options.arms) < ARMS.keys():
