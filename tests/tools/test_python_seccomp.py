@@ -54,6 +54,8 @@ def test_the_filter_says_the_same_on_every_processor(machine, monkeypatch):
     assert says(seccomp.SOCKET, 10, 1, 6, program=network) == "yes"
     assert says(seccomp.PRCTL, 41, 1, 0) == says(seccomp.FCNTL, 3, 1030) == says(seccomp.MADVISE, 0, 0, 4) == "yes"
     assert says(seccomp.PRCTL, 41, 1, 2) == says(seccomp.PRCTL, 1, 0) == says(seccomp.PRCTL, 22, 2) == "no"
+    assert says(seccomp.PRLIMIT64, 0, 7) == says(seccomp.SETPRIORITY, 0, 0, 19) == "yes"
+    assert says(seccomp.PRLIMIT64, 1, 7) == says(seccomp.SETPRIORITY, 0, 1) == says(seccomp.SETPRIORITY, 2, 0) == "no"
     assert says(seccomp.FCNTL, 3, 6) == says(seccomp.FLOCK, 3, 2) == "granted"
     assert {says(call) for call in seccomp.SETXATTR} == {"not supported"}
     assert says(seccomp.FCNTL, 3, 1024) == says(seccomp.MADVISE, 0, 0, 100) == says(seccomp.MOUNT) == "no"
@@ -63,7 +65,8 @@ def test_the_filter_says_the_same_on_every_processor(machine, monkeypatch):
     assert says(seccomp.CLONE3) == says((9999, 9999)) == "none"
     others = {number: says((number, number)) for number in range(seccomp.NEWEST + 1)}
     allowed = {call[column] for call in seccomp.ALLOWED.values()} | {seccomp.CLONE[column], seccomp.MMAP[column]}
-    allowed |= {seccomp.SENDTO[column], seccomp.FCNTL[column], seccomp.MADVISE[column]}  # with arguments of 0
+    by_arguments = (seccomp.SENDTO, seccomp.FCNTL, seccomp.MADVISE, seccomp.PRLIMIT64, seccomp.SETPRIORITY)
+    allowed |= {call[column] for call in by_arguments}  # with arguments of 0
     assert {number for number, said in others.items() if said == "yes"} == allowed - {None, 452}
     assert answer(plain, 0, audit=audit ^ 1) == seccomp.KILL
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1_tools import run_tool
+from agent_r1_tools import shell as shell_module
 from agent_r1_tools.python import Limits, SandboxError, choose, probe
 from agent_r1_tools.shell import BROKEN, Machine, ShellTool, pack, part
 
@@ -152,6 +153,29 @@ def test_a_transfer_that_was_interrupted_is_made_again(shell, monkeypatch):
         patch.setattr(machine, "_call", interrupted)
         machine.pack()
     assert b"new" in machine.pack()
+
+
+def test_nobody_changes_the_limits_of_process_1(shell):
+    """Without files to open it packed up none, and said nothing; without memory every later command died."""
+    limit = "python3 -c 'import resource; resource.prlimit(1, resource.{}, (0, 0))'"
+    say(shell, "echo kept > keep.txt")
+    for name in ("RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_CPU"):
+        assert "PermissionError" in say(shell, limit.format(name)).content
+    assert "renice" in say(shell, "renice 19 -p 1").content and say(shell, "ulimit -n 20; ulimit -n").content == "20"
+    shell.set_state(shell.get_state())
+    assert say(shell, "cat keep.txt; ulimit -n").content.splitlines()[0] == "kept"
+
+
+def test_what_cannot_be_packed_is_not_left_out_in_silence(shell, monkeypatch, tmp_path):
+    say(shell, "echo kept > keep.txt")
+    before = shell.get_state()
+    shell.close()
+    broken = tmp_path / "inside.py"
+    broken.write_text(shell_module.INSIDE.read_text().replace("contents.append(file.read())", "os.close(999)"))
+    with monkeypatch.context() as patch:
+        patch.setattr(shell_module, "INSIDE", broken)
+        assert say(shell, "echo more > more.txt").content == BROKEN
+    assert shell.get_state() == before and say(shell, "cat keep.txt").content == "kept"
 
 
 def test_a_fork_has_a_machine_of_its_own(shell, in_fork):

@@ -7,6 +7,7 @@ has handlers: while a command runs it has none.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -134,8 +135,9 @@ def pack(folders: list[str], most: int, known: str) -> int | None:
                     contents.append(file.read())
                 left[root] -= pages
                 entries.append([*entry[:1], "file", *entry[2:], len(contents[-1])])
-        except OSError:  # a path that is too long
-            continue
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:  # such a path can't be made again
+                raise
     for path, mode in reversed(modes):
         os.chmod(path, mode)
     header = json.dumps(entries).encode()

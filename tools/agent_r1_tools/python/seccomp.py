@@ -51,8 +51,7 @@ ALLOWED: dict[str, Numbers] = {
     "rseq": (334, 293), "arch_prctl": (158, None), "restart_syscall": (219, 128), "sched_yield": (24, 124),
     "sched_getaffinity": (204, 123), "sched_getparam": (143, 121), "sched_getscheduler": (145, 120),
     "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126), "getcpu": (309, 168),
-    "getpriority": (140, 141), "setpriority": (141, 140), "getrlimit": (97, 163), "setrlimit": (160, 164),
-    "prlimit64": (302, 261), "getrusage": (98, 165),
+    "getpriority": (140, 141), "getrlimit": (97, 163), "setrlimit": (160, 164), "getrusage": (98, 165),
     # users and capabilities; a guest gives its own up
     "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getgroups": (115, 158),
     "getresuid": (118, 148), "getresgid": (120, 150), "setuid": (105, 146), "setgid": (106, 144),
@@ -82,6 +81,7 @@ def _one_of(position: int, *values: int) -> list[Wanted]:
 # Calls of which the arguments decide: what is allowed. Of these arguments the kernel reads the lower half alone, or
 # refuses the call where the upper one isn't 0.
 PRCTL, FCNTL, IOCTL, MADVISE, SOCKETPAIR = (157, 167), (72, 25), (16, 29), (28, 233), (53, 199)
+PRLIMIT64, SETPRIORITY = (302, 261), (141, 140)
 BY_ARGUMENTS: dict[Numbers, list[Wanted]] = {
     # The name of a thread; and what a guest does first: it forgoes huge pages (of which one byte takes 2 MiB, and
     # unmapping the rest gives nothing back).
@@ -89,6 +89,8 @@ BY_ARGUMENTS: dict[Numbers, list[Wanted]] = {
     FCNTL: _one_of(1, 0, 1, 2, 3, 4, 1030, 1032),  # duplicates, flags, how large a pipe is; no leases, no notices
     IOCTL: _one_of(1, 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),  # terminal? its size; ready? waiting; on exec
     MADVISE: _one_of(2, 0, 1, 2, 3, 4, 8, *range(14, 20)),  # not what moves the pages of others, or shares them
+    PRLIMIT64: _one_of(0, 0),  # a process's own limits: that which runs the others may have the same user
+    SETPRIORITY: [((0, 0), (1, 0))],
     SOCKETPAIR: [((0, 1), (1, kind)) for kind in (1, 0x801, 0x80001, 0x80801)],  # streams: they reach nobody else
 }
 LOCKS = _one_of(1, 6, 7, 37, 38)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
