@@ -10,6 +10,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from agent_r1.task_data.records import DataFormatError, DataNotFoundError
@@ -215,13 +216,16 @@ def _files(folder: Path) -> list[Path]:
     """The files below a folder, or a file itself, in the order of their names; none of them a link."""
     if not os.path.lexists(folder):
         return []
-    below = [folder, *folder.rglob("*")]
+    too_many = DataFormatError(f"{folder}: expected at most {MAX_FILES} files and {MAX_BYTES >> 20} MiB")
+    below = [folder, *islice(folder.rglob("*"), 2 * MAX_FILES)]  # with their folders
+    if len(below) > 2 * MAX_FILES:
+        raise too_many
     for path in below:
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DataFormatError(f"{path}: expected a plain file, found a link or a device")
     found = sorted(path for path in below if path.is_file())
     if len(found) > MAX_FILES or sum(path.stat().st_size for path in found) > MAX_BYTES:
-        raise DataFormatError(f"{folder}: expected at most {MAX_FILES} files and {MAX_BYTES >> 20} MiB")
+        raise too_many
     return found
 
 

@@ -278,9 +278,10 @@ def join_tables(rng: np.random.Generator) -> Draft:
 
 def clean_up(rng: np.random.Generator) -> Draft:
     places = ["", "src/", "src/deep/"]
-    names = sample(rng, WORDS, 6)
-    waste = {f"{place}{name}.tmp": "x\n" for place, name in zip(places, names[:3], strict=True)}
-    kept = {f"{place}{name}.dat": f"{name}\n" for place, name in zip(places, names[3:], strict=True)}
+    names = sample(rng, WORDS, 8)
+    count = int(rng.integers(2, 6))
+    waste = {f"{places[i % 3]}{name}.tmp": "x\n" for i, name in enumerate(names[:count])}
+    kept = {f"{place}{name}.dat": f"{name}\n" for place, name in zip(places, names[5:], strict=True)}
     return Draft(
         "Delete all files that end in .tmp, here and in all folders below, and nothing else. Write how many these "
         "were to deleted.txt.",
