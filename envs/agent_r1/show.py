@@ -87,10 +87,17 @@ def main(words: Sequence[str] | None = None) -> None:
     limit = None if args.episodes == "all" else int(args.episodes)
     rows = (row for row in read_rows(args.run) if wanted(row, args.iteration, args.task, args.failed))
     chosen = rows if limit is None else deque(rows, maxlen=limit)
-    found = False
+    found, damaged = False, 0
     for row in chosen:
-        print(("\n" + "-" * 100 + "\n\n" if found else "") + shown(row))
+        try:
+            text = shown(row)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # what it holds is of other types
+            damaged += 1
+            continue
+        print(("\n" + "-" * 100 + "\n\n" if found else "") + text)
         found = True
+    if damaged:
+        print(f"{args.run}: {damaged} rows are damaged", file=sys.stderr)
     if not found:
         raise SystemExit(f"{args.run} has no such episode")
 

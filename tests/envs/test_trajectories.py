@@ -132,6 +132,22 @@ def test_episodes_are_printed_to_be_read(run, of_one, capsys):
 
 
 @pytest.mark.parametrize(
+    "damage",
+    [
+        {"turn_rewards": ["x"]}, {"tokens": 3}, {"messages": [{}]}, {"messages": 5}, {"reward_terms": [{"a": None}]},
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}, {"turns": 1},
+    ],
+)  # fmt: skip
+def test_a_row_of_other_types_hides_no_other_row(run, of_one, capsys, damage):
+    path = run / "trajectories.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in (of_one[0], of_one[1] | damage, of_one[2])))
+    show.main([str(run)])
+    out, err = capsys.readouterr()
+    assert "1 rows are damaged" in err and "iteration 1" in out and "iteration 3" in out
+
+
+@pytest.mark.parametrize(
     ("words", "found"),
     [
         (["--episodes", "1"], [3]),
