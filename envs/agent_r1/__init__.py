@@ -83,5 +83,6 @@ def tiny_policy(env_id: str) -> str:
     folder = root / env_id.removeprefix("AgentR1/")
     if not (folder / "model.safetensors").is_file():
         there = sorted(f"AgentR1/{path.name}" for path in root.iterdir()) if root.is_dir() else []
-        raise ValueError(f"no tiny policy is shipped for {env_id!r}, only for {there}; pass --model NAME_OR_FOLDER")
+        remedy = f"there are some for {', '.join(there)}; else pass --model NAME_OR_FOLDER"
+        raise ValueError(f"no tiny policy is shipped for {env_id}; {remedy}")
     return str(folder)

@@ -17,6 +17,8 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from agent_r1.numbers import finite
+
 PROCESS_WEIGHTS: Mapping[str, float] = {
     "support_found": 0.3,  # times newly found gold paragraphs / all gold paragraphs
     "malformed_call": -0.1,
@@ -118,7 +120,7 @@ def process_weights(
     """The weights that the argument `process_reward` of an environment means.
 
     True gives the defaults, False none at all (no term is paid or listed), a dict the defaults with its entries
-    changed. Raises ValueError for a name that isn't there, listing those that are.
+    changed. Raises ValueError for a name that isn't there, listing those that are, and for a weight that is no number.
     """
     if isinstance(process_reward, Mapping):
         unknown = sorted(map(str, set(process_reward) - set(defaults)))
@@ -126,5 +128,7 @@ def process_weights(
             raise ValueError(
                 f"no process reward is named {', '.join(map(repr, unknown))}; there are {', '.join(defaults)}"
             )
-        return {**defaults, **{name: float(weight) for name, weight in process_reward.items()}}
+        return {**defaults, **{name: finite(f"process_reward[{name!r}]", w) for name, w in process_reward.items()}}
+    if not isinstance(process_reward, bool):
+        raise ValueError(f"process_reward must be True, False or a dict of weights, got {process_reward!r}")
     return dict(defaults) if process_reward else {}

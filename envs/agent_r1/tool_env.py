@@ -17,7 +17,6 @@ import copy
 import inspect
 import json
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -29,6 +28,7 @@ from agent_r1.chat import chat_messages, encode_turn, reply_text
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens, UserTurn
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
+from agent_r1.numbers import finite, integer
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
@@ -118,10 +118,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             ("max_context_tokens", max_context_tokens),
             ("max_action_tokens", max_action_tokens),
         ):
-            if bound is not None and bound < 1:
-                raise ValueError(f"{name} must be at least 1, got {bound}")
-        if not fault_deadline >= 0:
-            raise ValueError(f"fault_deadline must be a number of seconds, 0 or more, got {fault_deadline}")
+            if bound is not None:
+                integer(name, bound, least=1)
+        if not isinstance(fault_deadline, int | float) or not fault_deadline >= 0:  # infinity is a deadline
+            raise ValueError(f"fault_deadline must be a number of seconds, 0 or more, got {fault_deadline!r}")
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -136,7 +136,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         )
         self.max_action_tokens = max_action_tokens or min(2_048, self.max_context_tokens)
         self.process_weights = process_weights(process_reward, self.PROCESS_WEIGHTS)
-        self.unfinished_reward = unfinished_reward
+        self.unfinished_reward = None if unfinished_reward is None else finite("unfinished_reward", unfinished_reward)
         self.fault_deadline = fault_deadline
         self.strict = strict
         self.render_mode = render_mode
@@ -253,12 +253,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         max_turns = options.pop("max_turns", None)
         if options:
             raise ValueError(f"reset options are 'task_index' and 'max_turns', got {', '.join(map(repr, options))}")
-        index = self.np_random.integers(self.num_tasks) if index is None else _integer("task_index", index)
+        index = self.np_random.integers(self.num_tasks) if index is None else integer("task_index", index)
         if not 0 <= index < self.num_tasks:
             raise ValueError(f"task_index must be in [0, {self.num_tasks}) in split {self.split!r}, got {index}")
-        horizon = self.max_turns if max_turns is None else _integer("max_turns", max_turns)
-        if horizon < 1:
-            raise ValueError(f"max_turns must be at least 1, got {horizon}")
+        horizon = self.max_turns if max_turns is None else integer("max_turns", max_turns, least=1)
         patience = shared or Patience(self.fault_deadline)
         while True:
             try:
@@ -598,8 +596,3 @@ def _prompt(dialect: Dialect, instructions: str, question: str, schemas: str) ->
     return prompt
 
 
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None

@@ -17,6 +17,7 @@ import json
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import time
@@ -79,7 +80,8 @@ class Report:
         """What is missing, in a word or two: the table names no folder of this machine."""
         if self.missing is None:
             return ""
-        return "its data" if isinstance(self.missing, DataNotFoundError) else f"a package ({self.missing.name})"
+        extra = re.search(r"agent-r1\[\w+\]", str(self.missing))
+        return "its data" if isinstance(self.missing, DataNotFoundError) else extra[0] if extra else "a package"
 
 
 class Failed(Exception):

@@ -324,7 +324,7 @@ def test_a_user_can_be_named(say):
     env = begin(user="json:dumps")
     say(env, "Your soap?")
     assert json.loads(env.messages[-1]["content"])[-1] == {"role": "user", "content": "Your soap?"}
-    for name in ("json", "json:nothing", "no_such_module:user"):
+    for name in ("json", "json:nothing", "no_such_module:user", "math:pi", 5):
         with pytest.raises(ValueError, match="user"):
             PharmaSimEnv(user=name)
 

@@ -267,7 +267,7 @@ def test_the_tiny_policy_reads_what_its_environment_writes(env_id):
 
 
 def test_a_tiny_policy_that_is_not_there():
-    with pytest.raises(ValueError, match="no tiny policy is shipped for 'AgentR1/HotpotQA-v0'.*--model"):
+    with pytest.raises(ValueError, match="no tiny policy is shipped for AgentR1/HotpotQA-v0.*--model"):
         agent_r1.tiny_policy("AgentR1/HotpotQA-v0")
 
 

@@ -381,6 +381,15 @@ def test_whatever_is_written_gets_a_readable_result(env):
     assert time.process_time() - start < 20
 
 
+def test_without_the_search_library_no_shop_is_made(monkeypatch):
+    def none():
+        raise ImportError('pip install "agent-r1[search]"')
+
+    monkeypatch.setattr("agent_r1_tools.search.bm25._libraries", none)
+    with pytest.raises(ImportError, match="search"):
+        ShopWorldEnv()
+
+
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="page_size must be at least 1"):
         ShopWorldEnv(page_size=0)

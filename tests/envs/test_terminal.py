@@ -2,12 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_r1.task_data import DataFormatError, DataNotFoundError
+from agent_r1.task_data import DataFormatError, DataNotFoundError, harbor
 from agent_r1.task_data.harbor import load_tasks, read_task, write_task
 from agent_r1.tasks import terminal
 from agent_r1.tasks.terminal import TerminalEnv, run_tests
@@ -139,6 +140,17 @@ def test_process_terms_cannot_be_farmed(say):
             break
     assert gained <= 0
     env.close()
+
+
+def test_limits_are_limits():
+    with pytest.raises(ValueError, match="limits are agent_r1_tools.python.Limits, .* got 5"):
+        TerminalEnv(limits=5)
+
+
+def test_how_many_files_go_has_to_be_counted():
+    counts = {json.loads(task.tests["expected.json"])["files"]["/app/deleted.txt"] for task in
+              (generate_task(0, "train", index) for index in range(400)) if task.id.startswith("clean_up")}  # fmt: skip
+    assert counts == {"2", "3", "4", "5"}
 
 
 def test_without_bubblewrap_it_says_what_to_install(monkeypatch):
@@ -349,6 +361,18 @@ def test_links_and_missing_folders_are_refused(tmp_path):
         load_tasks(tmp_path, "train")
     with pytest.raises(DataNotFoundError, match="data_dir=.*nowhere has no folders with a task.toml"):
         load_tasks(tmp_path / "nowhere", "train")
+
+
+def test_no_more_names_are_looked_at_than_there_may_be(tmp_path, monkeypatch):
+    task = folder(tmp_path)
+    for number in range(40):
+        (task / "tests" / f"{number}").mkdir()
+    monkeypatch.setattr(harbor, "MAX_FILES", 10)
+    looked, is_symlink = [], Path.is_symlink
+    monkeypatch.setattr(Path, "is_symlink", lambda self: looked.append(self) or is_symlink(self))
+    with pytest.raises(DataFormatError, match="expected at most 10 files"):
+        read_task(task)
+    assert len(looked) < 40
 
 
 NAMES = ("instruction.md", "task.toml", "solution/solve.sh", "environment/Dockerfile", "tests/test.sh")

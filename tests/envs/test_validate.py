@@ -104,6 +104,12 @@ def test_what_fails_is_said_and_the_status_is_one(capsys):
     assert "farming: task 0: 200 turns of" in capsys.readouterr().out
 
 
+def test_a_package_that_is_missing_is_named_by_its_extra():
+    error = ImportError('BM25 search needs bm25s and PyStemmer: pip install "agent-r1[search]"')
+    assert validate.Report("AgentR1/X-v0", missing=error).lacks == "agent-r1[search]"
+    assert validate.Report("Mine/X-v0", missing=ImportError("no module mine")).lacks == "a package"
+
+
 def test_data_that_is_missing_is_no_failure_unless_it_was_asked_for(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("AGENT_R1_DATA", str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", None)

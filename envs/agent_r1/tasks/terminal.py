@@ -75,8 +75,11 @@ class TerminalEnv(ToolEnv):
         max_turns: int = 12,
         **kwargs: Any,
     ) -> None:
+        from agent_r1_tools.python import Limits
         from agent_r1_tools.shell import LIMITS, ShellTool
 
+        if not isinstance(limits, Limits | None):
+            raise ValueError(f"limits are agent_r1_tools.python.Limits, which is for Python alone; got {limits!r}")
         self.limits = limits or LIMITS
         submit = Tool.from_function(self._submit, name="submit", timeout=SUBMIT_SECONDS, timeout_is_fault=True)
         super().__init__([ShellTool(), submit], max_turns=max_turns, **kwargs)

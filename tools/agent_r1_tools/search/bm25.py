@@ -94,6 +94,11 @@ def stems(text: str) -> tuple[str, ...]:
         return tuple(stemmer.stemWords(words))
 
 
+def require_bm25() -> None:
+    """Raises ImportError without the extra `search`."""
+    _libraries()
+
+
 @cache
 def _libraries() -> tuple[Any, frozenset[str], Any]:
     """bm25s, its stop words and the stemmer."""

@@ -103,6 +103,8 @@ class PharmaSimEnv(ToolEnv):
         self.world_seed = checked_seed(world_seed)
         self.data_dir = None if data_dir is None else str(data_dir)
         self.user = _function(user) if isinstance(user, str) else user
+        if self.user is not None and not callable(self.user):
+            raise ValueError(f"user is a function of chat messages, or module:function; got {user!r}")
         if split in self.splits:  # other ones are refused below
             load_scenarios(self.splits[split], self.data_dir)
         tools = (self.ask, self.solve)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.dialects import Call
+from agent_r1.numbers import integer
 from agent_r1.task_data.webshop import Files, Goal, Product, find_webshop, load_webshop, split_goals
 from agent_r1.tasks.draw import checked_seed
 from agent_r1.tasks.shop_world.agents import expert_plan, fallible_plan, sloppy_plan
@@ -31,6 +32,7 @@ from agent_r1.tasks.shop_world.reward import Nouns, purchase_score
 from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
+from agent_r1_tools.search.bm25 import require_bm25
 from agent_r1_tools.search.passages import one_line
 from agent_r1_tools.search.search_tool import MAX_QUERY_CHARS
 from agent_r1_tools.tool import encodable
@@ -92,8 +94,8 @@ class ShopWorldEnv(ToolEnv):
         nouns: Nouns | None = None,
         **kwargs: Any,
     ) -> None:
-        if page_size < 1:
-            raise ValueError(f"page_size must be at least 1, got {page_size}")
+        integer("page_size", page_size, least=1)
+        require_bm25()
         kwargs.setdefault("max_turns", 10)
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         functions = (self.search, self.open, self.choose, self.buy)
