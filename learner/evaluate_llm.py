@@ -190,7 +190,10 @@ if __name__ == "__main__":
     # play; what is over is kept at once
     num_tasks, times = min(args.episodes, envs.envs[0].num_tasks), args.profile or 1
     tasks = {number: number // times for number in range(num_tasks * times)}
+    if num_tasks < args.episodes:
+        print(f"the split {args.split} has {num_tasks} tasks, fewer than --episodes", file=sys.stderr)
     run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
+    run_files.claim(run_dir)
     model = {"model": source, "model_files": fingerprint(source, args.adapter)}
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}

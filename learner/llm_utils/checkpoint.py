@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 
 from llm_utils import arguments, distributed, signals
 from llm_utils.loading import without_bars
-from llm_utils.run_files import append_rows, sync, sync_one, write_json
+from llm_utils.run_files import append_rows, claim, sync, sync_one, write_json
 
 MOST_BYTES = 2**31  # weights and optimizer states up to this size are copied at every boundary
 ArgsT = TypeVar("ArgsT")
@@ -255,7 +255,10 @@ def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     if not run_dir:
         return args
     try:
-        saved = read_state(find(run_dir))
+        folder = find(run_dir)
+        if distributed.launched_rank() == 0:
+            claim(Path(run_dir))
+        saved = read_state(folder)
     except (OSError, ValueError) as error:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: {error}") from None
     if saved["algorithm"] != algorithm:

@@ -80,7 +80,7 @@ class Demonstrations:
         """
         stop = first + count
         jobs = [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(first, stop, 500)]
-        if not num_workers or len(jobs) == 1:
+        if not num_workers or len(jobs) <= 1:
             return list(itertools.chain.from_iterable(map(self._make_some, jobs)))
         rows: list[Demonstration] = []
         with (

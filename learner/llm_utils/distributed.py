@@ -29,6 +29,11 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
+def launched_rank() -> int:
+    """The number that torchrun gave this process, before it has joined."""
+    return int(os.environ.get("RANK", 0))
+
+
 def launcher() -> list[str]:
     """What this process was started with, as one types it here."""
     python = Path(sys.executable)

@@ -31,6 +31,7 @@ def load_args(args: ArgsT) -> ArgsT:
     try:
         report = json.loads((Path(folder) / REPORT).read_text())
         float(report["seconds"])
+        run_files.claim(Path(folder))
         return arguments.resumed(args, {"episodes": report["args"]["episodes"], **report["args"]}, REPORT)
     except FileNotFoundError:
         why = f"there is no {REPORT}; give the folder of an evaluation (runs/...)"

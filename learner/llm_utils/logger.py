@@ -35,6 +35,7 @@ def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int |
     The id of the W&B run is kept in `run`, and so in checkpoints: a resumed run goes on under it. What a resumed run
     had logged from `purge_step` on is cut.
     """
+    run_files.claim(run_dir)
     if args.track:
         import wandb
 
@@ -59,7 +60,7 @@ class Logger:
     def __init__(self, run_dir: Path, args: Any, total_episodes: int, run: dict[str, Any]) -> None:
         """`run` holds the counters of the run; those of a resumed one are not 0, and later rows and scalars are cut."""
         self.run_dir, self.args, resumed = run_dir, args, run["iteration"] > 0
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_files.claim(run_dir)
         run_files.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
         self.writer = open_writer(run_dir, args, run, run["global_step"] + 1 if resumed else None)
         done = run["iteration"] * args.episodes_per_iteration

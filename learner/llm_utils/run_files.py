@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -15,6 +17,27 @@ from pathlib import Path
 from typing import IO, Any
 
 BEGINNING = re.compile(rb'\{"iteration": ?(\d{1,18})[,}]')  # of a row
+
+
+_claimed: dict[Path, IO[bytes]] = {}
+
+
+def claim(folder: Path) -> None:
+    """This process alone writes into a run's folder, until it ends, however it does.
+
+    SystemExit where another one is at work there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder.absolute() / ".lock"
+    if path in _claimed:
+        return
+    file = path.open("ab")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # children that are left over don't hold it, as with flock
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise SystemExit(f"{folder}: another process is at work there; wait for its end, or end it") from None
+    _claimed[path] = file  # a file system may have no locks: then there is none
 
 
 def sync(path: Path) -> None:

@@ -20,7 +20,10 @@ def model_source(name: str, env_id: str) -> str:
 
     "tiny" is the policy shipped for the environment; a run's folder stands for its saved model, or its checkpoint.
     """
-    folder = agent_r1.tiny_policy(env_id) if name == "tiny" else os.path.expanduser(name)
+    try:
+        folder = agent_r1.tiny_policy(env_id) if name == "tiny" else os.path.expanduser(name)
+    except ValueError as error:
+        raise SystemExit(f"--model {name}: {error}") from None
     if os.path.isdir(folder):
         for candidate in (folder, os.path.join(folder, "model"), os.path.join(folder, "checkpoint", "policy")):
             if os.path.isfile(os.path.join(candidate, "config.json")):

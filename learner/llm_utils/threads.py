@@ -29,7 +29,9 @@ class Load:
     def __init__(self) -> None:
         self.cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
         asked = os.environ.get("OMP_NUM_THREADS", "")
-        self.cores = max(1, math.ceil(min(len(self.cpus), quota(), int(asked) if asked.isdecimal() else math.inf)))
+        bound = int(asked) if asked.isdecimal() else math.inf
+        self.cores = max(1, math.ceil(min(len(self.cpus), quota(), bound)))
+        self.why = f" (OMP_NUM_THREADS={asked})" if bound < len(self.cpus) else ""
         self.last = self._now()
 
     def _now(self) -> tuple[float, float]:
@@ -75,7 +77,8 @@ def use(args: Any) -> None:
     elif not number:
         time.sleep(0.3)
         others, _followed = load.others(), load
-        number, why = load.threads(others), f"{load.cores} cores, others use {others:.1f}; it follows the load"
+        number = load.threads(others)
+        why = f"{load.cores} cores{load.why}, others use {others:.1f}; it follows the load"
     torch.set_num_threads(number)
     if distributed.rank() == 0:
         print(f"torch computes with {number} thread{'s' * (number > 1)} ({why})", file=sys.stderr)

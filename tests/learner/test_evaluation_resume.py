@@ -1,6 +1,7 @@
 """Evaluations that something ends: what was played is kept, and the rest comes to the figures of an undisturbed one."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import processes
 import pytest
 
+from llm_utils import run_files
 from llm_utils.evaluation_files import fingerprint
 from llm_utils.slots import SlotModel
 
@@ -91,6 +93,37 @@ def test_an_evaluation_goes_on_with_the_model_that_began_it(evaluate, learn, pol
     (folder / "evaluation.json").write_text(json.dumps(begun | {"args": found["args"]}))
     with pytest.raises(SystemExit, match="is damaged: KeyError\\('seconds'\\)"):
         learn("evaluate_llm", "--resume", folder)
+
+
+def hold(folder, ready, done):
+    run_files.claim(folder)
+    ready.set()
+    done.wait(60)
+
+
+def test_two_processes_never_write_into_one_folder(evaluate, learn, monkeypatch):
+    """Both played on and rewrote the rows by places of their own: most of them were no JSON in the end."""
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        stop_after(patch, "stopped", 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        evaluate("stopped")
+    folder = folder_of("stopped").absolute()
+    before = (folder / "trajectories.jsonl").read_bytes()
+    monkeypatch.setattr(run_files, "_claimed", {})  # this process has let go of it
+    (folder / ".lock").unlink()
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(folder, ready, done))
+    other.start()
+    try:
+        assert ready.wait(60)
+        with pytest.raises(SystemExit, match="another process is at work there"):
+            learn("evaluate_llm", "--resume", folder)
+        assert (folder / "trajectories.jsonl").read_bytes() == before
+    finally:
+        done.set()
+        other.join(60)
+    learn("evaluate_llm", "--resume", folder)
+    assert report(folder)["finished"]
 
 
 def test_the_files_of_an_adapter_are_the_models_too(tmp_path):
