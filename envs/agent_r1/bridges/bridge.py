@@ -1,0 +1,114 @@
+"""What bridges have in common: a simulator for each episode, and snapshots by doing again what was done."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from agent_r1.tool_env import Task, ToolEnv
+from agent_r1_tools import Tool, ToolFault, ToolResult
+
+
+class World(Protocol):
+    """A simulator at work in one episode."""
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Make a call, or raise ToolFault or OSError where the simulator is lost, in bounded time.
+
+        What the policy gets wrong is a result with `ok=False`, and `done=True` says that the simulator came to an end.
+        """
+
+    def close(self) -> None:
+        """Give up what it holds: processes, files, pages."""
+
+
+class BridgeEnv(ToolEnv):
+    """An episode in somebody else's simulator.
+
+    A subclass says how one is made (`make_world`) and which calls it takes (`schemas` of the constructor). A simulator
+    can rarely be copied. So `memory["log"]` keeps all calls with what came of them, and where a snapshot continues they
+    are made again, in a new simulator; the same must come of them, or it is a fault. One that is lost in the middle of
+    an episode is replaced in the same way.
+
+    Args:
+        schemas: name, description and parameters (a JSON schema) of each call.
+        timeout: seconds of a call that blocks, more than `World.act` ever takes; infinite, the default, for what is
+            plain Python and quick.
+    """
+
+    def __init__(
+        self, schemas: Iterable[Mapping[str, Any]] = (), *, timeout: float = math.inf, **kwargs: Any
+    ) -> None:
+        self._world: World | None = None
+        super().__init__([self.make_tool(schema, timeout) for schema in schemas], **kwargs)
+
+    def make_world(self, task: Task) -> World:
+        """A simulator at the beginning of a task."""
+        raise NotImplementedError(f"{type(self).__name__} has no make_world: which simulator plays a task")
+
+    @property
+    def world(self) -> World:
+        """The episode's simulator, made anew where it was lost."""
+        if self._world is None:
+            self._world = self.make_world(self.task)
+            for name, arguments, seen in self.memory.get("log", ()):
+                if digest(self._call(name, arguments)) != seen:
+                    self.drop_world()
+                    raise ToolFault(f"the simulator answered otherwise when {name} was called again for a snapshot")
+        return self._world
+
+    def drop_world(self) -> None:
+        """Close the simulator. The next call makes another one."""
+        world, self._world = self._world, None
+        if world is not None:
+            world.close()
+
+    def make_tool(self, schema: Mapping[str, Any], timeout: float) -> Tool:
+        """A call of the simulator as a tool."""
+        return Tool.from_function(
+            partial(self._act, schema["name"]),
+            name=schema["name"],
+            description=schema.get("description", ""),
+            parameters=schema.get("parameters") or {"type": "object", "properties": {}},
+            timeout=timeout,
+            timeout_is_fault=True,
+            concurrency_safe=False,
+        )
+
+    def _act(self, tool_name: str, /, **arguments: Any) -> ToolResult:
+        if self.memory.get("over"):  # calls of a turn are all made, and those after the end don't count
+            return ToolResult("This is over.", ok=False)
+        self.world  # noqa: B018
+        result = self._call(tool_name, arguments)
+        self.memory.setdefault("log", []).append([tool_name, arguments, digest(result)])
+        self.memory["over"] = result.done
+        return result
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        try:
+            return self.world.act(name, copy.deepcopy(arguments))
+        except BaseException as error:  # nobody knows what became of it
+            self.drop_world()
+            if isinstance(error, OSError):  # its arguments have no part in it
+                raise ToolFault(f"the simulator was lost: {error!r}") from error
+            raise
+
+    def start_episode(self, task: Task) -> None:
+        """A new simulator; where a snapshot continues, with all that was done."""
+        self.drop_world()
+        self.world  # noqa: B018  (made now, so that what is wrong with it shows at reset)
+
+    def close(self) -> None:
+        """End the simulator."""
+        super().close()
+        self.drop_world()
+
+
+def digest(result: ToolResult) -> str:
+    """What came of a call, in short."""
+    return hashlib.sha256(json.dumps([result.content, result.ok, result.done]).encode()).hexdigest()[:16]

@@ -1,0 +1,113 @@
+"""Any `gymnasium.Env` of texts as a ToolEnv: its actions are the commands of one tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import gymnasium as gym
+
+from agent_r1.bridges.bridge import BridgeEnv, World
+from agent_r1.dialects import Call
+from agent_r1.tool_env import End, Task
+from agent_r1_tools import ToolResult
+
+Env = gym.Env[str, str]
+
+
+class GymToolEnv(BridgeEnv):
+    """A game that is played in texts: task i is `env.reset(seed=i)`, and `act(command)` is `env.step(command)`.
+
+    The first observation is what the policy is asked. The episode ends when the game does; its score is the sum of the
+    game's rewards divided by `max_return`, from 0 to 1. With `process_reward={"game": 1.0}` each reward, so divided, is
+    paid at its turn, too.
+
+    Args:
+        make_env: makes a game. Observations and actions are texts.
+        instructions: the system message: what the game is about, and which commands there are.
+        max_return: the sum of rewards of a game that is won.
+        seeds: the tasks of each split, as numbers for `reset(seed=...)`.
+        command: what a command is, for the tool's description.
+    """
+
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
+        **BridgeEnv.PROCESS_WEIGHTS,
+        "repeated_call": 0.0,  # a step forward may be right twice
+        "game": 0.0,
+    }
+    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
+
+    def __init__(
+        self,
+        *,
+        make_env: Callable[[], Env],
+        instructions: str = "Play the game: give one command at a time with the tool act, and read what happens.",
+        max_return: float = 1.0,
+        seeds: Mapping[str, range] | None = None,
+        command: str = "a command of the game",
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("max_turns", 30)
+        self.instructions = instructions  # type: ignore[misc]
+        self.make_env, self.max_return = make_env, max_return
+        self.seeds = seeds or {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
+        properties = {"command": {"type": "string", "description": command}}
+        parameters = {"type": "object", "properties": properties, "required": ["command"]}
+        super().__init__([{"name": "act", "description": "Do something.", "parameters": parameters}], **kwargs)
+        self._first = lru_cache(maxsize=1024)(self._first_observation)
+
+    @property
+    def num_tasks(self) -> int:
+        """The seeds of the split."""
+        return len(self.seeds[self.split])
+
+    def make_task(self, index: int) -> Task:
+        """The game of seed number `index`."""
+        seed = self.seeds[self.split][index]
+        return Task(f"{self.split}-{seed}", self._first(seed), [], {"seed": seed})
+
+    def _first_observation(self, seed: int) -> str:
+        game = Game(self.make_env(), seed)
+        game.close()
+        return game.observation
+
+    def make_world(self, task: Task) -> World:
+        """The game at its beginning."""
+        return Game(self.make_env(), task.metadata["seed"])
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """The game's rewards, and its end."""
+        if not result.ok:
+            return {}
+        reward = result.data["reward"] / self.max_return
+        self.memory["return"] = self.memory.get("return", 0.0) + reward
+        score = min(max(self.memory["return"], 0.0), 1.0)
+        if not result.done:
+            return {"game": reward}
+        return End(score, {"game": reward}, {"return": self.memory["return"] * self.max_return})
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """The score."""
+        return score
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """An answer gives the game up: what was earned stays."""
+        earned = self.memory.get("return", 0.0)
+        return min(max(earned, 0.0), 1.0), {"return": earned * self.max_return}
+
+
+class Game:
+    """A `gymnasium.Env` of texts at work: `act` is its step."""
+
+    def __init__(self, env: Env, seed: int) -> None:
+        self.env = env
+        self.observation = str(env.reset(seed=seed)[0])
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        observation, reward, terminated, truncated, _ = self.env.step(arguments["command"])
+        done = bool(terminated or truncated)
+        return ToolResult(str(observation), data={"reward": float(reward), "won": bool(terminated)}, done=done)
+
+    def close(self) -> None:
+        self.env.close()
