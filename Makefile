@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 ADAPTERS := .venv-adapters
+WORLDS := .venv-worlds
 OLDEST := $(shell sed -n 's/^ *gymnasium >=\([0-9.]*\),.*/\1/p' setup.cfg)
 # What holds with the oldest Gymnasium that setup.cfg allows.
 GYMNASIUM_TESTS := $(patsubst %,tests/envs/test_%.py,spaces tool_env vector wrappers)
@@ -11,7 +12,7 @@ ADAPTER_TESTS := $(patsubst %,tests/envs/test_%.py,tinker_adapter skyrl_adapter 
 # One more than there are cores: many tests wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: help train test test-slow test-adapters test-vllm wheel clean
+.PHONY: help train test test-slow test-adapters test-worlds test-vllm wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -33,6 +34,9 @@ test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gy
 	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
 	$(ADAPTERS)/bin/python -m pytest tests/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
 
+test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, in an environment of its own
+	$(WORLDS)/bin/python -m pytest tests/envs/test_bridge*.py
+
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm
 
@@ -41,7 +45,7 @@ wheel: $(VENV)/dev.stamp  ## build dist/*.whl
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the targets made, but not runs/
-	rm -rf $(VENV) $(VLLM) $(ADAPTERS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(WORLDS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp stands for an environment with this extra installed, exactly as constraints.txt says.
 $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
@@ -72,4 +76,12 @@ $(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
 		pytest pytest-timeout hypothesis tinker aiohttp anyio blobfile chz cloudpickle loguru \
 		pillow pydantic pyrage rich termcolor tiktoken typing-extensions
 	$(ADAPTERS)/bin/python -m pip install --quiet --no-deps --constraint constraints-adapters.txt tinker-cookbook skyrl
+	touch $@
+
+# Versions that clash with ours, or weigh much: all of it stays out of .venv.
+$(WORLDS)/stamp: setup.cfg Makefile constraints.txt constraints-worlds.txt
+	test -x $(WORLDS)/bin/python || $(PYTHON) -m venv $(WORLDS)
+	@echo "Installing other people's environments into $(WORLDS) (once)"
+	$(WORLDS)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-worlds.txt \
+		--editable ".[worlds]" pytest pytest-timeout hypothesis
 	touch $@

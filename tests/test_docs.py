@@ -118,7 +118,7 @@ def test_every_environment_has_a_page_and_a_row_in_the_readme():
 
 
 def test_the_tools_of_an_environment_are_on_one_of_the_pages():
-    for env_id in agent_r1.ENVIRONMENTS:
+    for env_id in agent_r1.ENVIRONMENTS | agent_r1.BRIDGES:
         load_env_creator(gym.spec(env_id).entry_point)  # imports it, and with it the tools that are its own
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "environments").glob("*.md"))
     named = {cls.name for cls in subclasses(Tool) if cls.__module__.startswith("agent_r1") and hasattr(cls, "name")}

@@ -16,8 +16,8 @@ from agent_r1_tools import Tool, ToolFault, ToolResult
 
 __version__ = "0.1.0"
 __all__ = [
-    "ENVIRONMENTS", "End", "Entry", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault", "ToolResult", "UserTurn",
-    "tiny_policy",
+    "BRIDGES", "ENVIRONMENTS", "End", "Entry", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault", "ToolResult",
+    "UserTurn", "tiny_policy",
 ]  # fmt: skip
 
 
@@ -70,7 +70,10 @@ ENVIRONMENTS = {
     "AgentR1/Terminal-v0": Entry("agent_r1.tasks.terminal:TerminalEnv", ("planning", "tool use"), "partial", "3"),
 }
 
-for _id, _entry in ENVIRONMENTS.items():
+BRIDGES: dict[str, Entry] = {}
+"""Environments through other people's packages: each needs an extra, which its error names."""
+
+for _id, _entry in (ENVIRONMENTS | BRIDGES).items():
     gym.register(id=_id, entry_point=_entry.entry_point, vector_entry_point=f"agent_r1.vector:{_id}")
 
 

@@ -440,7 +440,7 @@ def index(pages: Path) -> str:
     """A table of all ids with what they ask of a policy. `pages` holds a page for each, titled by the id."""
     page_of = {page.read_text().partition("\n")[0].removeprefix("# "): page.name for page in sorted(pages.glob("*.md"))}
     lines = ["| id | | needs | observability | turns of an expert |", "|---|---|---|---|---|"]
-    for env_id, entry in agent_r1.ENVIRONMENTS.items():
+    for env_id, entry in (agent_r1.ENVIRONMENTS | agent_r1.BRIDGES).items():
         what = (load_env_creator(entry.entry_point).__doc__ or "").partition("\n")[0].rstrip(".")
         link = f"[{env_id.removeprefix('AgentR1/')}]({page_of[env_id]})" if env_id in page_of else env_id
         lines.append(f"| {link} | {what} | {', '.join(entry.needs)} | {entry.observability} | {entry.horizon} |")
@@ -476,7 +476,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"--env-kwargs is a JSON object, got {args.env_kwargs!r}")
     if args.data_dir:
         os.environ["AGENT_R1_DATA"] = args.data_dir
-    subjects = [Subject(env_id, kwargs, args.tasks) for env_id in args.ids or agent_r1.ENVIRONMENTS]
+    subjects = [Subject(env_id, kwargs, args.tasks) for env_id in args.ids or agent_r1.ENVIRONMENTS | agent_r1.BRIDGES]
     for subject in subjects:
         try:
             module, _, name = subject.env_id.rpartition(":")

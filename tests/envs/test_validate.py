@@ -152,4 +152,5 @@ def test_random_values_fit_their_schema():
 def test_the_index_names_every_id():
     pages = Path(__file__).parents[2] / "docs" / "environments"
     assert (pages / "index.md").read_text().endswith(validate.index(pages))
-    assert all(f"[{env_id.removeprefix('AgentR1/')}](" in validate.index(pages) for env_id in agent_r1.ENVIRONMENTS)
+    ids = agent_r1.ENVIRONMENTS | agent_r1.BRIDGES
+    assert all(f"[{env_id.removeprefix('AgentR1/')}](" in validate.index(pages) for env_id in ids)
