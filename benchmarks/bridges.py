@@ -1,0 +1,154 @@
+"""The environments through other people's packages: experts over all tasks, the load, a small chat model in them.
+
+    python benchmarks/bridges.py --part oracle                     # every task of every split, and what says nothing
+    python benchmarks/bridges.py --part load                       # 64 episodes at once
+    python benchmarks/bridges.py --part model --model FOLDER       # 20 tasks of each by evaluate_llm.py
+    python benchmarks/bridges.py --part oracle --ids BabyAI        # some again; the others stay as they were recorded
+
+Ids whose packages aren't installed are passed over and named. Writes benchmarks/results/bridges_PART.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from machine import RESULTS, from_0, from_1, record_results, require_quiet_machine
+from worlds import alone, children, experts_turns, together
+
+import agent_r1
+from agent_r1 import probes
+
+ROOT = Path(__file__).resolve().parent.parent
+IDS = [env_id.removeprefix("AgentR1/").removesuffix("-v0") for env_id in agent_r1.BRIDGES]
+SHOWN = 12  # failures that are named in the JSON
+
+
+def oracle(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """How many tasks of each split the expert solves, and why not all; the same of who says nothing."""
+    splits = dict.fromkeys(getattr(gym.make(f"AgentR1/{name}-v0").unwrapped, "splits").values())  # noqa: B009
+    found: dict[str, Any] = {}
+    for split in splits:
+        env: Any = gym.make(f"AgentR1/{name}-v0", split=split).unwrapped
+        count = min(env.num_tasks, args.tasks)
+        solved, idle, calls, failed = 0, 0, 0, {}
+        for index in range(count):
+            episode = probes.play(env, index, probes.expert, max_turns=10_000)
+            calls += sum(len(info["tool_calls"]) for info in episode.infos)
+            solved += episode.success
+            if not episode.success:
+                failed[env.task.id] = str(episode.infos[-1].get("metrics") or episode.infos[-1])[:300]
+        for index in range(min(count, 100)):
+            idle += probes.play(env, index, probes.null, max_turns=3).success
+        env.close()
+        found[split] = {
+            "tasks": count, "of": env.num_tasks, "solved": solved, "calls": calls / count,
+            "null_of_100": idle, "failed": dict(list(failed.items())[:SHOWN]),
+        }  # fmt: skip
+        print(f"{name}, {split}: {solved} of {count}", flush=True)
+    return found
+
+
+def load(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The cost of a step, alone and with many episodes at once, and what is left behind."""
+    env: Any = gym.make(f"AgentR1/{name}-v0").unwrapped
+    turns = experts_turns(env, min(args.episodes, env.num_tasks))
+    one = alone(env, turns)
+    env.close()
+    idle = set(children())
+    many = together(f"AgentR1/{name}-v0", turns)
+    time.sleep(0.5)
+    return {**{f"alone_{key}": value for key, value in one.items()}, **many, "episodes": len(turns),
+            "left_behind": len(set(children()) - idle)}  # fmt: skip
+
+
+def model(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What a chat model does in the first tasks, greedy. Ids whose prompts don't fit its context are only measured."""
+    from transformers import AutoConfig
+
+    positions = AutoConfig.from_pretrained(args.model).max_position_embeddings
+    env: Any = gym.make(f"AgentR1/{name}-v0", tokenizer=args.model, max_context_tokens=10**6).unwrapped
+    count = min(20, env.num_tasks)
+    prompts = [len(env.reset(options={"task_index": index})[0]) for index in range(count)]
+    env.close()
+    found: dict[str, Any] = {"prompt_tokens": max(prompts), "tasks": count}
+    if max(prompts) + 512 > positions:
+        return found | {"fits": False}
+    kwargs = {"max_context_tokens": positions, "max_action_tokens": 128, "max_turns": 8}
+    flags = ["--model", args.model, "--env-id", f"AgentR1/{name}-v0", "--episodes", str(count), "--num-envs", "10"]
+    flags += ["--env-kwargs", json.dumps(kwargs), "--exp-name", f"bridges_{name}", "--num-threads", str(args.threads)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, ROOT / "learner/evaluate_llm.py", *flags], check=True, env=environment)
+    run = max(Path("runs").glob(f"*__bridges_{name}__*"), key=lambda folder: folder.stat().st_mtime)
+    metrics = json.loads((run / "evaluation.json").read_text())["metrics"]
+    names = ("success", "turns", "tool_calls", "tool_errors")
+    return found | {"fits": True} | {key: metrics[key]["mean"] for key in names if key in metrics}
+
+
+PARTS: dict[str, Callable[[str, argparse.Namespace], dict[str, Any]]] = {"oracle": oracle, "load": load, "model": model}
+
+
+def table(part: str, results: dict[str, Any]) -> str:
+    """A row for each id, and for each split of it where splits count."""
+    rows: list[dict[str, Any]] = []
+    for name, found in sorted(results.items()):
+        if part != "oracle":
+            rows.append({"id": name, **{key: _shown(value) for key, value in found.items()}})
+            continue
+        for split, one in found.items():
+            reasons = Counter(one["failed"].values()).most_common(1)
+            rows.append(
+                {"id": name, "split": split, "tasks": f"{one['tasks']:,} of {one['of']:,}", "solved": one["solved"],
+                 "calls": f"{one['calls']:.1f}", "null, of 100": one["null_of_100"],
+                 "why not all": reasons[0][0] if reasons else ""}
+            )  # fmt: skip
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(str(row.get(key, "")) for key in names) + " |" for row in rows)])
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, required=True, help="what is measured")
+    parser.add_argument("--ids", nargs="+", choices=IDS, default=IDS, help="which environments")
+    parser.add_argument("--tasks", type=from_1, default=10_000, help="of each split, at most (oracle)")
+    parser.add_argument("--episodes", type=from_1, default=64, help="at once (load)")
+    parser.add_argument("--model", help="a chat model's folder or name (model)")
+    parser.add_argument("--threads", type=from_0, default=0, help="torch threads (model)")
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
+    args = parser.parse_args()
+    if (args.part == "model") != (args.model is not None):
+        parser.error("--model goes with --part model")
+    if args.part == "load":
+        require_quiet_machine(args.force)
+    record = RESULTS / f"bridges_{args.part}.json"
+    results = json.loads(record.read_text())["results"] if record.is_file() else {}
+    for name in args.ids:
+        try:
+            gym.make(f"AgentR1/{name}-v0").close()
+        except ImportError as error:
+            print(f"{name} is passed over: {error}")
+            continue
+        results[name] = PARTS[args.part](name, args)
+    command = f"python benchmarks/bridges.py --part {args.part}"
+    if args.part == "model":
+        command += f" --model {Path(args.model).name}"
+    print(table(args.part, results))
+    record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force)
+
+
+if __name__ == "__main__":
+    main()
