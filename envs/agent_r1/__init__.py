@@ -70,7 +70,11 @@ ENVIRONMENTS = {
     "AgentR1/Terminal-v0": Entry("agent_r1.tasks.terminal:TerminalEnv", ("planning", "tool use"), "partial", "3"),
 }
 
-BRIDGES: dict[str, Entry] = {}
+BRIDGES = {
+    "AgentR1/BabyAI-v0": Entry(
+        "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "2 to 110"
+    ),
+}
 """Environments through other people's packages: each needs an extra, which its error names."""
 
 for _id, _entry in (ENVIRONMENTS | BRIDGES).items():

@@ -1,0 +1,333 @@
+"""BabyAI through minigrid: instructions in a world of rooms, seen in words."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from itertools import groupby
+from typing import Any, ClassVar
+
+import gymnasium as gym
+
+from agent_r1.bridges.bridge import BridgeEnv, World
+from agent_r1.dialects import Call
+from agent_r1.tool_env import End, Task
+from agent_r1_tools import ToolResult
+
+LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE = range(6)
+MOST_STEPS = 20
+SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
+LEVELS = (
+    "GoToRedBallGrey", "GoToRedBall", "GoToRedBallNoDists", "GoToObjS6", "GoToLocalS8N7", "GoToObjMazeS7",
+    "GoToImpUnlock", "GoToSeqS5R2", "GoToRedBlueBall", "GoToDoor", "GoToObjDoor", "Open", "OpenRedDoor", "OpenDoor",
+    "OpenDoorColor", "OpenDoorLoc", "OpenTwoDoors", "OpenRedBlueDoors", "OpenDoorsOrderN4", "Pickup", "UnblockPickup",
+    "PickupLoc",
+    "PickupDist", "PickupAbove", "PutNextLocalS6N4", "PutNextS7N4", "Unlock", "UnlockLocal", "KeyInBox", "UnlockPickup",
+    "UnlockPickupDist", "BlockedUnlockPickup", "UnlockToUnlock", "ActionObjDoor", "FindObjS7", "KeyCorridorS6R3",
+    "OneRoomS20", "MoveTwoAcrossS8N9", "SynthS5R2", "MiniBossLevel",
+)  # fmt: skip
+"""Forty levels, the largest of each kind but for the mazes; `level` takes any other of BabyAI's, too."""
+
+
+def _tool(name: str, description: str, **properties: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"name": name, "description": description, "parameters": parameters | {"additionalProperties": False}}
+
+
+TOOLS = [
+    _tool("turn", "Turn where you stand.", direction={"type": "string", "enum": ["left", "right"]}),
+    _tool("forward", "Walk ahead.", steps={"type": "integer", "minimum": 1, "maximum": MOST_STEPS}),
+    _tool(
+        "go_to",
+        "Walk up to a thing that you see, so that it is right ahead.",
+        thing={"type": "string", "description": "its name as you read it, such as: red ball, or: red ball 2"},
+    ),
+    _tool("pick_up", "Pick up the thing right ahead."),
+    _tool("drop", "Put what you carry on the free place right ahead."),
+    _tool("toggle", "Open or close the door right ahead (a locked one with its key), or open the box."),
+]
+
+
+class BabyAIEnv(BridgeEnv):
+    """BabyAI: instructions in a grid of rooms, seen in words.
+
+    ## Description
+    The mission is BabyAI's sentence, such as "put the red ball next to the green key". What the agent sees is
+    minigrid's view of 7 by 7 places before it, in words: things with how far ahead and to which side they lie, the wall
+    ahead, what it carries. Two things of one name are numbered, the nearest first.
+
+    ## Rewards
+    At the end BabyAI's own: 1 - 0.9 n / N after n of at most N actions (a turn, a step, a pick-up, ...), else 0.
+    Success is the mission fulfilled; it ends the episode, as does the last action, and an answer, which gives up.
+
+    Args:
+        level: such as "GoToLocal" or "BossLevel": the name of an id of BabyAI without "BabyAI-" and version.
+    """
+
+    instructions: ClassVar[str] = (
+        "You are in a world of rooms and carry out the mission. Distances are in steps. After each call you read what "
+        "you see then. Answer with <answer>I give up</answer> only to give up."
+    )
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "repeated_call": 0.0}
+    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
+
+    def __init__(self, *, level: str = "GoToLocal", **kwargs: Any) -> None:
+        kwargs.setdefault("max_turns", 128)
+        kwargs.setdefault("max_action_tokens", 512)
+        self.level, self._env_id = level, find_level(level)
+        super().__init__(TOOLS, **kwargs)
+
+    @property
+    def num_tasks(self) -> int:
+        """The seeds of the split."""
+        return SPLITS[self.split]
+
+    def make_task(self, index: int) -> Task:
+        """The level with seed `index`, of `test` behind those of `train`."""
+        seed = index + (SPLITS["train"] if self.split == "test" else 0)
+        return first_view(self._env_id, seed)
+
+    def make_world(self, task: Task) -> World:
+        """The level at its beginning."""
+        return Rooms(task.metadata["env_id"], task.metadata["seed"])
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """The mission fulfilled, or no action left."""
+        if not result.done:
+            return {}
+        self.memory["reward"] = result.data["reward"]
+        return End(float(result.data["reward"] > 0), metrics=self.final_metrics())
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """An answer gives up."""
+        return 0.0, self.final_metrics()
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """BabyAI's reward."""
+        return float(self.memory.get("reward", 0.0))
+
+    def final_metrics(self) -> dict[str, float]:
+        """reward: BabyAI's."""
+        return {"reward": float(self.memory.get("reward", 0.0))}
+
+    def demonstration(self) -> list[str]:
+        """BabyAI's own bot, a call a turn; its steps ahead in a row are one call.
+
+        Raises ValueError where it finds no way.
+        """
+        names = {PICK_UP: "pick_up", DROP: "drop", TOGGLE: "toggle"}
+        turns = []
+        for action, group in groupby(plan(self.task.metadata["env_id"], self.task.metadata["seed"])):
+            count = len(list(group))
+            if action == FORWARD:
+                steps = [MOST_STEPS] * (count // MOST_STEPS) + [count % MOST_STEPS] * (count % MOST_STEPS > 0)
+                turns += [self.dialect.tool_call("forward", {"steps": some}) for some in steps]
+            elif action in names:
+                turns += [self.dialect.tool_call(names[action], {})] * count
+            else:
+                turns += [self.dialect.tool_call("turn", {"direction": "right" if action else "left"})] * count
+        return turns
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Every word of missions and views: what a small tokenizer should keep whole."""
+        views = "You see nothing of note wall ahead left right door open closed locked carry right here steps"
+        missions = "go to the a pick up put next open your on in front of behind you then and after first room"
+        things = "red green blue purple yellow grey ball box key"
+        return list(dict.fromkeys(f"{views} {missions} {things}".split())) + list("0123456789")
+
+
+# ---------------------------------------------------------------------------------------------------------- the world
+
+
+class Rooms:
+    """A level at work. One call may be several of minigrid's actions."""
+
+    def __init__(self, env_id: str, seed: int) -> None:
+        self.env: Any = gym.make(env_id, disable_env_checker=True).unwrapped
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints which drawings it threw away
+            self.env.reset(seed=seed)
+        self.actions, self.reward, self.over = 0, 0.0, False
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        what, ok = "", True
+        if name == "go_to":
+            path = way_to(self.env, arguments["thing"])
+            what, ok = ("", True) if path is not None else (f"You see no way to {arguments['thing'][:40]!r}. ", False)
+            self._do(path or [])
+        elif name == "forward":
+            walked = self._do([FORWARD] * arguments["steps"])
+            blocked = not self.over and walked < arguments["steps"]
+            what = f"Something is in the way after {walked} steps. " if blocked else ""
+        else:
+            turn = LEFT if arguments.get("direction") == "left" else RIGHT
+            action = {"turn": turn, "pick_up": PICK_UP, "drop": DROP, "toggle": TOGGLE}[name]
+            before = state(self.env)
+            self._do([action])
+            if not self.over and state(self.env) == before:
+                what = "Nothing happens. "
+        if self.over:
+            what = "The mission is fulfilled." if self.reward > 0 else "The mission failed, or no action is left."
+            return ToolResult(what, data={"reward": self.reward}, done=True)
+        return ToolResult(what + view(self.env), ok=ok)
+
+    def _do(self, actions: list[int]) -> int:
+        """Do them until the end, or until a step ahead is blocked; how many were done."""
+        for count, action in enumerate(actions):
+            place = tuple(self.env.agent_pos)
+            _, reward, terminated, truncated, _ = self.env.step(action)
+            self.reward, self.over = float(reward), bool(terminated or truncated)
+            if self.over:
+                return count + 1
+            if action == FORWARD and tuple(self.env.agent_pos) == place:
+                return count
+        return len(actions)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def state(env: Any) -> tuple[Any, ...]:
+    """What an action may change."""
+    return tuple(env.agent_pos), env.agent_dir, env.carrying, env.grid.encode().tobytes()
+
+
+def seen(env: Any) -> list[tuple[str, int, int]]:
+    """Things in view, each with how far it is ahead and to the right, the nearest first; of two alike the second has a
+    number."""
+    grid, visible = env.gen_obs_grid()
+    width, height = grid.width, grid.height
+    found = []
+    for column in range(width):
+        for row in range(height):
+            thing = grid.get(column, row)
+            ahead, right = height - 1 - row, column - width // 2
+            own = (ahead, right) == (0, 0)  # there lies what is carried
+            if thing is not None and visible[column, row] and thing.type not in ("wall", "floor") and not own:
+                found.append((name_of(thing), ahead, right))
+    found.sort(key=lambda one: (one[1] + abs(one[2]), one))
+    counts: dict[str, int] = {}
+    named = []
+    for name, ahead, right in found:
+        counts[name] = counts.get(name, 0) + 1
+        named.append((name if counts[name] == 1 else f"{name} {counts[name]}", ahead, right))
+    return named
+
+
+def name_of(thing: Any) -> str:
+    """Such as: red ball, or: green door."""
+    return f"{thing.color} {thing.type}"
+
+
+def view(env: Any) -> str:
+    """What the agent sees and carries, in words."""
+    grid, _ = env.gen_obs_grid()
+    lines = []
+    for name, ahead, right in seen(env):
+        side = f"{abs(right)} {'right' if right > 0 else 'left'}" if right else ""
+        place = ", ".join(part for part in (f"{ahead} ahead" if ahead else "", side) if part)
+        thing = grid.get(right + grid.width // 2, grid.height - 1 - ahead)
+        if thing.type == "door":
+            name += " (locked)" if thing.is_locked else " (open)" if thing.is_open else " (closed)"
+        lines.append(f"{name}: {place}")
+    before = [grid.get(grid.width // 2, grid.height - 1 - steps) for steps in range(grid.height)]
+    walls = [steps for steps, cell in enumerate(before) if cell is not None and cell.type == "wall"]
+    lines += [f"wall: {steps} ahead" for steps in walls[:1]]
+    lines += [f"You carry a {name_of(env.carrying)}."] if env.carrying else []
+    return "\n".join(lines) or "You see nothing of note."
+
+
+def way_to(env: Any, thing: str) -> list[int] | None:
+    """The shortest actions after which a thing in view is right ahead; None where there is no way that can be seen.
+
+    Ways lead over free places and open doors in view.
+    """
+    wanted = " ".join(thing.lower().split())
+    goal = next(((ahead, right) for name, ahead, right in seen(env) if name == wanted), None)
+    if goal is None:
+        return None
+    grid, visible = env.gen_obs_grid()
+
+    def free(ahead: int, right: int) -> bool:
+        column, row = right + grid.width // 2, grid.height - 1 - ahead
+        if not (0 <= column < grid.width and 0 <= row < grid.height and visible[column, row]):
+            return False
+        cell = grid.get(column, row)
+        return (ahead, right) == (0, 0) or cell is None or cell.can_overlap()
+
+    start = (0, 0, 0)  # ahead, right, quarter turns to the right
+    came: dict[tuple[int, int, int], tuple[tuple[int, int, int], int] | None] = {start: None}
+    waiting = deque([start])
+    while waiting:
+        at = waiting.popleft()
+        ahead, right, turned = at
+        step = ((1, 0), (0, 1), (-1, 0), (0, -1))[turned]
+        front = ahead + step[0], right + step[1]
+        if front == goal:
+            return list(_back(came, at))[::-1]
+        for action, then in (
+            (FORWARD, (*front, turned)),
+            (LEFT, (ahead, right, (turned - 1) % 4)),
+            (RIGHT, (ahead, right, (turned + 1) % 4)),
+        ):
+            if then not in came and (action != FORWARD or free(*front)):
+                came[then] = at, action
+                waiting.append(then)
+    return None
+
+
+def _back(came: Mapping[Any, Any], at: Any) -> Iterator[int]:
+    while came[at] is not None:
+        at, action = came[at]
+        yield action
+
+
+# ---------------------------------------------------------------------------------------------------------- minigrid
+
+
+@cache
+def find_level(level: str) -> str:
+    """The id of a level. Raises ImportError without minigrid, ValueError for a level that BabyAI doesn't have."""
+    try:
+        import minigrid  # noqa: F401  (registers its ids)
+    except ImportError as error:
+        raise ImportError('BabyAI needs minigrid: pip install "agent-r1[babyai]"') from error
+    ids = [name for name in gym.registry if name.startswith("BabyAI-")]
+    there = {name.removeprefix("BabyAI-").rpartition("-v")[0]: name for name in ids}
+    if level not in there:
+        raise ValueError(f"BabyAI has no level {level!r}; it has {', '.join(sorted(there))}")
+    return there[level]
+
+
+@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+def first_view(env_id: str, seed: int) -> Task:
+    """A level with a seed: its mission and what the agent sees first. Don't change what is returned: it is kept."""
+    world = Rooms(env_id, seed)
+    env, level = world.env, env_id.removeprefix("BabyAI-").rpartition("-v")[0]
+    question = f"Mission: {env.mission}.\n\n{view(env)}"
+    return Task(f"{level}-{seed}", question, [], {"env_id": env_id, "seed": seed, "mission": env.mission})
+
+
+@lru_cache(maxsize=64)
+def plan(env_id: str, seed: int) -> tuple[int, ...]:
+    """The actions of BabyAI's bot. Raises ValueError where it finds no way."""
+    from minigrid.utils.baby_ai_bot import BabyAIBot
+
+    env = copy.deepcopy(Rooms(env_id, seed).env)
+    bot, actions, action = BabyAIBot(env), [], None
+    try:
+        while True:
+            action = bot.replan(action)
+            _, reward, terminated, truncated, _ = env.step(action)
+            actions.append(int(action))
+            if terminated or truncated:
+                break
+    except Exception as error:  # assertions, and errors of its own
+        raise ValueError(f"BabyAI's bot fails in {env_id} with seed {seed}: {error!r}") from error
+    if not float(reward) > 0:
+        raise ValueError(f"BabyAI's bot doesn't fulfil the mission of {env_id} with seed {seed}")
+    return tuple(actions)
