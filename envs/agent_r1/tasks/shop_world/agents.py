@@ -68,8 +68,9 @@ def fallible_plan(env: ShopWorldEnv, rng: np.random.Generator, success: float) -
 
 
 def sloppy_plan(env: ShopWorldEnv, rng: np.random.Generator) -> Plan:
-    """Searches with all words, with the type and one attribute, or with the type alone; opens the first result, or any
-    one of the page; chooses each option or leaves it out. `FULL_SEARCH` to `CHOOSES` say how often."""
+    """Searches with all words, with the type and one attribute, or with the type alone; opens the first result, the
+    first within the limit, or any one of the page; chooses each option or leaves it out. `FULL_SEARCH` to `CHOOSES` say
+    how often."""
     goal = env.goal
     kind = rng.random()
     words = [goal.query, *goal.attributes[: int(kind < FULL_SEARCH + HALF_SEARCH)]]
@@ -77,12 +78,17 @@ def sloppy_plan(env: ShopWorldEnv, rng: np.random.Generator) -> Plan:
     page = _page(env, query, 1)
     if not page:
         return Plan(query, 1, None, ())
-    item = page[0 if rng.random() < FIRST_RESULT else int(rng.integers(len(page)))]
+    look = rng.random()
+    cheap = [product for product in page if product.price <= goal.price_upper]
+    if look < FIRST_RESULT + WITHIN_LIMIT:
+        item = cheap[0] if cheap and look >= FIRST_RESULT else page[0]
+    else:
+        item = pick(rng, page)
     chosen = tuple(value for value in goal.options if rng.random() < CHOOSES)
     return Plan(query, 1, item.asin, _offered(item, chosen))
 
 
-FULL_SEARCH, HALF_SEARCH, FIRST_RESULT, CHOOSES = 0.2, 0.3, 0.4, 0.3
+FULL_SEARCH, HALF_SEARCH, FIRST_RESULT, WITHIN_LIMIT, CHOOSES = 0.2, 0.3, 0.3, 0.4, 0.3
 
 
 def _page(env: ShopWorldEnv, query: str, page: int) -> list[Product]:
