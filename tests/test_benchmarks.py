@@ -23,6 +23,7 @@ TINY = ROOT / "envs" / "agent_r1" / "policies" / "MultihopWorld-v0"
 RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatches 1"
 SMALL = {  # script -> flags that make it small, and what it needs
     "arithmetic_seeds": (f'--seeds 1 --splits test --episodes 8 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
+    "bridges": ("--part oracle --ids BabyAI --tasks 2", ("minigrid",)),
     "check_dialects": (f"--tokenizer {TINY} --count 10 --force", ("renderers", "transformers")),
     "dtype_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "estimators": ("--games 4 --steps 10", LEARNING),
@@ -67,6 +68,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
 }  # fmt: skip
 RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
     "arithmetic_seeds": ["arithmetic_seeds", "arithmetic_splits"],
+    "bridges": ["bridges_oracle"],
     "preflight --sizes": [],
     "real_data": ["real_data_baselines", "real_data_problems"],
     "sandbox_speed": [],

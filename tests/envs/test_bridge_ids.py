@@ -1,6 +1,7 @@
 """What holds for every environment through somebody else's package, where that is installed (`make test-worlds`)."""
 
 import json
+import pickle
 import re
 import warnings
 
@@ -56,6 +57,15 @@ def test_the_expert_succeeds_and_a_snapshot_goes_on_as_the_episode_does(env):
         assert (first + rest)[-1][-1]["is_success"], env.task.id
         env.set_state(state)
         assert play(env, turns[half:]) == rest
+
+
+def test_it_can_be_pickled_in_the_middle(env):
+    env.reset(options={"task_index": 0})
+    turns = list(env.demonstration())
+    play(env, turns[: len(turns) // 2])
+    copy = pickle.loads(pickle.dumps(env))
+    assert play(copy, turns[len(turns) // 2 :]) == play(env, turns[len(turns) // 2 :])
+    copy.close()
 
 
 def test_the_same_seed_is_the_same_episode(env):

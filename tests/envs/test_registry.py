@@ -19,7 +19,7 @@ from gymnasium.utils.env_checker import check_env
 import agent_r1
 from agent_r1_tools.python import probe
 
-IDS = sorted(env_id for env_id in gym.registry if env_id.startswith("AgentR1/"))
+IDS = sorted(agent_r1.ENVIRONMENTS)
 TINY = [env_id for env_id in IDS if (files("agent_r1") / "policies" / env_id.removeprefix("AgentR1/")).is_dir()]
 ARGUMENTS = {  # better than made up from the schema
     "search": {"query": "Ada Quill"},
@@ -89,11 +89,12 @@ def same(first, second):
 
 
 def test_the_registry_is_the_table():
-    assert sorted(agent_r1.ENVIRONMENTS) == IDS and len(IDS) >= 4
-    for env_id in IDS:
+    table = agent_r1.ENVIRONMENTS | agent_r1.BRIDGES
+    assert sorted(table) == sorted(env_id for env_id in gym.registry if env_id.startswith("AgentR1/"))
+    for env_id, entry in table.items():
         spec = gym.spec(env_id)
         assert spec.namespace == "AgentR1" and spec.version is not None
-        assert spec.entry_point == agent_r1.ENVIRONMENTS[env_id].entry_point
+        assert spec.entry_point == entry.entry_point
 
 
 def test_the_module_can_stand_in_the_id():

@@ -103,6 +103,9 @@ class BridgeEnv(ToolEnv):
         self.drop_world()
         self.world  # noqa: B018  (made now, so that what is wrong with it shows at reset)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_world": None}  # where it arrives, the calls are made again
+
     def close(self) -> None:
         """End the simulator."""
         super().close()

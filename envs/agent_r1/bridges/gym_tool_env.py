@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -55,7 +54,7 @@ class GymToolEnv(BridgeEnv):
         properties = {"command": {"type": "string", "description": command}}
         parameters = {"type": "object", "properties": properties, "required": ["command"]}
         super().__init__([{"name": "act", "description": "Do something.", "parameters": parameters}], **kwargs)
-        self._first = lru_cache(maxsize=1024)(self._first_observation)
+        self._first: dict[int, str] = {}
 
     @property
     def num_tasks(self) -> int:
@@ -65,12 +64,11 @@ class GymToolEnv(BridgeEnv):
     def make_task(self, index: int) -> Task:
         """The game of seed number `index`."""
         seed = self.seeds[self.split][index]
-        return Task(f"{self.split}-{seed}", self._first(seed), [], {"seed": seed})
-
-    def _first_observation(self, seed: int) -> str:
-        game = Game(self.make_env(), seed)
-        game.close()
-        return game.observation
+        if seed not in self._first:  # the last one: the episodes of a group begin alike, and a snapshot asks again
+            game = Game(self.make_env(), seed)
+            game.close()
+            self._first = {seed: game.observation}
+        return Task(f"{self.split}-{seed}", self._first[seed], [], {"seed": seed})
 
     def make_world(self, task: Task) -> World:
         """The game at its beginning."""
