@@ -15,7 +15,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 import gymnasium as gym
 from machine import RESULTS, from_0, from_1, record_results, require_quiet_machine
-from worlds import alone, children, experts_turns, together
+from worlds import measure
 
 import agent_r1
 from agent_r1 import probes
@@ -35,10 +34,10 @@ SHOWN = 12  # failures that are named in the JSON
 
 def oracle(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """How many tasks of each split the expert solves, and why not all; the same of who says nothing."""
-    splits = dict.fromkeys(getattr(gym.make(f"AgentR1/{name}-v0").unwrapped, "splits").values())  # noqa: B009
+    env: Any = gym.make(f"AgentR1/{name}-v0").unwrapped
     found: dict[str, Any] = {}
-    for split in splits:
-        env: Any = gym.make(f"AgentR1/{name}-v0", split=split).unwrapped
+    for split in dict.fromkeys(env.splits.values()):
+        env = gym.make(f"AgentR1/{name}-v0", split=split).unwrapped
         count = min(env.num_tasks, args.tasks)
         solved, idle, calls, failed = 0, 0, 0, {}
         for index in range(count):
@@ -60,15 +59,9 @@ def oracle(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def load(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """The cost of a step, alone and with many episodes at once, and what is left behind."""
-    env: Any = gym.make(f"AgentR1/{name}-v0").unwrapped
-    turns = experts_turns(env, min(args.episodes, env.num_tasks))
-    one = alone(env, turns)
-    env.close()
-    idle = set(children())
-    many = together(f"AgentR1/{name}-v0", turns)
-    time.sleep(0.5)
-    return {**{f"alone_{key}": value for key, value in one.items()}, **many, "episodes": len(turns),
-            "left_behind": len(set(children()) - idle)}  # fmt: skip
+    found = measure(f"AgentR1/{name}-v0", args.episodes)
+    one = {f"alone_{key}": value for key, value in found["alone"].items()}
+    return {**one, **found["together"], "left_behind": found["left_behind"]}
 
 
 def model(name: str, args: argparse.Namespace) -> dict[str, Any]:

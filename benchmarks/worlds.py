@@ -94,6 +94,19 @@ def children() -> list[str]:
     return found
 
 
+def measure(env_id: str, episodes: int) -> dict[str, Any]:
+    """What `alone` and `together` find with the first tasks, and the processes that are left behind."""
+    env: Any = gym.make(env_id).unwrapped
+    turns = experts_turns(env, min(episodes, env.num_tasks))
+    one = alone(env, turns)
+    env.close()
+    together(env_id, turns)
+    idle = set(children())  # of pools that serve every episode, such as SQL's
+    many = together(env_id, turns)
+    time.sleep(0.5)
+    return {"alone": one, "together": many, "left_behind": len(set(children()) - idle)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ids", nargs="+", default=WORLDS, choices=WORLDS, help="which worlds")
@@ -105,16 +118,8 @@ def main() -> None:
     lines = ["| world | reset ms | step ms | steps/s alone | at once | memory MiB | processes | left behind |"]
     lines.append("|---|" + "---|" * 7)
     for name in args.ids:
-        env: Any = gym.make(f"AgentR1/{name}-v0").unwrapped
-        turns = experts_turns(env, args.episodes)
-        one = alone(env, turns)
-        env.close()
-        together(f"AgentR1/{name}-v0", turns)
-        idle = set(children())  # of pools that serve every episode, such as SQL's
-        many = together(f"AgentR1/{name}-v0", turns)
-        time.sleep(0.5)
-        left = len(set(children()) - idle)
-        results[name] = {"alone": one, "together": many, "left_behind": left}
+        results[name] = found = measure(f"AgentR1/{name}-v0", args.episodes)
+        one, many, left = found["alone"], found["together"], found["left_behind"]
         lines.append(
             f"| {name} | {one['reset_ms']:.2f} | {one['step_ms']:.2f} | {one['steps_per_second']:,.0f} "
             f"| {many['steps_per_second']:,.0f} | {many['memory_mb']:.0f} | {many['processes']} | {left} |"

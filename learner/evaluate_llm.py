@@ -173,15 +173,14 @@ if __name__ == "__main__":
         make = partial(gym.make_vec, spec)
     with plain_errors(args.env_id):
         envs = make(num_envs=args.num_envs, **kwargs)
-    vocab_size = envs.single_action_space.vocab_size
+    vocab_size, longest = envs.single_action_space.vocab_size, envs.single_observation_space.max_len
     policy = None
     if args.engine == "transformers" and args.api is None:
         policy = load_policy(source, device, dtype=choose_dtype(args.dtype, device))
         check_vocabulary(policy, vocab_size)
-        check_context(policy.config, envs.single_observation_space.max_len)
+        check_context(policy.config, longest)
         if args.adapter is not None:
             policy = merge_adapters(policy, args.adapter)
-    longest = envs.single_observation_space.max_len
     if args.api is not None:
         engine: Any = make_chat_engine(args, envs)
     else:

@@ -248,6 +248,7 @@ if __name__ == "__main__":
     run: dict[str, Any] = {"iteration": 0, "train_seconds": 0.0, "summary": {}}  # an iteration is a step
     if args.resume:
         run = checkpoint.load(run_dir, None, optimizer)["run"]
+    run_files.claim(run_dir)
     saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer)
     writer = open_writer(run_dir, args, run, run["iteration"] + 1 if args.resume else None)
     progress = tqdm(total=args.num_steps, initial=run["iteration"], desc="sft", unit="step", dynamic_ncols=True)

@@ -35,7 +35,6 @@ def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int |
     The id of the W&B run is kept in `run`, and so in checkpoints: a resumed run goes on under it. What a resumed run
     had logged from `purge_step` on is cut.
     """
-    run_files.claim(run_dir)
     if args.track:
         import wandb
 

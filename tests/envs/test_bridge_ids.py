@@ -13,7 +13,6 @@ from gymnasium.utils.env_checker import check_env
 import agent_r1
 
 IDS = sorted(agent_r1.BRIDGES)
-pytestmark = pytest.mark.skipif(not IDS, reason="there are no bridges yet")
 
 
 @pytest.fixture(params=IDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -151,7 +150,7 @@ class Rooms:
         self.env: Any = gym.make(env_id, disable_env_checker=True).unwrapped
         with contextlib.redirect_stdout(io.StringIO()):  # it prints which drawings it threw away
             self.env.reset(seed=seed)
-        self.actions, self.reward, self.over = 0, 0.0, False
+        self.reward, self.over = 0.0, False
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         what, ok = "", True
@@ -317,7 +316,7 @@ def plan(env_id: str, seed: int) -> tuple[int, ...]:
     """The actions of BabyAI's bot. Raises ValueError where it finds no way."""
     from minigrid.utils.baby_ai_bot import BabyAIBot
 
-    env = copy.deepcopy(Rooms(env_id, seed).env)
+    env = Rooms(env_id, seed).env
     bot, actions, action = BabyAIBot(env), [], None
     try:
         while True:

@@ -83,7 +83,6 @@ class BridgeEnv(ToolEnv):
     def _act(self, tool_name: str, /, **arguments: Any) -> ToolResult:
         if self.memory.get("over"):  # calls of a turn are all made, and those after the end don't count
             return ToolResult("This is over.", ok=False)
-        self.world  # noqa: B018
         result = self._call(tool_name, arguments)
         self.memory.setdefault("log", []).append([tool_name, arguments, digest(result)])
         self.memory["over"] = result.done

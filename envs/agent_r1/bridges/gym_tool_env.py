@@ -80,10 +80,10 @@ class GymToolEnv(BridgeEnv):
             return {}
         reward = result.data["reward"] / self.max_return
         self.memory["return"] = self.memory.get("return", 0.0) + reward
-        score = min(max(self.memory["return"], 0.0), 1.0)
         if not result.done:
             return {"game": reward}
-        return End(score, {"game": reward}, {"return": self.memory["return"] * self.max_return})
+        score, metrics = self._earned()
+        return End(score, {"game": reward}, metrics)
 
     def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
         """The score."""
@@ -91,6 +91,9 @@ class GymToolEnv(BridgeEnv):
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """An answer gives the game up: what was earned stays."""
+        return self._earned()
+
+    def _earned(self) -> tuple[float, dict[str, float]]:
         earned = self.memory.get("return", 0.0)
         return min(max(earned, 0.0), 1.0), {"return": earned * self.max_return}
 
