@@ -73,6 +73,7 @@ class BabyAIEnv(BridgeEnv):
     )
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "repeated_call": 0.0}
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
+    floor = 0.1  # who wanders about arrives now and then
 
     def __init__(self, *, level: str = "GoToLocal", **kwargs: Any) -> None:
         kwargs.setdefault("max_turns", 128)
