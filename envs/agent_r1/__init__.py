@@ -72,7 +72,7 @@ ENVIRONMENTS = {
 
 BRIDGES = {
     "AgentR1/BabyAI-v0": Entry(
-        "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "2 to 110"
+        "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "1 to 10"
     ),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""

@@ -85,8 +85,8 @@ def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:
 
 
 def teachers(env: Any) -> dict[str, Probe]:
-    """The workers of an environment that make mistakes, by name: those in its `teachers`."""
-    names = [name for name in getattr(env, "teachers", ()) if name != "expert"]
+    """The demonstrators of an environment that make mistakes, by name: those in its `teachers`."""
+    names = [name for name in env.teachers if name != "expert"]
     return {name: partial(_teacher, name) for name in names}
 
 

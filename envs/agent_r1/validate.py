@@ -141,8 +141,6 @@ def measure(subject: Subject, report: Report) -> None:
 
 def has_expert(subject: Subject, env: Any) -> bool:
     """Whether the environment has a demonstration of its first task."""
-    if not hasattr(env, "demonstration"):
-        return False
     env.reset(seed=0, options={"task_index": 0})
     try:
         env.demonstration()

@@ -104,9 +104,14 @@ class Demonstrations:
             if rag_env is not None and rng.random() < rag_share:
                 rows.append(demonstrate(rag_env, index, rag_env.demonstration, self.seed))
             else:
-                worker = None if rng.random() < expert_share else rng
-                row = demonstrate(env, index, partial(env.demonstration, worker), self.seed)
-                if worker is not None or row.is_success:
+                mistakes = None if rng.random() < expert_share else rng
+                try:
+                    row = demonstrate(env, index, partial(env.demonstration, mistakes), self.seed)
+                except ValueError:
+                    if mistakes is not None:
+                        raise
+                    continue
+                if mistakes is not None or row.is_success:
                     rows.append(row)
         return rows
 

@@ -122,7 +122,7 @@ def test_a_game_that_is_lost_is_played_again_in_another(lock, monkeypatch):
     Lock.broken = True
     env.fault_deadline = 0.2
     _, reward, terminated, truncated, info = do(env, "1")
-    assert truncated and reward == 0 and info["fault"].startswith("tool act: ToolFault: the simulator was lost")
+    assert truncated and reward == 0 and info["fault"].startswith("tool act: OSError: the game's process has ended")
 
 
 def test_a_bug_of_a_game_is_a_failed_call_and_changes_nothing(lock):

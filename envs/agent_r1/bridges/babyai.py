@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from agent_r1.bridges.bridge import BridgeEnv, World
 from agent_r1.dialects import Call
-from agent_r1.tool_env import End, Task
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task
 from agent_r1_tools import ToolResult
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE = range(6)
@@ -67,12 +68,10 @@ class BabyAIEnv(BridgeEnv):
         level: such as "GoToLocal" or "BossLevel": the name of an id of BabyAI without "BabyAI-" and version.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "You are in a world of rooms and carry out the mission. Distances are in steps. After each call you read what "
         "you see then. Answer with <answer>I give up</answer> only to give up."
     )
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "repeated_call": 0.0}
-    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
     floor = 0.1  # who wanders about arrives now and then
 
     def __init__(self, *, level: str = "GoToLocal", **kwargs: Any) -> None:
@@ -114,11 +113,13 @@ class BabyAIEnv(BridgeEnv):
         """reward: BabyAI's."""
         return {"reward": float(self.memory.get("reward", 0.0))}
 
-    def demonstration(self) -> list[str]:
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """BabyAI's own bot, a call a turn; its steps ahead in a row are one call.
 
-        Raises ValueError where it finds no way.
+        Raises: ValueError where it finds no way, and with `rng`: there is only the expert.
         """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
         names = {PICK_UP: "pick_up", DROP: "drop", TOGGLE: "toggle"}
         turns = []
         for action, group in groupby(plan(self.task.metadata["env_id"], self.task.metadata["seed"])):

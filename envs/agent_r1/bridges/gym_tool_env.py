@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 
+from agent_r1.arguments import finite
 from agent_r1.bridges.bridge import BridgeEnv, World
 from agent_r1.dialects import Call
 from agent_r1.tool_env import End, Task
@@ -30,12 +31,7 @@ class GymToolEnv(BridgeEnv):
         command: what a command is, for the tool's description.
     """
 
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
-        **BridgeEnv.PROCESS_WEIGHTS,
-        "repeated_call": 0.0,  # a step forward may be right twice
-        "game": 0.0,
-    }
-    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "game": 0.0}
 
     def __init__(
         self,
@@ -48,9 +44,14 @@ class GymToolEnv(BridgeEnv):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("max_turns", 30)
-        self.instructions = instructions  # type: ignore[misc]
-        self.make_env, self.max_return = make_env, max_return
+        if not callable(make_env):
+            raise ValueError(f"make_env must be a function that makes a game, got {make_env!r}")
+        if finite("max_return", max_return) <= 0:
+            raise ValueError(f"max_return must be above 0, got {max_return!r}")
+        self.instructions, self.make_env, self.max_return = instructions, make_env, max_return
         self.seeds = seeds or {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
+        if sorted(self.seeds) != sorted(self.splits) or not all(self.seeds.values()):
+            raise ValueError(f"seeds must have tasks for {' and '.join(self.splits)}, got {self.seeds!r}")
         properties = {"command": {"type": "string", "description": command}}
         parameters = {"type": "object", "properties": properties, "required": ["command"]}
         super().__init__([{"name": "act", "description": "Do something.", "parameters": parameters}], **kwargs)
@@ -86,8 +87,8 @@ class GymToolEnv(BridgeEnv):
         return End(score, {"game": reward}, metrics)
 
     def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-        """The score."""
-        return score
+        """What was earned, however the episode ends."""
+        return self._earned()[0]
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """An answer gives the game up: what was earned stays."""
@@ -108,7 +109,7 @@ class Game:
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         observation, reward, terminated, truncated, _ = self.env.step(arguments["command"])
         done = bool(terminated or truncated)
-        return ToolResult(str(observation), data={"reward": float(reward), "won": bool(terminated)}, done=done)
+        return ToolResult(str(observation), data={"reward": finite("a game's reward", float(reward))}, done=done)
 
     def close(self) -> None:
         self.env.close()

@@ -104,7 +104,7 @@ class ArithmeticWorldEnv(MathematicsEnv):
     The rest (spaces, rewards, end) is that of mathematics: see docs/environments/arithmetic_world.md.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Solve the problem. Calculate with the tools, one step at a time. "
         "When you know the answer, give it as <answer>your answer</answer>."
     )
@@ -151,10 +151,10 @@ class ArithmeticWorldEnv(MathematicsEnv):
         return correct, {"em": correct, "step_recall": found / len(self.task.metadata["values"])}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy worker.
+        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy demonstrator.
 
-        The sloppy worker answers with the first result (mostly), leaves a day out, swaps the numbers of a subtraction
-        or division, or guesses without a calculation.
+        The sloppy one answers with the first result (mostly), leaves a day out, swaps the numbers of a subtraction or
+        division, or guesses without a calculation.
         """
         steps, values = self.task.metadata["steps"], self.task.metadata["values"]
         answer = values[-1]

@@ -25,8 +25,7 @@ _ONSETS = "b d f g h j k l m n p r s t v z br dr gr kr pl st tr th".split()
 _VOWELS = "a e i o u".split()
 _CODAS = "l n r s m k d".split()
 RELATIONS = (
-    "mentor rival cousin captain deputy tailor banker doctor painter guard pilot barber "
-    "lawyer tenant patron herald"
+    "mentor rival cousin captain deputy tailor banker doctor painter guard pilot barber lawyer tenant patron herald"
 ).split()
 UNSEEN_RELATIONS = "jester miller keeper scribe".split()
 NUM_NAMES, NUM_UNSEEN_NAMES = 1_200, 200
@@ -139,8 +138,7 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
     """
 
     splits: ClassVar[Mapping[str, str]] = {
-        name: name
-        for name in ("train", "test", "more_hops", "unseen_relations", "unseen_entities", "other_phrasings")
+        name: name for name in ("train", "test", "more_hops", "unseen_relations", "unseen_entities", "other_phrasings")
     }
     yes_no_rule = False
     floor = 0.38  # what stands most often behind the last relation
@@ -161,9 +159,9 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
         return generate_task(self.world_seed, self.split, index)
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy worker.
+        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy demonstrator.
 
-        The sloppy worker skips hops (asks the start for the last relation) or answers too early, with the first hop.
+        The sloppy one skips hops (asks the start for the last relation) or answers too early, with the first hop.
         """
         turns = expert(self.task)
         if rng is not None:

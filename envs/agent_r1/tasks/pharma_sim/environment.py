@@ -1,4 +1,4 @@
-"""The environment PharmaSim: `ask`, `solve`, plain speech, the three scores, and its scripted workers."""
+"""The environment PharmaSim: `ask`, `solve`, plain speech, the three scores, and its scripted demonstrators."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match
 from agent_r1.task_data.pharma_sim import Pair
+from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
 from agent_r1.tasks.draw import checked_seed, pick, sample
 from agent_r1.tasks.pharma_sim.scenarios import (
     SPLITS,
@@ -21,7 +22,6 @@ from agent_r1.tasks.pharma_sim.scenarios import (
     match_question,
     own_words,
 )
-from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import Task, ToolEnv, UserTurn
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe, is_strict
@@ -73,7 +73,7 @@ class PharmaSimEnv(ToolEnv):
     v0: first version.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "You are a pharmacist, and a customer has a problem. Find its cause: put questions with ask(subject, topic), "
         "or just say them. When you have asked all that matters, call solve and give the cause, as it is listed, as "
         "<answer>cause</answer>."
@@ -218,20 +218,20 @@ class PharmaSimEnv(ToolEnv):
         """1 or -1."""
         return 1.0 if answer_ok and score >= 1 else -1.0
 
-    # ------------------------------------------------------------------ workers
+    # ------------------------------------------------------------------ demonstrators
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
-        """The turns of a scripted worker on the current task as text.
+        """The turns of a scripted demonstrator on the current task as text.
 
         Args:
             rng: None: the expert, who asks every key question, solves and names the cause.
             teacher: with `rng`, a name of `teachers`: the fallible ones jump to a conclusion in a third, two thirds and
                 all of the episodes: they ask the first key question only, and draw one of the causes. None: the sloppy
-                worker, who asks up to three questions about anything, and draws a cause.
+                demonstrator, who asks up to three questions about anything, and draws a cause.
 
         Raises: ValueError for another teacher, and for a fallible one without `rng`.
         """
-        who = worker(rng, teacher)
+        who = demonstrator(rng, teacher)
         data, cause = self.task.metadata, self.task.answers[0]
         questions = data["key"]
         jumps = 1.0 if who == SLOPPY else (1 - TEACHERS[who]) / 0.75  # one in four of those is right

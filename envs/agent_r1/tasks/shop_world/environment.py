@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
-from agent_r1.numbers import integer
 from agent_r1.task_data.webshop import Files, Goal, Product, find_webshop, load_webshop, split_goals
+from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
 from agent_r1.tasks.draw import checked_seed
 from agent_r1.tasks.shop_world.agents import expert_plan, fallible_plan, sloppy_plan
 from agent_r1.tasks.shop_world.catalogue import (
@@ -29,7 +30,6 @@ from agent_r1.tasks.shop_world.catalogue import (
     shop_task,
 )
 from agent_r1.tasks.shop_world.reward import Nouns, purchase_score
-from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.search.bm25 import require_bm25
@@ -72,7 +72,7 @@ class ShopWorldEnv(ToolEnv):
     """
 
     floor = 0.7  # the cheapest of the first page, with the options that the question names
-    instructions: ClassVar[str] = (
+    instructions = (
         "You shop for a customer. Search, open a product of the results, choose its options, then buy it. "
         "Buying ends the visit; what you bought is judged by how well it fits."
     )
@@ -235,7 +235,7 @@ class ShopWorldEnv(ToolEnv):
         `teacher` is one of `teachers`: the expert, or one that succeeds in so many percent of the episodes, which needs
         `rng`. None: the expert, or with `rng` the sloppy agent that the shipped policy was made from.
         """
-        who = worker(rng, teacher)
+        who = demonstrator(rng, teacher)
         if rng is None or who == "expert":
             plan = expert_plan(self)
         elif who == SLOPPY:

@@ -1,4 +1,4 @@
-"""Numbers that somebody gives to an environment: what is none is refused by name, before it does harm."""
+"""Arguments that somebody gives to an environment: what is no number is refused by name, before it does harm."""
 
 from __future__ import annotations
 

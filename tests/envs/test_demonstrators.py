@@ -6,7 +6,7 @@ import pytest
 from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
-from agent_r1.tasks.workers import TEACHERS
+from agent_r1.tasks.demonstrators import TEACHERS
 
 IDS = [i for i, e in agent_r1.ENVIRONMENTS.items() if hasattr(load_env_creator(e.entry_point), "teachers")]
 
