@@ -95,12 +95,13 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
             reply = replace_surrogates(heard)
 
     # The end comes before the text: a terminated episode gets no results appended, a truncated one does.
-    terminated = answered or end is not None
-    reason = "context" if turn.overflow else None
-    if not terminated and reason is None:
+    cut_short = end.truncation_reason if end is not None else None
+    terminated = answered or (end is not None and cut_short is None)
+    reason = cut_short or ("context" if turn.overflow else None)
+    if not terminated and not turn.overflow:
         if not _append_responses(env, turn, responses, reply, reserve):
-            reason = "context"
-        if episode.turn >= episode.max_turns:
+            reason = reason or "context"
+        if cut_short is None and episode.turn >= episode.max_turns:
             reason = "turns"
             terminated = episode.max_turns == 1  # a one-turn task ends by itself: nothing was cut short
     elif terminated and not turn.closed:

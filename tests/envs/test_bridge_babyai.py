@@ -45,8 +45,52 @@ def test_a_level_that_the_bot_cannot_do_is_named():
         env.demonstration()
 
 
+@pytest.mark.parametrize("level", ["GoToDoor", "OpenDoor", "GoToRedBall"])
+def test_things_are_named_as_they_are_read(level):
+    named = 0
+    for index in range(20):
+        env = BabyAIEnv(level=level)
+        env.reset(options={"task_index": index})
+        inner = env.world.env
+        for line in env.task.question.splitlines()[2:]:
+            name = line.partition(":")[0]
+            named += babyai.way_to(inner, name) is not None
+            assert name == "wall" or name in [thing for thing, _, _ in babyai.seen(inner)], line
+    assert named > 20
+
+
+def test_a_bot_that_plans_without_end_is_stopped():
+    env = BabyAIEnv(level="GoToImpUnlock")
+    env.reset(options={"task_index": 6})
+    with pytest.raises(ValueError, match="no action after 200 searches"):
+        env.demonstration()
+
+
+def test_there_are_only_experts():
+    env = BabyAIEnv()
+    env.reset(options={"task_index": 0})
+    with pytest.raises(ValueError, match="no demonstrator that makes mistakes"):
+        env.demonstration(np.random.default_rng(0))
+
+
+def test_a_step_may_be_written_with_a_point():
+    env = BabyAIEnv(level="GoToObj")
+    env.reset(seed=0)
+    assert call(env, "forward", steps=1.0)[4]["tool_calls"][0]["ok"]
+
+
+def test_the_last_action_cuts_the_episode():
+    env = BabyAIEnv(level="GoToObjS6", max_turns=500)
+    env.reset(options={"task_index": 0})
+    for _ in range(500):
+        *_, terminated, truncated, info = call(env, "turn", direction="left")
+        if terminated or truncated:
+            break
+    assert (terminated, truncated, info["truncation_reason"]) == (False, True, "game") and not info["is_success"]
+
+
 def test_the_view_is_minigrids():
-    """Things lie where the words say: walking so far ahead and to the side leads to each that is free to reach."""
+    """Things lie where the words say: so far ahead and to the side."""
     for index in range(30):
         env = BabyAIEnv(level="GoToLocal")
         env.reset(options={"task_index": index})

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Protocol
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
 
+MOST_BREAKS = 5  # of an episode's simulator
+
 
 class World(Protocol):
     """A simulator at work in one episode."""
@@ -32,8 +34,8 @@ class BridgeEnv(ToolEnv):
 
     A subclass says how one is made (`make_world`) and which calls it takes (`schemas` of the constructor). A simulator
     can rarely be copied. So `memory["log"]` keeps all calls with what came of them, and where a snapshot continues they
-    are made again, in a new simulator; the same must come of them, or it is a fault. One that is lost in the middle of
-    an episode is replaced in the same way.
+    are made again, in a new simulator; the same must come of them, or it is a fault. One that is lost or raises in the
+    middle of an episode is replaced in the same way, at most `MOST_BREAKS` times.
 
     Args:
         schemas: name, description and parameters (a JSON schema) of each call.
@@ -88,19 +90,29 @@ class BridgeEnv(ToolEnv):
         memory = self.memory  # of this episode: a call that runs past its time may end in the next one
         if memory.get("over"):  # calls of a turn are all made, and those after the end don't count
             return ToolResult("This is over.", ok=False)
-        result = self._call(self.world, tool_name, arguments)
+        if memory.get("broken", 0) >= MOST_BREAKS:  # each costs all that was done before it
+            return ToolResult("The simulator broke too often; nothing more can be done.", ok=False)
+        world = self.world
+        try:
+            result = self._call(world, tool_name, arguments)
+        except Exception:
+            memory["broken"] = memory.get("broken", 0) + 1
+            raise
         memory.setdefault("log", []).append([tool_name, arguments, digest(result)])
         memory["over"] = result.done
         return result
 
     def _call(self, world: World, name: str, arguments: dict[str, Any]) -> ToolResult:
         try:
-            return world.act(name, copy.deepcopy(arguments))
+            result = world.act(name, copy.deepcopy(arguments))
+            if not isinstance(result, ToolResult):
+                raise ToolFault(f"{type(world).__name__}.act returned {result!r:.100}; it must return a ToolResult")
+            return result
         except BaseException as error:
             if self._world is world:  # nobody knows what became of it
                 self.drop_world()
-            if isinstance(error, SystemExit):  # it ends a simulator, not whoever trains in it
-                raise ToolFault(f"the simulator ended its process: {error!r}") from error
+            if isinstance(error, SystemExit):  # of a game that was told to quit; whoever trains in it goes on
+                raise RuntimeError("the simulator wanted to end the process") from error
             raise
 
     def start_episode(self, task: Task) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from agent_r1.arguments import finite
 from agent_r1.bridges.bridge import BridgeEnv, World
 from agent_r1.dialects import Call
 from agent_r1.tool_env import End, Task
-from agent_r1_tools import ToolResult
+from agent_r1_tools import ToolFault, ToolResult
 
 Env = gym.Env[str, str]
 
@@ -19,9 +20,9 @@ Env = gym.Env[str, str]
 class GymToolEnv(BridgeEnv):
     """A game that is played in texts: task i is `env.reset(seed=i)`, and `act(command)` is `env.step(command)`.
 
-    The first observation is what the policy is asked. The episode ends when the game does; its score is the sum of the
-    game's rewards divided by `max_return`, from 0 to 1. With `process_reward={"game": 1.0}` each reward, so divided, is
-    paid at its turn, too.
+    The first observation is what the policy is asked. The episode ends when the game does, truncated (reason "game")
+    where the game says so; its score is the sum of the game's rewards divided by `max_return`, from 0 to 1. With
+    `process_reward={"game": 1.0}` each reward, so divided, is paid at its turn, too.
 
     Args:
         make_env: makes a game. Observations and actions are texts.
@@ -44,6 +45,8 @@ class GymToolEnv(BridgeEnv):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("max_turns", 30)
+        if not isinstance(instructions, str):
+            raise ValueError(f"instructions must be a text, got {instructions!r}")
         if not callable(make_env):
             raise ValueError(f"make_env must be a function that makes a game, got {make_env!r}")
         if finite("max_return", max_return) <= 0:
@@ -79,12 +82,13 @@ class GymToolEnv(BridgeEnv):
         """The game's rewards, and its end."""
         if not result.ok:
             return {}
-        reward = result.data["reward"] / self.max_return
-        self.memory["return"] = self.memory.get("return", 0.0) + reward
+        rewards: list[float] = self.memory.setdefault("rewards", [])
+        rewards.append(result.data["reward"])
+        amounts = {"game": rewards[-1] / self.max_return}
         if not result.done:
-            return {"game": reward}
+            return amounts
         score, metrics = self._earned()
-        return End(score, {"game": reward}, metrics)
+        return End(score, amounts, metrics, result.data["truncation_reason"])
 
     def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
         """What was earned, however the episode ends."""
@@ -95,8 +99,8 @@ class GymToolEnv(BridgeEnv):
         return self._earned()
 
     def _earned(self) -> tuple[float, dict[str, float]]:
-        earned = self.memory.get("return", 0.0)
-        return min(max(earned, 0.0), 1.0), {"return": earned * self.max_return}
+        earned = math.fsum(self.memory.get("rewards", ()))  # ten times .1 are 1
+        return min(max(earned / self.max_return, 0.0), 1.0), {"return": earned}
 
 
 class Game:
@@ -104,12 +108,21 @@ class Game:
 
     def __init__(self, env: Env, seed: int) -> None:
         self.env = env
-        self.observation = str(env.reset(seed=seed)[0])
+        self.observation = self._read("reset", env.reset(seed=seed), 2)[0]
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        observation, reward, terminated, truncated, _ = self.env.step(arguments["command"])
-        done = bool(terminated or truncated)
-        return ToolResult(str(observation), data={"reward": finite("a game's reward", float(reward))}, done=done)
+        found = self._read("step", self.env.step(arguments["command"]), 5)
+        observation, reward, terminated, truncated, _ = found
+        cut = "game" if truncated and not terminated else None
+        data = {"reward": finite("the game's reward", float(reward)), "truncation_reason": cut}
+        return ToolResult(observation, data=data, done=bool(terminated or truncated))
+
+    def _read(self, method: str, found: Any, count: int) -> tuple[Any, ...]:
+        """What a game's method returned. Raises ToolFault for what no game of texts returns."""
+        if not isinstance(found, tuple) or len(found) != count or not isinstance(found[0], str):
+            wanted = f"{count} values, of which the first is a text"
+            raise ToolFault(f"{type(self.env).__name__}.{method} returned {found!r:.100}; it must return {wanted}")
+        return found
 
     def close(self) -> None:
         self.env.close()
