@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 pytest.importorskip("tau2")
@@ -234,6 +235,13 @@ def test_another_process_plays_the_same(tmp_path):
         assert not done.stderr, done.stderr
         found.add(done.stdout)
     assert len(found) == 1
+
+
+def test_there_is_only_the_expert():
+    env = Tau2TelecomEnv()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="Tau2TelecomEnv has no demonstrator that makes mistakes"):
+        env.demonstration(np.random.default_rng(0))
 
 
 def test_it_is_registered():

@@ -15,7 +15,7 @@ import numpy as np
 
 from agent_r1.bridges.bridge import BridgeEnv, World
 from agent_r1.dialects import Call
-from agent_r1.tool_env import End, Task
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task
 from agent_r1_tools import ToolResult
 from agent_r1_tools.calculator import CalculatorError, calculate
 
@@ -33,7 +33,6 @@ class Tau2Env(BridgeEnv):
 
     domain: ClassVar[str]
     outcome_term: ClassVar[str] = "outcome/solved"
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "repeated_call": 0.0}
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test", "base": "base"}
 
     def __init__(self, schemas: Iterable[Mapping[str, Any]], **kwargs: Any) -> None:
@@ -85,6 +84,11 @@ class Tau2Env(BridgeEnv):
         checks = self.checks()
         return End(min(checks.values()), metrics=checks)
 
+    def only_expert(self, rng: np.random.Generator | None) -> None:
+        """Raises ValueError for a demonstrator who makes mistakes."""
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """An answer gives up."""
         return 0.0, self.final_metrics()
@@ -115,7 +119,7 @@ class Tau2TelecomEnv(Tau2Env):
 
     domain = "telecom"
     splits: ClassVar[Mapping[str, str]] = {name: name for name in ("train", "test", "base", "full", "small")}
-    instructions: ClassVar[str] = (
+    instructions = (
         "You are a customer service agent and solve the customer's ticket according to the policy. You cannot talk to "
         "the customer: call tools. The customer's own tools are yours, too. When the ticket is solved, or the customer "
         "is transferred, call done, alone. <answer>I give up</answer> only gives up."
@@ -127,7 +131,7 @@ class Tau2TelecomEnv(Tau2Env):
         kwargs.setdefault("max_turns", 50)
         text, schemas = telecom(policy)
         self.policy = policy
-        self.instructions = f"{type(self).instructions}\n\n<policy>\n{text}\n</policy>"  # type: ignore[misc]
+        self.instructions = f"{type(self).instructions}\n\n<policy>\n{text}\n</policy>"
         super().__init__(schemas, **kwargs)
         rows = load_rows(self.domain, self.split)
         # Who transfers every customer, and does nothing else, is right where the phone can't be mended.
@@ -146,8 +150,9 @@ class Tau2TelecomEnv(Tau2Env):
         """`done` is the end."""
         return self.verdict() if result.done else {}
 
-    def demonstration(self) -> list[str]:
-        """The original's gold actions, a call a turn, then `done`."""
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The original's gold actions, a call a turn, then `done`. Raises ValueError with `rng`: there are no others."""
+        self.only_expert(rng)
         calls = [(gold.name, gold.arguments) for gold in self.criteria().actions or []]
         return [self.dialect.tool_call(name, arguments) for name, arguments in [*calls, ("done", {})]]
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Tau2ServiceEnv(Tau2Env):
             guidelines and the scenario, and hangs up by one of `STOPS`.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "You are a customer service agent and help the customer according to the policy. In each turn either speak to "
         "the customer, in plain text, or call tools. When all is done, tell the customer what you did and say goodbye. "
         "<answer>I give up</answer> only gives up."
@@ -49,7 +49,7 @@ class Tau2ServiceEnv(Tau2Env):
         kwargs.setdefault("max_turns", 40)
         self.user = find_user(user)
         env = base(self.domain)
-        self.instructions = f"{type(self).instructions}\n\n<policy>\n{env.policy}\n</policy>"  # type: ignore[misc]
+        self.instructions = f"{type(self).instructions}\n\n<policy>\n{env.policy}\n</policy>"
         super().__init__([tool.openai_schema["function"] for tool in env.get_tools()], **kwargs)
         self.floor = idle_share(self.domain, self.split)  # of tasks in which nothing is to be done or told
 
@@ -118,8 +118,12 @@ class Tau2ServiceEnv(Tau2Env):
             messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
         return messages[:-1]
 
-    def demonstration(self) -> list[str]:
-        """The original's gold actions, a call a turn, with what has to be said around them."""
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The original's gold actions, a call a turn, with what has to be said around them.
+
+        Raises ValueError with `rng`: there are no others.
+        """
+        self.only_expert(rng)
         questions = ["Could you tell me who you are?", "What else should I know?"]
         turns: list[str] = questions[: len(self.notes())]
         desk, asked, transferred = make_desk(self.domain), False, False
