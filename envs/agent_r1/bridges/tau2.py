@@ -151,7 +151,7 @@ class Tau2TelecomEnv(Tau2Env):
         return self.verdict() if result.done else {}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The original's gold actions, a call a turn, then `done`. Raises ValueError with `rng`: there are no others."""
+        """The original's gold actions, a call a turn, then `done`. Raises ValueError with `rng`: nobody errs."""
         self.only_expert(rng)
         calls = [(gold.name, gold.arguments) for gold in self.criteria().actions or []]
         return [self.dialect.tool_call(name, arguments) for name, arguments in [*calls, ("done", {})]]
