@@ -74,6 +74,21 @@ BRIDGES = {
     "AgentR1/BabyAI-v0": Entry(
         "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "1 to 10"
     ),
+    "AgentR1/Tau2Telecom-v0": Entry(
+        "agent_r1.bridges.tau2:Tau2TelecomEnv", ("planning", "reasoning", "tool use"), "partial", "2 to 13"
+    ),
+    "AgentR1/Tau2Retail-v0": Entry(
+        "agent_r1.bridges.tau2_service:Tau2RetailEnv",
+        ("planning", "reasoning", "tool use", "memory"),
+        "partial",
+        "3 to 17",
+    ),
+    "AgentR1/Tau2Airline-v0": Entry(
+        "agent_r1.bridges.tau2_service:Tau2AirlineEnv",
+        ("planning", "reasoning", "tool use", "memory"),
+        "partial",
+        "3 to 24",
+    ),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""
 

@@ -154,3 +154,16 @@ def test_the_index_names_every_id():
     assert (pages / "index.md").read_text().endswith(validate.index(pages))
     ids = agent_r1.ENVIRONMENTS | agent_r1.BRIDGES
     assert all(f"[{env_id.removeprefix('AgentR1/')}](" in validate.index(pages) for env_id in ids)
+
+
+def test_random_calls_know_what_a_schema_refers_to():
+    """As pydantic writes it."""
+    place = {"type": "object", "properties": {"side": {"$ref": "#/$defs/Side"}}, "required": ["side"]}
+    schema = {
+        "type": "object",
+        "properties": {"places": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/Place"}}},
+        "required": ["places"],
+        "$defs": {"Place": place, "Side": {"enum": ["left"]}},
+    }
+    value = probes.random_value(schema, None, np.random.default_rng(0))
+    assert value["places"] and all(found == {"side": "left"} for found in value["places"])
