@@ -336,5 +336,5 @@ def test_importing_is_quick():
 @pytest.mark.parametrize("env_id", [e for e in IDS if "world_seed" in takes(e)])
 @pytest.mark.parametrize("world_seed", [-1, 0.5, "0", True])
 def test_a_world_that_has_no_number_is_refused_when_it_is_made(env_id, world_seed):
-    with pytest.raises(ValueError, match="world_seed is a whole number, 0 or more"):
+    with pytest.raises(ValueError, match=r"world_seed must be (an integer|at least 0), got "):
         gym.make(env_id, world_seed=world_seed)
