@@ -303,6 +303,11 @@ def test_importing_loads_no_optional_dependency():
     assert not any(name.startswith("agent_r1.tasks.") for name in imported)  # each task when it is made
 
 
+def test_the_vector_environment_stands_below_the_wrappers():
+    code = "import sys, json, agent_r1.vector; print(json.dumps('agent_r1.wrappers' in sys.modules))"
+    assert in_a_new_process(code) is False
+
+
 def test_arithmetic_world_needs_no_extra():
     """The judge and the sandboxes stay unloaded: the calculator is all that it needs."""
     code = (

@@ -69,7 +69,7 @@ def test_figures_that_should_not_be(name, one):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env_id", probes.generated_worlds())
+@pytest.mark.parametrize("env_id", agent_r1.generated_worlds())
 def test_the_worlds_pass(env_id):
     report = validate.validate(Subject(env_id, {}, 20))
     assert not report.failed and not report.missing
