@@ -1,6 +1,8 @@
 """Each check of `python -m agent_r1.validate` passes on an environment that is right and finds one that is not."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,10 +14,11 @@ import agent_r1
 from agent_r1 import Tool, ToolResult, probes, validate
 from agent_r1.validate import CHECKS, Failed, Report, Subject, above
 
+ROOT = Path(__file__).parents[2]
 FOUND = {
     "gymnasium": ["Unspeakable"],
     "farming": ["Farmable", "FarmableInPairs"],
-    "injection": ["ListensToTools", "ListensToToolsOfAnEpisode", "ListensToQuestions"],
+    "injection": ["ListensToTools", "ListensToToolsOfAnEpisode", "ListensToQuestions", "KeepsResultsBack"],
     "determinism": ["DependsOnHashes", "DependsOnTheClock", "DependsOnGlobalRandomNumbers"],
     "snapshot": ["ForgetsInSnapshots"],
     "global state": ["DrawsGlobalRandomNumbers"],
@@ -42,6 +45,21 @@ def test_every_check_is_tried_here():
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_is_right_passes(name):
     CHECKS[name](subject("Right", 5))
+
+
+@pytest.mark.parametrize("one", ["FailsOnOtherPlaces", "FailsOnMostWords"])
+def test_calls_that_fail_are_no_injection(one):
+    CHECKS["injection"](subject(one))
+
+
+def test_a_module_that_prints_when_it_is_imported_passes(tmp_path):
+    """The environment of docs/bridges.md, saved as a file, plays an episode and prints how it ended."""
+    page = (ROOT / "docs" / "bridges.md").read_text()
+    (tmp_path / "lock.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    run = [sys.executable, "-m", "agent_r1.validate", "lock:Mine/Lock-v0", "--tasks", "5"]
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}, cwd=tmp_path)
+    assert done.returncode == 0 and "Mine/Lock-v0: pass" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("name", "one"), [(name, one) for name, some in FOUND.items() for one in some])
@@ -150,7 +168,7 @@ def test_random_values_fit_their_schema():
 
 
 def test_the_index_names_every_id():
-    pages = Path(__file__).parents[2] / "docs" / "environments"
+    pages = ROOT / "docs" / "environments"
     assert (pages / "index.md").read_text().endswith(validate.index(pages))
     ids = agent_r1.ENVIRONMENTS | agent_r1.BRIDGES
     assert all(f"[{env_id.removeprefix('AgentR1/')}](" in validate.index(pages) for env_id in ids)
