@@ -9,6 +9,7 @@ from pathlib import Path
 import checked_environments
 import numpy as np
 import pytest
+from registered import BRIDGES
 
 import agent_r1
 from agent_r1 import Tool, ToolResult, probes, validate
@@ -90,6 +91,13 @@ def test_figures_that_should_not_be(name, one):
 @pytest.mark.parametrize("env_id", agent_r1.generated_worlds())
 def test_the_worlds_pass(env_id):
     report = validate.validate(Subject(env_id, {}, 20))
+    assert not report.failed and not report.missing
+
+
+@pytest.mark.bridge
+@pytest.mark.parametrize("env_id", BRIDGES)
+def test_the_bridges_pass(env_id):
+    report = validate.validate(Subject(env_id, {}, 5))
     assert not report.failed and not report.missing
 
 
