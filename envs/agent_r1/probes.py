@@ -14,9 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
 
-import agent_r1
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
 
@@ -70,12 +68,6 @@ def span(env: ToolEnv, text: str) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------------------------- those that know
-
-
-def generated_worlds() -> list[str]:
-    """The registered ids whose tasks are generated: those that take a `world_seed`."""
-    classes = {env_id: load_env_creator(entry.entry_point) for env_id, entry in agent_r1.ENVIRONMENTS.items()}
-    return [env_id for env_id, made in classes.items() if "world_seed" in inspect.signature(made).parameters]
 
 
 def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match
 from agent_r1.task_data.pharma_sim import Pair
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
-from agent_r1.tasks.draw import checked_seed, pick, sample
+from agent_r1.tasks.draw import pick, sample
 from agent_r1.tasks.pharma_sim.scenarios import (
     SPLITS,
     generate_task,
@@ -96,7 +97,7 @@ class PharmaSimEnv(ToolEnv):
     ) -> None:
         kwargs.setdefault("max_turns", 24)
         kwargs.setdefault("max_action_tokens", 512)
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.data_dir = None if data_dir is None else str(data_dir)
         self.user = find_user(user)
         if split in self.splits:  # other ones are refused below
