@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.naive_rag import BASELINES
-from llm_utils.environments import dice
+from llm_utils.streams import episode_seed
 
 Array = np.ndarray
 
@@ -118,7 +118,7 @@ class Demonstrations:
 
 def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int = 0) -> Demonstration:
     """Play one demonstration through the environment, so that a row is what a policy would have met, to the token."""
-    state, _ = env.reset(seed=dice(seed, index), options={"task_index": index})
+    state, _ = env.reset(seed=episode_seed(seed, index), options={"task_index": index})
     mask, info = np.zeros(len(state), bool), {}
     for text in turns():
         span = env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False)

@@ -39,9 +39,8 @@ from llm_utils.sources import (
     model_source,
     tokenizer_source,
 )
+from llm_utils.streams import Stream
 from llm_utils.trajectory import Segment, Trajectory
-
-ORDER = 3  # the stream of random numbers that minibatches are drawn from; see rollout.py
 
 Episodes = list[tuple[int, int]]  # numbers and task indexes
 
@@ -198,7 +197,8 @@ class Run:
 
     def minibatches(self, rows: Sequence[Trajectory], iteration: int) -> Iterator[list[Trajectory]]:
         """For every optimizer step of an iteration the trajectories that this process trains on."""
-        num_rows, rng = distributed.broadcast(len(rows)), np.random.default_rng([self.args.seed, ORDER, iteration])
+        num_rows, seed = distributed.broadcast(len(rows)), [self.args.seed, Stream.ORDER, iteration]
+        rng = np.random.default_rng(seed)
         for _ in range(self.args.update_epochs):
             for part in np.array_split(rng.permutation(num_rows), self.args.num_minibatches):
                 if len(part):
