@@ -70,11 +70,12 @@ def env_kwargs(args: Any) -> dict[str, Any]:
 
 @contextmanager
 def plain_errors(env_id: str) -> Iterator[None]:
-    """Inside, what the flags get wrong about an environment (a split, an argument, data that aren't there) ends the
-    program with the message alone. Other errors of the user's own environment keep their traceback."""
+    """Inside, what the flags get wrong about an environment (a split, an argument) and what isn't there (its data, a
+    package) ends the program with the message alone. Other errors of the user's own environment keep their traceback.
+    """
     try:
         yield
-    except (OSError, TypeError, ValueError) as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:
         if not env_id.startswith("AgentR1/") and "keyword argument" not in str(error):
             raise
         raise SystemExit(f"--env-id {env_id}: {error}") from None
