@@ -5,8 +5,8 @@
     python benchmarks/bridges.py --part model --model FOLDER       # 20 tasks of each by evaluate_llm.py
     python benchmarks/bridges.py --part oracle --ids BabyAI        # some again; the others stay as they were recorded
 
-Ids whose packages aren't installed are passed over and named. Writes benchmarks/results/bridges_PART.json and .md; every
-row says with which command and where it was measured.
+Ids whose packages aren't installed are passed over and named. Writes benchmarks/results/bridges_PART.json and .md, in
+which every row says by which command and where it was measured.
 """
 
 from __future__ import annotations

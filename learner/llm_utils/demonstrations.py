@@ -61,6 +61,19 @@ class Demonstrations:
             return env
         return BASELINES[self.mode](type(env))(tokenizer=self.tokenizer, split=self.split, **self.env_kwargs)
 
+    @property
+    def only_experts(self) -> bool:
+        """Has the environment nobody who makes mistakes?"""
+        env = self.make_env()
+        env.reset(seed=self.seed, options={"task_index": 0})
+        try:
+            env.demonstration(np.random.default_rng(self.seed))
+        except ValueError:
+            return True
+        finally:
+            env.close()
+        return False
+
     def split_tasks(self, num_demonstrations: int, num_heldout: int) -> tuple[int, int]:
         """Numbers of tasks to train on and to hold out: those asked for; of a smaller split nine in ten and one."""
         num_tasks = self.make_env().num_tasks

@@ -36,6 +36,7 @@ from llm_utils.sources import (
     check_context,
     check_vocabulary,
     default_learning_rates,
+    model_files,
     model_source,
     tokenizer_source,
 )
@@ -311,7 +312,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         modules, rates = [policy, critic], [args.learning_rate, args.critic_learning_rate]
     optimizer = Float32AdamW(modules, rates, betas=(0.9, 0.95))
     state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
-    state["summary"] = {}
+    state["summary"] = {"model_files": model_files(args)}
     if args.resume:
         state = checkpoint.load(folder, critic, optimizer)["run"]
         state.setdefault("evaluated", state["iteration"] or -1)  # of an older version
