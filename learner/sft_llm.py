@@ -19,7 +19,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
-import agent_r1  # noqa: F401  (registers the environments)
+from agent_r1 import ToolEnv
 from agent_r1.tokenizers import load_tokenizer
 from llm_utils import arguments, checkpoint, distributed, run_files, threads
 from llm_utils.demonstrations import Demonstration, Demonstrations, read_rows
@@ -200,7 +200,9 @@ if __name__ == "__main__":
     maker = Demonstrations(args.env_id, args.split, env_kwargs(args), None, args.seed)
     if not args.data:
         with plain_errors(args.env_id):
-            maker.make_env()
+            env = maker.make_env()
+        if type(env).demonstration is ToolEnv.demonstration:
+            raise SystemExit(f"--env-id {args.env_id}: it has no demonstration to imitate; give rows as --data FILE")
         if args.expert_share < 1 and maker.only_experts:
             why = f"{args.env_id} has expert demonstrations only; give --expert-share 1"
             raise SystemExit(f"--expert-share {args.expert_share}: {why}")

@@ -40,9 +40,16 @@ class OnlyExpertsEnv(SometimesLostEnv):
         return super().demonstration()
 
 
+class SilentEnv(SometimesLostEnv):
+    """It shows nothing."""
+
+    demonstration = ToolEnv.demonstration
+
+
 @pytest.fixture(autouse=True)
 def registered():
-    for name in (kinds := {"Lost/Sometimes-v0": SometimesLostEnv, "Lost/OnlyExperts-v0": OnlyExpertsEnv}):
+    kinds = {"Lost/Sometimes-v0": SometimesLostEnv, "Lost/OnlyExperts-v0": OnlyExpertsEnv, "Lost/Silent-v0": SilentEnv}
+    for name in kinds:
         gym.register(name, entry_point=kinds[name])
     yield
     for name in kinds:
@@ -102,4 +109,10 @@ def test_a_policy_from_nothing_where_there_are_only_experts(learn):
 def test_a_share_of_mistakes_that_nobody_makes_is_refused(learn, tmp_path):
     with pytest.raises(SystemExit, match="--expert-share 0.38: .*OnlyExperts-v0 has .* only; give --expert-share 1"):
         learn("sft_llm", "--env-id", "Lost/OnlyExperts-v0", *WORDS)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nobody_to_imitate_is_one_line(learn, tmp_path):
+    with pytest.raises(SystemExit, match="Silent-v0: it has no demonstration to imitate; give rows as --data FILE"):
+        learn("sft_llm", "--env-id", "Lost/Silent-v0", *WORDS)
     assert not (tmp_path / "runs").exists()
