@@ -75,7 +75,7 @@ BRIDGES = {
         "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "1 to 10"
     ),
     "AgentR1/BFCLMultiTurn-v0": Entry(
-        "agent_r1.bridges.bfcl:BFCLMultiTurnEnv", ("tool use", "planning", "memory"), "partial", "3 to 42"
+        "agent_r1.bridges.bfcl:BFCLMultiTurnEnv", ("tool use", "planning", "memory"), "partial", "3 to 17"
     ),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""

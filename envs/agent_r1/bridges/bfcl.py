@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import datetime
 import decimal
 import importlib
 import inspect
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib import resources
 from threading import Lock
+from types import FunctionType
 from typing import Any, ClassVar
 
 from agent_r1.bridges.bridge import BridgeEnv, World, check_version
@@ -41,8 +43,8 @@ class BFCLMultiTurnEnv(BridgeEnv):
     ## Description
     Each request may take several calls. A turn without a call says that the request is done (or that it can't be), and
     the user goes on with the next one, as the task's script has it. In `miss_func` a function that is needed is told
-    only after the request that needs it, in `miss_param` a request lacks what the next one gives, and `long_context` has
-    long files, lists and records.
+    only after the request that needs it, in `miss_param` a request lacks what the next one gives, and `long_context`
+    has long files, lists and records.
 
     ## Rewards
     1 if after each request (but those that can't be done) the services are in the state in which the task's own calls
@@ -52,17 +54,15 @@ class BFCLMultiTurnEnv(BridgeEnv):
 
     instructions: ClassVar[str] = (
         "Do what the user asks by calling functions, as many as it takes. Don't ask back where you can find out. When "
-        "the request is done, or can't be done because a function or a value is missing, say so in plain text without a "
-        "call; the user then goes on."
+        "the request is done, or can't be done because a function or a value is missing, say so in plain text without "
+        "a call; the user then goes on."
     )
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **BridgeEnv.PROCESS_WEIGHTS,
         "repeated_call": 0.0,  # a look may be right twice
         "request_done": 0.0,
     }
-    splits: ClassVar[Mapping[str, str]] = {
-        name: name for name in ("base", "miss_func", "miss_param", "long_context")
-    }
+    splits: ClassVar[Mapping[str, str]] = {name: name for name in ("base", "miss_func", "miss_param", "long_context")}
 
     def __init__(self, *, split: str = "base", **kwargs: Any) -> None:
         require_bfcl()
@@ -173,7 +173,7 @@ class BFCLMultiTurnEnv(BridgeEnv):
         return bool(same and response_checker(services.answers, expected.answers, request)["valid"])
 
     def demonstration(self) -> list[str]:
-        """The task's own calls, one a turn (eight where one request takes more than 20), and a word after each request."""
+        """The task's own calls, one a turn (eight where a request takes more than 20), and a word after a request."""
         turns = []
         for calls in self.task.metadata["gold"]:
             texts = [self.dialect.tool_call(name, arguments) for name, arguments in calls]
@@ -288,10 +288,23 @@ def require_bfcl() -> None:
     check_version("bfcl-eval", CHECKED)
 
 
+class Day(datetime.datetime):
+    """A clock that stands still: on the day on which the package's stock market is."""
+
+    @classmethod
+    def today(cls) -> Day:
+        return cls(2024, 9, 1)
+
+
 @cache
 def api_class(api: str) -> Any:
-    """The package's class."""
-    return getattr(importlib.import_module(API + APIS[api]), api)
+    """The package's class, but for the day on which it finds out how old a traveller is."""
+    cls: Any = getattr(importlib.import_module(API + APIS[api]), api)
+    if api != "TravelAPI":
+        return cls
+    method = cls.verify_traveler_information
+    fixed = FunctionType(method.__code__, method.__globals__ | {"datetime": Day})
+    return type(api, (cls,), {method.__name__: fixed})
 
 
 @cache
