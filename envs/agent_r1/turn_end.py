@@ -200,6 +200,7 @@ def _outcome(env: ToolEnv, turn: OpenTurn, end: End | None, terms: dict[str, flo
         value = env.judge_outcome(score, answer_ok=right, calls_ok=calls_ok)
     name = "outcome/unfinished" if unfinished else env.outcome_term if right and calls_ok else "outcome/format"
     terms[name] = float(value)
+    terms |= {f"outcome/{also}": float(amount) for also, amount in env.judge_besides().items()}
     return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics}
 
 
