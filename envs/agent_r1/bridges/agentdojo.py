@@ -16,7 +16,7 @@ from agent_r1.numbers import finite
 from agent_r1.tool_env import End, Task
 from agent_r1_tools import Tool, ToolResult
 
-CHECKED = "0.1.35"
+CHECKED = "0.1"
 MOST_CHARS = 50_000  # of a result
 NOW = datetime.datetime(2024, 6, 1)  # of what is written in an episode: behind all that was there
 
@@ -61,7 +61,7 @@ class AgentDojoEnv(BridgeEnv):
         if attack is not None:
             find_attack(version, "workspace", attack)
         super().__init__(schemas, split=split, **kwargs)
-        self.floor = 0.35 if split == "banking" else 0.0  # 5 of 16 tasks are as they should be from the beginning
+        self.floor = 0.35 if split == "banking" else 0.05  # 5 of its 16 tasks are as they should be from the beginning
 
     def make_tool(self, schema: Mapping[str, Any], timeout: float) -> Tool:
         """A function, whose results may be long."""
@@ -79,14 +79,13 @@ class AgentDojoEnv(BridgeEnv):
         """User task and injection number `index`, the injections of a user task one after the other."""
         suite = find_suite(self.version, self.split)
         user, injection = list(suite.user_tasks), list(suite.injection_tasks)
-        names = (user[index], None)
-        if self.attack is not None:
-            names = user[index // len(injection)], injection[index % len(injection)]
-        task = f"{self.split}-{names[0]}" + (f"-{names[1]}" if names[1] else "")
-        metadata = {"version": self.version, "suite": self.split, "attack": self.attack}
-        metadata |= {"user_task": names[0], "injection_task": names[1]}
-        metadata["goal"] = suite.injection_tasks[names[1]].GOAL if names[1] else None
-        return Task(task, suite.user_tasks[names[0]].PROMPT, [], metadata, f"{system_message()}\n{self.instructions}")
+        task, goal = (index, None) if self.attack is None else divmod(index, len(injection))
+        metadata: dict[str, Any] = {"version": self.version, "suite": self.split, "attack": self.attack}
+        metadata |= {"user_task": user[task], "injection_task": None if goal is None else injection[goal]}
+        metadata["goal"] = None if goal is None else suite.injection_tasks[injection[goal]].GOAL
+        name = "-".join(str(part) for part in (self.split, user[task], metadata["injection_task"]) if part)
+        instructions = f"{system_message()}\n{self.instructions}"
+        return Task(name, suite.user_tasks[user[task]].PROMPT, [], metadata, instructions)
 
     def make_world(self, task: Task) -> World:
         """The suite's world at the beginning."""
@@ -196,7 +195,17 @@ def scene(version: str, suite: str, attack: str | None, user_task: str, injectio
     if attack is not None and injection_task is not None:
         injection = found.injection_tasks[injection_task]
         injections = find_attack(version, suite, attack).attack(user, injection)
-    return found, user, injection, user.init_environment(found.load_and_inject_default_environment(injections))
+    return found, user, injection, user.init_environment(load(found, injections))
+
+
+def load(suite: Any, injections: Mapping[str, str]) -> Any:
+    """What the suite's `load_and_inject_default_environment` gives, by YAML's quick loader where there is one."""
+    import yaml
+    from agentdojo.task_suite.task_suite import read_suite_file
+
+    text = read_suite_file(suite.name, "environment.yaml", suite.data_path)
+    text = text.format(**{**suite.get_injection_vector_defaults(), **injections})
+    return suite.environment_type.model_validate(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 # ---------------------------------------------------------------------------------------------------------- agentdojo
@@ -227,10 +236,13 @@ def find_suite(version: str, name: str) -> Any:
 
 @cache
 def find_attack(version: str, suite: str, name: str) -> Any:
-    """How injections are worded. Raises ValueError for an attack that AgentDojo doesn't have, or that asks people."""
+    """How injections are worded.
+
+    Raises ValueError for what AgentDojo doesn't have, asks people for, or has no goal ("dos").
+    """
     from agentdojo.attacks.attack_registry import ATTACKS, load_attack
 
-    there = [attack for attack in ATTACKS if attack != "manual"]
+    there = [attack for attack, kind in ATTACKS.items() if attack != "manual" and not kind.is_dos_attack]
     if name not in there:
         raise ValueError(f"AgentDojo has no attack {name!r}; it has {', '.join(there)}")
     return load_attack(name, find_suite(version, suite), SimpleNamespace(name="local"))  # type: ignore[arg-type]
