@@ -164,7 +164,7 @@ class Desk:
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from agentdojo.agent_pipeline.tool_execution import tool_result_to_str
 
-        inbox = getattr(self.state, "inbox", None)
+        inbox: Any = getattr(self.state, "inbox", None)
         known = set(inbox.emails) if inbox is not None else set()
         try:
             found, error = self.runtime.run_function(self.state, name, arguments)
@@ -245,7 +245,7 @@ def find_attack(version: str, suite: str, name: str) -> Any:
     there = [attack for attack, kind in ATTACKS.items() if attack != "manual" and not kind.is_dos_attack]
     if name not in there:
         raise ValueError(f"AgentDojo has no attack {name!r}; it has {', '.join(there)}")
-    return load_attack(name, find_suite(version, suite), SimpleNamespace(name="local"))  # type: ignore[arg-type]
+    return load_attack(name, find_suite(version, suite), SimpleNamespace(name="local"))
 
 
 @cache
