@@ -10,10 +10,12 @@ from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
+
+from agent_r1.arguments import finite
 from agent_r1.bridges.bridge import BridgeEnv, World, check_version
 from agent_r1.dialects import Call
-from agent_r1.numbers import finite
-from agent_r1.tool_env import End, Task
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task
 from agent_r1_tools import Tool, ToolResult
 
 CHECKED = "0.1"
@@ -39,8 +41,7 @@ class AgentDojoEnv(BridgeEnv):
         version: of AgentDojo's tasks.
     """
 
-    instructions: ClassVar[str] = "When the task is done, answer in plain text, without a call."
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "repeated_call": 0.0}
+    instructions = "When the task is done, answer in plain text, without a call."
     splits: ClassVar[Mapping[str, str]] = {name: name for name in ("workspace", "travel", "banking", "slack")}
 
     def __init__(
@@ -140,8 +141,13 @@ class AgentDojoEnv(BridgeEnv):
                 found.append(False)
         return found[0], found[1]
 
-    def demonstration(self) -> list[str]:
-        """AgentDojo's calls for the user's task, one a turn, and its answer; the injection is passed over."""
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """AgentDojo's calls for the user's task, one a turn, and its answer; the injection is passed over.
+
+        Raises: ValueError with `rng`: there is only the expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
         _, user, _, before = scene(*place_of(self.task))
         calls = user.ground_truth(before.model_copy(deep=True))
         turns = [self.dialect.tool_call(call.function, dict(call.args)) for call in calls]

@@ -16,9 +16,11 @@ from threading import Lock
 from types import FunctionType
 from typing import Any, ClassVar
 
+import numpy as np
+
 from agent_r1.bridges.bridge import BridgeEnv, World, check_version
 from agent_r1.dialects import Call
-from agent_r1.tool_env import End, Task, UserTurn
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task, UserTurn
 from agent_r1_tools import Tool, ToolResult
 
 INSTALL = 'pip install "agent-r1[bfcl]" && pip install --no-deps "bfcl-eval>=2026.3,<2026.4"'
@@ -52,14 +54,13 @@ class BFCLMultiTurnEnv(BridgeEnv):
     the episode, as do more than 20 turns with calls for one.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Do what the user asks by calling functions, as many as it takes. Don't ask back where you can find out. When "
         "the request is done, or can't be done because a function or a value is missing, say so in plain text without "
         "a call; the user then goes on."
     )
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **BridgeEnv.PROCESS_WEIGHTS,
-        "repeated_call": 0.0,  # a look may be right twice
         "request_done": 0.0,
     }
     splits: ClassVar[Mapping[str, str]] = {name: name for name in ("base", "miss_func", "miss_param", "long_context")}
@@ -172,8 +173,13 @@ class BFCLMultiTurnEnv(BridgeEnv):
             return False
         return bool(same and response_checker(services.answers, expected.answers, request)["valid"])
 
-    def demonstration(self) -> list[str]:
-        """The task's own calls, one a turn (eight where a request takes more than 20), and a word after a request."""
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The task's own calls, one a turn (eight where a request takes more than 20), and a word after a request.
+
+        Raises: ValueError with `rng`: there is only the expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
         turns = []
         for calls in self.task.metadata["gold"]:
             texts = [self.dialect.tool_call(name, arguments) for name, arguments in calls]
