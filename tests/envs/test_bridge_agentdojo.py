@@ -231,7 +231,10 @@ def test_another_process_plays_the_same():
         "env = gym.make('AgentR1/AgentDojo-v0', split='travel').unwrapped\n"
         "told = [probes.play(env, index, probes.expert).states for index in (5, 100)]\n"
         "env = gym.make('AgentR1/AgentDojo-v0').unwrapped\n"
-        "told += [probes.play(env, 200, probes.expert).states]\n"
+        "told += [probes.play(env, index, probes.expert).states for index in (117, 200)]\n"
+        "env.reset(options={'task_index': 117})\n"
+        "sent = env.dialect.tool_call('get_sent_emails', {})\n"
+        "told += [env.step(probes.span(env, text))[0].tolist() for text in (*env.demonstration()[:-1], sent)]\n"
         "print(hashlib.sha256(repr(told).encode()).hexdigest())"
     )
     run, away = [sys.executable, "-c", program], {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}

@@ -178,6 +178,8 @@ class Desk:
                 inbox.emails[key].timestamp = NOW
             if hasattr(found, "last_modified") and name in ("create_file", "append_to_file"):
                 found.last_modified = NOW
+            if error is None and name == "create_calendar_event":  # it makes a set of them
+                found.participants.sort()
             text = tool_result_to_str(found) if error is None else error
         except Exception as broken:  # of arguments that the package doesn't expect
             text = error = f"{type(broken).__name__}: {broken}"
