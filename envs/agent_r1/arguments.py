@@ -23,6 +23,25 @@ def integer(name: str, value: Any, least: int | None = None) -> int:
 
 def finite(name: str, value: Any) -> float:
     """`value` as a float. Raises ValueError where it is none, NaN or infinite."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    number = _real(name, value)
+    if not math.isfinite(number):
         raise ValueError(f"{name} must be a number, got {value!r}")
-    return float(value)
+    return number
+
+
+def duration(name: str, value: Any) -> float:
+    """`value` in seconds as a float; infinity is one. Raises ValueError where it is none, or below 0."""
+    number = _real(name, value)
+    if not number >= 0:
+        raise ValueError(f"{name} must be a number of seconds, 0 or more, got {value!r}")
+    return number
+
+
+def _real(name: str, value: Any) -> float:
+    """`value` as a float, NaN where it is no number. Raises ValueError where no float holds it."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a number, got one that is too large") from None

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.arguments import finite, integer
+from agent_r1.arguments import duration, finite, integer
 from agent_r1.chat import chat_messages, encode_turn, reply_text
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens, UserTurn
@@ -121,8 +121,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         ):
             if bound is not None:
                 integer(name, bound, least=1)
-        if not isinstance(fault_deadline, int | float) or not fault_deadline >= 0:  # infinity is a deadline
-            raise ValueError(f"fault_deadline must be a number of seconds, 0 or more, got {fault_deadline!r}")
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -138,7 +136,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.max_action_tokens = max_action_tokens or min(2_048, self.max_context_tokens)
         self.process_weights = process_weights(process_reward, self.PROCESS_WEIGHTS)
         self.unfinished_reward = None if unfinished_reward is None else finite("unfinished_reward", unfinished_reward)
-        self.fault_deadline = fault_deadline
+        self.fault_deadline = duration("fault_deadline", fault_deadline)
         self.strict = strict
         self.render_mode = render_mode
         vocab_size = len(self.tokenizer)

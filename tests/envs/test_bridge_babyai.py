@@ -1,9 +1,5 @@
 """BabyAI: minigrid's rooms in words; its bot fulfils missions by our calls."""
 
-import subprocess
-import sys
-
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -12,6 +8,7 @@ pytest.importorskip("minigrid")
 from agent_r1 import probes
 from agent_r1.bridges import babyai
 from agent_r1.bridges.babyai import LEVELS, BabyAIEnv
+from agent_r1.checks import CHECKS, Subject
 
 QUICK = [level for level in LEVELS if level not in ("KeyInBox", "GoToImpUnlock", "Unlock", "UnblockPickup", "Pickup")]
 
@@ -154,16 +151,6 @@ def test_saying_nothing_and_giving_up_pay_nothing():
         assert not episode.success and sum(episode.rewards) <= 0
 
 
-def test_nothing_can_be_farmed():
-    env = BabyAIEnv(level="GoToObjMazeS7", max_turns=200, max_context_tokens=200_000)
-    env.reset(options={"task_index": 0, "max_turns": 200})
-    for turn in range(200):
-        _, reward, terminated, truncated, _ = call(env, "turn", direction=("left", "right")[turn % 2])
-        assert reward <= 0
-        if terminated or truncated:
-            break
-
-
 def test_two_episodes_share_nothing():
     one, other = BabyAIEnv(level="Open"), BabyAIEnv(level="Open")
     one.reset(options={"task_index": 1})
@@ -179,26 +166,8 @@ def test_two_episodes_share_nothing():
     assert mixed == alone
 
 
-def test_another_process_plays_the_same():
-    program = (
-        "import agent_r1, hashlib, gymnasium as gym; from agent_r1 import probes\n"
-        "env = gym.make('AgentR1/BabyAI-v0', level='SynthS5R2').unwrapped\n"
-        "print(hashlib.sha256(repr(probes.play(env, 5, probes.expert).states).encode()).hexdigest())"
-    )
-    found = set()
-    for seed in ("0", "1"):
-        run = [sys.executable, "-c", program]
-        done = subprocess.run(run, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, **ENV})
-        found.add(done.stdout)
-    assert len(found) == 1
-
-
-ENV = {"PYTHONPATH": ":".join(sys.path)}
-
-
-def test_global_random_state_is_left_alone():
-    np.random.seed(3)
-    before = np.random.get_state()[1].tolist()
-    env = gym.make("AgentR1/BabyAI-v0", level="BossLevel")
-    env.reset(seed=1)
-    assert np.random.get_state()[1].tolist() == before
+@pytest.mark.parametrize(
+    ("check", "level"), [("farming", "GoToObjMazeS7"), ("determinism", "SynthS5R2"), ("global state", "BossLevel")]
+)
+def test_larger_levels_are_validated(check, level):
+    CHECKS[check](Subject("AgentR1/BabyAI-v0", {"level": level}, 2))

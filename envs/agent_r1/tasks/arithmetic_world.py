@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
-from agent_r1.tasks.draw import checked_seed, pick
+from agent_r1.tasks.draw import pick
 from agent_r1.tasks.mathematics import MathematicsEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import ToolResult
@@ -120,7 +121,7 @@ class ArithmeticWorldEnv(MathematicsEnv):
     def __init__(self, *, world_seed: int = 0, tools: Sequence[str] = ("calculator",), **kwargs: Any) -> None:
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         super().__init__(tools=tools, **kwargs)
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
 
     @property
     def num_tasks(self) -> int:

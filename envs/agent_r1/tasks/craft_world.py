@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import paper_outcome
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
-from agent_r1.tasks.draw import checked_seed, pick, sample
+from agent_r1.tasks.draw import pick, sample
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
@@ -278,7 +279,7 @@ class CraftWorldEnv(ToolEnv):
         if depth is not None and depth not in DEPTHS.get(self.split, (1, 2, 3, 4, 5)):
             there = ", ".join(map(str, DEPTHS.get(self.split, (1, 2, 3, 4, 5))))
             raise ValueError(f"depth must be None or one of {there} in split {self.split!r}, got {depth!r}")
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.depth = depth
         depths = (depth,) if depth is not None else DEPTHS.get(self.split, (1, 2, 3))
         self.floor = sum(MULTIPLIES_NOTHING[level] for level in depths) / len(depths)

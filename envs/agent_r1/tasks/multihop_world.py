@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.tasks.draw import checked_seed, pick, sample
+from agent_r1.arguments import integer
+from agent_r1.tasks.draw import pick, sample
 from agent_r1.tasks.question_answering import QuestionAnsweringEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import run_tool
@@ -147,7 +148,7 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
     def __init__(self, *, world_seed: int = 0, top_k: int = 1, **kwargs: Any) -> None:
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         super().__init__(top_k=top_k, **kwargs)
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
 
     @property
     def num_tasks(self) -> int:

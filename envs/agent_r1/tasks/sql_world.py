@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.task_data.sql import FILES, load_sql
 from agent_r1.tasks import sql_tasks
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
-from agent_r1.tasks.draw import checked_seed, pick
+from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
 
@@ -62,7 +63,7 @@ class SQLWorldEnv(ToolEnv):
         if self.split not in there:
             what = "without data_dir" if data_dir is None else "with data_dir"
             raise ValueError(f"SQLWorld has no split {split!r} {what}; it has {', '.join(there)}")
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.questions = None if data_dir is None else load_sql(self.split, data_dir)
 
     @property

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.task_data.harbor import TerminalTask, load_tasks
 from agent_r1.tasks import terminal_tasks
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
-from agent_r1.tasks.draw import checked_seed
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
@@ -83,7 +83,7 @@ class TerminalEnv(ToolEnv):
         self.limits = limits or LIMITS
         submit = Tool.from_function(self._submit, name="submit", timeout=SUBMIT_SECONDS, timeout_is_fault=True)
         super().__init__([ShellTool(), submit], max_turns=max_turns, **kwargs)
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.data_dir = data_dir
         self._tasks = None if data_dir is None else load_tasks(data_dir, self.split)
         # What is ours to know and not the policy's, should it lie inside of what the sandbox shows.

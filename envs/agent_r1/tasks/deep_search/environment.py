@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match, f1
 from agent_r1.task_data import Question, load_questions
@@ -29,7 +30,6 @@ from agent_r1.tasks.deep_search.pages import (
     task_pages,
 )
 from agent_r1.tasks.demonstrators import TEACHERS, demonstrator
-from agent_r1.tasks.draw import checked_seed
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
 from agent_r1.tasks.question_answering import shared_corpus
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
@@ -122,7 +122,7 @@ class DeepSearchEnv(ToolEnv):
             )
         if questions is not None and questions not in QUESTIONS:
             raise ValueError(f"questions is None or one of {', '.join(QUESTIONS)}, got {questions!r}")
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.questions: list[Question] | None = None
         pool: list[Question] = []
         if questions is not None and split in self.splits:  # other splits are refused below

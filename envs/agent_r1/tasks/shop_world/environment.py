@@ -14,7 +14,6 @@ from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.task_data.webshop import Files, Goal, Product, find_webshop, load_webshop, split_goals
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
-from agent_r1.tasks.draw import checked_seed
 from agent_r1.tasks.shop_world.agents import expert_plan, fallible_plan, sloppy_plan
 from agent_r1.tasks.shop_world.catalogue import (
     ATTRIBUTES,
@@ -100,7 +99,7 @@ class ShopWorldEnv(ToolEnv):
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         functions = (self.search, self.open, self.choose, self.buy)
         super().__init__([Tool.from_function(f, timeout=math.inf) for f in functions], split=split, **kwargs)
-        self.world_seed, self.page_size, self.nouns = checked_seed(world_seed), page_size, nouns
+        self.world_seed, self.page_size, self.nouns = integer("world_seed", world_seed, least=0), page_size, nouns
         self._files: Files | None = None if data_dir is None else find_webshop(data_dir, human_goals)
         if self._files is not None and self.split not in DATA_SPLITS:
             raise ValueError(f"split {split!r} is of the generated shop; WebShop's data has {', '.join(DATA_SPLITS)}")
