@@ -12,13 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from agent_r1 import ToolEnv
 from agent_r1.vector import vector_spec
-
-DICE = 4  # the stream of random numbers that environments are seeded from; rollout.py names the others
 
 
 def environment_spec(env_id: str) -> EnvSpec:
@@ -57,11 +54,6 @@ def make_class(name: str) -> Any:
     """What makes the environment: its class, or a function."""
     entry_point = gym.spec(name).entry_point
     return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-
-
-def dice(seed: int, episode: int) -> int:
-    """The seed of an environment's own randomness: another one in every episode, also of the same task."""
-    return int(np.random.SeedSequence([seed, DICE, episode]).generate_state(1)[0])
 
 
 def evaluation_split(env_id: str, split: str) -> str:
