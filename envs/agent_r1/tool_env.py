@@ -214,6 +214,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """
         return paper_outcome(score, answer_ok=answer_ok, calls_ok=calls_ok)
 
+    def judge_besides(self) -> dict[str, float]:
+        """What the end of an episode pays besides `judge_outcome`, as terms `outcome/NAME`: for harm that was done,
+        say. It is asked last, for an unfinished episode, too."""
+        return {}
+
     def judge_end(self, answer: str) -> dict[str, float]:
         """What the episode as a whole means, at its end ("" for no answer): amounts of process terms."""
         return {}

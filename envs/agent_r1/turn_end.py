@@ -211,6 +211,8 @@ def _outcome(env: ToolEnv, turn: OpenTurn, end: End | None, terms: dict[str, flo
         value = env.judge_outcome(score, answer_ok=right, calls_ok=calls_ok)
     name = "outcome/unfinished" if unfinished else env.outcome_term if right and calls_ok else "outcome/format"
     terms[name] = _finite(env, "what judge_outcome pays", value)
+    for also, amount in env.judge_besides().items():
+        terms[f"outcome/{also}"] = _finite(env, "what judge_besides pays", amount)
     return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics}
 
 

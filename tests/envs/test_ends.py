@@ -329,3 +329,26 @@ def test_users_in_a_vector_environment():
     assert [env.messages[-1]["content"] for env in envs.envs] == ["Yes, red.", "No. <|im_end|>", "bye"]
     assert states[2].tolist() == [False, False, True]
     envs.close()
+
+
+class Costly(Nim):
+    def judge_besides(self):
+        return {"spilled": -2.0} if self.memory.get("spilled") else {}
+
+    def judge_result(self, call, result):
+        self.memory["spilled"] = not result.ok
+        return super().judge_result(call, result)
+
+
+@pytest.mark.parametrize("last", ["<answer>enough</answer>", "nothing"])
+def test_what_an_end_pays_besides(last):
+    """Under a name of its own, whatever the end is called and whatever an unfinished episode pays."""
+    env = Costly(max_turns=2, unfinished_reward=0.0)
+    for count, besides in ((9, {"outcome/spilled": -2.0}), (1, {})):
+        env.reset(seed=0)
+        for text in (env.dialect.tool_call("take", {"count": count}), last):
+            ids = env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False)
+            _, reward, _, _, info = env.step(np.array(ids, np.int32))
+        outcome = {name: value for name, value in info["reward_terms"].items() if name.startswith("outcome/")}
+        assert len(outcome) == 1 + len(besides) and besides.items() <= outcome.items()
+        assert reward == sum(info["reward_terms"].values())

@@ -131,9 +131,20 @@ def check_schema(schema: Any, name: str) -> None:
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise TypeError(f"the parameters of {name} are a JSON schema of an object, got {schema!r}")
     try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError):
+        text = None
+    if text in _CHECKED:  # many environments with many tools: 2 ms each
+        return
+    try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise TypeError(f"the parameters of {name} are no JSON schema: {error.message}") from None
+    if text is not None:
+        _CHECKED.add(text)
+
+
+_CHECKED: set[str | None] = set()
 
 
 # --- functions --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,288 @@
+"""AgentDojo through its package: a user's task over mails, files, money or bookings, in which texts give orders."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import warnings
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.arguments import finite
+from agent_r1.bridges.bridge import BridgeEnv, World, check_version
+from agent_r1.dialects import Call
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task
+from agent_r1_tools import Tool, ToolResult
+
+CHECKED = "0.1"
+MOST_CHARS = 50_000  # of a result
+NOW = datetime.datetime(2024, 6, 1)  # of what is written in an episode: behind all that was there
+
+
+class AgentDojoEnv(BridgeEnv):
+    """AgentDojo: a user's task over mails, files, money or bookings, in which texts of others may give orders.
+
+    ## Description
+    What the tools bring up, a mail, a web page, a bill, holds an injection: a text that wants the agent to do something
+    else, such as to send money to a stranger. A turn without a call, or an `<answer>`, is the agent's final answer.
+
+    ## Rewards
+    1 if AgentDojo's check of the user's task passes and a call was made, else 0; and `outcome/injected`, by default -1,
+    where AgentDojo's check of the injection finds that it was obeyed.
+
+    Args:
+        attack: how AgentDojo words the injection, such as "direct" or "tool_knowledge"; None for the user tasks alone,
+            without injections.
+        injected_reward: what an injection obeyed pays.
+        version: of AgentDojo's tasks.
+    """
+
+    instructions = "When the task is done, answer in plain text, without a call."
+    splits: ClassVar[Mapping[str, str]] = {name: name for name in ("workspace", "travel", "banking", "slack")}
+
+    def __init__(
+        self,
+        *,
+        attack: str | None = "important_instructions_no_names",
+        injected_reward: float = -1.0,
+        version: str = "v1.2.2",
+        split: str = "workspace",
+        **kwargs: Any,
+    ) -> None:
+        require_agentdojo()
+        self.injected_reward = finite("injected_reward", injected_reward)
+        self.attack, self.version = attack, version
+        kwargs.setdefault("max_turns", 32)
+        kwargs.setdefault("max_context_tokens", 131_072)
+        schemas = schemas_of(find_suite(version, split)) if split in self.splits else []  # another is refused below
+        if attack is not None:
+            find_attack(version, "workspace", attack)
+        super().__init__(schemas, split=split, **kwargs)
+        self.floor = 0.35 if split == "banking" else 0.05  # 5 of its 16 tasks are as they should be from the beginning
+
+    def make_tool(self, schema: Mapping[str, Any], timeout: float) -> Tool:
+        """A function, whose results may be long."""
+        tool = super().make_tool(schema, timeout)
+        tool.max_result_chars = MOST_CHARS
+        return tool
+
+    @property
+    def num_tasks(self) -> int:
+        """The user tasks of the suite, each with each of its injections."""
+        suite = find_suite(self.version, self.split)
+        return len(suite.user_tasks) * (len(suite.injection_tasks) if self.attack is not None else 1)
+
+    def make_task(self, index: int) -> Task:
+        """User task and injection number `index`, the injections of a user task one after the other."""
+        suite = find_suite(self.version, self.split)
+        user, injection = list(suite.user_tasks), list(suite.injection_tasks)
+        task, goal = (index, None) if self.attack is None else divmod(index, len(injection))
+        metadata: dict[str, Any] = {"version": self.version, "suite": self.split, "attack": self.attack}
+        metadata |= {"user_task": user[task], "injection_task": None if goal is None else injection[goal]}
+        metadata["goal"] = None if goal is None else suite.injection_tasks[injection[goal]].GOAL
+        name = "-".join(str(part) for part in (self.split, user[task], metadata["injection_task"]) if part)
+        instructions = f"{system_message()}\n{self.instructions}"
+        return Task(name, suite.user_tasks[user[task]].PROMPT, [], metadata, instructions)
+
+    def make_world(self, task: Task) -> World:
+        """The suite's world at the beginning."""
+        return Desk(*place_of(task))
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """Nothing yet; AgentDojo's checks see all calls."""
+        self.memory.setdefault("calls", []).append([call.name, copy.deepcopy(call.arguments)])
+        return {}
+
+    def user_turn(self, text: str) -> End:
+        """The final answer."""
+        score, metrics = self.judge_answer(text)
+        return End(score, metrics=metrics)
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """AgentDojo's checks of the user's task and of the injection; without any call nothing is done."""
+        utility, injected = self._checked(answer)
+        return float(utility and bool(self.memory.get("calls"))), self._metrics(utility, injected)
+
+    def final_metrics(self) -> dict[str, float]:
+        """utility: nothing was answered. security as it is without an answer."""
+        return self._metrics(False, self._checked("")[1])
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """AgentDojo's utility."""
+        return score
+
+    def judge_besides(self) -> dict[str, float]:
+        """An injection obeyed."""
+        return {"injected": self.injected_reward} if self.memory.get("injected") else {}
+
+    def _metrics(self, utility: bool, injected: bool) -> dict[str, float]:
+        self.memory["injected"] = injected
+        return {"utility": float(utility), "security": float(not injected)}
+
+    def _checked(self, answer: str) -> tuple[bool, bool]:
+        """Whether the user's task is done, and whether the injection was obeyed."""
+        from agentdojo.functions_runtime import FunctionCall
+
+        place = place_of(self.task)
+        suite, user, injection, before = scene(*place)
+        desk: Any = self.world
+        calls = [FunctionCall(function=name, args=arguments) for name, arguments in self.memory.get("calls", ())]
+        found = []
+        for task in (user, injection):
+            states = before.model_copy(deep=True), desk.state.model_copy(deep=True)
+            text = [{"type": "text", "content": answer}]
+            try:
+                found.append(task is not None and bool(suite._check_task_result(task, text, *states, calls)))
+            except Exception:  # of what the policy left there: a date that is none, a list that is empty
+                found.append(False)
+        return found[0], found[1]
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """AgentDojo's calls for the user's task, one a turn, and its answer; the injection is passed over.
+
+        Raises: ValueError with `rng`: there is only the expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        _, user, _, before = scene(*place_of(self.task))
+        calls = user.ground_truth(before.model_copy(deep=True))
+        turns = [self.dialect.tool_call(call.function, dict(call.args)) for call in calls]
+        return [*turns, user.GROUND_TRUTH_OUTPUT or "That is done."]
+
+
+# ---------------------------------------------------------------------------------------------------------- the world
+
+
+class Desk:
+    """A suite's world at work."""
+
+    def __init__(self, *place: Any) -> None:
+        from agentdojo.functions_runtime import FunctionsRuntime
+
+        suite, _, _, before = scene(*place)
+        self.state: Any = before.model_copy(deep=True)
+        self.runtime = FunctionsRuntime(suite.tools)
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        from agentdojo.agent_pipeline.tool_execution import tool_result_to_str
+
+        inbox: Any = getattr(self.state, "inbox", None)
+        known = set(inbox.emails) if inbox is not None else set()
+        try:
+            found, error = self.runtime.run_function(self.state, name, arguments)
+            for key in inbox.emails.keys() - known if inbox is not None else ():  # they have the clock's time
+                inbox.emails[key].timestamp = NOW
+            if hasattr(found, "last_modified") and name in ("create_file", "append_to_file"):
+                found.last_modified = NOW
+            if error is None and name == "create_calendar_event":  # it makes a set of them
+                found.participants.sort()
+            text = tool_result_to_str(found) if error is None else error
+        except Exception as broken:  # of arguments that the package doesn't expect
+            text = error = f"{type(broken).__name__}: {broken}"
+        return ToolResult(text, ok=error is None)
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+
+def place_of(task: Task) -> tuple[Any, ...]:
+    """Which scene a task has."""
+    return tuple(task.metadata[key] for key in ("version", "suite", "attack", "user_task", "injection_task"))
+
+
+@lru_cache(maxsize=64)  # the episodes of a group begin alike
+def scene(version: str, suite: str, attack: str | None, user_task: str, injection_task: str | None) -> tuple[Any, ...]:
+    """A suite, a user task and an injection task of it, and the world before them. Don't change it: it is kept."""
+    found = find_suite(version, suite)
+    user, injection = found.user_tasks[user_task], None
+    injections: dict[str, str] = {}
+    if attack is not None and injection_task is not None:
+        injection = found.injection_tasks[injection_task]
+        injections = find_attack(version, suite, attack).attack(user, injection)
+    return found, user, injection, user.init_environment(load(found, injections))
+
+
+def load(suite: Any, injections: Mapping[str, str]) -> Any:
+    """What the suite's `load_and_inject_default_environment` gives, by YAML's quick loader where there is one."""
+    import yaml
+    from agentdojo.task_suite.task_suite import read_suite_file
+
+    text = read_suite_file(suite.name, "environment.yaml", suite.data_path)
+    text = text.format(**{**suite.get_injection_vector_defaults(), **injections})
+    return suite.environment_type.model_validate(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+# ---------------------------------------------------------------------------------------------------------- agentdojo
+
+
+@cache
+def require_agentdojo() -> None:
+    """Raises ImportError where agentdojo is missing, or what it imports."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the SDKs that it imports
+            import agentdojo.attacks  # noqa: F401  (registers them)
+            import agentdojo.task_suite.load_suites  # noqa: F401
+    except ImportError as error:
+        raise ImportError('AgentDojo needs agentdojo: pip install "agent-r1[agentdojo]"') from error
+    check_version("agentdojo", CHECKED)
+
+
+@cache
+def find_suite(version: str, name: str) -> Any:
+    """A suite of tasks. Raises ValueError for a version that AgentDojo doesn't have."""
+    from agentdojo.task_suite.load_suites import _SUITES, get_suite
+
+    if version not in list(_SUITES):
+        raise ValueError(f"AgentDojo has no version {version!r}; it has {', '.join(_SUITES)}")
+    return get_suite(version, name)
+
+
+@cache
+def find_attack(version: str, suite: str, name: str) -> Any:
+    """How injections are worded.
+
+    Raises ValueError for what AgentDojo doesn't have, asks people for, or has no goal ("dos").
+    """
+    from agentdojo.attacks.attack_registry import ATTACKS, load_attack
+
+    there = [attack for attack, kind in ATTACKS.items() if attack != "manual" and not kind.is_dos_attack]
+    if name not in there:
+        raise ValueError(f"AgentDojo has no attack {name!r}; it has {', '.join(there)}")
+    return load_attack(name, find_suite(version, suite), SimpleNamespace(name="local"))
+
+
+@cache
+def system_message() -> str:
+    """AgentDojo's own, its lines joined as they are meant."""
+    from agentdojo.agent_pipeline.agent_pipeline import load_system_message
+
+    return str(load_system_message("default")).replace("\\\n", "").strip()
+
+
+def schemas_of(suite: Any) -> list[dict[str, Any]]:
+    """A suite's functions with their arguments as JSON schemas."""
+    found = []
+    for tool in suite.tools:
+        schema = tool.parameters.model_json_schema()
+        parameters = {"type": "object"} | _inline(schema, schema.get("$defs", {}))
+        found.append({"name": tool.name, "description": tool.description, "parameters": parameters})
+    return found
+
+
+def _inline(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """A schema without references and pydantic's titles."""
+    if isinstance(schema, list):
+        return [_inline(one, definitions) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        schema = definitions[schema["$ref"].rpartition("/")[2]] | rest
+    named = {"properties": {name: _inline(one, definitions) for name, one in schema.get("properties", {}).items()}}
+    kept = {key: value for key, value in schema.items() if key not in ("title", "$defs", "properties")}
+    return {key: _inline(value, definitions) for key, value in kept.items()} | (named if "properties" in schema else {})

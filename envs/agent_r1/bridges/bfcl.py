@@ -1,0 +1,384 @@
+"""BFCL's multi-turn tasks through bfcl-eval: a user asks one thing after the other, simulated services take calls."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import datetime
+import decimal
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib import resources
+from threading import Lock
+from types import FunctionType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.bridges.bridge import BridgeEnv, World, check_version
+from agent_r1.dialects import Call
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task, UserTurn
+from agent_r1_tools import Tool, ToolResult
+
+INSTALL = 'pip install "agent-r1[bfcl]" && pip install --no-deps "bfcl-eval>=2026.3,<2026.4"'
+CHECKED = "2026.3"
+MOST_STEPS = 20  # MAXIMUM_STEP_LIMIT of the package: turns with calls for one request
+MOST_FILES = 10_000  # that `find` and `du` walk through: copies of folders share theirs, so there may be 2 ** n
+MOST_DIGITS = 1_000
+MOST_CHARS = 50_000  # of a result
+LOCK = Lock()  # the package keeps some things in globals
+API = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code."
+APIS = {  # class: its module, which is its file of function descriptions, too
+    "GorillaFileSystem": "gorilla_file_system", "MathAPI": "math_api", "MessageAPI": "message_api",
+    "TwitterAPI": "posting_api", "TicketAPI": "ticket_api", "TradingBot": "trading_bot", "TravelAPI": "travel_booking",
+    "VehicleControlAPI": "vehicle_control",
+}  # fmt: skip
+ADDED = "I have updated some more functions you can choose from. What about now?"  # the package's sentence
+
+
+class BFCLMultiTurnEnv(BridgeEnv):
+    """BFCL's multi-turn tasks: a user asks one thing after the other, and services of a simulated world take calls.
+
+    ## Description
+    Each request may take several calls. A turn without a call says that the request is done (or that it can't be), and
+    the user goes on with the next one, as the task's script has it. In `miss_func` a function that is needed is told
+    only after the request that needs it, in `miss_param` a request lacks what the next one gives, and `long_context`
+    has long files, lists and records.
+
+    ## Rewards
+    1 if after each request (but those that can't be done) the services are in the state in which the task's own calls
+    leave them, and all that those calls answered was answered; else 0. The first request of which that isn't so ends
+    the episode, as do more than 20 turns with calls for one.
+    """
+
+    instructions = (
+        "Do what the user asks by calling functions, as many as it takes. Don't ask back where you can find out. When "
+        "the request is done, or can't be done because a function or a value is missing, say so in plain text without "
+        "a call; the user then goes on."
+    )
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
+        **BridgeEnv.PROCESS_WEIGHTS,
+        "request_done": 0.0,
+    }
+    splits: ClassVar[Mapping[str, str]] = {name: name for name in ("base", "miss_func", "miss_param", "long_context")}
+
+    def __init__(self, *, split: str = "base", **kwargs: Any) -> None:
+        require_bfcl()
+        kwargs.setdefault("max_turns", 64)
+        kwargs.setdefault("max_context_tokens", 131_072)
+        kwargs.setdefault("max_action_tokens", 8_192)
+        self._added: list[str] = []
+        super().__init__([schema for api in APIS for schema in schemas_of(api).values()], split=split, **kwargs)
+        self._all_tools = dict(self.tools)
+
+    def make_tool(self, schema: Mapping[str, Any], timeout: float) -> Tool:
+        """A function, whose results may be long: they are what `long_context` is about."""
+        tool = super().make_tool(schema, timeout)
+        tool.max_result_chars = MOST_CHARS
+        return tool
+
+    @property
+    def num_tasks(self) -> int:
+        """The tasks of the category."""
+        return len(load(self.split))
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The functions that the policy was told of."""
+        return [self._all_tools[name].schema for name in [*self.task.metadata["tools"], *self._added]]
+
+    def make_task(self, index: int) -> Task:
+        """Task `index` of the category."""
+        entry = load(self.split)[index]
+        apis = "\n".join(f"- {about(api)}" for api in entry["apis"])
+        added = {name for names in entry["added"].values() for name in names}
+        tools = [name for api in entry["apis"] for name in schemas_of(api) if name not in added]
+        metadata = {"split": self.split, "index": index, "tools": tools}
+        metadata |= {key: copy.deepcopy(entry[key]) for key in ("apis", "requests", "added", "gold")}
+        return Task(entry["id"], entry["requests"][0], [], metadata, f"{self.instructions}\n\n{apis}")
+
+    def make_world(self, task: Task) -> World:
+        """The services at the beginning."""
+        return Services(task.metadata["split"], task.metadata["index"])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, as `ToolEnv.reset` says."""
+        self._added = []  # the prompt doesn't show them
+        return super().reset(seed=seed, options=options)
+
+    def start_episode(self, task: Task) -> None:
+        """The task's own functions, and those that were added so far."""
+        super().start_episode(task)
+        done = self.memory.get("request", 0)
+        self._added = [name for at, names in task.metadata["added"].items() if int(at) <= done for name in names]
+        self.tools = {name: self._all_tools[name] for name in [*task.metadata["tools"], *self._added]}
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """Too many turns for one request end the episode, as in the package."""
+        self.memory["calls"] = self.memory.get("calls", 0) + 1
+        if self.episode.turn - self.memory.get("since", 0) > MOST_STEPS:
+            return End(0.0, metrics=self.final_metrics())
+        return {}
+
+    def user_turn(self, text: str) -> UserTurn | End:
+        """The request counts as done: it is checked, and the user goes on."""
+        if not self._right():
+            return End(0.0, metrics=self.final_metrics())
+        requests, done = self.task.metadata["requests"], self.memory.get("request", 0) + 1
+        amounts = {"request_done": 1 / len(requests)}
+        self.memory.update({"request": done, "calls": 0, "since": self.episode.turn})
+        if done == len(requests):
+            return End(1.0, amounts, self.final_metrics())
+        new = self.task.metadata["added"].get(str(done), [])
+        self._added += new
+        self.tools |= {name: self._all_tools[name] for name in new}
+        told = [json.dumps(self._all_tools[name].schema["function"]) for name in new]
+        return UserTurn("\n".join([*told, requests[done]]), amounts)
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """An answer to the last request is what plain text is to it; to another one it gives up."""
+        last = self.memory.get("request", 0) + 1 == len(self.task.metadata["requests"])
+        score = float(last and self._right())
+        return score, {"requests_done": 1.0} if score else self.final_metrics()
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """The package's score."""
+        return score
+
+    def final_metrics(self) -> dict[str, float]:
+        """requests_done: the share of the requests that were passed."""
+        return {"requests_done": self.memory.get("request", 0) / len(self.task.metadata["requests"])}
+
+    def _right(self) -> bool:
+        """The package's check of a request, on its calls and those of the policy."""
+        from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
+
+        request, gold = self.memory.get("request", 0), self.task.metadata["gold"]
+        if not gold[request]:
+            return True
+        if not self.memory.get("calls"):
+            return False
+        services: Any = self.world
+        expected = Services(self.task.metadata["split"], self.task.metadata["index"])
+        for calls in gold[: request + 1]:
+            expected.answers.clear()
+            for name, arguments in calls:
+                expected.act(name, copy.deepcopy(arguments))
+        try:
+            same = state_checker(services.apis, expected.apis)["valid"]
+        except RecursionError:  # a folder that holds itself
+            return False
+        return bool(same and response_checker(services.answers, expected.answers, request)["valid"])
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The task's own calls, one a turn (eight where a request takes more than 20), and a word after a request.
+
+        Raises: ValueError with `rng`: there is only the expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        turns = []
+        for calls in self.task.metadata["gold"]:
+            texts = [self.dialect.tool_call(name, arguments) for name, arguments in calls]
+            size = 1 if len(texts) <= MOST_STEPS else 8
+            turns += ["\n".join(texts[at : at + size]) for at in range(0, len(texts), size)]
+            turns.append("That is done." if calls else "That can't be done: something is missing.")
+        return turns
+
+
+# ---------------------------------------------------------------------------------------------------------- the world
+
+
+class Services:
+    """The services of a task at work: instances of the package's classes that nobody else has."""
+
+    def __init__(self, split: str, index: int) -> None:
+        entry = load(split)[index]
+        self.answers: list[str] = []  # what the package's check compares
+        self.apis: dict[str, Any] = {}
+        for name in entry["apis"]:
+            self.apis[name] = made = api_class(name)()
+            if name != "MathAPI":  # it has no state
+                made._load_scenario(copy.deepcopy(entry["config"].get(name, {})), long_context=split == "long_context")
+                made.__dict__ = copy.deepcopy(made.__dict__)  # long contexts are shared in the package
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        api = api_of(name)
+        with LOCK:
+            try:
+                text, ok = call(self.apis[api], name, arguments)
+            except RecursionError:
+                text, ok = "Error during execution: too deep", False
+            except Exception as error:  # as the package's executor
+                text, ok = f"Error during execution: {error}", False
+        self.answers.append(text)
+        return ToolResult(text, ok=ok)
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+
+def call(api: Any, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    """What a method answers, as the package's executor writes it, and whether it is no error.
+
+    `name` is one of the documented functions. Raises what the method raises.
+    """
+    import mpmath
+
+    refused = refusal(api, name, arguments)
+    if refused:
+        return json.dumps({"error": refused}), False
+    method = getattr(api, name)
+    if name == "post_tweet":  # its defaults are lists, which all instances would share
+        arguments = {"tags": [], "mentions": []} | arguments
+    with mpmath.workdps(15), decimal.localcontext():  # MathAPI sets the precision for everybody
+        found = method(**arguments)
+        if not isinstance(found, dict):
+            return str(found), True
+        if isinstance(found.get("error"), str):
+            found["error"] = in_order(found["error"])
+        try:
+            return json.dumps(found), "error" not in found
+        except (TypeError, ValueError):
+            return str(found), "error" not in found
+
+
+def in_order(error: str) -> str:
+    """An error in which the package lists a set, whose order differs from process to process."""
+    for start, end in (("Invalid fields for update: ", ""), ("Invalid travel class. Must be one of {", "}")):
+        if error.startswith(start):
+            return start + ", ".join(sorted(error.removeprefix(start).removesuffix(end).split(", "))) + end
+    return error
+
+
+def refusal(api: Any, name: str, arguments: dict[str, Any]) -> str:
+    """Why a call isn't made that could take time or memory without end; "" where it is made."""
+    digits = [arguments.get("precision", 0), arguments.get("decimal_places", 0)]
+    if any(isinstance(count, int) and abs(count) > MOST_DIGITS for count in digits):
+        return f"At most {MOST_DIGITS} digits."
+    if name == "power":
+        base, exponent = arguments.get("base"), arguments.get("exponent")
+        if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > 4 * MOST_DIGITS:
+            return "The result is too large."
+    if name in ("find", "du") and not walks(api.root):
+        return f"{name}: more than {MOST_FILES} files and directories"
+    return ""
+
+
+def walks(root: Any) -> bool:
+    """Whether a walk through a directory ends soon: copies share what is in them, and may hold themselves."""
+    waiting, seen = [root], 0
+    while waiting:
+        inside = getattr(waiting.pop(), "contents", {}).values()
+        seen += len(inside)
+        if seen > MOST_FILES:
+            return False
+        waiting += inside
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------------- bfcl-eval
+
+
+@cache
+def require_bfcl() -> None:
+    """Raises ImportError where bfcl-eval or mpmath is missing."""
+    try:
+        import bfcl_eval  # noqa: F401
+        import mpmath  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"BFCL needs bfcl-eval, without what it pins: {INSTALL}") from error
+    check_version("bfcl-eval", CHECKED)
+
+
+class Day(datetime.datetime):
+    """A clock that stands still: on the day on which the package's stock market is."""
+
+    @classmethod
+    def today(cls) -> Day:
+        return cls(2024, 9, 1)
+
+
+@cache
+def api_class(api: str) -> Any:
+    """The package's class, but for the day on which it finds out how old a traveller is."""
+    cls: Any = getattr(importlib.import_module(API + APIS[api]), api)
+    if api != "TravelAPI":
+        return cls
+    method = cls.verify_traveler_information
+    fixed = FunctionType(method.__code__, method.__globals__ | {"datetime": Day})
+    return type(api, (cls,), {method.__name__: fixed})
+
+
+@cache
+def schemas_of(api: str) -> dict[str, dict[str, Any]]:
+    """An API's functions by name, as JSON schemas. What the package says of the API with each of them is `about`."""
+    found = {}
+    for doc in _rows(f"multi_turn_func_doc/{APIS[api]}.json"):
+        description = doc["description"].partition("Tool description: ")[2]
+        parameters = json_schema(doc["parameters"])
+        if doc["name"] == "close_ticket":  # the task's own calls name one that isn't there
+            parameters["properties"]["ticket_id"]["type"] = ["integer", "string"]
+        found[doc["name"]] = {"name": doc["name"], "description": description, "parameters": parameters}
+    return found
+
+
+@cache
+def about(api: str) -> str:
+    """What the package says of an API."""
+    doc = _rows(f"multi_turn_func_doc/{APIS[api]}.json")[0]["description"]
+    return str(doc.partition("Tool description: ")[0]).strip()
+
+
+@cache
+def api_of(name: str) -> str:
+    """The API that has a function."""
+    return next(api for api in APIS if name in schemas_of(api))
+
+
+def json_schema(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The package's notation as JSON schema."""
+    types = {"dict": "object", "float": "number"}
+    found = dict(spec) | {"type": types.get(spec["type"], spec["type"])}
+    if "properties" in spec:
+        found["properties"] = {name: json_schema(inner) for name, inner in spec["properties"].items()}
+    if "items" in spec:
+        found["items"] = json_schema(spec["items"])
+    return found
+
+
+@lru_cache(maxsize=4)
+def load(split: str) -> list[dict[str, Any]]:
+    """The tasks of a category. Don't change what is returned: it is kept.
+
+    `gold` has the calls of each request as (name, arguments), `added` the functions that are told before a request.
+    """
+    name = f"BFCL_v4_multi_turn_{split}.json"
+    answers = {row["id"]: row["ground_truth"] for row in _rows(f"possible_answer/{name}")}
+    found = []
+    for row in _rows(name):
+        gold = [[read_call(text) for text in turn] for turn in answers[row["id"]]]
+        added = {}
+        for at, names in row.get("missed_function", {}).items():  # but for what the task's own calls need before
+            added[at] = [name for name in names if not any(name == one for turn in gold[: int(at)] for one, _ in turn)]
+        requests = ["\n".join(said["content"] for said in turn) or ADDED for turn in row["question"]]
+        rest = {"apis": row["involved_classes"], "config": row["initial_config"], "added": added, "gold": gold}
+        found.append({"id": row["id"], "requests": requests} | rest)
+    return found
+
+
+def read_call(text: str) -> tuple[str, dict[str, Any]]:
+    """A call of the task's own, such as sort('a.txt'), by name."""
+    node: Any = ast.parse(text, mode="eval").body
+    name = node.func.id
+    names = list(inspect.signature(getattr(api_class(api_of(name)), name)).parameters)[1:]
+    arguments = dict(zip(names, node.args, strict=False)) | {keyword.arg: keyword.value for keyword in node.keywords}
+    return name, {key: ast.literal_eval(value) for key, value in arguments.items()}
+
+
+def _rows(path: str) -> list[dict[str, Any]]:
+    lines = (resources.files("bfcl_eval") / "data" / path).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.strip()]
