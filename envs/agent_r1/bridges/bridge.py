@@ -140,6 +140,9 @@ def digest(result: ToolResult) -> str:
 @cache
 def check_version(package: str, *series: str) -> None:
     """Warn, once, of an installed package of another series than those that were checked, such as "3.2"."""
-    version = metadata.version(package)
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        version = "of an unknown version"
     if not any(version == one or version.startswith(f"{one}.") for one in series):
         warnings.warn(f"{package} {version} wasn't checked; {', '.join(series)} was", stacklevel=3)

