@@ -74,6 +74,7 @@ BRIDGES = {
     "AgentR1/BabyAI-v0": Entry(
         "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "2 to 110"
     ),
+    "AgentR1/ReasoningGym-v0": Entry("agent_r1.bridges.reasoning_gym:ReasoningGymEnv", ("reasoning",), "full", "1"),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""
 
