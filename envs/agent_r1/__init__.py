@@ -75,6 +75,9 @@ BRIDGES = {
         "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "2 to 110"
     ),
     "AgentR1/ReasoningGym-v0": Entry("agent_r1.bridges.reasoning_gym:ReasoningGymEnv", ("reasoning",), "full", "1"),
+    "AgentR1/TextArena-v0": Entry(
+        "agent_r1.bridges.textarena:TextArenaEnv", ("planning", "reasoning"), "partial", "2 to 60"
+    ),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""
 

@@ -59,7 +59,7 @@ class ReasoningGymEnv(ToolEnv):
     )
     slow_judge: ClassVar[bool] = True
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
-    floor = 0.1  # some ask for True or False, or for one of a few
+    floor = 0.05  # some ask for True or False, or for one of a few
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class ReasoningGymEnv(ToolEnv):
             integer("level", level, least=0)
         self.sets, self.level, self.attempts = choose(dataset, config, level), level, attempts
         kwargs.setdefault("max_turns", 1 if attempts == 1 else 2 * attempts)
+        kwargs.setdefault("max_action_tokens", 16_384)  # some answers are long
         submit = Tool.from_function(
             self.submit, timeout=600.0, concurrency_safe=False, timeout_is_fault=True, max_result_chars=200
         )
