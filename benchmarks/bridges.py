@@ -5,7 +5,8 @@
     python benchmarks/bridges.py --part model --model FOLDER       # 20 tasks of each by evaluate_llm.py
     python benchmarks/bridges.py --part oracle --ids BabyAI        # some again; the others stay as they were recorded
 
-Ids whose packages aren't installed are passed over and named. Writes benchmarks/results/bridges_PART.json and .md.
+Ids whose packages aren't installed are passed over and named. Writes benchmarks/results/bridges_PART.json and .md, in
+which every row says by which command and where it was measured.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -21,13 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-from machine import RESULTS, from_0, from_1, record_results, require_quiet_machine
+from machine import (
+    RESULTS,
+    describe_machine,
+    from_0,
+    from_1,
+    given_flags,
+    record_results,
+    require_quiet_machine,
+    where,
+)
 from worlds import measure
 
 import agent_r1
 from agent_r1 import probes
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "learner"))
 IDS = [env_id.removeprefix("AgentR1/").removesuffix("-v0") for env_id in agent_r1.BRIDGES]
 SHOWN = 12  # failures that are named in the JSON
 
@@ -68,6 +78,8 @@ def model(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """What a chat model does in the first tasks, greedy. Ids whose prompts don't fit its context are only measured."""
     from transformers import AutoConfig
 
+    from llm_utils.benchmark import finish, make_job
+
     positions = AutoConfig.from_pretrained(args.model).max_position_embeddings
     env: Any = gym.make(f"AgentR1/{name}-v0", tokenizer=args.model, max_context_tokens=10**6).unwrapped
     count = min(20, env.num_tasks)
@@ -79,9 +91,7 @@ def model(name: str, args: argparse.Namespace) -> dict[str, Any]:
     kwargs = {"max_context_tokens": positions, "max_action_tokens": 128, "max_turns": 8}
     flags = ["--model", args.model, "--env-id", f"AgentR1/{name}-v0", "--episodes", str(count), "--num-envs", "10"]
     flags += ["--env-kwargs", json.dumps(kwargs), "--exp-name", f"bridges_{name}", "--num-threads", str(args.threads)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, ROOT / "learner/evaluate_llm.py", *flags], check=True, env=environment)
-    run = max(Path("runs").glob(f"*__bridges_{name}__*"), key=lambda folder: folder.stat().st_mtime)
+    (run,) = finish([make_job(["python", str(ROOT / "learner/evaluate_llm.py"), *flags])], 1)
     metrics = json.loads((run / "evaluation.json").read_text())["metrics"]
     names = ("success", "turns", "tool_calls", "tool_errors")
     return found | {"fits": True} | {key: metrics[key]["mean"] for key in names if key in metrics}
@@ -93,16 +103,18 @@ PARTS: dict[str, Callable[[str, argparse.Namespace], dict[str, Any]]] = {"oracle
 def table(part: str, results: dict[str, Any]) -> str:
     """A row for each id, and for each split of it where splits count."""
     rows: list[dict[str, Any]] = []
-    for name, found in sorted(results.items()):
+    for name, row in sorted(results.items()):
+        found, busy = row["found"], " (busy)" * row["forced"]
+        measured = {"measured by": f"`{row['command']}`", "on": f"{where(row['machine'])}{busy}"}
         if part != "oracle":
-            rows.append({"id": name, **{key: _shown(value) for key, value in found.items()}})
+            rows.append({"id": name, **{key: _shown(value) for key, value in found.items()}, **measured})
             continue
         for split, one in found.items():
             reasons = Counter(one["failed"].values()).most_common(1)
             rows.append(
                 {"id": name, "split": split, "tasks": f"{one['tasks']:,} of {one['of']:,}", "solved": one["solved"],
                  "calls": f"{one['calls']:.1f}", "null, of 100": one["null_of_100"],
-                 "why not all": reasons[0][0] if reasons else ""}
+                 "why not all": reasons[0][0] if reasons else "", **measured}
             )  # fmt: skip
     names = list(dict.fromkeys(key for row in rows for key in row))
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
@@ -127,18 +139,21 @@ def main() -> None:
         parser.error("--model goes with --part model")
     if args.part == "load":
         require_quiet_machine(args.force)
+    if args.part == "model":
+        os.environ["HF_HUB_OFFLINE"] = "1"
     record = RESULTS / f"bridges_{args.part}.json"
     results = json.loads(record.read_text())["results"] if record.is_file() else {}
+    command = f"python benchmarks/bridges.py --part {args.part}"
+    command += f" --model {Path(args.model).name}" if args.part == "model" else ""
+    command += given_flags(parser, args, "ids", "tasks", "episodes", "threads")
+    measured = {"command": command, "machine": describe_machine(), "forced": args.force}
     for name in args.ids:
         try:
             gym.make(f"AgentR1/{name}-v0").close()
         except ImportError as error:
             print(f"{name} is passed over: {error}")
             continue
-        results[name] = PARTS[args.part](name, args)
-    command = f"python benchmarks/bridges.py --part {args.part}"
-    if args.part == "model":
-        command += f" --model {Path(args.model).name}"
+        results[name] = {"found": PARTS[args.part](name, args), **measured}
     print(table(args.part, results))
     record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force)
 

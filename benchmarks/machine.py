@@ -115,9 +115,12 @@ def record_results(name: str, results: Any, table: str, command: str, forced: bo
     RESULTS.mkdir(exist_ok=True)
     record = {"command": command, "machine": describe_machine(), "forced": forced, "results": results}
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
-    machine = record["machine"]
-    where = f"{machine['cores']} cores ({machine['processor']}), Python {machine['python']}"
-    (RESULTS / f"{name}.md").write_text(f"`{command}` on {where}:\n\n{table}\n")
+    (RESULTS / f"{name}.md").write_text(f"`{command}` on {where(record['machine'])}:\n\n{table}\n")
+
+
+def where(machine: dict[str, Any]) -> str:
+    """What a table says of the machine (`describe_machine`)."""
+    return f"{machine['cores']} cores ({machine['processor']}), Python {machine['python']}"
 
 
 def _cpu_times() -> tuple[int, int]:

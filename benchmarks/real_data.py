@@ -9,13 +9,13 @@ Evaluations that are finished are not repeated. Tables and JSON go to results/. 
 import argparse
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from machine import from_0, from_1, given_flags, record_results
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "learner"))
 SETS = {"HotpotQA": "hotpotqa", "2WikiMultihopQA": "2wikimultihopqa", "MuSiQue": "musique"}
 PROBLEMS = {"GSM8K": ("gsm8k", "test"), "MATH": ("math", "math500"), "HumanEval": ("humaneval", "test"),
             "MBPP": ("mbpp", "test")}  # folder and split
@@ -25,23 +25,13 @@ BOUNDS = {"max_turns": 2, "max_action_tokens": 64, "top_k": 2, "max_context_toke
 PROBLEM_BOUNDS = {"max_turns": 2, "max_action_tokens": 96, "max_context_tokens": 4096}
 
 
-def execute(script: str, *arguments: str) -> Path:
-    """Run a learner and return the newest run folder."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, f"learner/{script}", *arguments], cwd=ROOT, env=environment)
-    if done.returncode:
-        sys.exit(f"{script} {' '.join(arguments)} failed")
-    return max((ROOT / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
-
-
 def evaluation(arguments: dict) -> dict:
     """The report of an evaluation with these arguments: what was measured is not measured again."""
-    for path in (ROOT / "runs").glob("*/evaluation.json"):
-        report = json.loads(path.read_text())
-        if report.get("finished", True) and all(report["args"].get(name) == value for name, value in arguments.items()):
-            return report
+    from llm_utils.benchmark import finish, make_job
+
     options = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()]
-    return json.loads((execute("evaluate_llm.py", *options) / "evaluation.json").read_text())
+    (run,) = finish([make_job(["python", "learner/evaluate_llm.py", *options])], 1)
+    return json.loads((run / "evaluation.json").read_text())
 
 
 def interval(metric: dict[str, float], scale: float = 100) -> str:
@@ -101,12 +91,15 @@ def main() -> None:
     parser.add_argument("--threads", type=from_0, default=0, help="torch threads (0: default); problems take one")
     args = parser.parse_args()
     command = "python benchmarks/real_data.py --model FOLDER --data DATA" + given_flags(parser, args, "sets", "threads")
+    data = args.data.resolve()
+    os.chdir(ROOT)
+    os.environ["HF_HUB_OFFLINE"] = "1"
     if "evaluate" in args.parts:
-        results, table = evaluate(args.model, args.data.resolve(), args.episodes, args.sets, args.threads)
+        results, table = evaluate(args.model, data, args.episodes, args.sets, args.threads)
         print(table)
         record_results("real_data_baselines", results, table, f"{command} --parts evaluate --episodes {args.episodes}")
     if "problems" in args.parts:
-        results, table = problems(args.model, args.data.resolve(), args.sets)
+        results, table = problems(args.model, data, args.sets)
         print(table)
         record_results("real_data_problems", results, table, f"{command} --parts problems")
 

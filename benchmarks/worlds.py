@@ -18,7 +18,8 @@ import gymnasium as gym
 import numpy as np
 from machine import from_1, given_flags, record_results, require_quiet_machine, resident_mib
 
-from agent_r1.probes import generated_worlds, span
+from agent_r1 import generated_worlds
+from agent_r1.probes import span
 
 WORLDS = [env_id.removeprefix("AgentR1/").removesuffix("-v0") for env_id in generated_worlds()]
 

@@ -30,18 +30,18 @@ from llm_utils import arguments, distributed, run_files, threads
 from llm_utils.compare import bootstrap
 from llm_utils.engine import EngineDied
 from llm_utils.environments import env_kwargs, environment_spec, make_class, plain_errors
-from llm_utils.evaluation_files import REPORT, Episodes, fingerprint, load_args
+from llm_utils.evaluation_files import REPORT, Episodes, load_args
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.logger import run_name
 from llm_utils.make_engine import make_chat_engine, make_engine
 from llm_utils.pass_rates import write_pass_rates
 from llm_utils.rollout import Sampler
 from llm_utils.sources import (
-    arguments_of_run,
     check_context,
     check_vocabulary,
     fill_environment,
-    model_source,
+    model_files,
+    source_of,
     tokenizer_source,
 )
 
@@ -161,10 +161,7 @@ if __name__ == "__main__":
     threads.use(args)
 
     # model and environments
-    name = args.model
-    if args.mode == "base_tool_call":
-        name = arguments_of_run(args.model).get("model") or args.model
-    source = args.api_model if args.api is not None else model_source(name, args.env_id)
+    source = source_of(args)
     tokenizer = tokenizer_source(args.tokenizer or ("byte" if args.api is not None else None), source, args.env_id)
     spec, kwargs = environment_spec(args.env_id), {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
     if args.mode in BASELINES:
@@ -193,7 +190,7 @@ if __name__ == "__main__":
         print(f"the split {args.split} has {num_tasks} tasks, fewer than --episodes", file=sys.stderr)
     run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
     run_files.claim(run_dir)
-    model = {"model": source, "model_files": fingerprint(source, args.adapter)}
+    model = {"model": source, "model_files": model_files(args)}
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
     run_files.write_json(run_dir / REPORT, report)

@@ -29,7 +29,7 @@ from llm_utils.loading import choose_dtype, load_policy
 from llm_utils.logger import open_writer, run_name
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.scratch import make_model, make_tokenizer
-from llm_utils.sources import check_vocabulary, model_source, tokenizer_source
+from llm_utils.sources import check_vocabulary, model_files, model_source, tokenizer_source
 
 
 @dataclass
@@ -201,13 +201,17 @@ if __name__ == "__main__":
     if not args.data:
         with plain_errors(args.env_id):
             maker.make_env()
+        if args.expert_share < 1 and maker.only_experts:
+            why = f"{args.env_id} has expert demonstrations only; give --expert-share 1"
+            raise SystemExit(f"--expert-share {args.expert_share}: {why}")
     if args.model == "scratch":
         source = str(run_dir / "scratch")
         if not args.resume:
             env = maker.make_env()
             words = env.vocabulary()
             count = min(args.tokenizer_demonstrations, env.num_tasks)
-            some = maker.make(0, count, 0.5, args.rag_share, args.num_workers)
+            share = 1.0 if maker.only_experts else 0.5
+            some = maker.make(0, count, share, args.rag_share, args.num_workers)
             new_tokenizer = make_tokenizer(words, some)
             model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
             checkpoint.save_policy(model, Path(source), model.state_dict())
@@ -245,7 +249,8 @@ if __name__ == "__main__":
     print(f"{len(rows)} rows, {length:.0f} tokens each, {actions:.0f} of them actions")
 
     # files and logs
-    run: dict[str, Any] = {"iteration": 0, "train_seconds": 0.0, "summary": {}}  # an iteration is a step
+    run: dict[str, Any] = {"iteration": 0, "train_seconds": 0.0}  # an iteration is a step
+    run["summary"] = {"model_files": model_files(args)}
     if args.resume:
         run = checkpoint.load(run_dir, None, optimizer)["run"]
     run_files.claim(run_dir)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
+import machine
 import pytest
 from made_up_data import write_made_up_data
 
@@ -247,3 +248,48 @@ def test_flags_are_recorded_as_they_are_typed():
     names = ("seeds", "eval_episodes", "flags")
     given = given_flags(parser, parser.parse_args(words), *names)
     assert shlex.split(given) == words and given_flags(parser, parser.parse_args([]), *names) == ""
+
+
+@pytest.fixture
+def bridges(monkeypatch, tmp_path):
+    """bridges(*flags): the benchmark with worlds that need no other package; what it recorded, and its table."""
+    script = importlib.import_module("bridges")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script, "IDS", ["ArithmeticWorld", "MultihopWorld"])
+    for module in (script, machine):
+        monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+
+    def run(part, *flags):
+        monkeypatch.setattr(sys, "argv", ["bridges.py", "--part", part, *flags])
+        script.main()
+        folder = tmp_path / "results"
+        return json.loads((folder / f"bridges_{part}.json").read_text())["results"], folder / f"bridges_{part}.md"
+
+    return run
+
+
+def test_a_row_of_bridges_says_how_it_was_measured(bridges):
+    """Measured again, a row changes; those that stay keep their command, their machine, and whether it was busy."""
+    bridges("oracle", "--tasks", "2", "--force")
+    results, table = bridges("oracle", "--ids", "ArithmeticWorld", "--tasks", "3")
+    given = {name: (row["command"].partition(" --part oracle ")[2], row["forced"]) for name, row in results.items()}
+    assert given["MultihopWorld"] == ("--tasks 2", True)
+    assert given["ArithmeticWorld"] == ("--ids ArithmeticWorld --tasks 3", False)
+    assert all(row["machine"]["cores"] and row["found"]["test"]["solved"] in (2, 3) for row in results.values())
+    rows = [line for line in table.read_text().splitlines() if " | test | " in line]
+    assert [row.count("--tasks 3") for row in rows] == [1, 0] and [row.count("(busy)") for row in rows] == [0, 1]
+
+
+def test_bridges_reads_the_run_that_it_started(bridges, tmp_path, monkeypatch):
+    for module in LEARNING:
+        pytest.importorskip(module)
+    newer = tmp_path / "runs" / "AgentR1_MultihopWorld-v0__bridges_MultihopWorld__agent__1__0"
+    newer.mkdir(parents=True)
+    figures = {name: {"mean": -1.0} for name in ("success", "turns", "tool_calls", "tool_errors")}
+    report = {"finished": True, "seconds": 1.0, "args": {}, "metrics": figures}
+    (newer / "evaluation.json").write_text(json.dumps(report))
+    os.utime(newer, (2**32, 2**32))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    results, _ = bridges("model", "--model", str(TINY), "--ids", "MultihopWorld", "--threads", "1")
+    assert results["MultihopWorld"]["found"]["turns"] >= 1
+    assert results["MultihopWorld"]["command"].endswith("--model MultihopWorld-v0 --ids MultihopWorld --threads 1")

@@ -6,9 +6,11 @@ Importing this package registers the environments below: `gym.make("AgentR1/Hotp
 from __future__ import annotations
 
 from importlib.resources import files
+from inspect import signature
 from typing import NamedTuple
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
 
 from agent_r1.spaces import TokenSpan
 from agent_r1.tool_env import End, Task, ToolEnv, UserTurn
@@ -17,7 +19,7 @@ from agent_r1_tools import Tool, ToolFault, ToolResult
 __version__ = "0.1.0"
 __all__ = [
     "BRIDGES", "ENVIRONMENTS", "End", "Entry", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault", "ToolResult",
-    "UserTurn", "tiny_policy",
+    "UserTurn", "generated_worlds", "tiny_policy",
 ]  # fmt: skip
 
 
@@ -72,7 +74,22 @@ ENVIRONMENTS = {
 
 BRIDGES = {
     "AgentR1/BabyAI-v0": Entry(
-        "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "2 to 110"
+        "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "1 to 10"
+    ),
+    "AgentR1/Tau2Telecom-v0": Entry(
+        "agent_r1.bridges.tau2:Tau2TelecomEnv", ("planning", "reasoning", "tool use"), "partial", "2 to 13"
+    ),
+    "AgentR1/Tau2Retail-v0": Entry(
+        "agent_r1.bridges.tau2_service:Tau2RetailEnv",
+        ("planning", "reasoning", "tool use", "memory"),
+        "partial",
+        "3 to 17",
+    ),
+    "AgentR1/Tau2Airline-v0": Entry(
+        "agent_r1.bridges.tau2_service:Tau2AirlineEnv",
+        ("planning", "reasoning", "tool use", "memory"),
+        "partial",
+        "3 to 24",
     ),
     "AgentR1/ReasoningGym-v0": Entry("agent_r1.bridges.reasoning_gym:ReasoningGymEnv", ("reasoning",), "full", "1"),
     "AgentR1/TextArena-v0": Entry(
@@ -83,6 +100,12 @@ BRIDGES = {
 
 for _id, _entry in (ENVIRONMENTS | BRIDGES).items():
     gym.register(id=_id, entry_point=_entry.entry_point, vector_entry_point=f"agent_r1.vector:{_id}")
+
+
+def generated_worlds() -> list[str]:
+    """The ids whose tasks are generated: those that take a `world_seed`."""
+    classes = {env_id: load_env_creator(entry.entry_point) for env_id, entry in ENVIRONMENTS.items()}
+    return [env_id for env_id, made in classes.items() if "world_seed" in signature(made).parameters]
 
 
 def tiny_policy(env_id: str) -> str:

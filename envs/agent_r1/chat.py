@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.dialects import Call, Dialect, read_json
 from agent_r1.tokenizers import replace_surrogates
 
 if TYPE_CHECKING:
+    from agent_r1.episode import Tokens
     from agent_r1.tool_env import ToolEnv
 
 Message = dict[str, Any]
@@ -119,7 +119,7 @@ def _calls(dialect: Dialect, text: str) -> list[Call]:
     return dialect.parse(dialect.codec.encode_text(text)).calls
 
 
-def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> NDArray[np.int32]:
+def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> Tokens:
     """The span of an assistant turn that was written as text.
 
     Lone surrogates become U+FFFD, the end of turn is added where the text doesn't close with a stop token, and the
@@ -133,3 +133,8 @@ def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> NDArray[np.int3
     if not tokens or tokens[-1] not in env.dialect.stop_token_ids:
         tokens = tokens + env.tokenizer.encode(env.dialect.end_of_turn, add_special_tokens=False)
     return np.asarray(tokens[:max_new_tokens], np.int32)
+
+
+def decode_state(env: ToolEnv, tokens: Tokens) -> str:
+    """The text of a state, control tokens included."""
+    return env.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)

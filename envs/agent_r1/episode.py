@@ -35,11 +35,14 @@ class End:
         score: what the end is worth, from 0 to 1, as `judge_answer` says it of an answer; see `judge_outcome`.
         amounts: amounts of process terms, before their weights.
         metrics: for `info["metrics"]`.
+        truncation_reason: None for an end of the task itself; else the name of what cut it short, such as a game's own
+            time limit: the episode is then truncated and not terminated.
     """
 
     score: float
     amounts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    truncation_reason: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,13 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
 
-import agent_r1
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
 
@@ -72,12 +70,6 @@ def span(env: ToolEnv, text: str) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------------- those that know
 
 
-def generated_worlds() -> list[str]:
-    """The registered ids whose tasks are generated: those that take a `world_seed`."""
-    classes = {env_id: load_env_creator(entry.entry_point) for env_id, entry in agent_r1.ENVIRONMENTS.items()}
-    return [env_id for env_id, made in classes.items() if "world_seed" in inspect.signature(made).parameters]
-
-
 def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:
     """The environment's expert."""
     turns: list[str] = env.demonstration()
@@ -85,8 +77,8 @@ def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:
 
 
 def teachers(env: Any) -> dict[str, Probe]:
-    """The workers of an environment that make mistakes, by name: those in its `teachers`."""
-    names = [name for name in getattr(env, "teachers", ()) if name != "expert"]
+    """The demonstrators of an environment that make mistakes, by name: those in its `teachers`."""
+    names = [name for name in env.teachers if name != "expert"]
     return {name: partial(_teacher, name) for name in names}
 
 
@@ -158,23 +150,28 @@ def random_call(env: ToolEnv, rng: np.random.Generator, name: str | None = None)
     return env.dialect.tool_call(name, random_value(env.tools[name].parameters, env, rng))
 
 
-def random_value(schema: dict[str, Any], env: ToolEnv, rng: np.random.Generator) -> Any:
-    """A value that a JSON schema describes, as far as types, bounds and choices go."""
+def random_value(
+    schema: dict[str, Any], env: ToolEnv, rng: np.random.Generator, defs: Mapping[str, Any] | None = None
+) -> Any:
+    """A value that a JSON schema describes, as far as types, bounds and choices go; `defs`: those that it refers to."""
+    defs = schema.get("$defs", defs)
+    if "$ref" in schema:
+        return random_value((defs or {})[schema["$ref"].rpartition("/")[2]], env, rng, defs)
     if "const" in schema or schema.get("enum"):
         choices = schema.get("enum") or [schema["const"]]
         return pick(rng, choices)
     for key in ("anyOf", "oneOf"):
         if schema.get(key):
-            return random_value(pick(rng, schema[key]), env, rng)
+            return random_value(pick(rng, schema[key]), env, rng, defs)
     kind = schema.get("type")
     kind = pick(rng, kind) if isinstance(kind, list) else kind
     if kind == "object" or "properties" in schema:
         required = schema.get("required", ())
         some = {k: v for k, v in schema.get("properties", {}).items() if k in required or rng.random() < 0.5}
-        return {k: random_value(v, env, rng) for k, v in some.items()}
+        return {k: random_value(v, env, rng, defs) for k, v in some.items()}
     if kind == "array":
         count = int(rng.integers(schema.get("minItems", 0), schema.get("maxItems", 3) + 1))
-        return [random_value(schema.get("items", {}), env, rng) for _ in range(count)]
+        return [random_value(schema.get("items", {}), env, rng, defs) for _ in range(count)]
     if kind in ("integer", "number"):
         low = schema.get("minimum", 0)
         value = low + int(rng.integers(0, max(1, min(20, schema.get("maximum", low + 20) - low) + 1)))

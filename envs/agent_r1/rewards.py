@@ -17,7 +17,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from agent_r1.numbers import finite
+from agent_r1.arguments import finite
 
 PROCESS_WEIGHTS: Mapping[str, float] = {
     "support_found": 0.3,  # times newly found gold paragraphs / all gold paragraphs

@@ -91,7 +91,8 @@ def main(words: Sequence[str] | None = None) -> None:
     for row in chosen:
         try:
             text = shown(row)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # what it holds is of other types
+        # What it holds is of other types, or too large.
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             damaged += 1
             continue
         print(("\n" + "-" * 100 + "\n\n" if found else "") + text)

@@ -1,4 +1,7 @@
-"""TokenSpan: the space of token sequences. Both what a policy writes and what an environment answers live in it."""
+"""TokenSpan: the space of token sequences. Both what a policy writes and what an environment answers live in it.
+
+UnicodeText is the space of both as texts.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LONGEST_SAMPLE = 64  # random spans are for checks and smoke tests; nobody needs 30,000 random tokens
+_LONGEST_TEXT = 32
 
 
 class TokenSpan(gym.Space[NDArray[np.int32]]):
@@ -69,3 +73,41 @@ class TokenSpan(gym.Space[NDArray[np.int32]]):
 
     def __repr__(self) -> str:
         return f"TokenSpan(vocab_size={self.vocab_size}, max_len={self.max_len}, min_len={self.min_len})"
+
+
+class UnicodeText(gym.Space[str]):
+    """Any text, of any length. `gymnasium.spaces.Text` needs a finite alphabet, and with all of Unicode it takes
+    seconds to build; this space only samples printable ASCII (at most 32 characters), which is enough for checks."""
+
+    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
+        super().__init__(None, str, seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Text has no fixed length, so it doesn't flatten to a Box."""
+        return False
+
+    def sample(self, mask: None = None, probability: None = None) -> str:
+        """At most 32 printable ASCII characters."""
+        if mask is not None or probability is not None:
+            raise ValueError("UnicodeText.sample takes no mask and no probability")
+        length = int(self.np_random.integers(_LONGEST_TEXT + 1))
+        return bytes(self.np_random.integers(32, 127, size=length, dtype=np.uint8)).decode()
+
+    def contains(self, x: Any) -> bool:
+        """True for a str."""
+        return isinstance(x, str)
+
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
+        """The texts themselves."""
+        return list(sample_n)
+
+    def from_jsonable(self, sample_n: list[Any]) -> list[str]:
+        """The inverse of `to_jsonable`."""
+        return [str(text) for text in sample_n]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnicodeText)
+
+    def __repr__(self) -> str:
+        return "UnicodeText()"

@@ -24,11 +24,11 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
+from agent_r1.arguments import duration, finite, integer
 from agent_r1.chat import chat_messages, encode_turn, reply_text
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens, UserTurn
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
-from agent_r1.numbers import finite, integer
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
@@ -44,7 +44,7 @@ __all__ = [
     "UserTurn",
 ]  # fmt: skip
 
-ONLY_EXPERTS = "{name} has no worker that makes mistakes; take the expert's demonstrations (--expert-share 1)"
+ONLY_EXPERTS = "{name} has no demonstrator that makes mistakes; take the expert's demonstrations (--expert-share 1)"
 
 
 class ToolEnv(gym.Env[Tokens, Tokens]):
@@ -76,11 +76,12 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}
 
-    instructions: ClassVar[str] = "Solve the task. Give the final answer as <answer>your answer</answer>."
+    instructions: str = "Solve the task. Give the final answer as <answer>your answer</answer>."
     outcome_term: ClassVar[str] = "outcome/score"
     slow_judge: ClassVar[bool] = False  # True: `judge_answer` takes its time, so many episodes ask it in threads
     floor: float = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
+    teachers: ClassVar[tuple[str, ...]] = ()  # names for `demonstration(rng, teacher=NAME)`
     choices: ClassVar[tuple[int, int] | None] = None  # (most candidates, features of each), see `candidates`
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         "malformed_call": -0.1,
@@ -120,8 +121,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         ):
             if bound is not None:
                 integer(name, bound, least=1)
-        if not isinstance(fault_deadline, int | float) or not fault_deadline >= 0:  # infinity is a deadline
-            raise ValueError(f"fault_deadline must be a number of seconds, 0 or more, got {fault_deadline!r}")
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -137,7 +136,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.max_action_tokens = max_action_tokens or min(2_048, self.max_context_tokens)
         self.process_weights = process_weights(process_reward, self.PROCESS_WEIGHTS)
         self.unfinished_reward = None if unfinished_reward is None else finite("unfinished_reward", unfinished_reward)
-        self.fault_deadline = fault_deadline
+        self.fault_deadline = duration("fault_deadline", fault_deadline)
         self.strict = strict
         self.render_mode = render_mode
         vocab_size = len(self.tokenizer)
@@ -222,6 +221,13 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def final_metrics(self) -> dict[str, float]:
         """Metrics of an episode that ended without an answer."""
         return self.judge_answer("")[1]
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The turns of an expert on the current task, as text; with `rng` those of one who makes mistakes.
+
+        Raises: ValueError where the expert knows no way, and for a demonstrator that there isn't.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no demonstration: the turns of an expert")
 
     @staticmethod
     def vocabulary() -> list[str]:
@@ -594,5 +600,3 @@ def _prompt(dialect: Dialect, instructions: str, question: str, schemas: str) ->
     prompt = np.array(dialect.render(_messages(instructions, question), json.loads(schemas)), np.int32)
     prompt.flags.writeable = False
     return prompt
-
-

@@ -49,7 +49,7 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
     Notes in `turn.fault` what a result's fault was, if it counts: then nothing is judged, and what judges have changed
     until then is to be taken back. `reserve`: tokens of the context that the next turn has at least.
 
-    Raises ValueError if a judge names a term without a weight, and what judges raise.
+    Raises ValueError if a judge names a term without a weight or gives what is no number, and what judges raise.
     """
     episode = env.episode
     amounts: dict[str, float] = {}
@@ -95,12 +95,13 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
             reply = replace_surrogates(heard)
 
     # The end comes before the text: a terminated episode gets no results appended, a truncated one does.
-    terminated = answered or end is not None
-    reason = "context" if turn.overflow else None
-    if not terminated and reason is None:
+    cut_short = end.truncation_reason if end is not None else None
+    terminated = answered or (end is not None and cut_short is None)
+    reason = cut_short or ("context" if turn.overflow else None)
+    if not terminated and not turn.overflow:
         if not _append_responses(env, turn, responses, reply, reserve):
-            reason = "context"
-        if episode.turn >= episode.max_turns:
+            reason = reason or "context"
+        if cut_short is None and episode.turn >= episode.max_turns:
             reason = "turns"
             terminated = episode.max_turns == 1  # a one-turn task ends by itself: nothing was cut short
     elif terminated and not turn.closed:
@@ -157,7 +158,17 @@ def _add_judged(env: ToolEnv, judged: Mapping[str, float], amounts: dict[str, fl
                 f"a judge names the term {name!r}, but {type(env).__name__}.PROCESS_WEIGHTS has only "
                 f"{', '.join(env.PROCESS_WEIGHTS)}; give it a weight there"
             )
-        _add(amounts, name, amount)
+        _add(amounts, name, _finite(env, f"the amount of {name!r}", amount))
+
+
+def _finite(env: ToolEnv, what: str, value: Any) -> float:
+    """What a judge gives as a float: a number of Python's or numpy's, or a truth. Raises ValueError for else."""
+    try:
+        if math.isfinite(value):  # refuses texts, which float() reads
+            return float(value)
+    except (TypeError, OverflowError):
+        pass
+    raise ValueError(f"{type(env).__name__}: {what} must be a finite number, got {value!r}")
 
 
 def _add(amounts: dict[str, float], name: str, amount: float) -> None:
@@ -172,11 +183,12 @@ def judged(env: ToolEnv, found: Any) -> tuple[float, dict[str, Any]]:
     wrong = f"{type(env).__name__} judges with {found!r}; a score is from 0 to 1, metrics are numbers"
     try:
         score, metrics = found
-        score = float(score)
-        metrics = {name: None if value is None else float(value) for name, value in dict(metrics or {}).items()}
+        score = _finite(env, "a score", score)
+        given = dict(metrics or {}).items()
+        metrics = {name: None if value is None else _finite(env, "a metric", value) for name, value in given}
     except (TypeError, ValueError):
         raise ValueError(wrong) from None
-    if not 0 <= score <= 1 or not all(value is None or math.isfinite(value) for value in metrics.values()):
+    if not 0 <= score <= 1:
         raise ValueError(wrong)
     return score, metrics
 
@@ -198,7 +210,7 @@ def _outcome(env: ToolEnv, turn: OpenTurn, end: End | None, terms: dict[str, flo
     else:
         value = env.judge_outcome(score, answer_ok=right, calls_ok=calls_ok)
     name = "outcome/unfinished" if unfinished else env.outcome_term if right and calls_ok else "outcome/format"
-    terms[name] = float(value)
+    terms[name] = _finite(env, "what judge_outcome pays", value)
     return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics}
 
 

@@ -6,63 +6,19 @@ Where Gymnasium's TimeLimit, inside of one, has cut an episode off, the info has
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.chat import encode_turn
-from agent_r1.spaces import TokenSpan
+from agent_r1.chat import decode_state, encode_turn
+from agent_r1.episode import Tokens
+from agent_r1.spaces import TokenSpan, UnicodeText
 from agent_r1.tool_env import ToolEnv
 from agent_r1.trajectories import append_row, episode_row
-
-Tokens = NDArray[np.int32]
-_SAMPLE_LENGTH = 32
-
-
-class UnicodeText(gym.Space[str]):
-    """Any text, of any length. `gymnasium.spaces.Text` needs a finite alphabet, and with all of Unicode it takes
-    seconds to build; this space only samples printable ASCII (at most 32 characters), which is enough for checks."""
-
-    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
-        super().__init__(None, str, seed)
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """Text has no fixed length, so it doesn't flatten to a Box."""
-        return False
-
-    def sample(self, mask: None = None, probability: None = None) -> str:
-        """At most 32 printable ASCII characters."""
-        if mask is not None or probability is not None:
-            raise ValueError("UnicodeText.sample takes no mask and no probability")
-        length = int(self.np_random.integers(_SAMPLE_LENGTH + 1))
-        return bytes(self.np_random.integers(32, 127, size=length, dtype=np.uint8)).decode()
-
-    def contains(self, x: Any) -> bool:
-        """True for a str."""
-        return isinstance(x, str)
-
-    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
-        """The texts themselves."""
-        return list(sample_n)
-
-    def from_jsonable(self, sample_n: list[Any]) -> list[str]:
-        """The inverse of `to_jsonable`."""
-        return [str(text) for text in sample_n]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UnicodeText)
-
-    def __repr__(self) -> str:
-        return "UnicodeText()"
-
-
-def decode_state(env: ToolEnv, tokens: Tokens) -> str:
-    """The text of a state, control tokens included."""
-    return env.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
+from agent_r1.vector import ToolVectorEnv
 
 
 class TextInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -252,8 +208,6 @@ class _RecordMany(gym.vector.VectorWrapper):
     def __init__(
         self, envs: gym.vector.VectorEnv[Any, Any, Any], path: str | os.PathLike[str], model: str | None = None
     ) -> None:
-        from agent_r1.vector import ToolVectorEnv
-
         super().__init__(envs)
         if not isinstance(envs.unwrapped, ToolVectorEnv):
             raise TypeError(

@@ -4,8 +4,9 @@
         --commands "python learner/ppo_llm.py --num-threads 1" "python learner/grpo_llm.py --num-threads 1"
 
 A command ends in a learner and its arguments (`torchrun --nproc-per-node 2 learner/grpo_llm.py` is one too); `--env-id`
-and `--seed` are added. Two runs are the same when all their arguments are, defaults included: change one and it runs
-anew. The output of a run goes to runs/logs/. After Ctrl-C the same command goes on.
+and `--seed` are added. Two runs are the same when all their arguments are, defaults included, and the files of the
+model that they name: change one and it runs anew. The output of a run goes to runs/logs/. After Ctrl-C the same command
+goes on.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import tyro
@@ -41,6 +43,15 @@ class Job:
     @property
     def name(self) -> str:
         return re.sub("[/:]", "_", f"{self.args['env_id']}__{self.args['exp_name']}__{self.args['seed']}")
+
+    def model_files(self) -> str | None:
+        """The fingerprint of the model that the run begins with, or plays, as it is now."""
+        from llm_utils.sources import model_files
+
+        try:
+            return model_files(SimpleNamespace(**self.args)) if "model" in self.args else None
+        except SystemExit:  # there is none: the run says so
+            return None
 
 
 def make_job(words: Sequence[str]) -> Job:
@@ -71,17 +82,23 @@ def comparable(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def find(job: Job) -> tuple[Path | None, bool]:
-    """The folder of a run with the job's arguments and whether it is finished; else one that can go on, or None."""
-    unfinished = None
+    """The folder of a run with the job's arguments and weights, and whether it is finished; else one that can go on, or
+    None."""
+    unfinished, files = None, job.model_files()
+
+    def same(args: dict[str, Any], report: dict[str, Any]) -> bool:
+        return comparable(job.defaults | args) == job.args and report.get("model_files", files) == files
+
     for path in [*RUNS.glob("*/summary.json"), *RUNS.glob("*/evaluation.json")]:
         report = json.loads(path.read_text())
         evaluation = path.stem == "evaluation"
-        if (evaluation or report.get("finished")) and comparable(job.defaults | report["args"]) == job.args:
+        if (evaluation or report.get("finished")) and same(report["args"], report):
             if report.get("finished", True):  # older evaluations don't say so
                 return path.parent, True
             unfinished = path.parent
     for path in sorted(RUNS.glob("*/checkpoint/state.json")):
-        if comparable(job.defaults | json.loads(path.read_text())["args"]) == job.args:
+        state = json.loads(path.read_text())
+        if same(state["args"], state.get("run", {}).get("summary", {})):
             return path.parents[1], False
     return unfinished, False
 

@@ -16,6 +16,7 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -221,9 +222,20 @@ def recover(folder: Path) -> None:
 
 
 def find(run_dir: str | Path) -> Path:
-    """The checkpoint folder of a run; SystemExit with the reason where there is none."""
+    """The checkpoint folder of a run that goes on; SystemExit with the reason where there is none.
+
+    Rank 0 claims the run and puts an old checkpoint back, in this order: another process at work may stand between its
+    two renames. The others wait for that.
+    """
     folder = Path(run_dir) / "checkpoint"
-    recover(folder)
+    old = folder.with_suffix(".old")
+    if distributed.launched_rank() == 0:
+        if folder.is_dir() or old.is_dir():
+            claim(Path(run_dir))
+            recover(folder)
+    else:
+        while old.is_dir() and not folder.is_dir():
+            time.sleep(0.05)
     if not (folder / "state.json").is_file():
         raise SystemExit(
             f"--resume {run_dir}: there is no checkpoint. Give a run's folder (runs/...); checkpoints are written with "
@@ -255,11 +267,10 @@ def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     if not run_dir:
         return args
     try:
-        folder = find(run_dir)
-        if distributed.launched_rank() == 0:
-            claim(Path(run_dir))
-        saved = read_state(folder)
-    except (OSError, ValueError) as error:
+        saved = read_state(find(run_dir))
+    except OSError as error:
+        raise SystemExit(f"--resume {run_dir}: it can't be read or written: {error}") from None
+    except ValueError as error:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: {error}") from None
     if saved["algorithm"] != algorithm:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is of {saved['algorithm']}.py, this is {algorithm}.py")

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.naive_rag import BASELINES
-from llm_utils.environments import dice
+from llm_utils.streams import episode_seed
 
 Array = np.ndarray
 
@@ -60,6 +60,19 @@ class Demonstrations:
         if self.mode == "agent":
             return env
         return BASELINES[self.mode](type(env))(tokenizer=self.tokenizer, split=self.split, **self.env_kwargs)
+
+    @property
+    def only_experts(self) -> bool:
+        """Has the environment nobody who makes mistakes?"""
+        env = self.make_env()
+        env.reset(seed=self.seed, options={"task_index": 0})
+        try:
+            env.demonstration(np.random.default_rng(self.seed))
+        except ValueError:
+            return True
+        finally:
+            env.close()
+        return False
 
     def split_tasks(self, num_demonstrations: int, num_heldout: int) -> tuple[int, int]:
         """Numbers of tasks to train on and to hold out: those asked for; of a smaller split nine in ten and one."""
@@ -104,16 +117,21 @@ class Demonstrations:
             if rag_env is not None and rng.random() < rag_share:
                 rows.append(demonstrate(rag_env, index, rag_env.demonstration, self.seed))
             else:
-                worker = None if rng.random() < expert_share else rng
-                row = demonstrate(env, index, partial(env.demonstration, worker), self.seed)
-                if worker is not None or row.is_success:
+                mistakes = None if rng.random() < expert_share else rng
+                try:
+                    row = demonstrate(env, index, partial(env.demonstration, mistakes), self.seed)
+                except ValueError:
+                    if mistakes is not None:
+                        raise
+                    continue
+                if mistakes is not None or row.is_success:
                     rows.append(row)
         return rows
 
 
 def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int = 0) -> Demonstration:
     """Play one demonstration through the environment, so that a row is what a policy would have met, to the token."""
-    state, _ = env.reset(seed=dice(seed, index), options={"task_index": index})
+    state, _ = env.reset(seed=episode_seed(seed, index), options={"task_index": index})
     mask, info = np.zeros(len(state), bool), {}
     for text in turns():
         span = env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False)

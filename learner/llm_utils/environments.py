@@ -12,13 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from agent_r1 import ToolEnv
 from agent_r1.vector import vector_spec
-
-DICE = 4  # the stream of random numbers that environments are seeded from; rollout.py names the others
 
 
 def environment_spec(env_id: str) -> EnvSpec:
@@ -59,11 +56,6 @@ def make_class(name: str) -> Any:
     return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
 
-def dice(seed: int, episode: int) -> int:
-    """The seed of an environment's own randomness: another one in every episode, also of the same task."""
-    return int(np.random.SeedSequence([seed, DICE, episode]).generate_state(1)[0])
-
-
 def evaluation_split(env_id: str, split: str) -> str:
     """The split to evaluate on where none is named: test, validation or dev if there is one, else `split`."""
     splits = getattr(make_class(environment_spec(env_id).id), "splits", {})
@@ -78,11 +70,12 @@ def env_kwargs(args: Any) -> dict[str, Any]:
 
 @contextmanager
 def plain_errors(env_id: str) -> Iterator[None]:
-    """Inside, what the flags get wrong about an environment (a split, an argument, data that aren't there) ends the
-    program with the message alone. Other errors of the user's own environment keep their traceback."""
+    """Inside, what the flags get wrong about an environment (a split, an argument) and what isn't there (its data, a
+    package) ends the program with the message alone. Other errors of the user's own environment keep their traceback.
+    """
     try:
         yield
-    except (OSError, TypeError, ValueError) as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:
         if not env_id.startswith("AgentR1/") and "keyword argument" not in str(error):
             raise
         raise SystemExit(f"--env-id {env_id}: {error}") from None

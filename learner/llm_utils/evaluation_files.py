@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -40,15 +39,6 @@ def load_args(args: ArgsT) -> ArgsT:
         raise SystemExit(f"--resume {folder}: {REPORT} is damaged: {error!r}") from None
 
 
-def fingerprint(*sources: str | None) -> str | None:
-    """Of the files in the folders of a model and its adapter, by their names, sizes and times; None where there is no
-    folder, but a name on a hub or behind an API."""
-    folders = [Path(source) for source in sources if source and Path(source).is_dir()]
-    paths = [sorted(path for path in folder.iterdir() if path.is_file()) for folder in folders]
-    files = [[(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in group] for group in paths]
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest() if files else None
-
-
 @dataclass
 class Episode:
     """What figures are made of. The whole row is in the file."""
@@ -66,8 +56,8 @@ class Episodes:
         """Those in the folder's rows, where it goes on. What a fault ended is played again, and so is what was being
         written when the evaluation was killed; these rows are removed, and so is what is no row.
 
-        SystemExit where the files of the model are not those that played (see `fingerprint`), or rows are of another
-        version."""
+        SystemExit where the files of the model are not those that played (`sources.model_files`), or rows are of
+        another version."""
         self.path, self.task_of = folder / ROWS, task_of
         self.played: dict[int, Episode] = {}
         self.seconds = 0.0  # that the evaluation has taken before

@@ -11,11 +11,10 @@ import numpy as np
 from agent_r1.trajectories import episode_record
 from llm_utils import threads
 from llm_utils.engine import Engine, Span
-from llm_utils.environments import dice
+from llm_utils.streams import Stream, episode_seed
 from llm_utils.trajectory import OF_TURNS, Trajectory, Turn
 
 Array = np.ndarray
-TASKS, SAMPLING = 1, 2  # streams of random numbers; run.py has ORDER = 3, environments.py DICE = 4
 
 
 class Sampler:
@@ -80,7 +79,7 @@ class Sampler:
         while self.queue and self.free:
             slot, (episode, task) = self.free.pop(), self.queue.popleft()
             mask[slot], tasks[slot], begun[slot] = True, task, episode
-            seeds[slot] = dice(self.seed, episode)
+            seeds[slot] = episode_seed(self.seed, episode)
         states, infos = self.envs.reset(seed=seeds, options={"reset_mask": mask, "task_index": tasks})
         faults = infos.get("fault", [None] * self.envs.num_envs)
         for slot, episode in begun.items():
@@ -90,7 +89,7 @@ class Sampler:
                 self._end(slot, {})
                 continue
             info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
-            self.engine.feed(slot, states[slot], **info, seed=[self.seed, SAMPLING, episode])
+            self.engine.feed(slot, states[slot], **info, seed=[self.seed, Stream.SAMPLING, episode])
 
     def _append(self, row: Trajectory, span: Span) -> None:
         start = len(row.tokens)
@@ -125,7 +124,8 @@ class Sampler:
         else:  # the model has to read the new context from its beginning
             row.segment_starts.append(len(row.tokens))
             row.tokens = np.concatenate([row.tokens, state])
-            self.engine.feed(slot, state, *room, seed=[self.seed, SAMPLING, row.episode, len(row.segment_starts)])
+            seed = [self.seed, Stream.SAMPLING, row.episode, len(row.segment_starts)]
+            self.engine.feed(slot, state, *room, seed=seed)
 
     def _end(self, slot: int, info: Any) -> None:
         """The episode is over."""
@@ -169,6 +169,6 @@ def draw_episodes(
 
     `tasks` is how many there are, or the probability of each to be drawn.
     """
-    rng, size = np.random.default_rng([seed, TASKS, iteration, attempt]), count // group_size
+    rng, size = np.random.default_rng([seed, Stream.TASKS, iteration, attempt]), count // group_size
     drawn = rng.integers(tasks, size=size) if isinstance(tasks, int) else rng.choice(len(tasks), size, p=tasks)
     return list(enumerate(np.repeat(drawn, group_size).tolist(), first))

@@ -36,12 +36,12 @@ from llm_utils.sources import (
     check_context,
     check_vocabulary,
     default_learning_rates,
+    model_files,
     model_source,
     tokenizer_source,
 )
+from llm_utils.streams import Stream
 from llm_utils.trajectory import Segment, Trajectory
-
-ORDER = 3  # the stream of random numbers that minibatches are drawn from; see rollout.py
 
 Episodes = list[tuple[int, int]]  # numbers and task indexes
 
@@ -198,7 +198,8 @@ class Run:
 
     def minibatches(self, rows: Sequence[Trajectory], iteration: int) -> Iterator[list[Trajectory]]:
         """For every optimizer step of an iteration the trajectories that this process trains on."""
-        num_rows, rng = distributed.broadcast(len(rows)), np.random.default_rng([self.args.seed, ORDER, iteration])
+        num_rows, seed = distributed.broadcast(len(rows)), [self.args.seed, Stream.ORDER, iteration]
+        rng = np.random.default_rng(seed)
         for _ in range(self.args.update_epochs):
             for part in np.array_split(rng.permutation(num_rows), self.args.num_minibatches):
                 if len(part):
@@ -311,7 +312,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         modules, rates = [policy, critic], [args.learning_rate, args.critic_learning_rate]
     optimizer = Float32AdamW(modules, rates, betas=(0.9, 0.95))
     state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
-    state["summary"] = {}
+    state["summary"] = {"model_files": model_files(args)}
     if args.resume:
         state = checkpoint.load(folder, critic, optimizer)["run"]
         state.setdefault("evaluated", state["iteration"] or -1)  # of an older version

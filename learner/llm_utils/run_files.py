@@ -25,13 +25,16 @@ _claimed: dict[Path, IO[bytes]] = {}
 def claim(folder: Path) -> None:
     """This process alone writes into a run's folder, until it ends, however it does.
 
-    SystemExit where another one is at work there.
+    SystemExit where another one is at work there, and where nothing can be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder.absolute() / ".lock"
     if path in _claimed:
         return
-    file = path.open("ab")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        raise SystemExit(f"{folder}: it can't be written to: {error}") from None
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # children that are left over don't hold it, as with flock
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -46,6 +47,31 @@ def arguments_of_run(source: str) -> dict[str, str | None]:
         if (folder / "summary.json").is_file():
             return json.loads((folder / "summary.json").read_text()).get("args", {})
     return {}
+
+
+def source_of(args: Any) -> str:
+    """Where the weights come from that a script's arguments name: learners begin with them, an evaluation plays them.
+    """
+    if getattr(args, "api", None) is not None:
+        return args.api_model
+    name = args.model
+    if getattr(args, "mode", None) == "base_tool_call":  # of the model that the run began with
+        name = arguments_of_run(name).get("model") or name
+    return model_source(name, args.env_id)
+
+
+def fingerprint(*sources: str | None) -> str | None:
+    """Of the files in the folders of a model and its adapter, by their names, sizes and times; None where there is no
+    folder, but a name on a hub or behind an API."""
+    folders = [Path(source) for source in sources if source and Path(source).is_dir()]
+    paths = [sorted(path for path in folder.iterdir() if path.is_file()) for folder in folders]
+    files = [[(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in group] for group in paths]
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest() if files else None
+
+
+def model_files(args: Any) -> str | None:
+    """The fingerprint of the model that a script's arguments name; None where it has no files, or none yet."""
+    return None if args.model == "scratch" else fingerprint(source_of(args), getattr(args, "adapter", None))
 
 
 PLAYED = [  # what an evaluation may leave open: its argument, that of a run, and what it is without a run

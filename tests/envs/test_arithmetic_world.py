@@ -106,7 +106,7 @@ def test_unseen_words_are_remarked_on_in_training():
 
 
 def demonstrate(env, index, rng=None):
-    """(return, last info) of the scripted expert, or with `rng` of the sloppy worker."""
+    """(return, last info) of the scripted expert, or with `rng` of the sloppy demonstrator."""
     env.reset(seed=0, options={"task_index": index})
     total = 0.0
     for text in env.demonstration(rng):
@@ -128,7 +128,7 @@ def test_the_expert_solves_every_task(split):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_sloppy_worker_mostly_fails(split):
+def test_the_sloppy_demonstrator_mostly_fails(split):
     """It is right by luck only. Its format is faultless."""
     env = ArithmeticWorldEnv(split=split)
     rng = np.random.default_rng(0)

@@ -1,76 +1,48 @@
-"""What holds for every environment through somebody else's package, where that is installed (`make test-worlds`)."""
-
-import json
-import pickle
-import re
-import warnings
+"""What holds for every environment through somebody else's package, besides all that test_registry.py and
+test_validate.py ask of every id."""
 
 import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.spaces import Text
+from registered import BRIDGES
 
 import agent_r1
-
-IDS = sorted(agent_r1.BRIDGES)
-
-
-@pytest.fixture(params=IDS)
-def env(request):
-    try:
-        made = gym.make(request.param).unwrapped
-    except ImportError as error:
-        assert re.search(r'pip install.* "agent-r1\[\w+\]"', str(error)), error  # or what else there is to do
-        pytest.skip(str(error))
-    yield made
-    made.close()
+from agent_r1.bridges import GymToolEnv
 
 
-def play(env, turns):
-    """What the turns lead to: states, rewards, flags, infos."""
-    found = []
-    for text in turns:
-        span = np.array(env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False), np.int32)
-        state, *rest = env.step(span)
-        found.append((state.tolist(), *rest))
-        json.dumps(found[-1][-1])
-        if rest[1] or rest[2]:
-            break
-    return found
+class Silent(gym.Env):
+    """A game that says nothing but its seed."""
+
+    observation_space = action_space = Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        return f"{seed}", {}
 
 
-def test_gymnasium_has_nothing_to_say(env):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_env(env)
+class SilentEnv(GymToolEnv):
+    def __init__(self, **kwargs):
+        super().__init__(make_env=Silent, **kwargs)
 
 
-def test_the_expert_succeeds_and_a_snapshot_goes_on_as_the_episode_does(env):
-    for index in (0, env.num_tasks // 2):
-        env.reset(options={"task_index": index})
-        turns = list(env.demonstration())
-        half = len(turns) // 2
-        first = play(env, turns[:half])
-        state = env.get_state()
-        rest = play(env, turns[half:])
-        assert (first + rest)[-1][-1]["is_success"], env.task.id
-        env.set_state(state)
-        assert play(env, turns[half:]) == rest
+@pytest.mark.parametrize("env_id", sorted(set(agent_r1.BRIDGES) - set(BRIDGES)))
+def test_a_package_that_is_missing_is_named_with_its_extra(env_id):
+    with pytest.raises(ImportError, match=r'pip install.* "agent-r1\[\w+\]"'):  # or what else there is to do
+        gym.make(env_id)
 
 
-def test_it_can_be_pickled_in_the_middle(env):
-    env.reset(options={"task_index": 0})
-    turns = list(env.demonstration())
-    play(env, turns[: len(turns) // 2])
-    copy = pickle.loads(pickle.dumps(env))
-    assert play(copy, turns[len(turns) // 2 :]) == play(env, turns[len(turns) // 2 :])
-    copy.close()
-
-
-def test_the_same_seed_is_the_same_episode(env):
-    found = []
-    for _ in range(2):
-        state, info = env.reset(seed=3)
-        calls = [env.dialect.tool_call(name, {}) for name in list(env.tools)[:2]]
-        found.append((state.tolist(), info, play(env, [*calls, "hello", "<answer>1</answer>"])))
-    assert found[0] == found[1]
+@pytest.mark.parametrize(
+    "env_class", [SilentEnv, *(load_env_creator(agent_r1.BRIDGES[env_id].entry_point) for env_id in BRIDGES)]
+)
+def test_no_two_splits_share_a_task(env_class):
+    """A split has a range of seeds to itself."""
+    ranges = []
+    for split in set(env_class.splits.values()):
+        env = env_class(split=split)
+        indexes = {0, 1, env.num_tasks // 2, env.num_tasks - 1}
+        seeds = [env.make_task(index).metadata["seed"] for index in indexes]
+        assert len(set(seeds)) == len(indexes)
+        ranges.append((min(seeds), max(seeds)))
+        env.close()
+    ranges.sort()
+    assert all(high < low for (_, high), (low, _) in zip(ranges, ranges[1:], strict=False)), ranges

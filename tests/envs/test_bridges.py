@@ -1,25 +1,45 @@
 """Other people's simulators: an episode has one, a snapshot continues in another that has done the same."""
 
+import math
+import pickle
 import random
+import sys
+import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Text
 
-from agent_r1 import ToolFault
-from agent_r1.bridges import GymToolEnv
+from agent_r1 import ToolFault, ToolResult
+from agent_r1.bridges import BridgeEnv, GymToolEnv
+from agent_r1.bridges.bridge import MOST_BREAKS, digest
 from agent_r1.vector import ToolVectorEnv
+
+ODD = {
+    "nan": ("?", math.nan, False, False, {}),
+    "inf": ("?", math.inf, True, False, {}),
+    "four": ("?", 0.0, False, {}),
+    "bytes": (b"?", 0.0, False, False, {}),
+    "rich": ("?", 1e9, True, False, {}),
+    "poor": ("?", -1e9, True, False, {}),
+    "tenth": ("?", 0.1, False, False, {}),
+    "last tenth": ("?", 0.1, True, False, {}),
+}
 
 
 class Lock(gym.Env):
     """A lock of three digits; each right one in its turn pays 1."""
 
     observation_space = action_space = Text(100)
-    made, broken, forgetful = 0, False, False
+    made, closed, broken, forgetful = 0, 0, False, False
 
     def __init__(self):
         type(self).made += 1
+        self.hook = lambda: None  # can't be pickled
+
+    def close(self):
+        type(self).closed += 1
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -32,6 +52,17 @@ class Lock(gym.Env):
             raise OSError("the game's process has ended")
         if action == "crash":
             raise ValueError("a bug of the game")
+        if action == "quit":
+            sys.exit(0)
+        if action == "restore":
+            raise FileNotFoundError("no such saved game")
+        if action == "limit":
+            return "time is up", 0.0, False, True, {}
+        if action == "wait":
+            time.sleep(0.3)
+            return "the wait is over", 0.0, True, False, {}
+        if action in ODD:
+            return ODD[action]
         right = action.strip() == self.code[self.opened]
         self.opened = self.opened + 1 if right else 0
         said = f"{self.opened} digits are open" if right else "it snaps shut"
@@ -40,8 +71,8 @@ class Lock(gym.Env):
 
 @pytest.fixture
 def lock(monkeypatch):
-    for name in ("made", "broken", "forgetful"):
-        monkeypatch.setattr(Lock, name, getattr(Lock, name))
+    for name, value in {"made": 0, "closed": 0, "broken": False, "forgetful": False}.items():
+        monkeypatch.setattr(Lock, name, value)
 
 
 def make(**kwargs):
@@ -122,7 +153,7 @@ def test_a_game_that_is_lost_is_played_again_in_another(lock, monkeypatch):
     Lock.broken = True
     env.fault_deadline = 0.2
     _, reward, terminated, truncated, info = do(env, "1")
-    assert truncated and reward == 0 and info["fault"].startswith("tool act: ToolFault: the simulator was lost")
+    assert truncated and reward == 0 and info["fault"].startswith("tool act: OSError: the game's process has ended")
 
 
 def test_a_bug_of_a_game_is_a_failed_call_and_changes_nothing(lock):
@@ -151,3 +182,156 @@ def test_many_games_at_once(lock):
         _, rewards, terminations, _, _ = envs.step(spans)
     assert terminations.all() and rewards.tolist() == [1.0] * 8
     envs.close()
+
+
+def test_what_a_late_call_does_stays_out_of_the_next_episode(lock):
+    env = make(timeout=0.1, fault_deadline=0)
+    env.reset(options={"task_index": 7})
+    assert "no result within 0.1 seconds" in do(env, "wait")[4]["fault"]
+    env.reset(options={"task_index": 8})
+    digits = code_of(env)
+    do(env, digits[0])
+    time.sleep(0.5)  # the late call is over now, and said that its game was
+    assert [call[1]["command"] for call in env.memory["log"]] == digits[:1]
+    do(env, digits[1])
+    assert do(env, digits[2])[4]["is_success"]
+    env.close()
+
+
+def test_a_game_that_quits_ends_no_training(lock):
+    env = make(fault_deadline=0)
+    env.reset(options={"task_index": 7})
+    info = do(env, "quit")[4]
+    assert not info["tool_calls"][0]["ok"] and "fault" not in info
+    for digit in code_of(env):
+        info = do(env, digit)[4]
+    assert info["is_success"]
+
+
+def test_an_error_that_a_command_brings_about_is_no_fault(lock):
+    env = make()
+    env.reset(options={"task_index": 7})
+    info = do(env, "restore")[4]
+    assert not info["tool_calls"][0]["ok"] and "fault" not in info and "process/failed_call" in info["reward_terms"]
+
+
+@pytest.mark.filterwarnings("ignore:the tool act failed in:RuntimeWarning")
+def test_a_game_that_breaks_again_and_again_is_not_played_for_ever(lock):
+    env = make(max_turns=40)
+    env.reset(options={"task_index": 7})
+    do(env, code_of(env)[0])
+    made = Lock.made
+    for _ in range(30):
+        do(env, "crash")
+    assert Lock.made - made <= MOST_BREAKS and "broke too often" in env.messages[-1]["content"]
+    info = env.reset(seed=1) and do(env, code_of(env)[0])[4]
+    assert info["tool_calls"][0]["ok"]
+
+
+def test_a_games_own_limit_cuts_the_episode(lock):
+    env = make()
+    env.reset(options={"task_index": 7})
+    do(env, code_of(env)[0])
+    _, reward, terminated, truncated, info = do(env, "limit")
+    assert (terminated, truncated, info["truncation_reason"]) == (False, True, "game")
+    assert reward == pytest.approx(1 / 3) and env.messages[-1]["content"] == "time is up"
+
+
+def test_what_was_earned_is_paid_when_the_turns_run_out(lock):
+    env = make(max_turns=2)
+    env.reset(options={"task_index": 7})
+    for digit in code_of(env)[:2]:
+        _, reward, terminated, truncated, info = do(env, digit)
+    assert truncated and reward == pytest.approx(2 / 3) and info["metrics"] == {"return": 2.0}
+    env = make(max_turns=1, unfinished_reward=-1.0)
+    env.reset(options={"task_index": 7})
+    assert do(env, code_of(env)[0])[1] == -1.0
+
+
+def test_ten_tenths_are_one():
+    env = GymToolEnv(make_env=Lock, max_turns=10)
+    env.reset(options={"task_index": 7})
+    for command in ["tenth"] * 9 + ["last tenth"]:
+        *_, info = do(env, command)
+    assert info["is_success"] and info["metrics"] == {"return": 1.0}
+
+
+@pytest.mark.parametrize("command", ["nan", "inf", "four", "bytes"])
+def test_what_no_game_returns_pays_nothing(lock, command):
+    env = make(fault_deadline=0, process_reward={"game": 1.0})
+    env.reset(options={"task_index": 7})
+    _, reward, *_, info = do(env, command)
+    assert math.isfinite(reward) and reward <= 0 and not info["tool_calls"][0]["ok"]
+    assert ("must return 5 values" in info.get("fault", "")) == (command in ("four", "bytes"))
+
+
+@pytest.mark.parametrize(("command", "reward"), [("rich", 1.0), ("poor", 0.0)])
+def test_a_score_is_from_0_to_1(lock, command, reward):
+    env = make()
+    env.reset(options={"task_index": 7})
+    assert do(env, command)[1] == reward
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_return": 0}, "max_return must be above 0"), ({"max_return": -1.0}, "max_return must be above 0"),
+        ({"max_return": math.nan}, "max_return must be a number"), ({"max_return": "3"}, "max_return must be a number"),
+        ({"make_env": "Lock"}, "make_env must be a function"), ({"instructions": 5}, "instructions must be a text"),
+        ({"seeds": {"train": range(3)}}, "seeds must have tasks for train and test"),
+        ({"seeds": {"train": range(3), "test": range(0)}}, "seeds must have tasks for train and test"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        GymToolEnv(**{"make_env": Lock, **wrong})
+
+
+def test_the_splits_share_no_game():
+    train, test = (make(split=split) for split in ("train", "test"))
+    assert not set(train.seeds["train"]) & set(test.seeds["test"])
+
+
+def test_a_game_is_closed_and_none_is_pickled(lock):
+    env = make()
+    env.reset(options={"task_index": 7})
+    digits = code_of(env)
+    do(env, digits[0])
+    copy = pickle.loads(pickle.dumps(env))
+    do(copy, digits[1])
+    assert do(copy, digits[2])[4]["is_success"]
+    for one in (env, copy):
+        one.close()
+    assert Lock.closed == Lock.made
+
+
+def test_a_replay_that_pays_otherwise_is_another():
+    first, second = (ToolResult("said", data={"reward": reward}) for reward in (0.0, 0.5))
+    assert digest(first) != digest(second)
+
+
+def test_a_world_that_gives_no_result_is_named():
+    class Odd:
+        def act(self, name, arguments):
+            return "a text"
+
+        def close(self):
+            pass
+
+    class OddEnv(BridgeEnv):
+        def make_task(self, index):
+            import agent_r1
+
+            return agent_r1.Task("one", "Act.", [])
+
+        def make_world(self, task):
+            return Odd()
+
+        def judge_answer(self, answer):
+            return 0.0, {}
+
+    env = OddEnv([{"name": "act"}], fault_deadline=0)
+    env.reset(options={"task_index": 0})
+    call = env.dialect.tool_call("act", {}) + env.dialect.end_of_turn
+    info = env.step(np.array(env.tokenizer.encode(call), np.int32))[4]
+    assert "Odd.act returned 'a text'; it must return a ToolResult" in info["fault"]

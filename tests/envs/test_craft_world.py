@@ -223,7 +223,7 @@ def test_every_step_of_the_expert_is_needed():
 @pytest.mark.parametrize(
     ("teacher", "share"), [("fallible_75", 0.75), ("fallible_50", 0.5), ("fallible_25", 0.25), ("sloppy", 0.31)]
 )
-def test_workers_succeed_as_often_as_the_page_says(teacher, share):
+def test_demonstrators_succeed_as_often_as_the_page_says(teacher, share):
     successes = 0
     for index, task in enumerate(tasks("train", 1_000)):
         inventory = {}
@@ -235,7 +235,7 @@ def test_workers_succeed_as_often_as_the_page_says(teacher, share):
     assert abs(successes / 1_000 - share) <= 0.03
 
 
-def test_the_sloppy_workers_habit_fails_at_depth_3():
+def test_the_sloppy_demonstrators_habit_fails_at_depth_3():
     """It mostly gives up after its first crafting, so whoever does what it mostly does never makes the goal."""
     ends, crafted = [], []
     for index in range(400):
@@ -249,7 +249,7 @@ def test_the_sloppy_workers_habit_fails_at_depth_3():
 
 
 @pytest.mark.parametrize("teacher", [None, "fallible_75", "fallible_50", "fallible_25"])
-def test_workers_in_the_environment(teacher, say):
+def test_demonstrators_in_the_environment(teacher, say):
     """What they plan is what happens; whoever fails gives up or makes too much; every turn can be read."""
     env, ends = CraftWorldEnv(), set()
     for index in range(60):

@@ -129,6 +129,9 @@ def test_calls_after_the_end_are_not_counted(say):
     [
         ((2.0, {}), "score is from 0 to 1"),
         ((1.0, {"em": "x"}), "metrics are numbers"),
+        ((1.0, {"em": "0.5"}), "Nim judges with .* metrics are numbers"),
+        (("1", {}), "Nim judges with .* a score is from 0 to 1"),
+        ((10**400, {}), "Nim judges with .* a score"),
         ((math.nan, {}), "a score"),
         ((1.0, {"em": math.nan}), "metrics are numbers"),
         (1.0, "a score is from 0 to 1"),
@@ -159,6 +162,29 @@ def test_a_judge_may_count_in_numpy(monkeypatch, early):
     env = begin(Nim)
     monkeypatch.setattr(env, "final_metrics", lambda: {"em": np.int64(0)})
     assert json.dumps(env.cut_off()["metrics"]) == '{"em": 0.0}'
+
+
+@pytest.mark.parametrize("amount", [math.nan, -math.inf, "0.5", None, 10**400])
+def test_an_amount_that_is_no_number_is_told(say, monkeypatch, amount):
+    """Also where its weight is 0: 0 times NaN is NaN."""
+    env = begin(Nim, process_reward={"no_action": 0.0})
+    monkeypatch.setattr(env, "judge_result", lambda call, result: {"no_action": amount})
+    with pytest.raises(ValueError, match="Nim: the amount of 'no_action' must be a finite number, got "):
+        say(env, take(env, 1))
+
+
+@pytest.mark.parametrize("value", [math.nan, "1", None])
+def test_a_payment_that_is_no_number_is_told(say, monkeypatch, value):
+    env = begin(Nim)
+    monkeypatch.setattr(env, "judge_outcome", lambda score, **how: value)
+    with pytest.raises(ValueError, match="Nim: what judge_outcome pays must be a finite number, got "):
+        say(env, "<answer>x</answer>")
+
+
+def test_amounts_may_be_numpys(say, monkeypatch):
+    env = begin(Nim, process_reward={"no_action": 1.0})
+    monkeypatch.setattr(env, "judge_result", lambda call, result: {"no_action": np.float32(0.5)})
+    assert json.dumps(say(env, take(env, 1))[4]["reward_terms"]) == '{"process/no_action": 0.5}'
 
 
 def test_a_judge_that_returns_nothing_is_told(say, monkeypatch):

@@ -462,10 +462,11 @@ def test_a_damaged_file_of_our_own_is_named(tmp_path, damage):
     path.write_text(json.dumps(good | damage), encoding="utf-8")
     with pytest.raises(DataFormatError, match="hands.json"):
         read_customer(path)
-    good["causes"]["cold wind"]["key"] = [["customer", "moon"]]
-    path.write_text(json.dumps(good), encoding="utf-8")
-    with pytest.raises(DataFormatError, match="causes.cold wind.key"):
-        read_customer(path)
+    for key in ([["customer", "moon"]], [["customer", ["moon"]]], [["customer", {}]], [[]], ["ab"], [None], 3):
+        good["causes"]["cold wind"]["key"] = key
+        path.write_text(json.dumps(good), encoding="utf-8")
+        with pytest.raises(DataFormatError, match=r"hands.json, field 'causes.cold wind.key': expected a list of"):
+            read_customer(path)
 
 
 def test_text_of_a_scenario_never_becomes_a_token_or_a_call(tmp_path, say):

@@ -516,6 +516,6 @@ def test_the_expert_leaves_a_turn_for_the_answer(make):
     assert len(turns) == 2 and "<answer>" in turns[-1]
 
 
-def test_there_is_no_sloppy_worker(make):
+def test_there_is_no_sloppy_demonstrator(make):
     with pytest.raises(ValueError, match="HotpotQAEnv .*--expert-share 1"):
         make().unwrapped.demonstration(np.random.default_rng(0))

@@ -318,6 +318,7 @@ def test_a_generated_task_can_be_written_and_read(tmp_path):
     [
         ({"task_dot_toml": "x = "}, "task.toml: expected TOML"),
         ({"task_dot_toml": "[verifier]\ntimeout_sec = 'long'"}, "timeout_sec: expected a number"),
+        ({"task_dot_toml": "[verifier]\ntimeout_sec = true"}, "timeout_sec: expected a number"),
         ({"task_dot_toml": "a = " + "[" * 3_000}, "task.toml: expected TOML: maximum recursion depth"),
         ({"task_dot_toml": "a = " + "9" * 5_000}, "task.toml: expected TOML: .*digits"),
         ({"task_dot_toml": "a" + ".a" * 20_000 + " = 1"}, "task.toml: expected at most 200 dots in a line"),

@@ -1087,7 +1087,11 @@ def test_before_the_first_reset(capsys):
         ({"process_reward": {"failed_call": math.inf}}, r"process_reward\['failed_call'\] must be a number, got inf"),
         ({"process_reward": {"failed_call": "x"}}, r"process_reward\['failed_call'\] must be a number, got 'x'"),
         ({"process_reward": 5}, "process_reward must be True, False or a dict of weights, got 5"),
+        ({"unfinished_reward": 10**400}, "unfinished_reward must be a number, got one that is too large"),
+        ({"process_reward": {"failed_call": -(10**5_000)}}, "must be a number, got one that is too large"),
         ({"fault_deadline": "x"}, "fault_deadline must be a number of seconds, 0 or more, got 'x'"),
+        ({"fault_deadline": True}, "fault_deadline must be a number of seconds, 0 or more, got True"),
+        ({"fault_deadline": math.nan}, "fault_deadline must be a number of seconds, 0 or more, got nan"),
         ({"dialect": "klingon"}, "'klingon'.*hermes"),
     ],
 )

@@ -137,6 +137,7 @@ def test_episodes_are_printed_to_be_read(run, of_one, capsys):
         {"turn_rewards": ["x"]}, {"tokens": 3}, {"messages": [{}]}, {"messages": 5}, {"reward_terms": [{"a": None}]},
         {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}, {"turns": 1},
+        {"turn_rewards": [10**400]}, {"reward_terms": [{"a": 10**400}]},
     ],
 )  # fmt: skip
 def test_a_row_of_other_types_hides_no_other_row(run, of_one, capsys, damage):

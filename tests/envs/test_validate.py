@@ -1,21 +1,25 @@
 """Each check of `python -m agent_r1.validate` passes on an environment that is right and finds one that is not."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import checked_environments
 import numpy as np
 import pytest
+from registered import BRIDGES
 
 import agent_r1
 from agent_r1 import Tool, ToolResult, probes, validate
 from agent_r1.validate import CHECKS, Failed, Report, Subject, above
 
+ROOT = Path(__file__).parents[2]
 FOUND = {
     "gymnasium": ["Unspeakable"],
     "farming": ["Farmable", "FarmableInPairs"],
-    "injection": ["ListensToTools", "ListensToToolsOfAnEpisode", "ListensToQuestions"],
+    "injection": ["ListensToTools", "ListensToToolsOfAnEpisode", "ListensToQuestions", "KeepsResultsBack"],
     "determinism": ["DependsOnHashes", "DependsOnTheClock", "DependsOnGlobalRandomNumbers"],
     "snapshot": ["ForgetsInSnapshots"],
     "global state": ["DrawsGlobalRandomNumbers"],
@@ -44,6 +48,21 @@ def test_what_is_right_passes(name):
     CHECKS[name](subject("Right", 5))
 
 
+@pytest.mark.parametrize("one", ["FailsOnOtherPlaces", "FailsOnMostWords"])
+def test_calls_that_fail_are_no_injection(one):
+    CHECKS["injection"](subject(one))
+
+
+def test_a_module_that_prints_when_it_is_imported_passes(tmp_path):
+    """The environment of docs/bridges.md, saved as a file, plays an episode and prints how it ended."""
+    page = (ROOT / "docs" / "bridges.md").read_text()
+    (tmp_path / "lock.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    run = [sys.executable, "-m", "agent_r1.validate", "lock:Mine/Lock-v0", "--tasks", "5"]
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}, cwd=tmp_path)
+    assert done.returncode == 0 and "Mine/Lock-v0: pass" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(("name", "one"), [(name, one) for name, some in FOUND.items() for one in some])
 def test_what_is_wrong_is_found(name, one):
     with pytest.raises(Exception) as found:
@@ -69,9 +88,16 @@ def test_figures_that_should_not_be(name, one):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env_id", probes.generated_worlds())
+@pytest.mark.parametrize("env_id", agent_r1.generated_worlds())
 def test_the_worlds_pass(env_id):
     report = validate.validate(Subject(env_id, {}, 20))
+    assert not report.failed and not report.missing
+
+
+@pytest.mark.bridge
+@pytest.mark.parametrize("env_id", BRIDGES)
+def test_the_bridges_pass(env_id):
+    report = validate.validate(Subject(env_id, {}, 5))
     assert not report.failed and not report.missing
 
 
@@ -150,7 +176,20 @@ def test_random_values_fit_their_schema():
 
 
 def test_the_index_names_every_id():
-    pages = Path(__file__).parents[2] / "docs" / "environments"
+    pages = ROOT / "docs" / "environments"
     assert (pages / "index.md").read_text().endswith(validate.index(pages))
     ids = agent_r1.ENVIRONMENTS | agent_r1.BRIDGES
     assert all(f"[{env_id.removeprefix('AgentR1/')}](" in validate.index(pages) for env_id in ids)
+
+
+def test_random_calls_know_what_a_schema_refers_to():
+    """As pydantic writes it."""
+    place = {"type": "object", "properties": {"side": {"$ref": "#/$defs/Side"}}, "required": ["side"]}
+    schema = {
+        "type": "object",
+        "properties": {"places": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/Place"}}},
+        "required": ["places"],
+        "$defs": {"Place": place, "Side": {"enum": ["left"]}},
+    }
+    value = probes.random_value(schema, None, np.random.default_rng(0))
+    assert value["places"] and all(found == {"side": "left"} for found in value["places"])

@@ -15,7 +15,8 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.wrappers import ChoiceInterface, NewTokens, RecordTrajectories, TextInterface, UnicodeText
+from agent_r1.spaces import UnicodeText
+from agent_r1.wrappers import ChoiceInterface, NewTokens, RecordTrajectories, TextInterface
 
 WORLD = "AgentR1/MultihopWorld-v0"
 

@@ -1,6 +1,9 @@
 """The runner of many runs, with real ones: they fail, are interrupted, go on, and are skipped when finished."""
 
 import json
+import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import agent_r1
 from llm_utils import benchmark
 
 LEARNER = Path(__file__).parents[2] / "learner"
@@ -121,6 +125,42 @@ def test_two_runs_are_the_same_when_all_arguments_are(tmp_path, monkeypatch):
     assert benchmark.find(job) == (run_dir, False)
     other = benchmark.make_job(["python", script, "--seed", "3", "--gamma", "0.9"])
     assert benchmark.find(other) == (None, False)
+
+
+PLAYING = [*shlex.split(SMALL), "--total-episodes", "8", "--checkpoint-every", "1"]
+ROWS = json.dumps({"tokens": [1, 2, 3], "action_mask": [0, 1, 1]})
+STARTS = {  # a script and its arguments
+    "grpo_llm": PLAYING,
+    "sft_llm": ["--tokenizer", "byte", "--data", "rows.jsonl", "--num-steps", "1", "--checkpoint-every", "1",
+                "--num-threads", "1"],
+    "evaluate_llm": ["--tokenizer", "byte", "--env-kwargs", ENV_KWARGS, "--episodes", "2", "--num-threads", "1"],
+}
+
+
+@pytest.mark.parametrize("model", ["tiny", "a folder"])
+@pytest.mark.parametrize("script", STARTS)
+def test_runs_from_other_weights_are_not_the_same(learn, monkeypatch, policy_folder, tmp_path, script, model):
+    """"tiny" and a folder keep their names when their files change."""
+    weights = shutil.copytree(policy_folder, tmp_path / "policy") / "model.safetensors"
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    monkeypatch.setattr(agent_r1, "tiny_policy", lambda env_id: str(weights.parent))
+    words = [*STARTS[script], "--no-cuda"]
+    words += ["--model", "tiny" if model == "tiny" else str(weights.parent)]
+    folder = learn(script, *words)
+    job = benchmark.make_job(["python", str(LEARNER / f"{script}.py"), *words])
+    path = folder / ("evaluation.json" if script == "evaluate_llm" else "summary.json")
+    report = json.loads(path.read_text())
+    states = [("finished", report, True), ("unfinished", report | {"finished": False}, False)]
+    before = weights.stat().st_mtime_ns
+    for name, content, finished in states:
+        path.write_text(json.dumps(content))
+        os.utime(weights, ns=(before, before))
+        assert benchmark.find(job) == (folder, finished), name
+        os.utime(weights, ns=(before, before + 10**9))
+        assert benchmark.find(job) == (None, False), name
+    del report["model_files"]  # of an older version, which doesn't say
+    path.write_text(json.dumps(report))
+    assert benchmark.find(job) == (folder, True)
 
 
 def test_an_evaluation_of_a_run_is_named_by_what_it_plays(tmp_path, monkeypatch):

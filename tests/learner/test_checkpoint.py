@@ -1,17 +1,19 @@
 """Checkpoints: what is saved, whatever cuts a save short, and what ends a run early."""
 
 import json
+import multiprocessing
 import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import grpo_llm
 import pytest
 import torch
 
-from llm_utils import checkpoint, distributed, engine, loading, optimizer
+from llm_utils import checkpoint, distributed, engine, loading, optimizer, run_files
 
 
 def state(iteration):
@@ -225,6 +227,67 @@ def test_a_damaged_checkpoint_does_not_keep_the_last_iteration_from_being_writte
         1 / 0  # noqa: B018
     (note,) = caught.value.__notes__
     assert "could not be written" in note and "is damaged" in note and "--resume" not in note
+
+
+def interrupted(saver):
+    """A checkpoint as it lies between the two renames of a save. Returns (where it is, where it belongs)."""
+    after_boundary(saver, 1)
+    saver.save()
+    return saver.folder.rename(saver.folder.with_suffix(".old")), saver.folder
+
+
+def resume(saver):
+    return checkpoint.load_args(grpo_llm.Args(resume=str(saver.folder.parent)), "x")
+
+
+def hold(folder, ready, done):
+    run_files.claim(folder)
+    ready.set()
+    done.wait(60)
+
+
+def test_a_second_process_is_refused_before_it_touches_anything(saver):
+    """It put the old checkpoint back while the first process stood between its two renames, which then failed."""
+    old, folder = interrupted(saver)
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(folder.parent, ready, done))
+    other.start()
+    try:
+        assert ready.wait(60)
+        with pytest.raises(SystemExit, match="another process is at work there"):
+            resume(saver)
+        assert old.is_dir() and not folder.exists()
+    finally:
+        done.set()
+        other.join(60)
+    resume(saver)
+    assert folder.is_dir() and not old.exists()
+
+
+def test_with_several_processes_the_first_one_puts_a_checkpoint_back(saver, monkeypatch):
+    old, folder = interrupted(saver)
+    monkeypatch.setenv("RANK", "1")
+    rename, mine = Path.rename, []
+    monkeypatch.setattr(Path, "rename", lambda *names: (mine.append(threading.current_thread()), rename(*names))[1])
+    first = threading.Timer(0.3, old.rename, [folder])
+    first.start()
+    resume(saver)
+    first.join()
+    assert mine == [first] and folder.is_dir()
+
+
+def test_a_folder_that_cant_be_written_is_named_as_such(saver):
+    interrupted(saver)
+    (saver.folder.parent / ".lock").mkdir()  # Permissions keep no root out
+    with pytest.raises(SystemExit, match="run: it can't be written to: .*Is a directory.*lock"):
+        resume(saver)
+
+
+def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path):
+    with pytest.raises(SystemExit, match="there is no checkpoint"):
+        checkpoint.load_args(grpo_llm.Args(resume=str(tmp_path)), "x")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", [*DAMAGED, json.dumps(state(1) | {"args": {"checkpoint_every": "8"}})])

@@ -13,8 +13,8 @@ import processes
 import pytest
 
 from llm_utils import run_files
-from llm_utils.evaluation_files import fingerprint
 from llm_utils.slots import SlotModel
+from llm_utils.sources import fingerprint
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--tokenizer", "byte", "--num-envs", 3, "--num-threads", 1, "--no-cuda", "--episodes", 8]

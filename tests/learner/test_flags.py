@@ -4,6 +4,7 @@ accepts beyond the usual has to be named here."""
 import ast
 import dataclasses
 import importlib
+import json
 import subprocess
 import sys
 import typing
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import machine
 import pytest
+
+from agent_r1.bridges import babyai
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm", "sft_llm", "evaluate_llm")
@@ -112,6 +115,24 @@ def test_what_isnt_there_ends_with_one_line(learn, monkeypatch, script, words, m
         learn(script, "--num-threads", 1, "--no-cuda", *words)
     assert "\n" not in str(ended.value)
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    ("env_id", "package", "extra"), [("BabyAI", "minigrid", "babyai"), ("GSM8K", "math_verify", "math")]
+)
+def test_a_missing_package_ends_with_one_line_that_names_its_extra(
+    learn, monkeypatch, tmp_path, policy_folder, script, env_id, package, extra
+):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
+    data = ["--data-dir", tmp_path] if env_id == "GSM8K" else []
+    monkeypatch.setitem(sys.modules, package, None)  # Python's own way to say: not there
+    babyai.find_level.cache_clear()
+    words = ["--env-id", f"AgentR1/{env_id}-v0", "--model", policy_folder, "--tokenizer", "byte", *data]
+    with pytest.raises(SystemExit, match=rf"^--env-id AgentR1/{env_id}-v0: .*agent-r1\[{extra}\].$") as ended:
+        learn(script, *words, "--num-threads", 1, "--no-cuda")
+    assert "\n" not in str(ended.value)
 
 
 def test_a_model_without_weights_is_refused(learn, policy_folder, tmp_path):

@@ -224,15 +224,15 @@ def test_a_loss_that_is_not_finite_raises_and_names_the_rows(small_model, made_u
 
 
 def test_random_streams_have_nothing_in_common():
-    """Tasks, minibatches, sampling and dice of the same number are drawn from different streams."""
-    from llm_utils.environments import DICE, dice
-    from llm_utils.rollout import SAMPLING, TASKS
-    from llm_utils.run import ORDER
+    """Tasks, minibatches, sampling and environments of the same number are drawn from different streams."""
+    from llm_utils.streams import Stream, episode_seed
 
-    drawn = [np.random.default_rng([1, tag, 7]).random(4) for tag in (TASKS, SAMPLING, ORDER, DICE)]
+    drawn = [np.random.default_rng([1, stream, 7]).random(4) for stream in Stream]
     assert len({round(float(x), 9) for numbers in drawn for x in numbers}) == 16
-    words = [np.random.SeedSequence([1, tag, 7]).generate_state(1)[0] for tag in (TASKS, SAMPLING, ORDER)]
-    assert dice(1, 7) not in words
+    others = [stream for stream in Stream if stream is not Stream.ENVIRONMENT]
+    assert episode_seed(1, 7) not in [np.random.SeedSequence([1, tag, 7]).generate_state(1)[0] for tag in others]
+    assert {stream.name: stream.value for stream in Stream} == {"TASKS": 1, "SAMPLING": 2, "ORDER": 3, "ENVIRONMENT": 4}
+    assert (episode_seed(1, 7), episode_seed(0, 0)) == (1355455352, 1874364848)  # as in runs on record
 
 
 def test_rows_far_from_the_trainer_are_rejected(make_row):

@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -60,6 +61,38 @@ class ListensToTools(Right):
 class ListensToToolsOfAnEpisode(ListensToTools):
     def start_episode(self, task):
         self.tools["read"] = Tool.from_function(self.read)
+
+
+class FailsOnOtherPlaces(Right):
+    """Right; all but the expert's calls fail."""
+
+    def read(self, place: int) -> str:
+        """Read what stands at a place."""
+        return {1: str(self.task.metadata["number"])}[place]
+
+    def judge_result(self, call, result):
+        return super().judge_result(call, result) if result.ok else {}
+
+
+class FailsOnMostWords(Right):
+    """Right, but for an expert."""
+
+    def read(self, place: str) -> str:
+        """Read what stands at a place."""
+        return {"place": str(self.task.metadata["number"])}[place]
+
+    def judge_result(self, call, result):
+        return super().judge_result(call, result) if result.ok else {}
+
+    def demonstration(self, rng=None, teacher=None):
+        raise NotImplementedError
+
+
+class KeepsResultsBack(FailsOnOtherPlaces):
+    """What its tool says doesn't reach the policy."""
+
+    def end_turn(self, turn, results):
+        return super().end_turn(turn, [replace(result, content="done") for result in results])
 
 
 class WithoutTools(Right):
@@ -131,9 +164,9 @@ class Breaks(Right):
 
 
 class Unjson(Right):
-    def judge_result(self, call, result):
-        self.memory["x"] = 1
-        return {"read": float("nan")}
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, info | {"x": float("nan")}
 
 
 class Unspeakable(Right):

@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections import Counter, deque
+from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
@@ -482,11 +483,13 @@ def test_faults_and_late_calls_are_no_bugs() -> None:
 # --- a tool that mostly fails -----------------------------------------------------------------------------------------
 
 
-def calls(name: str, outcomes: str) -> list[warnings.WarningMessage]:
+def calls(
+    name: str, outcomes: str, wrap: Callable[[Any], Any] = lambda step: step
+) -> list[warnings.WarningMessage]:
     """The warnings of a tool whose calls fail ("x"), succeed ("."), have bad arguments ("?") or fault ("!")."""
     todo = iter(outcomes.replace("?", ""))
 
-    def step(n: int) -> str:
+    def step(n: int, m: int = 0) -> str:
         outcome = next(todo)
         if outcome != ".":
             raise {"x": sqlite3.ProgrammingError("made in another thread"), "!": ConnectionError()}[outcome]
@@ -495,7 +498,7 @@ def calls(name: str, outcomes: str) -> list[warnings.WarningMessage]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for outcome in outcomes:
-            tool = Tool.from_function(step, name=name)  # every episode has its own
+            tool = Tool.from_function(wrap(step), name=name)  # every episode has its own
             run_tool(tool, {} if outcome == "?" else {"n": 1})
     return caught
 
@@ -505,5 +508,7 @@ def test_a_tool_that_mostly_fails_is_warned_about_once() -> None:
     text = str(warning.message)
     assert "mostly_fails failed in 6 of its last 10 calls" in text and "made in another thread" in text
     assert "AGENT_R1_STRICT=1" in text and warning.filename == __file__
+    (warning,) = calls("with_an_argument", "x" * 30, wrap=lambda step: functools.partial(functools.partial(step), m=1))
+    assert warning.filename == __file__ and warning.lineno > 1
     assert not calls("half", ".x" * 30) and not calls("bad_arguments", "?" * 30) and not calls("down", "!" * 30)
     assert not calls("seldom_called", "x" * 9)

@@ -17,7 +17,7 @@ from typing import Any
 
 from agent_r1_tools.text import as_text, clean_text
 from agent_r1_tools.threads import OneThread, start_call
-from agent_r1_tools.tool import Tool, ToolResult, is_fault
+from agent_r1_tools.tool import Tool, ToolResult, inner, is_fault
 
 # The most calls of one batch that run at the same time; a call counts its timeout from its own start.
 MAX_PARALLEL_CALLS = min(32, (os.cpu_count() or 1) + 4)
@@ -228,7 +228,7 @@ def _watch(tool: Tool, outcome: Any) -> None:
     if not failed or len(calls) < WATCHED_CALLS or sum(calls) <= WATCHED_CALLS / 2 or key in _warned:
         return
     _warned.add(key)
-    code = inspect.unwrap(getattr(tool, "function", tool.execute))
+    code = inspect.unwrap(inner(getattr(tool, "function", tool.execute)))
     module = getattr(code, "__module__", None) or type(tool).__module__
     file = getattr(sys.modules.get(module), "__file__", None) or module
     line = getattr(getattr(code, "__code__", None), "co_firstlineno", 1)

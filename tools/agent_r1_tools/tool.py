@@ -77,6 +77,13 @@ def is_fault(error: BaseException) -> bool:
     return not any(f"{kind.__module__}.{kind.__qualname__}" in POLICY_NAMES for kind in type(error).__mro__)
 
 
+def inner(function: Any) -> Any:
+    """The function inside of a `functools.partial`; any other as it is."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
 @dataclass(frozen=True)
 class ToolResult:
     """What happened in one call.
@@ -236,9 +243,7 @@ class Tool(ABC):
 
         tool = FunctionTool(function, name, description, parameters)
         if concurrency_safe is None:
-            called = function
-            while isinstance(called, partial):
-                called = called.func
+            called = inner(function)
             own: Any = getattr(called, "__self__", None) if inspect.isroutine(called) else called
             concurrency_safe = inspect.isclass(called) or own is None or inspect.isclass(own) or inspect.ismodule(own)
         tool.timeout, tool.concurrency_safe = timeout, concurrency_safe

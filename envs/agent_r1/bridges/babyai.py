@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from agent_r1.bridges.bridge import BridgeEnv, World
 from agent_r1.dialects import Call
-from agent_r1.tool_env import End, Task
+from agent_r1.tasks.draw import pick
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task
 from agent_r1_tools import ToolResult
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE = range(6)
 MOST_STEPS = 20
+MOST_SEARCHES = 200  # of the bot for one action
 SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
 LEVELS = (
     "GoToRedBallGrey", "GoToRedBall", "GoToRedBallNoDists", "GoToObjS6", "GoToLocalS8N7", "GoToObjMazeS7",
@@ -61,19 +65,17 @@ class BabyAIEnv(BridgeEnv):
 
     ## Rewards
     At the end BabyAI's own: 1 - 0.9 n / N after n of at most N actions (a turn, a step, a pick-up, ...), else 0.
-    Success is the mission fulfilled; it ends the episode, as does the last action, and an answer, which gives up.
+    Success is the mission fulfilled; it ends the episode, as does an answer, which gives up; the last action cuts it.
 
     Args:
         level: such as "GoToLocal" or "BossLevel": the name of an id of BabyAI without "BabyAI-" and version.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "You are in a world of rooms and carry out the mission. Distances are in steps. After each call you read what "
         "you see then. Answer with <answer>I give up</answer> only to give up."
     )
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "repeated_call": 0.0}
-    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
-    floor = 0.1  # who wanders about arrives now and then
+    floor = 1.0  # who tries all there is in view succeeds in most levels without the mission; rewards tell
 
     def __init__(self, *, level: str = "GoToLocal", **kwargs: Any) -> None:
         kwargs.setdefault("max_turns", 128)
@@ -100,7 +102,8 @@ class BabyAIEnv(BridgeEnv):
         if not result.done:
             return {}
         self.memory["reward"] = result.data["reward"]
-        return End(float(result.data["reward"] > 0), metrics=self.final_metrics())
+        cut = "game" if result.data["truncated"] else None
+        return End(float(result.data["reward"] > 0), metrics=self.final_metrics(), truncation_reason=cut)
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """An answer gives up."""
@@ -114,11 +117,13 @@ class BabyAIEnv(BridgeEnv):
         """reward: BabyAI's."""
         return {"reward": float(self.memory.get("reward", 0.0))}
 
-    def demonstration(self) -> list[str]:
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """BabyAI's own bot, a call a turn; its steps ahead in a row are one call.
 
-        Raises ValueError where it finds no way.
+        Raises: ValueError where it finds no way, and with `rng`: there is only the expert.
         """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
         names = {PICK_UP: "pick_up", DROP: "drop", TOGGLE: "toggle"}
         turns = []
         for action, group in groupby(plan(self.task.metadata["env_id"], self.task.metadata["seed"])):
@@ -132,6 +137,26 @@ class BabyAIEnv(BridgeEnv):
                 turns += [self.dialect.tool_call("turn", {"direction": "right" if action else "left"})] * count
         return turns
 
+    def shortcut_try_all(self, rng: np.random.Generator) -> Iterator[str]:
+        """Goes to one thing in view after the other and does all that can be done with it: it never reads the mission.
+
+        At the end of a visit it looks elsewhere.
+        """
+        call, visited = self.dialect.tool_call, set[str]()
+        while True:
+            world: Any = self.world
+            names = [name for name, _, _ in seen(world.env) if name not in visited]
+            if names:
+                visited.add(names[0])
+                yield call("go_to", {"thing": names[0]})
+                yield call("toggle", {})
+                yield call("pick_up", {})
+            else:
+                visited.clear()
+                yield call("drop", {})
+                yield call("turn", {"direction": pick(rng, ["left", "right"])})
+                yield call("forward", {"steps": int(rng.integers(1, 7))})
+
     @staticmethod
     def vocabulary() -> list[str]:
         """Every word of missions and views: what a small tokenizer should keep whole."""
@@ -144,14 +169,17 @@ class BabyAIEnv(BridgeEnv):
 # ---------------------------------------------------------------------------------------------------------- the world
 
 
+_printing = threading.Lock()  # the screen is the process's
+
+
 class Rooms:
     """A level at work. One call may be several of minigrid's actions."""
 
     def __init__(self, env_id: str, seed: int) -> None:
         self.env: Any = gym.make(env_id, disable_env_checker=True).unwrapped
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints which drawings it threw away
+        with _printing, contextlib.redirect_stdout(io.StringIO()):  # it prints which drawings it threw away
             self.env.reset(seed=seed)
-        self.reward, self.over = 0.0, False
+        self.reward, self.over, self.truncated = 0.0, False, False
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         what, ok = "", True
@@ -160,8 +188,9 @@ class Rooms:
             what, ok = ("", True) if path is not None else (f"You see no way to {arguments['thing'][:40]!r}. ", False)
             self._do(path or [])
         elif name == "forward":
-            walked = self._do([FORWARD] * arguments["steps"])
-            blocked = not self.over and walked < arguments["steps"]
+            steps = int(arguments["steps"])  # 3.0 is an integer, too
+            walked = self._do([FORWARD] * steps)
+            blocked = not self.over and walked < steps
             what = f"Something is in the way after {walked} steps. " if blocked else ""
         else:
             turn = LEFT if arguments.get("direction") == "left" else RIGHT
@@ -172,7 +201,7 @@ class Rooms:
                 what = "Nothing happens. "
         if self.over:
             what = "The mission is fulfilled." if self.reward > 0 else "The mission failed, or no action is left."
-            return ToolResult(what, data={"reward": self.reward}, done=True)
+            return ToolResult(what, data={"reward": self.reward, "truncated": self.truncated}, done=True)
         return ToolResult(what + view(self.env), ok=ok)
 
     def _do(self, actions: list[int]) -> int:
@@ -181,6 +210,7 @@ class Rooms:
             place = tuple(self.env.agent_pos)
             _, reward, terminated, truncated, _ = self.env.step(action)
             self.reward, self.over = float(reward), bool(terminated or truncated)
+            self.truncated = bool(truncated and not terminated)
             if self.over:
                 return count + 1
             if action == FORWARD and tuple(self.env.agent_pos) == place:
@@ -232,7 +262,7 @@ def view(env: Any) -> str:
         place = ", ".join(part for part in (f"{ahead} ahead" if ahead else "", side) if part)
         thing = grid.get(right + grid.width // 2, grid.height - 1 - ahead)
         if thing.type == "door":
-            name += " (locked)" if thing.is_locked else " (open)" if thing.is_open else " (closed)"
+            place += ", locked" if thing.is_locked else ", open" if thing.is_open else ", closed"
         lines.append(f"{name}: {place}")
     before = [grid.get(grid.width // 2, grid.height - 1 - steps) for steps in range(grid.height)]
     walls = [steps for steps, cell in enumerate(before) if cell is not None and cell.type == "wall"]
@@ -317,10 +347,17 @@ def plan(env_id: str, seed: int) -> tuple[int, ...]:
     """The actions of BabyAI's bot. Raises ValueError where it finds no way."""
     from minigrid.utils.baby_ai_bot import BabyAIBot
 
+    class Bot(BabyAIBot):
+        def _breadth_first_search(self, *args: Any, **kwargs: Any) -> Any:
+            if self.bfs_counter >= self.most:  # in some levels it plans without end
+                raise RuntimeError(f"no action after {MOST_SEARCHES} searches for a way")
+            return super()._breadth_first_search(*args, **kwargs)
+
     env = Rooms(env_id, seed).env
-    bot, actions, action = BabyAIBot(env), [], None
+    bot, actions, action = Bot(env), [], None
     try:
         while True:
+            bot.most = bot.bfs_counter + MOST_SEARCHES
             action = bot.replan(action)
             _, reward, terminated, truncated, _ = env.step(action)
             actions.append(int(action))

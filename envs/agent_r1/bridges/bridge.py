@@ -8,17 +8,19 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
+
+MOST_BREAKS = 5  # of an episode's simulator
 
 
 class World(Protocol):
     """A simulator at work in one episode."""
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Make a call, or raise ToolFault or OSError where the simulator is lost, in bounded time.
+        """Make a call in bounded time. Raise ToolFault, or an OSError that `is_fault`, where the simulator is lost.
 
         What the policy gets wrong is a result with `ok=False`, and `done=True` says that the simulator came to an end.
         """
@@ -32,8 +34,8 @@ class BridgeEnv(ToolEnv):
 
     A subclass says how one is made (`make_world`) and which calls it takes (`schemas` of the constructor). A simulator
     can rarely be copied. So `memory["log"]` keeps all calls with what came of them, and where a snapshot continues they
-    are made again, in a new simulator; the same must come of them, or it is a fault. One that is lost in the middle of
-    an episode is replaced in the same way.
+    are made again, in a new simulator; the same must come of them, or it is a fault. One that is lost or raises in the
+    middle of an episode is replaced in the same way, at most `MOST_BREAKS` times.
 
     Args:
         schemas: name, description and parameters (a JSON schema) of each call.
@@ -41,9 +43,13 @@ class BridgeEnv(ToolEnv):
             plain Python and quick.
     """
 
-    def __init__(
-        self, schemas: Iterable[Mapping[str, Any]] = (), *, timeout: float = math.inf, **kwargs: Any
-    ) -> None:
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
+        **ToolEnv.PROCESS_WEIGHTS,
+        "repeated_call": 0.0,  # a step forward may be right twice
+    }
+    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
+
+    def __init__(self, schemas: Iterable[Mapping[str, Any]] = (), *, timeout: float = math.inf, **kwargs: Any) -> None:
         self._world: World | None = None
         super().__init__([self.make_tool(schema, timeout) for schema in schemas], **kwargs)
 
@@ -55,9 +61,9 @@ class BridgeEnv(ToolEnv):
     def world(self) -> World:
         """The episode's simulator, made anew where it was lost."""
         if self._world is None:
-            self._world = self.make_world(self.task)
+            self._world = world = self.make_world(self.task)
             for name, arguments, seen in self.memory.get("log", ()):
-                if digest(self._call(name, arguments)) != seen:
+                if digest(self._call(world, name, arguments)) != seen:
                     self.drop_world()
                     raise ToolFault(f"the simulator answered otherwise when {name} was called again for a snapshot")
         return self._world
@@ -81,20 +87,32 @@ class BridgeEnv(ToolEnv):
         )
 
     def _act(self, tool_name: str, /, **arguments: Any) -> ToolResult:
-        if self.memory.get("over"):  # calls of a turn are all made, and those after the end don't count
+        memory = self.memory  # of this episode: a call that runs past its time may end in the next one
+        if memory.get("over"):  # calls of a turn are all made, and those after the end don't count
             return ToolResult("This is over.", ok=False)
-        result = self._call(tool_name, arguments)
-        self.memory.setdefault("log", []).append([tool_name, arguments, digest(result)])
-        self.memory["over"] = result.done
+        if memory.get("broken", 0) >= MOST_BREAKS:  # each costs all that was done before it
+            return ToolResult("The simulator broke too often; nothing more can be done.", ok=False)
+        world = self.world
+        try:
+            result = self._call(world, tool_name, arguments)
+        except Exception:
+            memory["broken"] = memory.get("broken", 0) + 1
+            raise
+        memory.setdefault("log", []).append([tool_name, arguments, digest(result)])
+        memory["over"] = result.done
         return result
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+    def _call(self, world: World, name: str, arguments: dict[str, Any]) -> ToolResult:
         try:
-            return self.world.act(name, copy.deepcopy(arguments))
-        except BaseException as error:  # nobody knows what became of it
-            self.drop_world()
-            if isinstance(error, OSError):  # its arguments have no part in it
-                raise ToolFault(f"the simulator was lost: {error!r}") from error
+            result = world.act(name, copy.deepcopy(arguments))
+            if not isinstance(result, ToolResult):
+                raise ToolFault(f"{type(world).__name__}.act returned {result!r:.100}; it must return a ToolResult")
+            return result
+        except BaseException as error:
+            if self._world is world:  # nobody knows what became of it
+                self.drop_world()
+            if isinstance(error, SystemExit):  # of a game that was told to quit; whoever trains in it goes on
+                raise RuntimeError("the simulator wanted to end the process") from error
             raise
 
     def start_episode(self, task: Task) -> None:
@@ -112,5 +130,6 @@ class BridgeEnv(ToolEnv):
 
 
 def digest(result: ToolResult) -> str:
-    """What came of a call, in short."""
-    return hashlib.sha256(json.dumps([result.content, result.ok, result.done]).encode()).hexdigest()[:16]
+    """What came of a call, in short: what was said, and the data that rewards are made of."""
+    said = json.dumps([result.content, result.ok, result.done, result.data], sort_keys=True, default=lambda value: "")
+    return hashlib.sha256(said.encode()).hexdigest()[:16]

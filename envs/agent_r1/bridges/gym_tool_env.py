@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import gymnasium as gym
 
+from agent_r1.arguments import finite
 from agent_r1.bridges.bridge import BridgeEnv, World
 from agent_r1.dialects import Call
 from agent_r1.tool_env import End, Task
-from agent_r1_tools import ToolResult
+from agent_r1_tools import ToolFault, ToolResult
 
 Env = gym.Env[str, str]
 
@@ -18,9 +20,9 @@ Env = gym.Env[str, str]
 class GymToolEnv(BridgeEnv):
     """A game that is played in texts: task i is `env.reset(seed=i)`, and `act(command)` is `env.step(command)`.
 
-    The first observation is what the policy is asked. The episode ends when the game does; its score is the sum of the
-    game's rewards divided by `max_return`, from 0 to 1. With `process_reward={"game": 1.0}` each reward, so divided, is
-    paid at its turn, too.
+    The first observation is what the policy is asked. The episode ends when the game does, truncated (reason "game")
+    where the game says so; its score is the sum of the game's rewards divided by `max_return`, from 0 to 1. With
+    `process_reward={"game": 1.0}` each reward, so divided, is paid at its turn, too.
 
     Args:
         make_env: makes a game. Observations and actions are texts.
@@ -30,12 +32,7 @@ class GymToolEnv(BridgeEnv):
         command: what a command is, for the tool's description.
     """
 
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
-        **BridgeEnv.PROCESS_WEIGHTS,
-        "repeated_call": 0.0,  # a step forward may be right twice
-        "game": 0.0,
-    }
-    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "game": 0.0}
 
     def __init__(
         self,
@@ -48,9 +45,16 @@ class GymToolEnv(BridgeEnv):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("max_turns", 30)
-        self.instructions = instructions  # type: ignore[misc]
-        self.make_env, self.max_return = make_env, max_return
+        if not isinstance(instructions, str):
+            raise ValueError(f"instructions must be a text, got {instructions!r}")
+        if not callable(make_env):
+            raise ValueError(f"make_env must be a function that makes a game, got {make_env!r}")
+        if finite("max_return", max_return) <= 0:
+            raise ValueError(f"max_return must be above 0, got {max_return!r}")
+        self.instructions, self.make_env, self.max_return = instructions, make_env, max_return
         self.seeds = seeds or {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
+        if sorted(self.seeds) != sorted(self.splits) or not all(self.seeds.values()):
+            raise ValueError(f"seeds must have tasks for {' and '.join(self.splits)}, got {self.seeds!r}")
         properties = {"command": {"type": "string", "description": command}}
         parameters = {"type": "object", "properties": properties, "required": ["command"]}
         super().__init__([{"name": "act", "description": "Do something.", "parameters": parameters}], **kwargs)
@@ -78,24 +82,25 @@ class GymToolEnv(BridgeEnv):
         """The game's rewards, and its end."""
         if not result.ok:
             return {}
-        reward = result.data["reward"] / self.max_return
-        self.memory["return"] = self.memory.get("return", 0.0) + reward
+        rewards: list[float] = self.memory.setdefault("rewards", [])
+        rewards.append(result.data["reward"])
+        amounts = {"game": rewards[-1] / self.max_return}
         if not result.done:
-            return {"game": reward}
+            return amounts
         score, metrics = self._earned()
-        return End(score, {"game": reward}, metrics)
+        return End(score, amounts, metrics, result.data["truncation_reason"])
 
     def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-        """The score."""
-        return score
+        """What was earned, however the episode ends."""
+        return self._earned()[0]
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """An answer gives the game up: what was earned stays."""
         return self._earned()
 
     def _earned(self) -> tuple[float, dict[str, float]]:
-        earned = self.memory.get("return", 0.0)
-        return min(max(earned, 0.0), 1.0), {"return": earned * self.max_return}
+        earned = math.fsum(self.memory.get("rewards", ()))  # ten times .1 are 1
+        return min(max(earned / self.max_return, 0.0), 1.0), {"return": earned}
 
 
 class Game:
@@ -103,12 +108,21 @@ class Game:
 
     def __init__(self, env: Env, seed: int) -> None:
         self.env = env
-        self.observation = str(env.reset(seed=seed)[0])
+        self.observation = self._read("reset", env.reset(seed=seed), 2)[0]
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        observation, reward, terminated, truncated, _ = self.env.step(arguments["command"])
-        done = bool(terminated or truncated)
-        return ToolResult(str(observation), data={"reward": float(reward), "won": bool(terminated)}, done=done)
+        found = self._read("step", self.env.step(arguments["command"]), 5)
+        observation, reward, terminated, truncated, _ = found
+        cut = "game" if truncated and not terminated else None
+        data = {"reward": finite("the game's reward", float(reward)), "truncation_reason": cut}
+        return ToolResult(observation, data=data, done=bool(terminated or truncated))
+
+    def _read(self, method: str, found: Any, count: int) -> tuple[Any, ...]:
+        """What a game's method returned. Raises ToolFault for what no game of texts returns."""
+        if not isinstance(found, tuple) or len(found) != count or not isinstance(found[0], str):
+            wanted = f"{count} values, of which the first is a text"
+            raise ToolFault(f"{type(self.env).__name__}.{method} returned {found!r:.100}; it must return {wanted}")
+        return found
 
     def close(self) -> None:
         self.env.close()

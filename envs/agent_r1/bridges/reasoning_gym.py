@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import IO, Any, ClassVar
 
+import numpy as np
+
+from agent_r1.arguments import integer
 from agent_r1.bridges import reasoning_server
 from agent_r1.dialects import Call
-from agent_r1.numbers import integer
-from agent_r1.tool_env import End, Task, ToolEnv
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.child_process import ChildProcess
 
@@ -50,7 +52,7 @@ class ReasoningGymEnv(ToolEnv):
     Raises: ImportError without reasoning-gym; ValueError for a set or setting that there isn't.
     """
 
-    instructions: ClassVar[str] = (  # the package's own default
+    instructions = (  # the package's own default
         "Given a problem, your task is to answer the question by thinking step-by-step in a clear and specific "
         "manner.\nOnce you have thought about the reasoning process, provide the answer in the following format:\n"
         "<answer>answer here</answer>\nDo not explain your reasoning inside the answer tags, provide only the final "
@@ -74,7 +76,7 @@ class ReasoningGymEnv(ToolEnv):
         if level is not None:
             integer("level", level, least=0)
         self.sets, self.level, self.attempts = choose(dataset, config, level), level, attempts
-        kwargs.setdefault("max_turns", 1 if attempts == 1 else 2 * attempts)
+        kwargs.setdefault("max_turns", max(6, 2 * attempts))
         kwargs.setdefault("max_action_tokens", 16_384)  # some answers are long
         submit = Tool.from_function(
             self.submit, timeout=600.0, concurrency_safe=False, timeout_is_fault=True, max_result_chars=200
@@ -87,10 +89,10 @@ class ReasoningGymEnv(ToolEnv):
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """Item `index` of the data set; of n sets, item `index // n` of set `index % n`."""
-        name, config = self.sets[index % len(self.sets)]
-        item = index // len(self.sets) + (SPLITS["train"] if self.split == "test" else 0)
-        return make_item(name, config, self.level, item)
+        """Of n sets, seed s has item `s // n` of set `s % n`; the seeds of `test` are behind those of `train`."""
+        seed = index + (SPLITS["train"] if self.split == "test" else 0)
+        name, config = self.sets[seed % len(self.sets)]
+        return make_item(name, config, self.level, seed // len(self.sets), seed)
 
     def submit(self, answer: str) -> ToolResult:
         """Submit an answer and read what it scores, from 0 to 1.
@@ -124,8 +126,13 @@ class ReasoningGymEnv(ToolEnv):
         """score: that of the last answer submitted."""
         return {"score": self.memory.get("score", 0.0)}
 
-    def demonstration(self) -> list[str]:
-        """The answer that the item brings. Raises ValueError for an item that brings none."""
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The answer that the item brings.
+
+        Raises ValueError for an item that brings none, and with `rng`: there is only the expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
         if not self.task.answers:
             raise ValueError(f"reasoning-gym knows no answer to {self.task.id}")
         answer = self.task.answers[0]
@@ -184,11 +191,12 @@ def check_set(name: str, config: str, level: int | None) -> None:
 
 
 @lru_cache(maxsize=1024)  # the episodes of a group play the same task
-def make_item(name: str, config: str, level: int | None, index: int) -> Task:
+def make_item(name: str, config: str, level: int | None, index: int, seed: int) -> Task:
     """An item of a data set. Don't change what is returned: it is kept."""
     about = {"name": name, "config": json.loads(config), "level": level, "index": index}
     item = server.ask(**about)
-    return Task(f"{name}-{index}", item["question"], [item["gold"]] if item["gold"] is not None else [], about)
+    answers = [item["gold"]] if item["gold"] is not None else []
+    return Task(f"{name}-{index}", item["question"], answers, about | {"seed": seed})
 
 
 class _Server(ChildProcess):

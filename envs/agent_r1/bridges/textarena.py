@@ -11,17 +11,17 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from agent_r1.bridges.bridge import BridgeEnv, World
 from agent_r1.bridges.textarena_players import MOVES, SOLVED, base, solve
 from agent_r1.dialects import Call
-from agent_r1.tool_env import End, Task
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task
 from agent_r1_tools import ToolFault, ToolResult
 
 CHECKED = "0.7.4"
@@ -35,7 +35,7 @@ Opponent = Callable[[str, random.Random], str]
 
 TOOLS = [
     {
-        "name": "act",
+        "name": "play",
         "description": "Do something in the game: write it as the rules ask, a move in square brackets.",
         "parameters": {
             "type": "object",
@@ -61,7 +61,7 @@ class TextArenaEnv(BridgeEnv):
     """Games of TextArena, alone or against another player.
 
     ## Description
-    The rules stand in the first message, as the game tells them; `act` makes a move, and says what the game and the
+    The rules stand in the first message, as the game tells them; `play` makes a move, and says what the game and the
     other player did then.
 
     ## Rewards
@@ -79,12 +79,10 @@ class TextArenaEnv(BridgeEnv):
     Raises: ImportError without textarena or what a game needs; ValueError for a game that cannot be played here.
     """
 
-    instructions: ClassVar[str] = (
-        "Play the game to win it. Make each move with the tool act, and read what happens. Answer with <answer>I give "
+    instructions = (
+        "Play the game to win it. Make each move with the tool play, and read what happens. Answer with <answer>I give "
         "up</answer> only to give up."
     )
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "repeated_call": 0.0}
-    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
     floor = 0.02  # a word of the rules may be a move
 
     def __init__(
@@ -114,11 +112,12 @@ class TextArenaEnv(BridgeEnv):
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """Of n games, game number `index % n` with the seed `index // n`, of `test` behind those of `train`."""
-        game = self.games[index % len(self.games)]
-        seed = index // len(self.games) + (SPLITS["train"] if self.split == "test" else 0)
+        """Of n games, seed s has game `s % n`; the seeds of `test` are behind those of `train`."""
+        seed = index + (SPLITS["train"] if self.split == "test" else 0)
+        turn, place = divmod(seed, len(self.games))
+        game = self.games[place]
         players = find_players(game)
-        side = 0 if players == 1 else seed % 2 if self.player is None else self.player
+        side = 0 if players == 1 else turn % 2 if self.player is None else self.player
         name = f"{game}-{seed}" + f"-player{side}" * (players == 2)
         if name not in self._first:  # the last one: the episodes of a group begin alike, and a snapshot asks again
             match = Match(game, seed, side, self.opponent, [])
@@ -154,14 +153,17 @@ class TextArenaEnv(BridgeEnv):
         """reward: TextArena's; what isn't played to its end counts as lost."""
         return {"reward": float(self.memory.get("reward", 1 - self.task.metadata["players"]))}
 
-    def demonstration(self) -> list[str]:
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """A won game: by what is known of the game, or found by playing it over against the same player.
 
-        Raises ValueError where no game is won, or for a game whose moves nobody knows.
+        Raises ValueError where no game is won, for a game whose moves nobody knows, and with `rng`: there is only the
+        expert.
         """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
         about = self.task.metadata
         moves = win(about["game"], about["seed"], about["player"], self.opponent)
-        return [self.dialect.tool_call("act", {"action": move}) for move in moves]
+        return [self.dialect.tool_call("play", {"action": move}) for move in moves]
 
 
 class Match:
@@ -302,7 +304,7 @@ def win(game: str, seed: int, player: int, opponent: Opponent | None) -> list[st
         match, moves, rng = Match(game, seed, player, opponent, []), [], random.Random(f"{game} {seed} try {attempt}")
         while not match.over:
             moves.append(solve(name, match.inner) if name in SOLVED else match.draw_move(rng))
-            result = match.act("act", {"action": moves[-1]})
+            result = match.act("play", {"action": moves[-1]})
         if result.data["won"]:
             return moves
     raise ValueError(f"no game of {game} with seed {seed} was won as player {player}")

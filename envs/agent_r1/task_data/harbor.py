@@ -92,7 +92,7 @@ def _read_task(folder: Path) -> TerminalTask:
         raise DataFormatError(f"{folder / 'task.toml'}: a task of several steps can't be played here")
     verifier, environment = settings.get("verifier", {}), settings.get("environment", {})
     seconds = verifier.get("timeout_sec", 60.0) if isinstance(verifier, dict) else None
-    if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
         raise DataFormatError(f"{folder / 'task.toml'}, [verifier] timeout_sec: expected a number of seconds")
     if not isinstance(environment, dict):
         raise DataFormatError(f"{folder / 'task.toml'}, [environment]: expected a table")

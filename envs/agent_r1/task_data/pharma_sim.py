@@ -93,9 +93,8 @@ def read_customer(path: Path) -> list[Scenario]:
     for cause in causes.value:
         one = causes.object(cause)
         answers = common | _answers(one.object("answers"))
-        key = one.value.get("key")
-        pairs = tuple(tuple(pair) for pair in key if isinstance(pair, list)) if isinstance(key, list) else ()
-        if not pairs or len(pairs) != len(key) or not set(pairs) <= set(answers):  # type: ignore[arg-type]
+        pairs = _pairs(one.value.get("key"))
+        if not pairs or not set(pairs) <= set(answers):
             raise one.wrong("key", "a list of [subject, topic] that have answers")
         if wrong := next((pair for pair in answers if pair[0] not in names or pair[1] not in about), None):
             raise one.wrong("answers", f"subjects and topics that are listed, not {wrong}")
@@ -108,6 +107,14 @@ def read_customer(path: Path) -> list[Scenario]:
             )  # fmt: skip
         )
     return found
+
+
+def _pairs(value: Any) -> tuple[Pair, ...]:
+    """A list of [text, text]; none where something else stands in it."""
+    pairs = value if isinstance(value, list) else []
+    if not all(isinstance(pair, list) and list(map(type, pair)) == [str, str] for pair in pairs):
+        return ()
+    return tuple((first, second) for first, second in pairs)
 
 
 def _answers(fields: _Fields) -> dict[Pair, Wordings]:

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
-from agent_r1.tasks.draw import checked_seed, pick
+from agent_r1.tasks.draw import pick
 from agent_r1.tasks.mathematics import MathematicsEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import ToolResult
@@ -104,7 +105,7 @@ class ArithmeticWorldEnv(MathematicsEnv):
     The rest (spaces, rewards, end) is that of mathematics: see docs/environments/arithmetic_world.md.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Solve the problem. Calculate with the tools, one step at a time. "
         "When you know the answer, give it as <answer>your answer</answer>."
     )
@@ -120,7 +121,7 @@ class ArithmeticWorldEnv(MathematicsEnv):
     def __init__(self, *, world_seed: int = 0, tools: Sequence[str] = ("calculator",), **kwargs: Any) -> None:
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         super().__init__(tools=tools, **kwargs)
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
 
     @property
     def num_tasks(self) -> int:
@@ -151,10 +152,10 @@ class ArithmeticWorldEnv(MathematicsEnv):
         return correct, {"em": correct, "step_recall": found / len(self.task.metadata["values"])}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy worker.
+        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy demonstrator.
 
-        The sloppy worker answers with the first result (mostly), leaves a day out, swaps the numbers of a subtraction
-        or division, or guesses without a calculation.
+        The sloppy one answers with the first result (mostly), leaves a day out, swaps the numbers of a subtraction or
+        division, or guesses without a calculation.
         """
         steps, values = self.task.metadata["steps"], self.task.metadata["values"]
         answer = values[-1]

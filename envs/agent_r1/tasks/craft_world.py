@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import paper_outcome
-from agent_r1.tasks.draw import checked_seed, pick, sample
-from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
+from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
+from agent_r1.tasks.draw import pick, sample
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
@@ -162,7 +163,7 @@ Step = tuple[str, str, int]  # a tool's name, an item, a count; ("", "", 0) give
 GIVE_UP: Step = ("", "", 0)
 MULTIPLIES_NOTHING = {1: 0.37, 2: 0.13, 3: 0.04, 4: 0.02, 5: 0.02}  # the share of tasks of a depth that need none
 MISTAKES = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29, SLOPPY: 0.15}  # in a turn; see `mistaken`
-TIRED = 0.7  # in so many episodes the sloppy worker gives up after the first crafting
+TIRED = 0.7  # in so many episodes the sloppy demonstrator gives up after the first crafting
 
 
 def next_step(task: Task, known: set[str], inventory: Mapping[str, int]) -> Step:
@@ -197,14 +198,12 @@ def mistaken(rng: np.random.Generator, step: Step) -> Step:
     return name, item, count - 1 if count > 1 and rng.random() < 0.5 else count + 1
 
 
-def play(
-    task: Task, rng: np.random.Generator | None = None, mistakes: float = 0.0, tired: float = 0.0
-) -> list[Step]:
+def play(task: Task, rng: np.random.Generator | None = None, mistakes: float = 0.0, tired: float = 0.0) -> list[Step]:
     """The steps of the expert, or, with `rng`, of somebody who makes so many `mistakes` a turn, and is
     `tired` in that share of the episodes: gives up after the first crafting.
 
-    Nobody notices a mistake at once. After a call that failed, a worker gives up (1 in 2) or looks at the inventory,
-    and then goes on with what is missing.
+    Nobody notices a mistake at once. After a call that failed, a demonstrator gives up (1 in 2) or looks at the
+    inventory, and then goes on with what is missing.
     """
     goal, count = task.metadata["goal"], task.metadata["count"]
     inventory: dict[str, int] = {}
@@ -256,7 +255,7 @@ class CraftWorldEnv(ToolEnv):
     Rewards and floors: docs/environments/craft_world.md.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Make what is asked for, exactly, with nothing left over. Look up recipes; get what can be got and craft the "
         "rest. The task ends when it is made. <answer>stuck</answer> gives up."
     )
@@ -280,7 +279,7 @@ class CraftWorldEnv(ToolEnv):
         if depth is not None and depth not in DEPTHS.get(self.split, (1, 2, 3, 4, 5)):
             there = ", ".join(map(str, DEPTHS.get(self.split, (1, 2, 3, 4, 5))))
             raise ValueError(f"depth must be None or one of {there} in split {self.split!r}, got {depth!r}")
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.depth = depth
         depths = (depth,) if depth is not None else DEPTHS.get(self.split, (1, 2, 3))
         self.floor = sum(MULTIPLIES_NOTHING[level] for level in depths) / len(depths)
@@ -354,11 +353,11 @@ class CraftWorldEnv(ToolEnv):
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
         """The turns of somebody on the current task as text: those of the expert, which nobody beats with one call a
-        turn; of a fallible `teacher`; with `rng` alone, those of the sloppy worker, for a warm start.
+        turn; of a fallible `teacher`; with `rng` alone, those of the sloppy demonstrator, for a warm start.
 
         Raises ValueError for another teacher, and for a fallible one without `rng`.
         """
-        who = worker(rng, teacher)
+        who = demonstrator(rng, teacher)
         if rng is None or who == "expert":
             steps = play(self.task)
         else:

@@ -16,10 +16,3 @@ def pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
 def sample(rng: np.random.Generator, options: Sequence[Any], count: int) -> list[Any]:
     """So many different ones, in a random order."""
     return [options[i] for i in rng.choice(len(options), count, replace=False)]
-
-
-def checked_seed(world_seed: int) -> int:
-    """Raises ValueError for what numpy takes no seed from, when the environment is made and not at its first task."""
-    if isinstance(world_seed, bool) or not isinstance(world_seed, int | np.integer) or world_seed < 0:
-        raise ValueError(f"world_seed is a whole number, 0 or more, got {world_seed!r}")
-    return int(world_seed)

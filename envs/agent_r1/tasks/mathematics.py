@@ -39,7 +39,7 @@ class MathematicsEnv(ToolEnv):
     Raises: ImportError where math-verify is not installed; SandboxError for a sandbox that does not work here.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Solve the problem. You may reason inside <think></think> first. Calculate with the tools, as often as you "
         "need. When you know the answer, give it alone, without a unit or an explanation, as <answer>your "
         "answer</answer>."
@@ -173,7 +173,7 @@ class GSM8KEnv(MathematicsEnv):
 
         The number itself is read from the tool, and the next thought goes on behind it. Without a calculator, or where
         nothing is annotated, the whole solution is the thought of one turn. Raises: ValueError with `rng`, which asks
-        for a worker that makes mistakes: there is only the expert.
+        for a demonstrator that makes mistakes: there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.tasks.draw import checked_seed, pick, sample
+from agent_r1.arguments import integer
+from agent_r1.tasks.draw import pick, sample
 from agent_r1.tasks.question_answering import QuestionAnsweringEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import run_tool
@@ -25,8 +26,7 @@ _ONSETS = "b d f g h j k l m n p r s t v z br dr gr kr pl st tr th".split()
 _VOWELS = "a e i o u".split()
 _CODAS = "l n r s m k d".split()
 RELATIONS = (
-    "mentor rival cousin captain deputy tailor banker doctor painter guard pilot barber "
-    "lawyer tenant patron herald"
+    "mentor rival cousin captain deputy tailor banker doctor painter guard pilot barber lawyer tenant patron herald"
 ).split()
 UNSEEN_RELATIONS = "jester miller keeper scribe".split()
 NUM_NAMES, NUM_UNSEEN_NAMES = 1_200, 200
@@ -139,8 +139,7 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
     """
 
     splits: ClassVar[Mapping[str, str]] = {
-        name: name
-        for name in ("train", "test", "more_hops", "unseen_relations", "unseen_entities", "other_phrasings")
+        name: name for name in ("train", "test", "more_hops", "unseen_relations", "unseen_entities", "other_phrasings")
     }
     yes_no_rule = False
     floor = 0.38  # what stands most often behind the last relation
@@ -149,7 +148,7 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
     def __init__(self, *, world_seed: int = 0, top_k: int = 1, **kwargs: Any) -> None:
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         super().__init__(top_k=top_k, **kwargs)
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
 
     @property
     def num_tasks(self) -> int:
@@ -161,9 +160,9 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
         return generate_task(self.world_seed, self.split, index)
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy worker.
+        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy demonstrator.
 
-        The sloppy worker skips hops (asks the start for the last relation) or answers too early, with the first hop.
+        The sloppy one skips hops (asks the start for the last relation) or answers too early, with the first hop.
         """
         turns = expert(self.task)
         if rng is not None:

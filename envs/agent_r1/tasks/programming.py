@@ -38,7 +38,7 @@ class ProgrammingEnv(ToolEnv):
     Raises: SandboxError for a sandbox that does not work here.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Write the Python function that is asked for. You may reason inside <think></think> first. Try code with the "
         "tools, read what fails and repair it. When the program works, give the whole of it as <answer>your "
         "program</answer>."
@@ -100,11 +100,10 @@ class ProgrammingEnv(ToolEnv):
         shown = len(self.task.metadata["shown"].tests)
         return correct, {"em": correct, "shown_tests_passed": len(self.memory.get("tests_passed", ())) / max(1, shown)}
 
-
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """The official solution, run through `run_tests` (where that is a tool) and given as the answer.
 
-        Raises: ValueError with `rng`, which asks for a worker that makes mistakes: there is only the expert.
+        Raises: ValueError with `rng`, which asks for a demonstrator that makes mistakes: there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))

@@ -99,7 +99,7 @@ class QuestionAnsweringEnv(ToolEnv):
     Raises: FileNotFoundError for a corpus file that isn't there; RetrievalError for a server that doesn't answer.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Answer the question. Look facts up with the tools, one step at a time. "
         "When you know the answer, give it in as few words as possible as <answer>your answer</answer>."
     )
@@ -246,7 +246,7 @@ class MultihopQAEnv(QuestionAnsweringEnv):
 
     data_set: ClassVar[str]
     floor = 0.1  # questions whose answer is yes: 2 to 8 % in HotpotQA and 2WikiMultihopQA
-    instructions: ClassVar[str] = (
+    instructions = (
         "Answer the question. You may reason inside <think></think> first. Search for the facts you need, as often "
         "as you need; each search gives you a few passages. When you know the answer, give it, as short as possible "
         "and without an explanation, as <answer>your answer</answer>."
@@ -289,7 +289,7 @@ class MultihopQAEnv(QuestionAnsweringEnv):
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """The expert's turns on the current task as text: a search for each gold title in turn, then the gold answer.
 
-        Raises: ValueError with `rng`, which asks for a worker that makes mistakes: there is only the expert.
+        Raises: ValueError with `rng`, which asks for a demonstrator that makes mistakes: there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))

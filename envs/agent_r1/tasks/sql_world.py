@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.task_data.sql import FILES, load_sql
 from agent_r1.tasks import sql_tasks
-from agent_r1.tasks.draw import checked_seed, pick
-from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
+from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
+from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
 
@@ -39,7 +40,7 @@ class SQLWorldEnv(ToolEnv):
     The rest (spaces, tools, rewards, end) is in docs/environments/sql_world.md.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Write a query for SQLite that answers the question. Look at the tables with schema, and try queries with "
         "query. Give the final query as <answer>SELECT ...</answer>."
     )
@@ -62,7 +63,7 @@ class SQLWorldEnv(ToolEnv):
         if self.split not in there:
             what = "without data_dir" if data_dir is None else "with data_dir"
             raise ValueError(f"SQLWorld has no split {split!r} {what}; it has {', '.join(there)}")
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.questions = None if data_dir is None else load_sql(self.split, data_dir)
 
     @property
@@ -109,14 +110,14 @@ class SQLWorldEnv(ToolEnv):
         """The turns of the scripted expert on the current task as text: it looks at the schema and answers.
 
         A fallible teacher makes one error in the query in a share of the episodes (1 - its number). With `rng` alone a
-        sloppy worker always does; in half of the episodes it looks at the wrong result before it answers.
+        sloppy demonstrator always does; in half of the episodes it looks at the wrong result before it answers.
 
         Raises: ValueError for another teacher, for a fallible one without `rng`, and over a folder's questions for all
         but the expert.
         """
         gold = self.task.answers[0]
         schema = self.dialect.tool_call("schema", {})
-        who = worker(rng, teacher)
+        who = demonstrator(rng, teacher)
         if rng is None or who == "expert":
             return [schema, f"<answer>{gold}</answer>"]
         if self.questions is not None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.task_data.harbor import TerminalTask, load_tasks
 from agent_r1.tasks import terminal_tasks
-from agent_r1.tasks.draw import checked_seed
-from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
+from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
@@ -57,7 +57,7 @@ class TerminalEnv(ToolEnv):
     The rest (spaces, tools, rewards, end) is in docs/environments/terminal.md.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Solve the task with shell commands. Every command starts in the task's folder; files stay, variables and cd "
         "don't. When it is done, call submit."
     )
@@ -83,7 +83,7 @@ class TerminalEnv(ToolEnv):
         self.limits = limits or LIMITS
         submit = Tool.from_function(self._submit, name="submit", timeout=SUBMIT_SECONDS, timeout_is_fault=True)
         super().__init__([ShellTool(), submit], max_turns=max_turns, **kwargs)
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.data_dir = data_dir
         self._tasks = None if data_dir is None else load_tasks(data_dir, self.split)
         # What is ours to know and not the policy's, should it lie inside of what the sandbox shows.
@@ -140,13 +140,13 @@ class TerminalEnv(ToolEnv):
         """The turns of the solution on the current task as text, a command each, and then `submit`.
 
         A fallible teacher submits before the last command in a share of the episodes (1 - its number); with `rng` alone
-        a sloppy worker always does.
+        a sloppy demonstrator always does.
 
         Raises: ValueError for another teacher, for a fallible one without `rng`, for a folder without solution, and
         over folders of others for all but the expert.
         """
         task = self.terminal_task(self.episode.task_index)
-        who = worker(rng, teacher)
+        who = demonstrator(rng, teacher)
         if not task.solution:
             raise ValueError(f"task {task.id} has no solution/solve.sh")
         steps = list(task.steps) or [task.solution]

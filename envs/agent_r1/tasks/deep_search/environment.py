@@ -1,4 +1,4 @@
-"""The environment DeepSearch: its tools, what a cited answer is worth, and its scripted workers."""
+"""The environment DeepSearch: its tools, what a cited answer is worth, and its scripted demonstrators."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match, f1
 from agent_r1.task_data import Question, load_questions
@@ -28,10 +29,9 @@ from agent_r1.tasks.deep_search.pages import (
     question_task,
     task_pages,
 )
-from agent_r1.tasks.draw import checked_seed
+from agent_r1.tasks.demonstrators import TEACHERS, demonstrator
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
 from agent_r1.tasks.question_answering import shared_corpus
-from agent_r1.tasks.workers import TEACHERS, worker
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult, run_tool
 from agent_r1_tools.running import describe
@@ -86,7 +86,7 @@ class DeepSearchEnv(ToolEnv):
     v0: first version.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "Answer the question from pages of a web. search lists pages, open shows a page by its name in [brackets], "
         "find shows the lines of the open page that contain a text. Where two pages contradict each other, the newer "
         "one is right. Give the answer in as few words as possible, and cite each page it rests on, and no other, as "
@@ -122,7 +122,7 @@ class DeepSearchEnv(ToolEnv):
             )
         if questions is not None and questions not in QUESTIONS:
             raise ValueError(f"questions is None or one of {', '.join(QUESTIONS)}, got {questions!r}")
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.questions: list[Question] | None = None
         pool: list[Question] = []
         if questions is not None and split in self.splits:  # other splits are refused below
@@ -258,21 +258,21 @@ class DeepSearchEnv(ToolEnv):
             "page_recall": len(opened) / len(self._gold),
         }
 
-    # ------------------------------------------------------------------ workers
+    # ------------------------------------------------------------------ demonstrators
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
-        """The turns of a scripted worker on the current task as text.
+        """The turns of a scripted demonstrator on the current task as text.
 
         Args:
             rng: None: the expert, who needs `metadata["optimal_turns"]` turns (with `questions` or another corpus: who
                 searches for each gold title, opens it, and gives the gold answer).
             teacher: with `rng`, a name of `teachers`: the fallible ones make a mistake in 25, 50 and 75 % of the
-                episodes. None: the sloppy worker, who makes one in every episode. `MISTAKES` says which.
+                episodes. None: the sloppy demonstrator, who makes one in every episode. `MISTAKES` says which.
 
         Raises: ValueError for another teacher, for a fallible one without `rng`, and with `rng` where there is only the
         expert.
         """
-        who = worker(rng, teacher)
+        who = demonstrator(rng, teacher)
         if self.questions is not None or self.corpus != "own":
             if who != "expert":
                 raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
@@ -328,9 +328,7 @@ def read_citations(answer: str, known: set[str]) -> tuple[str, set[str]]:
     return " ".join(_CITATION.sub(" ", answer).split()), cited
 
 
-def _questions(
-    name: str, split: str, data_dir: str | os.PathLike[str] | None
-) -> tuple[list[Question], list[Question]]:
+def _questions(name: str, split: str, data_dir: str | os.PathLike[str] | None) -> tuple[list[Question], list[Question]]:
     """The questions of a split that name their gold pages, and all of the file; test and pages_N are of the dev set."""
     if split in ("unseen_entities", "other_phrasings"):
         raise ValueError(f"split {split!r} is of the generated web; {name} has train, test and pages_N")

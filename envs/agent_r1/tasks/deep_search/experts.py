@@ -1,4 +1,4 @@
-"""The scripted workers of the generated web: an expert, and those who make a person's mistakes."""
+"""The scripted demonstrators of the generated web: an expert, and those who make a person's mistakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ question is answered one hop too early, the last page isn't cited."""
 
 
 def work(task: Task, mistake: str | None = None, rng: np.random.Generator | None = None) -> tuple[list[Step], str]:
-    """The calls of a worker, and the answer with citations. Without a mistake these are the fewest calls that do."""
+    """A demonstrator's calls, and the answer with citations. Without a mistake these are the fewest calls that do."""
     data = task.metadata
     pages = {page: (title, year, text.splitlines()) for page, title, year, text in data["pages"]}
     last = len(data["relations"]) - 1

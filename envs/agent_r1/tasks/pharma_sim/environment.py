@@ -1,19 +1,20 @@
-"""The environment PharmaSim: `ask`, `solve`, plain speech, the three scores, and its scripted workers."""
+"""The environment PharmaSim: `ask`, `solve`, plain speech, the three scores, and its scripted demonstrators."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match
 from agent_r1.task_data.pharma_sim import Pair
-from agent_r1.tasks.draw import checked_seed, pick, sample
+from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
+from agent_r1.tasks.draw import pick, sample
 from agent_r1.tasks.pharma_sim.scenarios import (
     SPLITS,
     generate_task,
@@ -21,17 +22,13 @@ from agent_r1.tasks.pharma_sim.scenarios import (
     match_question,
     own_words,
 )
-from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import Task, ToolEnv, UserTurn
-from agent_r1_tools import Tool, ToolFault, ToolResult
-from agent_r1_tools.running import describe, is_strict
-from agent_r1_tools.tool import is_fault
+from agent_r1.users import User, ask_user, find_user
+from agent_r1_tools import Tool, ToolResult
 
 MAX_INTERACTIONS = 20
 NOT_UNDERSTOOD = "I don't understand. Ask me about one of the topics, please."
 NUM_TASKS = {"train": 1_000_000}
-
-User = Callable[[list[dict[str, str]]], str]
 
 
 class PharmaSimEnv(ToolEnv):
@@ -73,7 +70,7 @@ class PharmaSimEnv(ToolEnv):
     v0: first version.
     """
 
-    instructions: ClassVar[str] = (
+    instructions = (
         "You are a pharmacist, and a customer has a problem. Find its cause: put questions with ask(subject, topic), "
         "or just say them. When you have asked all that matters, call solve and give the cause, as it is listed, as "
         "<answer>cause</answer>."
@@ -100,11 +97,9 @@ class PharmaSimEnv(ToolEnv):
     ) -> None:
         kwargs.setdefault("max_turns", 24)
         kwargs.setdefault("max_action_tokens", 512)
-        self.world_seed = checked_seed(world_seed)
+        self.world_seed = integer("world_seed", world_seed, least=0)
         self.data_dir = None if data_dir is None else str(data_dir)
-        self.user = _function(user) if isinstance(user, str) else user
-        if self.user is not None and not callable(self.user):
-            raise ValueError(f"user is a function of chat messages, or module:function; got {user!r}")
+        self.user = find_user(user)
         if split in self.splits:  # other ones are refused below
             load_scenarios(self.splits[split], self.data_dir)
         tools = (self.ask, self.solve)
@@ -184,19 +179,9 @@ class PharmaSimEnv(ToolEnv):
         result = self._interact(match_question(text, self.task), text)
         if self.user is None or self.memory.get("posttest"):
             return UserTurn(result.content, result.data)
-        reply = self.memory["talk"][-1][1] = self._ask_user(self.user)
+        reply = ask_user(self.user, user_messages(self.task, self.memory["talk"]), self.strict)
+        self.memory["talk"][-1][1] = reply
         return UserTurn(reply, result.data)
-
-    def _ask_user(self, user: User) -> str:
-        try:
-            reply = user(user_messages(self.task, self.memory["talk"]))
-            if not isinstance(reply, str):
-                raise TypeError(f"a user gives a text, not {type(reply).__name__}")
-            return reply
-        except Exception as error:
-            if is_fault(error) or is_strict(self.strict):
-                raise
-            raise ToolFault(f"user: {describe(error)}") from error  # clients have exceptions of their own
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """1 for the right cause; the metrics are the three scores and the number of interactions."""
@@ -218,20 +203,20 @@ class PharmaSimEnv(ToolEnv):
         """1 or -1."""
         return 1.0 if answer_ok and score >= 1 else -1.0
 
-    # ------------------------------------------------------------------ workers
+    # ------------------------------------------------------------------ demonstrators
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
-        """The turns of a scripted worker on the current task as text.
+        """The turns of a scripted demonstrator on the current task as text.
 
         Args:
             rng: None: the expert, who asks every key question, solves and names the cause.
             teacher: with `rng`, a name of `teachers`: the fallible ones jump to a conclusion in a third, two thirds and
                 all of the episodes: they ask the first key question only, and draw one of the causes. None: the sloppy
-                worker, who asks up to three questions about anything, and draws a cause.
+                demonstrator, who asks up to three questions about anything, and draws a cause.
 
         Raises: ValueError for another teacher, and for a fallible one without `rng`.
         """
-        who = worker(rng, teacher)
+        who = demonstrator(rng, teacher)
         data, cause = self.task.metadata, self.task.answers[0]
         questions = data["key"]
         jumps = 1.0 if who == SLOPPY else (1 - TEACHERS[who]) / 0.75  # one in four of those is right
@@ -281,14 +266,3 @@ def _named(said: str, names: Mapping[str, Any]) -> str | None:
     """The name that is said, whatever its case and spacing."""
     wanted = " ".join(said[:200].casefold().split())
     return next((name for name in names if " ".join(name.casefold().split()) == wanted), None)
-
-
-def _function(name: str) -> User:
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise ValueError(f"user is a function, or module:function; got {name!r}")
-    try:
-        found: User = getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"user {name!r}: {error}; the module must be found (PYTHONPATH=.)") from None
-    return found

