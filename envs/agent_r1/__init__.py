@@ -97,6 +97,10 @@ BRIDGES = {
     "AgentR1/AgentDojo-v0": Entry(
         "agent_r1.bridges.agentdojo:AgentDojoEnv", ("tool use", "reasoning", "planning"), "partial", "2 to 19"
     ),
+    "AgentR1/ReasoningGym-v0": Entry("agent_r1.bridges.reasoning_gym:ReasoningGymEnv", ("reasoning",), "full", "1"),
+    "AgentR1/TextArena-v0": Entry(
+        "agent_r1.bridges.textarena:TextArenaEnv", ("planning", "reasoning"), "partial", "2 to 60"
+    ),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""
 

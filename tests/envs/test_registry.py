@@ -29,6 +29,7 @@ ARGUMENTS = {  # better than made up from the schema
     "run_tests": {"code": "def f(x): return x"},
     "query": {"sql": "SELECT 17 * 3"},
     "shell": {"command": "echo $((17 * 3))"},
+    "play": {"action": "[X 4]"},
 }
 ENDS = {"submit", "done", "transfer_to_human_agents"}  # tools that end an episode
 EMBEDDED = {  # worlds of their own; data_dir is by choice

@@ -1,0 +1,380 @@
+"""TextArena: games for one player and for two, in words."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.metadata
+import io
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from agent_r1.bridges.bridge import BridgeEnv, World
+from agent_r1.bridges.textarena_players import MOVES, SOLVED, base, solve
+from agent_r1.dialects import Call
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task
+from agent_r1_tools import ToolFault, ToolResult
+
+CHECKED = "0.7.4"
+MAX_CHARS = 1_000  # of an action: as the package's own wrapper clips them
+SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
+TRIES = 300  # games that the expert plays to win one
+JUDGED = ("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions")
+"""Games that ask a model over the network who has won."""
+
+Opponent = Callable[[str, random.Random], str]
+
+TOOLS = [
+    {
+        "name": "play",
+        "description": "Do something in the game: write it as the rules ask, a move in square brackets.",
+        "parameters": {
+            "type": "object",
+            "properties": {"action": {"type": "string", "maxLength": MAX_CHARS}},
+            "required": ["action"],
+            "additionalProperties": False,
+        },
+    }
+]
+
+
+LEFT_OUT = {
+    "KuhnPoker": "some deals can't be won",
+    "UltimateTicTacToe": "its boards may fill a context of 32,768 bytes",
+    "Battleship": "its boards may fill a context of 32,768 bytes",
+}
+"""Games that "all" leaves out though there is a scripted player, with the reason."""
+GAMES = tuple(f"{name}-v0" for name in (*SOLVED, *MOVES) if name not in LEFT_OUT)
+"""The games that "all" means: the expert can play them, and of those for two there is a scripted player."""
+
+
+class TextArenaEnv(BridgeEnv):
+    """Games of TextArena, alone or against another player.
+
+    ## Description
+    The rules stand in the first message, as the game tells them; `play` makes a move, and says what the game and the
+    other player did then.
+
+    ## Rewards
+    At the end TextArena's own: 1 won, -1 lost, 0 a draw; alone often a share of the task. Success is a game won. A
+    second move in a row that the rules don't allow ends a game. An answer gives up: it pays as a game lost for two, 0
+    alone; so does a game that isn't ended.
+
+    Args:
+        game: the name of a game, such as "TicTacToe-v0" or "Mastermind-v0-hard"; names, which come in turn; or "all".
+        opponent: plays the other side: `opponent(observation, rng)` gives an action for all that it has read so far.
+            None for a scripted player, who makes random moves that the rules allow.
+        player: which side is played, 0 or 1; None for both, in turn.
+        timeout: seconds of a move, for an opponent that blocks.
+
+    Raises: ImportError without textarena or what a game needs; ValueError for a game that cannot be played here.
+    """
+
+    instructions = (
+        "Play the game to win it. Make each move with the tool play, and read what happens. Answer with <answer>I give "
+        "up</answer> only to give up."
+    )
+    floor = 0.02  # a word of the rules may be a move
+
+    def __init__(
+        self,
+        *,
+        game: str | Sequence[str] = "all",
+        opponent: Opponent | None = None,
+        player: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if player not in (None, 0, 1):
+            raise ValueError(f"player must be None, 0 or 1, got {player!r}")
+        self.games = GAMES if game == "all" else (game,) if isinstance(game, str) else tuple(game)
+        if not self.games:
+            raise ValueError("game names no game")
+        self.opponent, self.player = opponent, player
+        for name in self.games:
+            if find_players(name) == 2 and opponent is None and base(name) not in MOVES:
+                raise ValueError(f"there is no scripted player of {name}; give opponent=, a callable")
+        kwargs.setdefault("max_turns", 100)
+        super().__init__(TOOLS, **kwargs)
+        self._first: dict[str, Task] = {}
+
+    @property
+    def num_tasks(self) -> int:
+        """The seeds of the split."""
+        return SPLITS[self.split]
+
+    def make_task(self, index: int) -> Task:
+        """Of n games, seed s has game `s % n`; the seeds of `test` are behind those of `train`."""
+        seed = index + (SPLITS["train"] if self.split == "test" else 0)
+        turn, place = divmod(seed, len(self.games))
+        game = self.games[place]
+        players = find_players(game)
+        side = 0 if players == 1 else turn % 2 if self.player is None else self.player
+        name = f"{game}-{seed}" + f"-player{side}" * (players == 2)
+        if name not in self._first:  # the last one: the episodes of a group begin alike, and a snapshot asks again
+            match = Match(game, seed, side, self.opponent, [])
+            about = {"game": game, "seed": seed, "player": side, "players": players, "opening": match.replies}
+            self._first = {name: Task(name, match.news(), [], about)}
+        return self._first[name]
+
+    def make_world(self, task: Task) -> World:
+        """The game at its beginning; what the other player has said is said again."""
+        about = task.metadata
+        replies = self.memory.setdefault("replies", list(about["opening"]))
+        match = Match(about["game"], about["seed"], about["player"], self.opponent, replies)
+        match.news()
+        return match
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """The end of the game."""
+        if not result.done:
+            return {}
+        self.memory["reward"] = reward = result.data["reward"]
+        score = 1.0 if result.data["won"] else min(max(reward, 0.0), 0.99)
+        return End(score, metrics=self.final_metrics())
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """An answer gives up."""
+        return 0.0, self.final_metrics()
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """TextArena's reward."""
+        return self.final_metrics()["reward"]
+
+    def final_metrics(self) -> dict[str, float]:
+        """reward: TextArena's; what isn't played to its end counts as lost."""
+        return {"reward": float(self.memory.get("reward", 1 - self.task.metadata["players"]))}
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """A won game: by what is known of the game, or found by playing it over against the same player.
+
+        Raises ValueError where no game is won, for a game whose moves nobody knows, and with `rng`: there is only the
+        expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        about = self.task.metadata
+        moves = win(about["game"], about["seed"], about["player"], self.opponent)
+        return [self.dialect.tool_call("play", {"action": move}) for move in moves]
+
+
+class Match:
+    """A game at work, up to the moves of one player; the other side moves by itself.
+
+    `replies`: what the other side has said so far; it is said again, and what comes new is appended.
+    """
+
+    def __init__(self, game: str, seed: int, player: int, opponent: Opponent | None, replies: list[str]) -> None:
+        self.game, self.seed, self.player, self.opponent, self.replies = game, seed, player, opponent, replies
+        self.read: dict[int, list[tuple[int, str, Any]]] = {0: [], 1: []}
+        self.shown, self.said, self.over = 0, 0, False
+        rng = random.Random(f"{game} {seed}")
+        self.random: Any = rng.getstate(), rng.getrandbits(32)
+        with self.fenced(), contextlib.redirect_stdout(io.StringIO()):  # some print
+            self.env = make(game)
+            self.inner = inner(self.env)
+            self.inner.reset(num_players=find_players(game), seed=seed)
+        self._listen()
+        self._play_other()
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        self._step(arguments["action"])
+        self._play_other()
+        allowed = self.over or not any(kind.name == "GAME_ADMIN" for _, _, kind in self._new())
+        news = self.news()
+        if not self.over:
+            return ToolResult(news or "Done.", ok=allowed)
+        rewards = self.inner.state.rewards or {}
+        reward, other = float(rewards.get(self.player, 0)), float(rewards.get(1 - self.player, 0))
+        alone = find_players(self.game) == 1
+        won = reward >= 1 if alone else reward > max(0.0, other)
+        reason = str(self.inner.state.game_info.get(self.player, {}).get("reason") or "The game is over.")
+        return ToolResult(f"{news}\n{reason}".strip(), data={"reward": reward, "won": won}, done=True)
+
+    def news(self) -> str:
+        """What the game and the other player have said since it was last asked; of boards only the last."""
+        new, self.shown = self._new(), len(self.read[self.player])
+        boards = [place for place, (_, _, kind) in enumerate(new) if kind.name == "GAME_BOARD"]
+        lines = []
+        for place, (sender, text, kind) in enumerate(new):
+            own = kind.name == "PLAYER_ACTION" and sender == self.player
+            if not own and (place not in boards or place == boards[-1]):
+                lines.append(text if sender == -1 else f"[Player {sender}] {text}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        pass
+
+    def _new(self) -> list[tuple[int, str, Any]]:
+        return self.read[self.player][self.shown :]
+
+    def _step(self, action: str) -> None:
+        with self.fenced():
+            self.over = bool(self.env.step(action)[0])
+        self._listen()
+
+    def _listen(self) -> None:
+        for player, messages in self.inner.state.observations.items():
+            self.read.setdefault(player, []).extend(messages)
+            self.inner.state.observations[player] = []
+
+    def _play_other(self) -> None:
+        while not self.over and self.inner.state.current_player_id != self.player:
+            if self.said == len(self.replies):
+                self.replies.append(self._ask_other())
+            self.said += 1
+            self._step(self.replies[self.said - 1])
+
+    def _ask_other(self) -> str:
+        rng = random.Random(f"{self.game} {self.seed} {self.said}")
+        if self.opponent is None:
+            return self.draw_move(rng)
+        other = self.inner.state.current_player_id
+        seen = "\n".join(text if who == -1 else f"[Player {who}] {text}" for who, text, _ in self.read[other])
+        try:
+            return str(self.opponent(seen, rng))[:MAX_CHARS]
+        except Exception as error:
+            raise ToolFault(f"the opponent failed: {error!r}") from error
+
+    def draw_move(self, rng: random.Random) -> str:
+        """A move of the player whose turn it is, drawn from those that the rules allow."""
+        moves = MOVES[base(self.game)](self.inner)
+        for move in rng.sample(moves, len(moves)):
+            if self.allows(move):
+                return move
+        return "[pass]"
+
+    def allows(self, move: str) -> bool:
+        """Whether the rules allow a move now, tried on a copy."""
+        with self.fenced(keep=False):
+            tried = copy.deepcopy(self.inner)
+            before = tried.state.current_player_id
+            try:
+                tried.step(move)
+            except Exception:
+                return False
+            info = tried.state.game_info.get(before, {})
+            return not info.get("invalid_move") and not any(
+                kind.name == "GAME_ADMIN" for messages in tried.state.observations.values() for _, _, kind in messages
+            )
+
+    @contextlib.contextmanager
+    def fenced(self, keep: bool = True) -> Iterator[None]:
+        """Inside, the global random state is the game's own."""
+        with fence():
+            random.setstate(self.random[0])
+            np.random.seed(self.random[1])
+            yield
+            if keep:
+                self.random = random.getstate(), int(np.random.randint(2**31))
+
+
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def fence() -> Iterator[None]:
+    """The package draws from global random state, which is put back; one thread at a time."""
+    with _lock:
+        before, before_numpy = random.getstate(), np.random.get_state()
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(before_numpy)
+
+
+# ---------------------------------------------------------------------------------------------------------- the expert
+
+
+def win(game: str, seed: int, player: int, opponent: Opponent | None) -> list[str]:
+    """The moves of a won game. Raises ValueError where none is found."""
+    name = base(game)
+    if name not in SOLVED and name not in MOVES:
+        raise ValueError(f"nobody knows the moves of {game}")
+    for attempt in range(1 if name in SOLVED else TRIES):
+        match, moves, rng = Match(game, seed, player, opponent, []), [], random.Random(f"{game} {seed} try {attempt}")
+        while not match.over:
+            moves.append(solve(name, match.inner) if name in SOLVED else match.draw_move(rng))
+            result = match.act("play", {"action": moves[-1]})
+        if result.data["won"]:
+            return moves
+    raise ValueError(f"no game of {game} with seed {seed} was won as player {player}")
+
+
+# --------------------------------------------------------------------------------------------------------- the package
+
+
+def inner(env: Any) -> Any:
+    """A game without its wrappers."""
+    while hasattr(env, "env") and hasattr(env, "is_wrapped_with"):
+        env = env.env
+    return env
+
+
+@cache
+def load() -> ModuleType:
+    """The package. Raises ImportError without it; warns of a version that wasn't checked."""
+    try:
+        with warnings.catch_warnings():  # it changes the filters
+            package = importlib.import_module("textarena")
+    except ImportError as error:
+        raise ImportError(f'TextArena needs textarena ({error}): pip install "agent-r1[textarena]"') from error
+    version = importlib.metadata.version("textarena")
+    if version != CHECKED:
+        warnings.warn(f"textarena is {version}; this bridge was checked with {CHECKED}", stacklevel=2)
+    return package
+
+
+def make(game: str) -> Any:
+    """A game of the package, with the wrappers that it has by default."""
+    package = load()
+    nltk: Any = importlib.import_module("nltk")
+    download = nltk.download
+    nltk.download = lambda *names, **kwargs: False  # some games fetch words when they are imported
+    try:
+        return package.make(game)
+    finally:
+        nltk.download = download
+
+
+@cache
+def find_players(game: str) -> int:
+    """How many players a game has, 1 or 2.
+
+    Raises ValueError for a game that there isn't, or that can't be played here; ImportError where it lacks something.
+    """
+    there = importlib.import_module(f"{load().__name__}.envs.registration").ENV_REGISTRY
+    if game not in there:
+        raise ValueError(f"TextArena has no game {game!r}; it has {', '.join(sorted(there))}")
+    if base(game) in JUDGED:
+        raise ValueError(f"{game} asks a model over the network who has won")
+    for players in (2, 1):
+        try:
+            with fence(), contextlib.redirect_stdout(io.StringIO()):
+                env = inner(make(game))
+                env.reset(num_players=players, seed=0)
+                state = env.state
+        except (AssertionError, ValueError):  # another number of players
+            continue
+        except LookupError as error:
+            words = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+            raise ImportError(f"{game} needs words of nltk: {words}") from error
+        except SyntaxError as error:
+            version = ".".join(map(str, sys.version_info[:2]))
+            raise ValueError(f"{game} is written for a Python newer than {version}") from error
+        except OSError as error:
+            raise ValueError(f"{game} lacks files that the package doesn't ship: {error}") from error
+        except ImportError as error:
+            raise ImportError(f"{game} needs what the package doesn't ask for: {error}") from error
+        if state.num_players == players:
+            return players
+    raise ValueError(f"{game} isn't for one or two players")
