@@ -74,6 +74,9 @@ BRIDGES = {
     "AgentR1/BabyAI-v0": Entry(
         "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "1 to 10"
     ),
+    "AgentR1/TextWorld-v0": Entry(
+        "agent_r1.bridges.textworld:TextWorldEnv", ("planning", "memory"), "partial", "9 to 14"
+    ),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""
 

@@ -6,8 +6,10 @@ import copy
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
 from typing import Any, ClassVar, Protocol
 
 from agent_r1.tool_env import Task, ToolEnv
@@ -121,3 +123,11 @@ def digest(result: ToolResult) -> str:
     """What came of a call, in short: what was said, and the data that rewards are made of."""
     said = json.dumps([result.content, result.ok, result.done, result.data], sort_keys=True, default=lambda value: "")
     return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+@cache
+def check_version(package: str, *series: str) -> None:
+    """Warn, once, of an installed package of another series than those that were checked, such as "3.2"."""
+    version = metadata.version(package)
+    if not any(version == one or version.startswith(f"{one}.") for one in series):
+        warnings.warn(f"{package} {version} wasn't checked; {', '.join(series)} was", stacklevel=3)

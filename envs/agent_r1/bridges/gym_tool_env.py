@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 
 from agent_r1.arguments import finite
-from agent_r1.bridges.bridge import BridgeEnv, World
-from agent_r1.dialects import Call
-from agent_r1.tool_env import End, Task
+from agent_r1.bridges.bridge import World
+from agent_r1.bridges.text_game import TextGameEnv
+from agent_r1.tool_env import Task
 from agent_r1_tools import ToolResult
 
 Env = gym.Env[str, str]
 
 
-class GymToolEnv(BridgeEnv):
+class GymToolEnv(TextGameEnv):
     """A game that is played in texts: task i is `env.reset(seed=i)`, and `act(command)` is `env.step(command)`.
 
     The first observation is what the policy is asked. The episode ends when the game does; its score is the sum of the
@@ -30,8 +30,6 @@ class GymToolEnv(BridgeEnv):
         seeds: the tasks of each split, as numbers for `reset(seed=...)`.
         command: what a command is, for the tool's description.
     """
-
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "game": 0.0}
 
     def __init__(
         self,
@@ -52,9 +50,7 @@ class GymToolEnv(BridgeEnv):
         self.seeds = seeds or {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
         if sorted(self.seeds) != sorted(self.splits) or not all(self.seeds.values()):
             raise ValueError(f"seeds must have tasks for {' and '.join(self.splits)}, got {self.seeds!r}")
-        properties = {"command": {"type": "string", "description": command}}
-        parameters = {"type": "object", "properties": properties, "required": ["command"]}
-        super().__init__([{"name": "act", "description": "Do something.", "parameters": parameters}], **kwargs)
+        super().__init__(command=command, **kwargs)
         self._first: dict[int, str] = {}
 
     @property
@@ -75,28 +71,9 @@ class GymToolEnv(BridgeEnv):
         """The game at its beginning."""
         return Game(self.make_env(), task.metadata["seed"])
 
-    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """The game's rewards, and its end."""
-        if not result.ok:
-            return {}
-        reward = result.data["reward"] / self.max_return
-        self.memory["return"] = self.memory.get("return", 0.0) + reward
-        if not result.done:
-            return {"game": reward}
-        score, metrics = self._earned()
-        return End(score, {"game": reward}, metrics)
-
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-        """What was earned, however the episode ends."""
-        return self._earned()[0]
-
-    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer gives the game up: what was earned stays."""
-        return self._earned()
-
-    def _earned(self) -> tuple[float, dict[str, float]]:
-        earned = self.memory.get("return", 0.0)
-        return min(max(earned, 0.0), 1.0), {"return": earned * self.max_return}
+    def full_score(self) -> float:
+        """The sum of rewards of a game that is won."""
+        return self.max_return
 
 
 class Game:
