@@ -77,6 +77,7 @@ BRIDGES = {
     "AgentR1/TextWorld-v0": Entry(
         "agent_r1.bridges.textworld:TextWorldEnv", ("planning", "memory"), "partial", "9 to 14"
     ),
+    "AgentR1/ALFWorld-v0": Entry("agent_r1.bridges.alfworld:ALFWorldEnv", ("planning", "memory"), "partial", "3 to 12"),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""
 
