@@ -60,9 +60,9 @@ def test_unseen_rooms_are_others():
 def test_the_kinds_can_be_chosen():
     env = ALFWorldEnv(games="generated", kinds=["look_at_obj_in_light"])
     assert env.make_task(0).metadata["kind"] == env.make_task(1).metadata["kind"] == "look_at_obj_in_light"
-    with pytest.raises(ValueError, match="kinds must be of pick_and_place_simple"):
+    with pytest.raises(ValueError, match="kinds must be some of pick_and_place_simple"):
         ALFWorldEnv(kinds=["dance"])
-    with pytest.raises(ValueError, match="kinds must be of pick_and_place_simple"):
+    with pytest.raises(ValueError, match="kinds must be some of pick_and_place_simple"):
         ALFWorldEnv(kinds=[])
     with pytest.raises(ValueError, match="games must be 'auto', 'generated' or 'official'"):
         ALFWorldEnv(games="all")

@@ -79,8 +79,8 @@ class ALFWorldEnv(TextGameEnv):
         if games not in ("auto", "generated", "official"):
             raise ValueError(f"games must be 'auto', 'generated' or 'official', got {games!r}")
         self.kinds = tuple(KINDS if kinds is None else kinds)
-        if not self.kinds or (unknown := [kind for kind in self.kinds if kind not in KINDS]):
-            raise ValueError(f"kinds must be of {', '.join(KINDS)}, got {unknown if self.kinds else kinds!r}")
+        if not self.kinds or not set(self.kinds) <= set(KINDS):
+            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, got {kinds!r}")
         folder = Path(data_dir or os.environ.get("ALFWORLD_DATA", "~/.cache/alfworld")).expanduser() / "json_2.1.1"
         there = folder.is_dir()
         if not there and (games == "official" or data_dir is not None):
