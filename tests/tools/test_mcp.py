@@ -17,26 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1 import End, Task, ToolEnv
 from agent_r1_tools import ToolFault, ToolResult, run_batch, run_tool
-
-SHARED = Path(__file__).parents[1] / "shared"
-COUNTER = [sys.executable, str(SHARED / "mcp_server.py")]
-
-
-def test_a_missing_sdk_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agent_r1_tools.mcp import MCPServer, server
-
-    monkeypatch.setitem(sys.modules, "mcp", None)
-    server._check_sdk.cache_clear()
-    with pytest.raises(ImportError, match=r'pip install "agent-r1\[mcp\]"'):
-        MCPServer(COUNTER)
-    server._check_sdk.cache_clear()
-
+from agent_r1_tools.mcp import MCPServer, MCPTool
 
 pytest.importorskip("mcp")
-
-from agent_r1 import End, Task, ToolEnv  # noqa: E402
-from agent_r1_tools.mcp import MCPServer, MCPTool  # noqa: E402
+SHARED = Path(__file__).parents[1] / "shared"
+COUNTER = [sys.executable, str(SHARED / "mcp_server.py")]
 
 
 @pytest.fixture
@@ -58,8 +45,8 @@ def plain(what: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Of a server over HTTP."""
+def counter() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server over HTTP: where it is, and its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,9 +56,14 @@ def address() -> Iterator[str]:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 break
         time.sleep(0.1)
-    yield f"http://127.0.0.1:{port}/mcp"
+    yield f"http://127.0.0.1:{port}/mcp", process
     process.kill()
     process.wait()
+
+
+@pytest.fixture
+def address(counter: tuple[str, Any]) -> str:
+    return counter[0]
 
 
 def gone(pid: int) -> bool:
@@ -263,6 +255,22 @@ def test_a_shared_session_takes_calls_side_by_side(address: str, make: Any) -> N
     results = run_batch(tools["wait"], [{"seconds": 1 + n / 100} for n in range(4)])
     assert [result.content for result in results] == ["waited"] * 4 and time.monotonic() - started < 3.5
     tools["add"].set_state(None)  # another episode
+    assert run_tool(tools["add"], {"number": 1}).ok
+
+
+def test_a_server_that_hangs_for_everybody_is_a_fault(counter: tuple[str, Any], make: Any) -> None:
+    url, process = counter
+    tools = make(None, url=url, session="shared", timeout=1)
+    tools["add"].server.start_timeout = 20
+    assert run_tool(tools["add"], {"number": 1}).ok
+    tools["add"].server.start_timeout = 1
+    process.send_signal(signal.SIGSTOP)
+    try:
+        result = run_tool(tools["add"], {"number": 1})
+        assert result.fault is not None and "within 1 seconds" in result.fault
+    finally:
+        process.send_signal(signal.SIGCONT)
+    tools["add"].server.start_timeout = 20
     assert run_tool(tools["add"], {"number": 1}).ok
 
 
@@ -486,6 +494,22 @@ def test_episodes_have_sessions_of_their_own() -> None:
     pid = other.tools["add"].server._connection.notes.group
     one.close(), other.close()
     assert gone(pid)
+
+
+def test_a_vector_of_episodes() -> None:
+    from agent_r1 import ToolVectorEnv
+
+    envs = ToolVectorEnv([lambda: Counting(MCPServer(plain("counts")).tools(["add"]))] * 8)
+    env = Counting([])
+    add = np.array(env.tokenizer.encode(env.dialect.tool_call("add", {"number": 1.5}) + env.dialect.end_of_turn))
+    envs.reset(seed=1)
+    for _ in range(2):
+        infos = envs.step([add] * 8)[-1]
+    assert [calls[0]["ok"] for calls in infos["tool_calls"]] == [True] * 8
+    pids = [int(one.tools["add"].server._connection.notes.group) for one in envs.envs]
+    assert len(set(pids)) == 8
+    envs.close()
+    assert all(map(gone, pids))
 
 
 def test_a_lost_server_ends_its_episode_and_is_not_paid_for() -> None:

@@ -86,9 +86,10 @@ class Connection:
         await asyncio.wait({self._task, beginning}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         beginning.cancel()
         if self._session is None:
-            late = "" if self._task.done() else f"it didn't begin within {seconds:g} seconds"
+            if not self._task.done():
+                self.notes.problem = f"it didn't begin within {seconds:g} seconds"
             await self._finish(self._task)
-            raise Lost(late or self._why())
+            raise Lost(self._why())
 
     async def _live(self, begun: asyncio.Event) -> None:
         """The session, in one task: the scopes of anyio are left where they were entered."""
@@ -109,7 +110,7 @@ class Connection:
                     return
                 if _code(error) not in (METHOD_NOT_FOUND, UNSUPPORTED_PROTOCOL_VERSION):
                     return
-                self.notes.__init__()  # type: ignore[misc]
+                self.notes = Notes()
 
     async def _finish(self, task: asyncio.Task[None]) -> None:
         self._stop.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shlex
@@ -349,6 +350,7 @@ def _check_sdk() -> None:
         import mcp  # noqa: F401
     except ImportError as error:
         raise ImportError(MISSING) from error
+    logging.getLogger("mcp").addHandler(logging.NullHandler())  # it prints tracebacks of what we report
     version = metadata.version("mcp")
     if not version.startswith(f"{CHECKED}."):
         warnings.warn(f"mcp {version} wasn't checked; {CHECKED} was", stacklevel=3)

@@ -237,6 +237,8 @@ def _http_client(address: Address, notes: Notes) -> Any:
 
     class Bounded(httpx2.AsyncHTTPTransport):
         async def handle_async_request(self, request: Any) -> Any:
+            if request.method == "DELETE":  # the end of a session, for which a server that hangs isn't waited
+                request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), GRACE_SECONDS)
             response = await super().handle_async_request(request)
             if request.method == "POST" and response.status_code >= 400:
                 notes.status = response.status_code
