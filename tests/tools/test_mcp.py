@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from agent_r1 import End, Task, ToolEnv
+from agent_r1.vector import ToolVectorEnv
 from agent_r1_tools import ToolFault, ToolResult, run_batch, run_tool
 from agent_r1_tools.mcp import MCPServer, MCPTool
 
@@ -497,9 +498,7 @@ def test_episodes_have_sessions_of_their_own() -> None:
 
 
 def test_a_vector_of_episodes() -> None:
-    from agent_r1 import ToolVectorEnv
-
-    envs = ToolVectorEnv([lambda: Counting(MCPServer(plain("counts")).tools(["add"]))] * 8)
+    envs = ToolVectorEnv(lambda **kwargs: Counting(MCPServer(plain("counts")).tools(["add"]), **kwargs), 8)
     env = Counting([])
     add = np.array(env.tokenizer.encode(env.dialect.tool_call("add", {"number": 1.5}) + env.dialect.end_of_turn))
     envs.reset(seed=1)

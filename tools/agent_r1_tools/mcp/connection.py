@@ -150,8 +150,7 @@ class Connection:
                 raise Late(ping and await self._answers()) from None
             lost = error.code == CONNECTION_CLOSED and not self.notes.too_large
             if lost or self.notes.status >= 500 or self.notes.status in LOST_STATUS:
-                status = f"HTTP {self.notes.status}" if self.notes.status else ""
-                raise Lost(status or self._why()) from None
+                raise Lost(self._why()) from None
             raise
         except asyncio.CancelledError:
             raise Lost(self._why()) from None

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from agent_r1_tools.text import printable
 
@@ -41,7 +42,8 @@ class Address:
     headers: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return self.url or " ".join(self.command)
+        parts = urlsplit(self.url or "")  # without what is secret
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if self.url else " ".join(self.command)
 
 
 @dataclass
@@ -64,7 +66,8 @@ class Notes:
     def why(self) -> str:
         """Why the server is lost, as far as one knows."""
         said = f"; it wrote: {printable(self.stderr[-MAX_STDERR:].strip())}" if self.stderr.strip() else ""
-        return (self.problem or "it ended or closed the connection") + said
+        status = f"HTTP {self.status}" if self.status else ""
+        return (self.problem or status or "it ended or closed the connection") + said
 
 
 @asynccontextmanager
