@@ -223,11 +223,13 @@ def test_nothing_is_left_when_nobody_has_the_tools() -> None:
     code = f"""
 from agent_r1_tools import run_tool
 from agent_r1_tools.mcp import MCPServer
-tools = {{tool.name: tool for tool in MCPServer({plain("counts")!r}).tools()}}
-print(run_tool(tools["process"], {{}}).content)"""
+server = MCPServer({plain("counts")!r}, env={{"PLACE": "{{folder}}"}})
+tools = {{tool.name: tool for tool in server.tools()}}
+print(run_tool(tools["process"], {{}}).content, server._connection.notes.folder)"""
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0 and not ran.stderr, ran.stderr
-    assert gone(int(ran.stdout))
+    pid, folder = ran.stdout.split()
+    assert gone(int(pid)) and not Path(folder).exists()
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------

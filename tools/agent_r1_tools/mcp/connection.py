@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from concurrent.futures import Future
 from contextlib import suppress
@@ -71,6 +72,8 @@ class Connection:
         if self.pid == os.getpid():
             if self.notes.group is not None:
                 signal_group(self.notes.group, signal.SIGKILL)
+            if self.notes.folder:
+                shutil.rmtree(self.notes.folder, ignore_errors=True)
             with suppress(RuntimeError):  # there is no loop any more
                 self._loop.call_soon_threadsafe(self._stop.set)
 

@@ -51,6 +51,7 @@ class Notes:
     """What a transport knows of a connection, and its session doesn't."""
 
     group: int | None = None  # of the server's processes
+    folder: str = ""
     ended: bool = False  # the server writes nothing any more
     problem: str = ""
     stderr: str = ""
@@ -95,7 +96,7 @@ async def _stdio(address: Address, notes: Notes) -> AsyncIterator[Any]:
 
     folder = ""
     if any(FOLDER in word for word in (*address.command, *dict(address.env).values(), address.cwd or "")):
-        folder = tempfile.mkdtemp(prefix="agent_r1_mcp_")
+        notes.folder = folder = tempfile.mkdtemp(prefix="agent_r1_mcp_")
     try:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
