@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from agent_r1 import End, Task, ToolEnv
+from agent_r1.vector import ToolVectorEnv
 from agent_r1_tools import ToolFault, ToolResult, run_batch, run_tool
 from agent_r1_tools.mcp import MCPServer, MCPTool
 
@@ -222,11 +223,13 @@ def test_nothing_is_left_when_nobody_has_the_tools() -> None:
     code = f"""
 from agent_r1_tools import run_tool
 from agent_r1_tools.mcp import MCPServer
-tools = {{tool.name: tool for tool in MCPServer({plain("counts")!r}).tools()}}
-print(run_tool(tools["process"], {{}}).content)"""
+server = MCPServer({plain("counts")!r}, env={{"PLACE": "{{folder}}"}})
+tools = {{tool.name: tool for tool in server.tools()}}
+print(run_tool(tools["process"], {{}}).content, server._connection.notes.folder)"""
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0 and not ran.stderr, ran.stderr
-    assert gone(int(ran.stdout))
+    pid, folder = ran.stdout.split()
+    assert gone(int(pid)) and not Path(folder).exists()
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
@@ -497,9 +500,7 @@ def test_episodes_have_sessions_of_their_own() -> None:
 
 
 def test_a_vector_of_episodes() -> None:
-    from agent_r1 import ToolVectorEnv
-
-    envs = ToolVectorEnv([lambda: Counting(MCPServer(plain("counts")).tools(["add"]))] * 8)
+    envs = ToolVectorEnv(lambda **kwargs: Counting(MCPServer(plain("counts")).tools(["add"]), **kwargs), 8)
     env = Counting([])
     add = np.array(env.tokenizer.encode(env.dialect.tool_call("add", {"number": 1.5}) + env.dialect.end_of_turn))
     envs.reset(seed=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from concurrent.futures import Future
 from contextlib import suppress
@@ -71,6 +72,8 @@ class Connection:
         if self.pid == os.getpid():
             if self.notes.group is not None:
                 signal_group(self.notes.group, signal.SIGKILL)
+            if self.notes.folder:
+                shutil.rmtree(self.notes.folder, ignore_errors=True)
             with suppress(RuntimeError):  # there is no loop any more
                 self._loop.call_soon_threadsafe(self._stop.set)
 
@@ -150,8 +153,7 @@ class Connection:
                 raise Late(ping and await self._answers()) from None
             lost = error.code == CONNECTION_CLOSED and not self.notes.too_large
             if lost or self.notes.status >= 500 or self.notes.status in LOST_STATUS:
-                status = f"HTTP {self.notes.status}" if self.notes.status else ""
-                raise Lost(status or self._why()) from None
+                raise Lost(self._why()) from None
             raise
         except asyncio.CancelledError:
             raise Lost(self._why()) from None

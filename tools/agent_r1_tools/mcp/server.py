@@ -14,6 +14,7 @@ import math
 import os
 import shlex
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -218,7 +219,11 @@ class MCPServer:
             raise ToolFault(f"{self}: its session is lost")
         self._end()
         connection = self._start()
+        end = time.monotonic() + self.start_timeout
         for name, sent, digest in self._log:
+            if time.monotonic() > end:
+                connection.end()
+                raise ToolFault(f"{self}: its calls were not made again within {self.start_timeout:g} seconds")
             if self._digest(connection, name, sent) != digest:
                 connection.end()
                 raise ToolFault(f"{self} answered {name} otherwise when the call was made again")
@@ -240,12 +245,14 @@ class MCPServer:
             raise ToolFault(f"{self}: lost while calls were made again: {error}") from None
 
     def _exchange(self, connection: Connection, name: str, sent: dict[str, Any], log: list[Any]) -> ToolResult:
-        entry = [name, sent, ""]
         if self.session == "episode":
-            log.append(entry[:1])  # from now on its state isn't known
+            log.append(name)  # from now on its state isn't known
         try:
             result = self._ask(connection, name, sent)
         except Lost as error:
+            with self._lock:
+                if self.session != "episode" and self._connection is connection:
+                    self._end()  # there it may have been half done, or the session may be gone for good
             raise ToolFault(f"{self}: {error}") from None
         except Late as late:
             result = _failed("timeout", f"no result within {self.timeout:g} seconds")
@@ -306,7 +313,7 @@ class MCPTool(Tool):
         self.name, self.description, self.parameters = offer.name, offer.description, offer.parameters
         self.concurrency_safe = server.session == "shared"
         self.max_result_chars = server.max_result_chars
-        self.timeout = 2 * server.timeout + 3 * (server.start_timeout + END_SECONDS)
+        self.timeout = 3 * server.timeout + 4 * (server.start_timeout + END_SECONDS)
 
     def validate(self, arguments: Any) -> str | None:
         """What is plainly wrong with the arguments; the server checks the rest."""

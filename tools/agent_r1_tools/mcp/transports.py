@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from agent_r1_tools.text import printable
 
@@ -41,7 +42,8 @@ class Address:
     headers: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return self.url or " ".join(self.command)
+        parts = urlsplit(self.url or "")  # without what is secret
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if self.url else " ".join(self.command)
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Notes:
     """What a transport knows of a connection, and its session doesn't."""
 
     group: int | None = None  # of the server's processes
+    folder: str = ""
     ended: bool = False  # the server writes nothing any more
     problem: str = ""
     stderr: str = ""
@@ -64,7 +67,8 @@ class Notes:
     def why(self) -> str:
         """Why the server is lost, as far as one knows."""
         said = f"; it wrote: {printable(self.stderr[-MAX_STDERR:].strip())}" if self.stderr.strip() else ""
-        return (self.problem or "it ended or closed the connection") + said
+        status = f"HTTP {self.status}" if self.status else ""
+        return (self.problem or status or "it ended or closed the connection") + said
 
 
 @asynccontextmanager
@@ -92,7 +96,7 @@ async def _stdio(address: Address, notes: Notes) -> AsyncIterator[Any]:
 
     folder = ""
     if any(FOLDER in word for word in (*address.command, *dict(address.env).values(), address.cwd or "")):
-        folder = tempfile.mkdtemp(prefix="agent_r1_mcp_")
+        notes.folder = folder = tempfile.mkdtemp(prefix="agent_r1_mcp_")
     try:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
