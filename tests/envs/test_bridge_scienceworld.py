@@ -2,8 +2,11 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -11,7 +14,7 @@ pytest.importorskip("scienceworld")
 if shutil.which("java") is None:
     pytest.skip("ScienceWorld needs Java", allow_module_level=True)
 
-from agent_r1 import probes
+from agent_r1 import ToolFault, probes
 from agent_r1.bridges import bridge, java_random, scienceworld
 from agent_r1.bridges.scienceworld import TASKS, ScienceWorldEnv, variations
 
@@ -189,6 +192,23 @@ def test_simulators_are_used_again_and_only_some_wait(monkeypatch):
         house.close()
     assert [process.poll() is None for process in processes] == [True, False]
     assert scienceworld.House().simulator.env._gateway.java_process is processes[0]
+
+
+def test_a_simulator_in_which_a_call_is_stuck_serves_nobody_else():
+    house, done = scienceworld.House(), []
+    house.begin("boil", 0, "")
+    process = house.simulator.env._gateway.java_process
+    os.kill(process.pid, signal.SIGSTOP)  # it hangs
+    stuck = threading.Thread(
+        target=lambda: done.append(pytest.raises(ToolFault, house.act, "act", {"command": "wait"}))
+    )
+    stuck.start()
+    while not house.busy:
+        time.sleep(0.01)
+    house.close()
+    stuck.join(timeout=60)
+    assert process.poll() is not None and done
+    assert all(one.env._gateway.java_process is not process for one in scienceworld._IDLE)
 
 
 def test_only_the_time_is_taken_out_of_javas_random():

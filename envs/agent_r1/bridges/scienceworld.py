@@ -143,6 +143,7 @@ class House:
     def __init__(self) -> None:
         self.simulator: Simulator | None = borrow()
         self.score = 0
+        self.busy = False
 
     def begin(self, task: str, variation: int, simplifications: str, gold: bool = False) -> str:
         """Load a task; what is seen first."""
@@ -175,7 +176,9 @@ class House:
 
     def close(self) -> None:
         simulator, self.simulator = self.simulator, None
-        if simulator is not None:
+        if simulator is not None and self.busy:  # a call that ran out of time is still at work in it
+            simulator.end()
+        elif simulator is not None:
             give_back(simulator)
 
     @contextlib.contextmanager
@@ -185,8 +188,10 @@ class House:
 
         if self.simulator is None:
             raise ToolFault("the simulator was closed")
+        self.busy = True
         try:
             yield self.simulator
+            self.busy = False
         except BaseException as error:
             simulator, self.simulator = self.simulator, None
             if simulator is not None:
@@ -214,7 +219,9 @@ class Simulator:
         self.seed = seed_java(self.env._gateway, SEED)
 
     def end(self) -> None:
-        """Kill the process, whatever it does."""
+        """Kill the process, whatever it does; not a parent's, after a fork."""
+        if self.owner != os.getpid():
+            return
         process = self.env._gateway.java_process
         process.kill()
         process.wait()

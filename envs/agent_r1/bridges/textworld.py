@@ -67,7 +67,6 @@ class TextWorldEnv(TextGameEnv):
         "prepare meal. Answer with <answer>I give up</answer> only to give up."
     )
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "valid": "valid", "test": "test", "validation": "valid"}
-    floor = 0.1  # who tries everything arrives now and then
 
     def __init__(self, *, game: str = "cooking", settings: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("max_turns", 50)
