@@ -108,6 +108,7 @@ BRIDGES = {
     "AgentR1/ScienceWorld-v0": Entry(
         "agent_r1.bridges.scienceworld:ScienceWorldEnv", ("planning", "reasoning", "memory"), "partial", "5 to 180"
     ),
+    "AgentR1/MiniWoB-v0": Entry("agent_r1.bridges.miniwob:MiniWoBEnv", ("tool use", "perception"), "full", "1 to 15"),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""
 

@@ -30,6 +30,7 @@ ARGUMENTS = {  # better than made up from the schema
     "query": {"sql": "SELECT 17 * 3"},
     "shell": {"command": "echo $((17 * 3))"},
     "play": {"action": "[X 4]"},
+    "press": {"key": "Tab"},
 }
 ENDS = {"submit", "done", "transfer_to_human_agents"}  # tools that end an episode
 EMBEDDED = {  # worlds of their own; data_dir is by choice

@@ -1,0 +1,363 @@
+"""A page of MiniWoB++ in a Chromium of its own: what stands on it, and what can be done there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from agent_r1.bridges.bridge import check_version
+from agent_r1_tools import ToolFault, ToolResult
+
+SECONDS = 60.0  # for anything that a browser does; most take hundredths
+MOST_IDLE = 4  # browsers that wait for another episode; each takes .2 to .3 GB
+MOST_TEXT = 200  # characters typed in one call
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--mute-audio",
+    "--window-size=500,500", "--disable-extensions", "--disable-background-networking", "--disable-component-update",
+    "--disable-crash-reporter", "--host-resolver-rules=MAP * ~NOTFOUND",
+)  # fmt: skip
+KEYS = (
+    "Enter", "Tab", "Backspace", "Delete", "Escape", "Space", "ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown",
+    "Home", "End", "PageUp", "PageDown", "Control+a", "Control+c", "Control+v", "Control+x",
+)  # fmt: skip
+
+# The time of a page never runs out: a policy thinks longer than a person clicks. Animations jump to their end.
+BEGIN = "core.EPISODE_MAX_TIME = 2147483647; if (window.jQuery) jQuery.fx.off = true;"
+LOOK = """
+const lists = {}, dom = core.getDOMInfo();
+for (const [ref, element] of Object.entries(core.previousDOMInfo))
+  if (element instanceof HTMLSelectElement)
+    lists[ref] = {options: Array.from(element.options, one => one.text),
+                  chosen: Array.from(element.selectedOptions, one => one.text)};
+return {utterance: core.getUtterance(), dom: dom, lists: lists};
+"""
+SELECT = """
+const list = core.previousDOMInfo[arguments[0]];
+if (!(list instanceof HTMLSelectElement)) return false;
+const option = Array.from(list.options).find(one => one.text.trim() === arguments[1]);
+if (option === undefined) return false;
+option.selected = true;
+for (const name of ["input", "change"]) list.dispatchEvent(new Event(name, {bubbles: true}));
+return true;
+"""
+
+# A process between us and the browser: it ends the browser and removes its files when we are gone, however we went.
+GUARD = """
+import os, shutil, signal, subprocess, sys
+folder, *command = sys.argv[1:]
+browser = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+sys.stdin.read()
+try:
+    os.killpg(browser.pid, signal.SIGKILL)
+except ProcessLookupError:
+    pass
+browser.wait()
+for _ in range(50):  # its children write until they are gone
+    shutil.rmtree(folder, ignore_errors=True)
+    if not os.path.exists(folder):
+        break
+"""
+
+
+@dataclass(frozen=True)
+class Element:
+    """What stands on a page: text (without `ref`), or an element with the number by which it is clicked."""
+
+    tag: str
+    text: str = ""
+    ref: int | None = None
+    value: str | bool | None = None
+    id: str = ""
+    classes: str = ""
+    background: str = ""
+    focused: bool = False
+    options: list[str] = field(default_factory=list)
+    chosen: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if self.ref is None:
+            return self.text
+        parts = [f"[{self.ref}] {self.tag.replace('_', ' ')}"]
+        if self.text:
+            parts.append(f'"{self.text}"')
+        elif self.tag in ("input_text", "input_password", "textarea"):
+            parts.append(f'with "{self.value}"')
+        elif isinstance(self.value, bool):
+            parts.append("checked" if self.value else "not checked")
+        elif self.options:
+            parts.append(f"of {' | '.join(self.options)}; chosen: {' | '.join(self.chosen) or 'nothing'}")
+        else:  # a reader has nothing but names and colours
+            names = [f"#{self.id}"] * bool(self.id) + [f".{name}" for name in self.classes.split()[:3]]
+            parts += names + [self.background] * bool(self.background)
+        return " ".join(parts) + ", focused" * self.focused
+
+
+def elements(dom: dict[str, Any], lists: dict[str, Any]) -> Iterator[Element]:
+    """The leaves of MiniWoB's tree in the page's order."""
+    ref, tag, children = dom["ref"], dom["tag"].lower(), dom["children"]
+    text = " ".join(str(dom.get("text", "")).split())
+    if tag == "t":
+        if dom["left"] > -1000:  # jQuery hides the words of icons far to the left
+            yield Element(tag, text)
+        return
+    seen = [child for child in children if child["tag"] != "t" or child["left"] > -1000]
+    if str(ref) in lists:
+        yield Element(tag, ref=ref, focused=bool(dom.get("focused")), **lists[str(ref)])
+    elif seen and all(child["tag"] == "t" for child in seen):
+        yield Element(tag, " ".join(child["text"] for child in seen), ref, focused=bool(dom.get("focused")))
+    elif tag in ("button", "a") or not seen:
+        inside = [one for child in seen for one in elements(child, lists)]
+        words = " ".join([text, *(one.text for one in inside)]).strip()
+        color = str(dom.get("bgColor") or "")
+        classes = dom["classes"] if isinstance(dom.get("classes"), str) else ""  # an SVG's are an object
+        if not words and inside:  # what a button without words shows says more than what it is
+            classes = " ".join(one.classes.split()[-1] for one in inside if one.classes)
+        known = dom.get("value") is not None or words or tag in ("button", "a", "input_text", "textarea")
+        shown = color if not known and color.startswith("rgb(") else ""  # rgba is transparent here
+        if (known or shown or dom.get("id") or classes) and "ui-resizable-handle" not in classes:
+            yield Element(tag, words, ref, dom.get("value"), str(dom.get("id", "")), classes, shown,
+                          bool(dom.get("focused")))  # fmt: skip
+    else:
+        for child in seen:
+            yield from elements(child, lists)
+
+
+class Page:
+    """A task of MiniWoB at work, in a browser that is nobody else's meanwhile."""
+
+    def __init__(self, name: str, seed: int, mode: str) -> None:
+        self.browser: Browser | None = borrow()
+        self.busy = False
+        with self._browser() as browser:
+            self.utterance, self.elements = browser.begin(name, seed, mode)
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        said, ok = "", True
+        with self._browser() as browser:
+            if name == "press":
+                browser.press(arguments["key"])
+            else:
+                ref = int(arguments["element"])
+                if ref not in {one.ref for one in self.elements}:  # what is around them has numbers, too
+                    ok = False
+                elif name == "click":
+                    ok = browser.click(ref)
+                elif name == "select":
+                    ok = browser.select(ref, " ".join(arguments["option"].split()))
+                else:
+                    text = arguments["text"]
+                    if len(text) > MOST_TEXT or not text.isprintable() or max(text, default="") > "\uffff":
+                        what = f"A text is one line of at most {MOST_TEXT} letters that a keyboard has."
+                        return ToolResult(f"{what} Other keys are pressed.", ok=False)
+                    ok = browser.click(ref)
+                    if ok:
+                        browser.type(text)
+            if not ok:
+                what = f"option {arguments['option'][:40]!r} at {ref}" if name == "select" else f"element {ref}"
+                said = f"There is no {what}.\n"
+            done, reward = browser.result()
+            if done:
+                return ToolResult("The task is over.", data={"reward": reward}, done=True)
+            self.utterance, self.elements = browser.look()
+        return ToolResult(f"{said}{self}", ok=ok)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.elements)) or "The page is empty."
+
+    def close(self) -> None:
+        browser, self.browser = self.browser, None
+        if browser is not None and self.busy:  # a call that ran out of time is still at work in it
+            browser.end()
+        elif browser is not None:
+            give_back(browser)
+
+    @contextlib.contextmanager
+    def _browser(self) -> Iterator[Browser]:
+        """The browser, which ends where it is lost, or where a call breaks off in the middle."""
+        from selenium.common.exceptions import WebDriverException
+        from urllib3.exceptions import HTTPError
+
+        if self.browser is None:
+            raise ToolFault("the browser was closed")
+        self.busy = True
+        try:
+            yield self.browser
+            self.busy = False
+        except BaseException as error:
+            browser, self.browser = self.browser, None
+            if browser is not None:
+                browser.end()
+            if isinstance(error, WebDriverException | HTTPError | OSError):
+                raise ToolFault(f"the browser was lost: {error!r:.300}") from error
+            raise
+
+
+class Browser:
+    """A headless Chromium with one page, driven by MiniWoB's own functions, and the processes that belong to it."""
+
+    def __init__(self) -> None:
+        chromium, chromedriver = find_chromium()
+        from selenium import webdriver
+        from selenium.webdriver.common.proxy import Proxy, ProxyType
+        from selenium.webdriver.remote.client_config import ClientConfig
+
+        self.owner = os.getpid()
+        self.folder = tempfile.mkdtemp(prefix="miniwob-")
+        guard = [sys.executable, "-I", "-S", "-c", GUARD, self.folder, chromedriver, "--port=0"]
+        self.process = subprocess.Popen(
+            guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, "TMPDIR": self.folder, "HOME": self.folder},
+        )  # fmt: skip
+        try:
+            address = f"http://127.0.0.1:{self._port()}"
+            options = webdriver.ChromeOptions()
+            options.binary_location = chromium
+            for flag in (*FLAGS, f"--user-data-dir={self.folder}/user"):
+                options.add_argument(flag)
+            options.set_capability("unhandledPromptBehavior", "dismiss")
+            direct = Proxy({"proxyType": ProxyType.DIRECT})  # whatever the environment says
+            config = ClientConfig(remote_server_addr=address, proxy=direct, timeout=int(SECONDS))
+            self.driver: Any = webdriver.Remote(address, options=options, client_config=config)
+            self.driver.set_script_timeout(SECONDS / 2)
+            self.driver.set_page_load_timeout(SECONDS / 2)
+        except BaseException:
+            self.end()
+            raise
+
+    def begin(self, name: str, seed: int, mode: str) -> tuple[str, list[Element]]:
+        """Load a task; what is asked and what stands there."""
+        from miniwob.selenium_instance import SeleniumInstance
+
+        task = SeleniumInstance(0, name, headless=True, data_mode=mode, field_extractor=lambda asked: [])
+        task.driver = self.driver
+        self.driver.get(task.url)
+        self.driver.execute_script(BEGIN)
+        task.begin_task(seed)
+        self.result = lambda: _result(task.get_metadata())
+        return self.look()
+
+    def look(self) -> tuple[str, list[Element]]:
+        """What is asked and what stands there."""
+        found = self.driver.execute_script(LOOK)
+        asked = found["utterance"]
+        asked = asked["utterance"] if isinstance(asked, dict) else asked
+        return asked, list(elements(found["dom"], found["lists"]))
+
+    def click(self, ref: int) -> bool:
+        """Click on an element that was seen last; whether there is one."""
+        return self.driver.execute_script("return core.elementClick(arguments[0]);", ref) is True
+
+    def select(self, ref: int, option: str) -> bool:
+        """Choose from a list; whether there is such an option."""
+        return bool(self.driver.execute_script(SELECT, ref, option))
+
+    def type(self, text: str) -> None:
+        """Type into what has the focus."""
+        from miniwob.selenium_actions import execute_type_text
+
+        execute_type_text(text, self.driver)
+
+    def press(self, key: str) -> None:
+        """Press one of `KEYS`."""
+        from miniwob.selenium_actions import execute_press_key
+
+        execute_press_key(key.replace("Control+", "C-") if "+" in key else f"<{key}>", self.driver)
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        """Kill it, whatever it does; not a parent's, after a fork."""
+        if self.owner != os.getpid():
+            return
+        self.process.stdin.close()  # type: ignore[union-attr]  # the guard does it
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(SECONDS)
+        self.process.stdout.close()  # type: ignore[union-attr]
+
+    def _port(self) -> int:
+        """Where chromedriver listens, as it says."""
+        pipe, said = self.process.stdout, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)  # type: ignore[arg-type]
+            deadline = time.monotonic() + SECONDS
+            while (left := deadline - time.monotonic()) > 0 and selector.select(left):
+                more = os.read(pipe.fileno(), 4096)  # type: ignore[union-attr]
+                said += more
+                if found := re.search(rb"successfully on port (\d+)", said):
+                    return int(found[1])
+                if not more:
+                    break
+        raise ToolFault(f"chromedriver didn't start: {said.decode(errors='replace')[-300:]!r}")
+
+
+def _result(found: dict[str, Any]) -> tuple[bool, float]:
+    return bool(found["done"]), float(found["raw_reward"])
+
+
+_IDLE: list[Browser] = []
+_LOCK = threading.Lock()
+
+
+def borrow() -> Browser:
+    """A browser that nobody uses, or a new one."""
+    while True:
+        with _LOCK:
+            browser = _IDLE.pop() if _IDLE else None
+        if browser is None:
+            return Browser()
+        if browser.owner == os.getpid() and browser.alive():
+            return browser
+
+
+def give_back(browser: Browser) -> None:
+    """Leave a browser to another episode; it ends where enough are waiting."""
+    if browser.owner != os.getpid():  # it is the parent's
+        return
+    with _LOCK:
+        keep = len(_IDLE) < MOST_IDLE
+        if keep:
+            _IDLE.append(browser)
+    if not keep:
+        browser.end()
+
+
+@cache
+def find_chromium() -> tuple[str, str]:
+    """The paths of browser and driver. Raises ImportError where they or the package aren't installed."""
+    try:
+        import miniwob  # noqa: F401
+    except ImportError as error:
+        raise ImportError('MiniWoB needs miniwob: pip install "agent-r1[miniwob]"') from error
+    check_version("miniwob", "1.1")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = os.environ.get("MINIWOB_CHROME_BINARY") or next(filter(None, map(shutil.which, names)), None)
+    driver = os.environ.get("MINIWOB_CHROMEDRIVER") or shutil.which("chromedriver")
+    if browser is None or driver is None:
+        raise ImportError(
+            'MiniWoB needs Chromium and chromedriver, beside pip install "agent-r1[miniwob]": apt-get install chromium '
+            "chromium-driver, or MINIWOB_CHROME_BINARY and MINIWOB_CHROMEDRIVER with their paths"
+        )
+    return browser, driver
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """MiniWoB's tasks whose pages are files."""
+    find_chromium()
+    from miniwob.selenium_instance import HTML_DIR
+
+    return tuple(sorted(path.stem for path in Path(HTML_DIR, "miniwob").glob("*.html")))
