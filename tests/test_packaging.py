@@ -126,7 +126,7 @@ def test_optional_dependencies_are_imported_where_they_are_used(floor):
     known = set(sys.stdlib_module_names) | CORE | set(HOME)
     for path in sources(floor):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        inside = ast.FunctionDef | ast.ClassDef | ast.If | ast.Try
+        inside = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.If | ast.Try
         outside = [node for node in tree.body if not isinstance(node, inside)]
         assert imports(ast.Module(outside, [])) <= known, path
 

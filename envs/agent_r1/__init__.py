@@ -101,6 +101,13 @@ BRIDGES = {
     "AgentR1/TextArena-v0": Entry(
         "agent_r1.bridges.textarena:TextArenaEnv", ("planning", "reasoning"), "partial", "2 to 60"
     ),
+    "AgentR1/TextWorld-v0": Entry(
+        "agent_r1.bridges.textworld:TextWorldEnv", ("planning", "memory"), "partial", "9 to 14"
+    ),
+    "AgentR1/ALFWorld-v0": Entry("agent_r1.bridges.alfworld:ALFWorldEnv", ("planning", "memory"), "partial", "3 to 12"),
+    "AgentR1/ScienceWorld-v0": Entry(
+        "agent_r1.bridges.scienceworld:ScienceWorldEnv", ("planning", "reasoning", "memory"), "partial", "5 to 180"
+    ),
 }
 """Environments through other people's packages: each needs an extra, which its error names."""
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -74,6 +75,7 @@ def leave() -> None:
     """The last line of a run that went well. After an error a process just ends, and torchrun ends the others."""
     if dist.is_initialized():
         dist.barrier()  # a process whose peer has gone may abort while its connections close
+        time.sleep(0.2)  # nor may Python end while gloo's threads let go of tensors: pytorch/pytorch#179291
         dist.destroy_process_group()
 
 

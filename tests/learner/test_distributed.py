@@ -297,3 +297,45 @@ def test_more_processes_than_rows_are_refused_before_any_work(monkeypatch, tmp_p
     ):
         learn(monkeypatch, "grpo_llm.py", *SMALL)
     assert not Path("runs").exists()
+
+
+LEAVES = """
+import os, sys, tempfile
+import torch, torch.distributed as dist
+from llm_utils import distributed
+parent = os.getpid()
+busy = [os.fork() for _ in range(2)]
+if not all(busy):
+    while os.getppid() == parent: pass
+    os._exit(0)
+torch.set_num_threads(1)
+ends = []
+for _ in range(40):
+    children, store = [], tempfile.mktemp()
+    for rank in range(2):
+        if not (child := os.fork()):
+            sys.setswitchinterval(10)  # this thread keeps the interpreter: those of gloo wait
+            dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+            group = dist.group.WORLD  # as the modules of a model that is split hold it
+            for _ in range(20):
+                rows = [torch.ones(1000) for _ in range(3)]
+                dist.all_gather(rows[:2], rows[2])
+                dist.all_reduce(rows[0])
+                del rows
+            distributed.leave()
+            sys.exit()
+        children.append(child)
+    ends += [os.waitpid(child, 0)[1] for child in children]
+for child in busy:
+    os.kill(child, 9)
+sys.exit(any(ends))
+"""
+
+
+@pytest.mark.slow
+def test_no_process_aborts_at_its_end(tmp_path):
+    """pytorch/pytorch#179291: without the pause in `leave` 5 of 60 pairs of processes did."""
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, str(script)], env=environment, timeout=600).returncode == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1_tools.mcp import MCPServer, server
 from agent_r1_tools.search import BM25Retriever, DenseRetriever, HTTPRetriever, Passage, bm25
 
 
@@ -19,6 +20,7 @@ from agent_r1_tools.search import BM25Retriever, DenseRetriever, HTTPRetriever, 
         ("sentence_transformers", "dense", lambda: DenseRetriever([Passage("a", "b")])),
         ("httpx", "http", lambda: HTTPRetriever("http://127.0.0.1:1")),
         ("fastapi", "server", lambda: importlib.import_module("agent_r1_tools.search.server")),
+        ("mcp", "mcp", lambda: MCPServer(["server"])),
         ("uvicorn", "server", lambda: importlib.import_module("agent_r1_tools.search.server")),
     ],
 )
@@ -29,6 +31,7 @@ def test_a_missing_package_names_its_extra(
     monkeypatch.delitem(sys.modules, "agent_r1_tools.search.server", raising=False)
     bm25._libraries.cache_clear()
     bm25.stems.cache_clear()
+    server._check_sdk.cache_clear()
     with pytest.raises(ImportError) as raised:
         use()
     assert f'pip install "agent-r1[{extra}]"' in str(raised.value)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 
 from agent_r1.arguments import finite
-from agent_r1.bridges.bridge import BridgeEnv, World
-from agent_r1.dialects import Call
-from agent_r1.tool_env import End, Task
+from agent_r1.bridges.bridge import World
+from agent_r1.bridges.text_game import TextGameEnv
+from agent_r1.tool_env import Task
 from agent_r1_tools import ToolFault, ToolResult
 
 Env = gym.Env[str, str]
 
 
-class GymToolEnv(BridgeEnv):
+class GymToolEnv(TextGameEnv):
     """A game that is played in texts: task i is `env.reset(seed=i)`, and `act(command)` is `env.step(command)`.
 
     The first observation is what the policy is asked. The episode ends when the game does, truncated (reason "game")
@@ -31,8 +30,6 @@ class GymToolEnv(BridgeEnv):
         seeds: the tasks of each split, as numbers for `reset(seed=...)`.
         command: what a command is, for the tool's description.
     """
-
-    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "game": 0.0}
 
     def __init__(
         self,
@@ -55,9 +52,7 @@ class GymToolEnv(BridgeEnv):
         self.seeds = seeds or {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
         if sorted(self.seeds) != sorted(self.splits) or not all(self.seeds.values()):
             raise ValueError(f"seeds must have tasks for {' and '.join(self.splits)}, got {self.seeds!r}")
-        properties = {"command": {"type": "string", "description": command}}
-        parameters = {"type": "object", "properties": properties, "required": ["command"]}
-        super().__init__([{"name": "act", "description": "Do something.", "parameters": parameters}], **kwargs)
+        super().__init__(command=command, **kwargs)
         self._first: dict[int, str] = {}
 
     @property
@@ -78,29 +73,9 @@ class GymToolEnv(BridgeEnv):
         """The game at its beginning."""
         return Game(self.make_env(), task.metadata["seed"])
 
-    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """The game's rewards, and its end."""
-        if not result.ok:
-            return {}
-        rewards: list[float] = self.memory.setdefault("rewards", [])
-        rewards.append(result.data["reward"])
-        amounts = {"game": rewards[-1] / self.max_return}
-        if not result.done:
-            return amounts
-        score, metrics = self._earned()
-        return End(score, amounts, metrics, result.data["truncation_reason"])
-
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-        """What was earned, however the episode ends."""
-        return self._earned()[0]
-
-    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer gives the game up: what was earned stays."""
-        return self._earned()
-
-    def _earned(self) -> tuple[float, dict[str, float]]:
-        earned = math.fsum(self.memory.get("rewards", ()))  # ten times .1 are 1
-        return min(max(earned / self.max_return, 0.0), 1.0), {"return": earned}
+    def full_score(self) -> float:
+        """The sum of rewards of a game that is won."""
+        return self.max_return
 
 
 class Game:

@@ -1,0 +1,63 @@
+"""What games that are played in texts have in common: one tool, `act(command)`, and a score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from agent_r1.bridges.bridge import BridgeEnv
+from agent_r1.dialects import Call
+from agent_r1.tool_env import End
+from agent_r1_tools import ToolResult
+
+
+class TextGameEnv(BridgeEnv):
+    """A game of texts: `act(command)` is its step, and `World.act` gives `data={"reward": ...}`, what the step earned,
+    and "truncation_reason" where the game cuts itself short.
+
+    The episode ends when the game does; its score is the sum of the rewards divided by `full_score()`, from 0 to 1.
+    With `process_reward={"game": 1.0}` each reward, so divided, is paid at its turn, too.
+
+    Args:
+        command: what a command is, for the tool's description.
+    """
+
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "game": 0.0}
+
+    def __init__(self, *, command: str = "a command of the game", **kwargs: Any) -> None:
+        properties = {"command": {"type": "string", "description": command}}
+        parameters = {"type": "object", "properties": properties, "required": ["command"]}
+        super().__init__([{"name": "act", "description": "Do something.", "parameters": parameters}], **kwargs)
+
+    def full_score(self) -> float:
+        """The sum of rewards of a game that is won."""
+        raise NotImplementedError(f"{type(self).__name__} has no full_score: what a game that is won earns")
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """The game's rewards, and its end."""
+        if not result.ok:
+            return {}
+        rewards: list[float] = self.memory.setdefault("rewards", [])
+        rewards.append(result.data["reward"])
+        amounts = {"game": rewards[-1] / self.full_score()}
+        if not result.done:
+            return amounts
+        score, metrics = self._earned()
+        return End(score, amounts, metrics, result.data.get("truncation_reason"))
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """What was earned, however the episode ends."""
+        return self._earned()[0]
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """An answer gives the game up: what was earned stays."""
+        return self._earned()
+
+    def act(self, *commands: str) -> list[str]:
+        """The texts of turns that give these commands."""
+        return [self.dialect.tool_call("act", {"command": command}) for command in commands]
+
+    def _earned(self) -> tuple[float, dict[str, float]]:
+        earned = math.fsum(self.memory.get("rewards", ()))  # ten times .1 are 1
+        return min(max(earned / self.full_score(), 0.0), 1.0), {"return": earned}

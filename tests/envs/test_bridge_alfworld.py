@@ -1,0 +1,193 @@
+"""ALFWorld: rooms drawn from its floor plans, played by its own domain; the official games where there are some."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("alfworld.info")
+
+from agent_r1 import probes
+from agent_r1.bridges import alfworld, bridge
+from agent_r1.bridges.alfworld import KINDS, ALFWorldEnv
+from agent_r1.bridges.alfworld_rooms import draw_game, floor_plan
+
+
+@pytest.fixture(scope="module")
+def env():
+    made = ALFWorldEnv(games="generated", max_action_tokens=30_000, max_context_tokens=100_000)
+    yield made
+    made.close()
+
+
+def act(env, command):
+    return env.step(probes.span(env, env.act(command)[0]))
+
+
+@pytest.mark.parametrize("split", ["train", "valid_seen", "valid_unseen"])
+@pytest.mark.parametrize("number", range(6))
+def test_each_type_of_task_can_be_done(split, number):
+    env = ALFWorldEnv(games="generated", split=split)
+    episode = probes.play(env, number, probes.expert)
+    assert env.task.metadata["kind"] == KINDS[number]
+    assert episode.success and episode.process == 0 and sum(episode.rewards) == 1
+    assert all(call["ok"] for info in episode.infos for call in info["tool_calls"] or [])
+    assert "Nothing happens." not in str(env.messages)
+    env.close()
+
+
+def test_nothing_is_done_at_the_beginning_and_every_step_counts(env):
+    for index in range(6):
+        env.reset(options={"task_index": index})
+        turns = env.demonstration()
+        ends = [env.step(probes.span(env, text))[2] for text in turns]
+        assert ends == [False] * (len(turns) - 1) + [True]
+
+
+def test_unseen_rooms_are_others():
+    from alfworld.gen import constants
+
+    assert not set(constants.TRAIN_SCENE_NUMBERS) & set(constants.TEST_SCENE_NUMBERS)
+    for kind in KINDS:
+        assert draw_game(kind, 5, "train") == draw_game(kind, 5, "train") != draw_game(kind, 5, "valid_unseen")
+    furniture, things = floor_plan(1)
+    assert Counter(kind for kind, _ in furniture)["Cabinet"] == 8 and "Apple" in things
+
+
+def test_the_kinds_can_be_chosen():
+    env = ALFWorldEnv(games="generated", kinds=["look_at_obj_in_light"])
+    assert env.make_task(0).metadata["kind"] == env.make_task(1).metadata["kind"] == "look_at_obj_in_light"
+    with pytest.raises(ValueError, match="kinds must be some of pick_and_place_simple"):
+        ALFWorldEnv(kinds=["dance"])
+    with pytest.raises(ValueError, match="kinds must be some of pick_and_place_simple"):
+        ALFWorldEnv(kinds=[])
+    with pytest.raises(ValueError, match="games must be 'auto', 'generated' or 'official'"):
+        ALFWorldEnv(games="all")
+
+
+@pytest.fixture
+def official(tmp_path):
+    """Three games in the official format, one of which ALFWorld leaves out."""
+    root = tmp_path / "json_2.1.1"
+    for number, (kind, name) in enumerate(
+        [(KINDS[0], f"{KINDS[0]}-Mug-None-Desk-307"), (KINDS[4], f"{KINDS[4]}-Mug-None-Desk-8"), (KINDS[0], "movable")]
+    ):
+        game = draw_game(kind, number, "train")
+        data = {**game, "solvable": True, "walkthrough": way(kind, number)}
+        folder = root / "train" / name / f"trial_{number}"
+        folder.mkdir(parents=True)
+        (folder / "game.tw-pddl").write_text(json.dumps(data))
+    return tmp_path
+
+
+def way(kind, seed):
+    return alfworld.begin(json.dumps({"kind": kind, "seed": seed, "split": "train"}), "").walkthrough
+
+
+def test_official_games_are_read(official, monkeypatch):
+    env = ALFWorldEnv(data_dir=official)
+    assert env.num_tasks == 2
+    for index in range(2):
+        assert probes.play(env, index, probes.expert).success
+    assert env.make_task(0).id == f"train/{KINDS[0]}-Mug-None-Desk-307/trial_0"
+    env.close()
+    monkeypatch.setenv("ALFWORLD_DATA", str(official))
+    assert ALFWorldEnv().num_tasks == 2
+    assert ALFWorldEnv(games="generated").num_tasks == 1_000_000
+    with pytest.raises(FileNotFoundError, match="has no solvable game"):
+        ALFWorldEnv(split="valid_unseen")
+
+
+def test_missing_official_games_are_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    for kwargs in ({"games": "official"}, {"data_dir": tmp_path}):
+        with pytest.raises(FileNotFoundError, match="run alfworld-download"):
+            ALFWorldEnv(**kwargs)
+    assert ALFWorldEnv().num_tasks == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["eval(1)", "__class__", "go to {r.name}", "#look.feedback#", "take mug 99 from cabinet 99", "x" * 20_000, "",
+     "  ", "\ud800", "look\nlook", "(:goal)", "[x | atlocation(a:agent, l:location)]"],
+)  # fmt: skip
+def test_hostile_commands_do_nothing(env, command):
+    env.reset(options={"task_index": 0})
+    before = sorted(map(str, env.world.env._pddl_state.facts))
+    *_, reward, terminated, _, _ = act(env, command)
+    assert not terminated and reward <= 0 and len(env.messages[-1]["content"]) < 500
+    assert sorted(map(str, env.world.env._pddl_state.facts)) == before
+
+
+@pytest.mark.parametrize("arguments", [{}, {"command": 7}, {"command": ["look"]}, {"order": "look"}])
+def test_arguments_that_are_no_command(env, arguments):
+    env.reset(options={"task_index": 0})
+    *_, info = env.step(probes.span(env, env.dialect.tool_call("act", arguments)))
+    assert not info["tool_calls"][0]["ok"]
+
+
+def test_saying_nothing_and_giving_up_pay_nothing(env):
+    for probe in (probes.null, probes.copying, probes.stuffing):
+        episode = probes.play(env, 3, probe, max_turns=4)
+        assert not episode.success and sum(episode.rewards) <= 0
+
+
+def test_two_episodes_share_nothing_and_a_snapshot_goes_on(env):
+    other = ALFWorldEnv(games="generated")
+    env.reset(options={"task_index": 2})
+    turns = env.demonstration()
+    alone = [env.step(probes.span(env, text))[0].tolist() for text in turns]
+    env.reset(options={"task_index": 2})
+    other.reset(options={"task_index": 2})
+    mixed = []
+    for number, text in enumerate(turns):
+        if number == 2:
+            state = env.get_state()
+            env.set_state(state)
+        mixed.append(env.step(probes.span(env, text))[0].tolist())
+        act(other, "inventory")
+    assert mixed == alone
+    other.close()
+
+
+def test_many_episodes_take_a_few_copies_of_the_planner(env):
+    import fast_downward
+
+    before = len(alfworld._LIBRARIES)
+    arguments, output, translate = sys.argv, sys.stdout, fast_downward.pddl2sas
+    for _ in range(20):
+        env.reset(options={"task_index": 0})
+    assert len(alfworld._LIBRARIES) <= before + 1
+    assert (sys.argv, sys.stdout, fast_downward.pddl2sas) == (arguments, output, translate)
+
+
+def test_another_process_plays_the_same():
+    program = (
+        "import hashlib; from agent_r1 import probes; from agent_r1.bridges.alfworld import ALFWorldEnv\n"
+        "env = ALFWorldEnv(games='generated')\n"
+        "print(hashlib.sha256(repr([probes.play(env, i, probes.expert).states for i in (1, 3)]).encode()).hexdigest())"
+    )
+    found = set()
+    for seed in ("0", "1"):
+        environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed, "HOME": os.environ["HOME"]}
+        run = [sys.executable, "-c", program]
+        found.add(subprocess.run(run, capture_output=True, text=True, check=True, env=environment).stdout)
+    assert len(found) == 1
+
+
+def test_a_missing_package_and_another_version_are_said(monkeypatch):
+    alfworld.find_alfworld.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "fast_downward", None)
+        with pytest.raises(ImportError, match=r'pip install "agent-r1\[alfworld\]"'):
+            ALFWorldEnv()
+    bridge.check_version.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(bridge.metadata, "version", lambda package: "9.9")
+        with pytest.warns(UserWarning, match="alfworld 9.9 wasn't checked; 0.4 was"):
+            ALFWorldEnv()
+    bridge.check_version.cache_clear()
+    alfworld.find_alfworld.cache_clear()

@@ -1,0 +1,247 @@
+"""ScienceWorld: gold paths reach 100, in Java processes that all draw the same random numbers."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("scienceworld")
+if shutil.which("java") is None:
+    pytest.skip("ScienceWorld needs Java", allow_module_level=True)
+
+from agent_r1 import ToolFault, probes
+from agent_r1.bridges import bridge, java_random, scienceworld
+from agent_r1.bridges.scienceworld import TASKS, ScienceWorldEnv, variations
+
+QUICK = ("boil", "use-thermometer", "power-component", "test-conductivity", "find-animal", "chemistry-mix", "melt")
+QUICK += ("lifespan-longest-lived", "identify-life-stages-2", "inclined-plane-determine-angle", "grow-plant")
+
+
+@pytest.fixture(scope="module")
+def env():
+    made = ScienceWorldEnv(tasks=QUICK, max_action_tokens=30_000)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leave_no_process():
+    yield
+    while scienceworld._IDLE:
+        scienceworld._IDLE.pop().end()
+
+
+def act(env, command):
+    return env.step(probes.span(env, env.act(command)[0]))
+
+
+@pytest.mark.parametrize("number", range(len(QUICK)))
+def test_gold_paths_reach_100(env, number):
+    episode = probes.play(env, number, probes.expert)
+    assert env.task.id == f"{QUICK[number]}-0"
+    assert episode.success and sum(episode.rewards) == pytest.approx(1)
+    assert episode.infos[-1]["metrics"] == {"return": 100}
+
+
+def test_the_table_is_scienceworlds():
+    from scienceworld.constants import ID2TASK
+
+    assert list(TASKS) == list(ID2TASK.values()) and len(TASKS) == 30 and sum(TASKS.values()) == 7207
+    house = scienceworld.House()
+    for name in ("boil", "identify-life-stages-1", "lifespan-longest-lived", "grow-fruit"):
+        house.begin(name, 0, "")
+        inner = house.simulator.env
+        assert inner.get_max_variations(name) == TASKS[name]
+        for split, there in (
+            ("train", inner.get_variations_train()), ("dev", inner.get_variations_dev()),
+            ("test", inner.get_variations_test()),
+        ):  # fmt: skip
+            assert list(there) == list(variations(name, split))
+    house.close()
+
+
+def test_each_task_comes_in_turn():
+    env = ScienceWorldEnv()
+    assert env.num_tasks == 3592 and [name for name, _ in env._order[:30]] == list(TASKS)
+    assert len(set(env._order)) == env.num_tasks
+    assert ScienceWorldEnv(split="dev").num_tasks + ScienceWorldEnv(split="test").num_tasks == 7207 - 3592
+
+
+def test_the_score_is_paid_as_it_comes():
+    env = ScienceWorldEnv(tasks=["power-component"], process_reward={"game": 1.0})
+    episode = probes.play(env, 0, probes.expert)
+    terms = [info["reward_terms"].get("process/game", 0.0) for info in episode.infos]
+    assert sum(terms) == pytest.approx(1) and sum(term > 0 for term in terms) > 3
+    env.close()
+
+
+def test_a_wrong_focus_ends_and_pays_nothing(env):
+    env.reset(options={"task_index": QUICK.index("find-animal")})
+    *_, reward, terminated, _, info = act(env, "focus on picture")
+    assert terminated and reward == 0 and not info["is_success"] and info["metrics"] == {"return": -100}
+
+
+def test_nothing_can_be_farmed(env):
+    env.process_weights["game"] = 1.0
+    env.reset(options={"task_index": QUICK.index("power-component"), "max_turns": 200})
+    turns = env.demonstration()[:4]
+    paid = 0.0
+    for number in range(100):
+        text = [*turns, env.act("reset task")[0]][number % 5]
+        *_, reward, terminated, truncated, _ = env.step(probes.span(env, text))
+        paid += reward
+        assert not terminated and not truncated
+    assert paid <= 1
+    env.process_weights["game"] = 0.0
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["x" * 20_000, "", "  ", "\ud800", "look\x00around", "look around; rm -rf /", "!g:g\ne\n", "${jndi:ldap://x}", '"'],
+)
+def test_what_is_no_command_never_reaches_java(env, command):
+    env.reset(options={"task_index": 0})
+    *_, info = act(env, command)
+    assert not info["tool_calls"][0]["ok"] and len(env.messages[-1]["content"]) < 500
+
+
+@pytest.mark.parametrize("command", ["fly to the moon", "focus on", "look at look at look at", "move to to to", "999"])
+def test_nonsense_gets_an_answer(env, command):
+    env.reset(options={"task_index": 0})
+    *_, terminated, _, info = act(env, command)
+    assert not terminated and 0 < len(env.messages[-1]["content"]) < 5_000
+
+
+def test_saying_nothing_and_giving_up_pay_nothing(env):
+    for probe in (probes.null, probes.copying, probes.stuffing):
+        episode = probes.play(env, 1, probe, max_turns=3)
+        assert not episode.success and sum(episode.rewards) <= 0
+
+
+def test_a_killed_process_costs_nothing_but_time(env):
+    env.reset(options={"task_index": 2})
+    turns = env.demonstration()
+    for number, text in enumerate(turns):
+        if number == 3:
+            env.world.simulator.env._gateway.java_process.kill()
+        *_, info = env.step(probes.span(env, text))
+    assert info["is_success"]
+
+
+def test_two_episodes_share_nothing_and_a_snapshot_goes_on(env):
+    other = ScienceWorldEnv(tasks=QUICK)
+    index = QUICK.index("use-thermometer")  # its thermometer is noisy
+    env.reset(options={"task_index": index})
+    turns = env.demonstration()
+    alone = [env.step(probes.span(env, text))[0].tolist() for text in turns]
+    env.reset(options={"task_index": index})
+    other.reset(options={"task_index": index})
+    mixed = []
+    for number, text in enumerate(turns):
+        if number == len(turns) // 2:
+            env.set_state(env.get_state())
+        mixed.append(env.step(probes.span(env, text))[0].tolist())
+        act(other, "look around")
+    assert mixed == alone
+    assert env.world.simulator is not other.world.simulator
+    other.close()
+
+
+def test_another_process_plays_the_same():
+    program = (
+        "import sys, hashlib; from agent_r1 import probes; from agent_r1.bridges import scienceworld\n"
+        "env = scienceworld.ScienceWorldEnv(tasks=['use-thermometer', 'find-animal'])\n"
+        "found = {i: probes.play(env, i, probes.expert).states for i in map(int, sys.argv[1:])}\n"
+        "print(hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest())\n"
+        "env.close(); scienceworld._IDLE.pop().end()"
+    )
+    found = set()
+    for seed, numbers in (("0", "01"), ("1", "10")):
+        run = [sys.executable, "-c", program, *numbers]
+        environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed, "PATH": os.environ["PATH"]}
+        found.add(subprocess.run(run, capture_output=True, text=True, check=True, env=environment).stdout)
+    assert len(found) == 1
+
+
+def test_the_end_of_a_program_ends_its_java():
+    program = (
+        "from agent_r1.bridges.scienceworld import House\n"
+        "house = House(); print(house.simulator.env._gateway.java_process.pid)"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]}
+    run = [sys.executable, "-c", program]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    import psutil
+
+    java = int(done.stdout.split()[-1])
+    assert not psutil.pid_exists(java) or psutil.Process(java).wait(timeout=20) is None
+
+
+def test_simulators_are_used_again_and_only_some_wait(monkeypatch):
+    monkeypatch.setattr(scienceworld, "MOST_IDLE", 1)
+    houses = [scienceworld.House(), scienceworld.House()]
+    processes = [house.simulator.env._gateway.java_process for house in houses]
+    for _ in range(len(scienceworld._IDLE)):
+        scienceworld._IDLE.pop().end()
+    for house in houses:
+        house.close()
+    assert [process.poll() is None for process in processes] == [True, False]
+    assert scienceworld.House().simulator.env._gateway.java_process is processes[0]
+
+
+def test_a_simulator_in_which_a_call_is_stuck_serves_nobody_else():
+    house, done = scienceworld.House(), []
+    house.begin("boil", 0, "")
+    process = house.simulator.env._gateway.java_process
+    os.kill(process.pid, signal.SIGSTOP)  # it hangs
+    stuck = threading.Thread(
+        target=lambda: done.append(pytest.raises(ToolFault, house.act, "act", {"command": "wait"}))
+    )
+    stuck.start()
+    while not house.busy:
+        time.sleep(0.01)
+    house.close()
+    stuck.join(timeout=60)
+    assert process.poll() is not None and done
+    assert all(one.env._gateway.java_process is not process for one in scienceworld._IDLE)
+
+
+def test_only_the_time_is_taken_out_of_javas_random():
+    with pytest.raises(ValueError, match="asks for the time 0 times"):
+        java_random.without_time(bytes.fromhex("cafebabe0000003d0001") + b"\x00" * 8)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="tasks must be some of boil, melt"):
+        ScienceWorldEnv(tasks=["dance"])
+    with pytest.raises(ValueError, match="tasks must be some of boil, melt"):
+        ScienceWorldEnv(tasks="boil")
+    with pytest.raises(ValueError, match="simplifications are easy, teleportAction"):
+        ScienceWorldEnv(simplifications="easy,wings")
+    env = ScienceWorldEnv(tasks=["boil"], simplifications="easy")
+    assert probes.play(env, 0, probes.expert).success
+    env.close()
+
+
+def test_missing_things_and_another_version_are_said(monkeypatch):
+    scienceworld.find_scienceworld.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "scienceworld.scienceworld", None)
+        with pytest.raises(ImportError, match=r'pip install "agent-r1\[scienceworld\]"'):
+            ScienceWorldEnv()
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", "")
+        with pytest.raises(ImportError, match="needs Java 17.*openjdk-17-jre-headless"):
+            ScienceWorldEnv()
+    bridge.check_version.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(bridge.metadata, "version", lambda package: "9.9")
+        with pytest.warns(UserWarning, match="scienceworld 9.9 wasn't checked; 1.2 was"):
+            ScienceWorldEnv()
+    bridge.check_version.cache_clear()
+    scienceworld.find_scienceworld.cache_clear()

@@ -1,0 +1,5 @@
+"""MCP: the tools of any server of the Model Context Protocol, in the policy's hands."""
+
+from agent_r1_tools.mcp.server import MCPServer, MCPTool
+
+__all__ = ["MCPServer", "MCPTool"]
