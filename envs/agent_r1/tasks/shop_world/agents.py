@@ -88,7 +88,7 @@ def sloppy_plan(env: ShopWorldEnv, rng: np.random.Generator) -> Plan:
     return Plan(query, 1, item.asin, _offered(item, chosen))
 
 
-FULL_SEARCH, HALF_SEARCH, FIRST_RESULT, WITHIN_LIMIT, CHOOSES = 0.2, 0.3, 0.3, 0.4, 0.3
+FULL_SEARCH, HALF_SEARCH, FIRST_RESULT, WITHIN_LIMIT, CHOOSES = 0.2, 0.3, 0.2, 0.6, 0.3
 
 
 def _page(env: ShopWorldEnv, query: str, page: int) -> list[Product]:
