@@ -61,7 +61,8 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
         (lambda a: a.model == "scratch", "without --model scratch"),
     ),
     **dict.fromkeys(
-        ("expert_share", "num_demonstrations", "eval_demonstrations"), (lambda a: not a.data, "with --data")
+        ("expert_share", "teacher", "only_successes", "num_demonstrations", "eval_demonstrations"),
+        (lambda a: not a.data, "with --data"),
     ),
     **dict.fromkeys(("rag_share", "num_workers"), (lambda a: not a.data or a.model == "scratch", "with --data")),
 }  # fmt: skip
