@@ -197,7 +197,7 @@ if __name__ == "__main__":
     told = {"mode": args.mode, "env_id": args.env_id, "model": source}
     with episodes.keeping(len(tasks)):
         sampler = Sampler(envs, engine, args.seed)
-        sampler.queue.extend(item for item in tasks.items() if item[0] not in episodes.played)
+        sampler.add(item for item in tasks.items() if item[0] not in episodes.played)
         with tqdm(total=len(tasks), initial=len(episodes.played), unit="episode", dynamic_ncols=True) as bar:
             try:
                 for row in sampler.stream():

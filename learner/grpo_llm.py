@@ -101,6 +101,10 @@ class Args:
     """nucleus sampling (1: off). Below 1 the sampler leaves the distribution that the loss assumes"""
     max_invalid: float = 0.5
     """share of an iteration's episodes that faults of the environment may end (they are dropped) before the run ends"""
+    horizon_schedule: str | None = None
+    """the most turns of an episode in stages, e.g. 4,8,12: a horizon that grows (None: what the environment says)"""
+    horizon_every: int = 20
+    """iterations of a stage of --horizon-schedule; the last one lasts"""
 
     total_episodes: int = 5_120
     """episodes of training"""
@@ -141,6 +145,8 @@ class Args:
     """the ratio is clipped at 1 - clip_coef ..."""
     clip_coef_high: float = 0.28
     """... and at 1 + clip_coef_high"""
+    ent_coef: float = 0.0
+    """weight of the entropy bonus"""
     kl_coef: float = 0.0
     """weight of the KL divergence to the first policy (0: no reference model is loaded)"""
     kl_in: Literal["loss", "reward"] = "loss"
@@ -264,7 +270,8 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
     num_tokens, num_rows = map(int, distributed.all_reduce_sum(sum(lengths), sum(map(bool, lengths))))
     means, device = TokenMeans(), run.policy.device
     for batch, scale in run.microbatches(rows):
-        new, entropy = policy_forward(run.policy, batch, run.vocab_size, args.temperature)
+        entropy_counts = args.ent_coef != 0
+        new, entropy = policy_forward(run.policy, batch, run.vocab_size, args.temperature, entropy_counts)
         names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
         old, sampler, advantages, reference, sampled = (gather(batch, name, device) for name in names)
         segments = None
@@ -273,6 +280,8 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
         losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high, segments)
         losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
         figures["entropy"], policy_losses = entropy, losses
+        if entropy_counts:
+            losses = losses - args.ent_coef * entropy
         if args.kl_coef > 0:
             figures["ref_kl"] = kl_divergence(new - reference, "k3")
             if args.kl_in == "loss":

@@ -104,6 +104,10 @@ class Args:
     """nucleus sampling (1: off). Below 1 the sampler leaves the distribution that the loss assumes"""
     max_invalid: float = 0.5
     """share of an iteration's episodes that faults of the environment may end (they are dropped) before the run ends"""
+    horizon_schedule: str | None = None
+    """the most turns of an episode in stages, e.g. 4,8,12: a horizon that grows (None: what the environment says)"""
+    horizon_every: int = 20
+    """iterations of a stage of --horizon-schedule; the last one lasts"""
 
     total_episodes: int = 5_120
     """episodes of training"""

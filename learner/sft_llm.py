@@ -69,6 +69,10 @@ class Args:
     """with --data: held-out rows that the expert-token loss is measured on"""
     expert_share: float = 0.38
     """share of expert demonstrations; the rest is sloppy (what reinforcement learning is to mend)"""
+    teacher: str | None = None
+    """who shows every task instead: one of the environment's teachers, such as fallible_50"""
+    only_successes: bool = False
+    """leave out the demonstrations that did not end in success"""
     rag_share: float = 0.0
     """share of one-turn demonstrations in the naive RAG prompt, so that the policy has seen that baseline's prompt"""
     num_demonstrations: int = 80_000
@@ -128,6 +132,10 @@ def check(args: Args) -> None:
         (args.model == "scratch" and args.lora_rank > 0, "--lora-rank needs a trained --model"),
         (args.model == "scratch" and args.tokenizer is not None, "--model scratch makes its own tokenizer"),
         (bool(args.eval_data) and not args.data, "--eval-data goes with --data"),
+        (
+            args.teacher is not None and args.expert_share != Args().expert_share,
+            "--expert-share does nothing with --teacher: one shows all tasks",
+        ),
         (Path(args.out).is_file(), f"--out {args.out}: this is a file; give a folder"),
         (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),
         *(
@@ -203,7 +211,10 @@ if __name__ == "__main__":
             env = maker.make_env()
         if type(env).demonstration is ToolEnv.demonstration:
             raise SystemExit(f"--env-id {args.env_id}: it has no demonstration to imitate; give rows as --data FILE")
-        if args.expert_share < 1 and maker.only_experts:
+        if args.teacher not in (None, *env.teachers):
+            there = f"it has {', '.join(env.teachers)}" if env.teachers else "it has none"
+            raise SystemExit(f"--teacher {args.teacher}: {args.env_id} has no such teacher; {there}")
+        if args.teacher is None and args.expert_share < 1 and maker.only_experts:
             why = f"{args.env_id} has expert demonstrations only; give --expert-share 1"
             raise SystemExit(f"--expert-share {args.expert_share}: {why}")
     if args.model == "scratch":
@@ -236,12 +247,12 @@ if __name__ == "__main__":
         rows = read_rows(args.data, vocab_size)
         heldout = read_rows(args.eval_data, vocab_size) if args.eval_data else []
     else:
-        maker = replace(maker, tokenizer=tokenizer)
+        maker = replace(maker, tokenizer=tokenizer, teacher=args.teacher, only_successes=args.only_successes)
         count, rest = maker.split_tasks(args.num_demonstrations, args.eval_demonstrations)
         if count < args.num_demonstrations:
             print(f"the split {args.split} has {count + rest} tasks: {count} to train on, {rest} to evaluate on")
         rows = maker.make(0, count, args.expert_share, args.rag_share, args.num_workers)
-        heldout = maker.make(count, rest, 1.0, num_workers=args.num_workers)
+        heldout = replace(maker, teacher=None).make(count, rest, 1.0, num_workers=args.num_workers)
         if not rows:
             raise SystemExit(f"none of {count} demonstrations ended well; is max_context_tokens or max_turns small?")
     longest, positions = max(len(r.tokens) for r in rows), getattr(policy.config, "max_position_embeddings", math.inf)

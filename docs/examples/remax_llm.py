@@ -28,7 +28,8 @@ def compute_advantages(rows: Sequence[Trajectory], greedy: Sequence[Trajectory],
         row.set_turn_advantages((own - other)[: len(row.turns)])
 
 
-LEFT_OUT = ("max_staleness", "kl_coef", "reject_ratio", "loss_mask", "advantage_mask", "credit", "group_size")
+LEFT_OUT = ("max_staleness", "kl_coef", "reject_ratio", "loss_mask", "advantage_mask", "credit", "group_size",
+            "horizon_schedule")  # fmt: skip
 
 
 def check(args: Args) -> None:
@@ -37,7 +38,7 @@ def check(args: Args) -> None:
     if any(getattr(args, name) != getattr(Args(), name) for name in LEFT_OUT):
         raise SystemExit(
             "ReMax here: no --max-staleness, --kl-coef, --reject-ratio, --no-loss-mask, --no-advantage-mask, --credit, "
-            "--group-size"
+            "--group-size, --horizon-schedule"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from agent_r1_tools.exchange import is_address
 from llm_utils import distributed
+from llm_utils.curriculum import stages
 from llm_utils.environments import environment_spec
 
 # Bounds of numbers; a script has some of these arguments. None is always accepted.
@@ -18,6 +19,7 @@ LEAST = {
     **dict.fromkeys(("num_envs", "total_episodes", "episodes_per_iteration", "num_minibatches", "update_epochs"), 1),
     **dict.fromkeys(("microbatch_tokens", "constant_length", "importance_cap"), 1),
     **dict.fromkeys(("num_steps", "batch_size", "num_demonstrations", "tokenizer_demonstrations", "episodes"), 1),
+    "horizon_every": 1,
     **dict.fromkeys(("seed", "num_threads", "num_workers", "checkpoint_every", "eval_episodes", "eval_every"), 0),
     **dict.fromkeys(("max_staleness", "lora_rank", "dynamic_sampling", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), 0),
@@ -45,6 +47,7 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "api_model": (lambda a: a.api is not None, "without --api"),
     "memory_gb": (lambda a: a.preflight, "with --no-preflight"),
     "float32_head": (lambda a: a.dtype != "float32", "with --dtype float32"),
+    "horizon_every": (lambda a: a.horizon_schedule is not None, "without --horizon-schedule"),
     "group_size": (lambda a: getattr(a, "baseline", True), "without --baseline"),
     "scale_by": (lambda a: a.scale_rewards, "with --no-scale-rewards"),
     "gamma_turn": (lambda a: a.advantage == "bilevel", "without --advantage bilevel"),
@@ -58,7 +61,8 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
         (lambda a: a.model == "scratch", "without --model scratch"),
     ),
     **dict.fromkeys(
-        ("expert_share", "num_demonstrations", "eval_demonstrations"), (lambda a: not a.data, "with --data")
+        ("expert_share", "teacher", "only_successes", "num_demonstrations", "eval_demonstrations"),
+        (lambda a: not a.data, "with --data"),
     ),
     **dict.fromkeys(("rag_share", "num_workers"), (lambda a: not a.data or a.model == "scratch", "with --data")),
 }  # fmt: skip
@@ -127,6 +131,11 @@ def check_environment(args: Any) -> None:
 def check(args: Any) -> None:
     """Refuse arguments that are out of range, do nothing, or contradict each other, in any learner that plays."""
     check_each(args)
+    if (schedule := getattr(args, "horizon_schedule", None)) is not None:
+        try:
+            stages(schedule)
+        except ValueError as error:
+            raise SystemExit(f"--horizon-schedule: {error}") from error
     total, count = args.total_episodes, args.episodes_per_iteration
     whole = total - total % count
     contradictions = [

@@ -53,6 +53,8 @@ class Demonstrations:
     tokenizer: str | None  # a name or folder; None: bytes
     seed: int
     mode: str = "agent"  # as evaluate_llm.py's: with tools, or one of the baselines without
+    teacher: str | None = None  # one of the environment's, who shows every task
+    only_successes: bool = False  # leave the others out
 
     def make_env(self) -> Any:
         """The environment, unwrapped."""
@@ -88,8 +90,8 @@ class Demonstrations:
         """Demonstrations of `count` tasks from `first` on. They are the same for any number of processes.
 
         A row is the expert's with probability `expert_share`, else sloppy; with probability `rag_share` it is instead a
-        one-turn answer in the prompt of naive RAG. Where even the expert fails (a search that doesn't find the title,
-        a context that is too short), the task gives no row.
+        one-turn answer in the prompt of naive RAG. A `teacher` shows all tasks instead. Where even the expert fails (a
+        search that doesn't find the title, a context that is too short), the task gives no row.
         """
         stop = first + count
         jobs = [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(first, stop, 500)]
@@ -116,16 +118,18 @@ class Demonstrations:
             rng = np.random.default_rng([self.seed, index])
             if rag_env is not None and rng.random() < rag_share:
                 rows.append(demonstrate(rag_env, index, rag_env.demonstration, self.seed))
-            else:
-                mistakes = None if rng.random() < expert_share else rng
-                try:
-                    row = demonstrate(env, index, partial(env.demonstration, mistakes), self.seed)
-                except ValueError:
-                    if mistakes is not None:
-                        raise
-                    continue
-                if mistakes is not None or row.is_success:
-                    rows.append(row)
+                continue
+            by_expert = self.teacher == "expert" if self.teacher else rng.random() < expert_share
+            mistakes = None if by_expert else rng
+            turns = partial(env.demonstration, mistakes, **({"teacher": self.teacher} if self.teacher else {}))
+            try:
+                row = demonstrate(env, index, turns, self.seed)
+            except ValueError:
+                if mistakes is not None:
+                    raise
+                continue
+            if row.is_success or (mistakes is not None and not self.only_successes):
+                rows.append(row)
         return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,19 @@ class Sampler:
         """
         self.envs, self.engine, self.seed, self.in_order = envs, engine, seed, in_order
         self.on_done: Callable[[], Any] = lambda: None  # called when an episode is over
-        self.queue: deque[tuple[int, int]] = deque()  # episode number, task index
+        self.queue: deque[tuple[int, int, int | None]] = deque()  # episode number, task index, most turns
         self.free = list(range(envs.num_envs))
         self.live: dict[int, Trajectory] = {}  # slot -> its episode
         self.acting: list[int] = []  # slots whose span is with the environment, in the order of sending
         self.done: dict[int, Trajectory] = {}  # episode number -> its trajectory
 
+    def add(self, episodes: Iterable[tuple[int, int]], max_turns: int | None = None) -> None:
+        """Let episodes wait for a slot: pairs of (episode number, task index). `max_turns` bounds them (None: what the
+        environment says)."""
+        self.queue.extend((number, task, max_turns) for number, task in episodes)
+
     def collect(self, numbers: Sequence[int]) -> list[Trajectory]:
-        """Play on until these episodes, which have been put into `queue`, are over. Returns them in this order."""
+        """Play on until these episodes, which were added, are over. Returns them in this order."""
         missing = set(numbers) - self.done.keys()
         while missing:
             self.advance()
@@ -75,12 +80,14 @@ class Sampler:
 
     def _begin(self) -> None:
         mask, tasks, begun = np.zeros(self.envs.num_envs, bool), [0] * self.envs.num_envs, {}
-        seeds = list(tasks)
+        seeds: list[Any] = list(tasks)
+        horizons: list[int | None] = [None] * self.envs.num_envs
         while self.queue and self.free:
-            slot, (episode, task) = self.free.pop(), self.queue.popleft()
+            slot, (episode, task, horizons[slot]) = self.free.pop(), self.queue.popleft()
             mask[slot], tasks[slot], begun[slot] = True, task, episode
             seeds[slot] = episode_seed(self.seed, episode)
-        states, infos = self.envs.reset(seed=seeds, options={"reset_mask": mask, "task_index": tasks})
+        options = {"reset_mask": mask, "task_index": tasks, "max_turns": horizons}
+        states, infos = self.envs.reset(seed=seeds, options=options)
         faults = infos.get("fault", [None] * self.envs.num_envs)
         for slot, episode in begun.items():
             self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
@@ -158,7 +165,7 @@ def rollout(
     `in_order` is that of `Sampler`.
     """
     sampler = Sampler(envs, engine, seed, in_order)
-    sampler.queue.extend(episodes)
+    sampler.add(episodes)
     return sampler.collect([episode for episode, _ in episodes])
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from llm_utils import arguments, checkpoint, distributed, threads
+from llm_utils.curriculum import horizon, stages
 from llm_utils.engine import Engine
 from llm_utils.environments import evaluation_split
 from llm_utils.forward import microbatches, score
@@ -151,8 +152,13 @@ class Run:
             return []
         while self.queued < min(self.num_iterations, iteration + self.args.max_staleness):
             self.queued += 1
-            self.sampler.queue.extend(episodes(self.queued))
+            self.sampler.add(episodes(self.queued), self.horizon(self.queued))
         return self.valid(self.sampler.collect([number for number, _ in episodes(iteration)]))
+
+    def horizon(self, iteration: int) -> int | None:
+        """The most turns of an episode of this iteration; None: what the environment says."""
+        schedule = getattr(self.args, "horizon_schedule", None)
+        return None if schedule is None else horizon(stages(schedule), self.args.horizon_every, iteration)
 
     def collect_more(self, episodes: Episodes) -> list[Trajectory]:
         """Play further episodes in this iteration. Returns those that count."""
@@ -160,7 +166,7 @@ class Run:
             return []
         if self.log is not None:
             self.log.bar.total += len(episodes)
-        self.sampler.queue.extend(episodes)
+        self.sampler.add(episodes, self.horizon(self.queued))
         return self.valid(self.sampler.collect([number for number, _ in episodes]))
 
     def valid(self, rows: list[Trajectory]) -> list[Trajectory]:

@@ -178,7 +178,8 @@ def slow_loss(model, rows, args, vocab_size):
     for row in rows:
         ids = torch.from_numpy(row.tokens).long()
         logits = model(input_ids=ids[None]).logits[0, :, :vocab_size].float() / args.temperature
-        new = torch.log_softmax(logits, -1)[:-1].gather(1, ids[1:, None])[:, 0]
+        logprobs = torch.log_softmax(logits, -1)[:-1]
+        new, entropy = logprobs.gather(1, ids[1:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
         tokens = [t for t in range(row.prompt_length, len(ids)) if row.action_mask[t] or not args.loss_mask]
         segments = {}
         for t in tokens:
@@ -194,6 +195,7 @@ def slow_loss(model, rows, args, vocab_size):
                 loss = -torch.minimum(ratio * advantage, clipped * advantage)
                 if row.action_mask[t]:
                     loss = loss * min(math.exp(row.old_logprobs[t] - row.logprobs[t]), args.importance_cap)
+                loss = loss - args.ent_coef * entropy[t - 1]
                 if args.kl_coef and args.kl_in == "loss":
                     x = new[t - 1] - float(row.ref_logprobs[t])
                     kl = {"k1": x, "k2": x**2 / 2, "k3": torch.exp(-x) - 1 + x}[args.kl_estimator]
@@ -239,7 +241,7 @@ def compare_with_loops(small_model, made_up_rows, vocab_size, as_run):
             logs = script.backward(rows, cut, as_run(cut, model))
             got = gradient_of(model)
             assert (got - expected).norm() / expected.norm() < 1e-5
-            if case.get("kl_in", "loss") == "loss" and not case.get("kl_coef"):
+            if not case.get("kl_coef") and not case.get("ent_coef"):
                 assert logs["policy_loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
 
     return compare

@@ -1,6 +1,7 @@
 """Demonstrations of every environment that has an expert, also of one whose expert sometimes knows no way."""
 
 import json
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -116,3 +117,37 @@ def test_nobody_to_imitate_is_one_line(learn, tmp_path):
     with pytest.raises(SystemExit, match="Silent-v0: it has no demonstration to imitate; give rows as --data FILE"):
         learn("sft_llm", "--env-id", "Lost/Silent-v0", *WORDS)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_teacher_shows_every_task_and_failures_can_be_left_out():
+    maker = Demonstrations("AgentR1/CraftWorld-v0", "train", {"depth": 2}, None, seed=1, teacher="fallible_50")
+    rows = maker.make(0, 200, expert_share=1.0)
+    assert len(rows) == 200 and 0.4 < np.mean([row.is_success for row in rows]) < 0.6
+    good = replace(maker, only_successes=True).make(0, 200, expert_share=0.0)
+    assert [row.tokens.tolist() for row in good] == [row.tokens.tolist() for row in rows if row.is_success]
+    experts = replace(maker, teacher="expert").make(0, 20, expert_share=0.0)
+    own = replace(maker, teacher=None).make(0, 20, expert_share=1.0)
+    assert [row.tokens.tolist() for row in experts] == [row.tokens.tolist() for row in own]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--teacher", "fallible_60"], "--teacher fallible_60: .*CraftWorld-v0 has no such teacher; it has expert"),
+        (["--teacher", "fallible_50", "--expert-share", 0.5], "--expert-share does nothing with --teacher"),
+        (["--env-id", "Lost/Sometimes-v0", "--teacher", "expert"], "Sometimes-v0 has no such teacher; it has none"),
+        (["--data", __file__, "--teacher", "expert"], "--teacher does nothing with --data"),
+        (["--data", __file__, "--only-successes"], "--only-successes does nothing with --data"),
+    ],
+)
+def test_a_teacher_who_is_not_there_is_refused(learn, flags, said):
+    with pytest.raises(SystemExit, match=said):
+        learn("sft_llm", "--env-id", "AgentR1/CraftWorld-v0", *flags)
+
+
+def test_an_imitation_of_a_teacher(learn):
+    few = ["--num-demonstrations", 20, "--eval-demonstrations", 4, "--num-steps", 2, "--batch-size", 2]
+    more = ["--model", "tiny", "--num-threads", 1, "--num-workers", 0, "--only-successes"]
+    folder = learn("sft_llm", "--env-id", "AgentR1/CraftWorld-v0", "--teacher", "fallible_50", *few, *more)
+    args = json.loads((folder / "summary.json").read_text())["args"]
+    assert args["teacher"] == "fallible_50" and args["only_successes"]

@@ -172,6 +172,7 @@ CASES = [
     {"kl_coef": 0.3, "kl_estimator": "k2", "loss_aggregation": "sequence"},
     {"kl_coef": 0.3, "kl_estimator": "k3", "temperature": 0.8},
     {"kl_coef": 0.3, "kl_in": "reward"},  # already in the advantages
+    {"ent_coef": 0.3, "loss_aggregation": "sequence", "temperature": 0.8},
     {"clip_coef": 0.05, "clip_coef_high": 0.3, "importance_cap": 0.9},
 ]
 

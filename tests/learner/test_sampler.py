@@ -137,7 +137,7 @@ def test_a_slow_tool_delays_its_own_episode_only(make_sampler):
             others_done.set()
 
     sampler.on_done = on_done
-    sampler.queue.extend((i, i) for i in range(12))
+    sampler.add((i, i) for i in range(12))
     rows = sampler.collect(range(12))
     assert not gave_up
     assert list(rows[0].stats)[:1] == ["return"] and [row.episode for row in rows] == list(range(12))
@@ -154,7 +154,7 @@ class Measured(Waiting):
 def test_a_tasks_metrics_change_no_statistic_of_ours_and_are_averaged_over_those_that_have_them():
     envs = ToolVectorEnv(Measured, num_envs=2, block=lambda episode: None)
     sampler = rollout.Sampler(envs, Script(envs.envs[0], [1, 0, 1, 0], [1] * 4), seed=1)
-    sampler.queue.extend((i, i) for i in range(4))
+    sampler.add((i, i) for i in range(4))
     rows = sampler.collect(range(4))
     envs.close()
     assert [row.stats["turns"] for row in rows] == [2, 1, 2, 1] == [len(row.turns) for row in rows]
@@ -174,7 +174,7 @@ def test_writing_goes_on_while_a_tool_works(make_sampler):
     """An engine step is never held up by a tool: with one in flight there are as many steps as without."""
     release = threading.Event()
     sampler = make_sampler(2, lambda episode: release.wait(10), [1, 0], [1, 50])
-    sampler.queue.extend([(0, 0), (1, 1)])
+    sampler.add([(0, 0), (1, 1)])
     for _ in range(50):
         sampler.advance()
     assert sampler.engine.num_steps == 50 and set(sampler.done) == {1} and sampler.acting
@@ -184,7 +184,7 @@ def test_writing_goes_on_while_a_tool_works(make_sampler):
 
 def test_without_writing_only_results_are_taken(make_sampler):
     sampler = make_sampler(2, lambda episode: None, [1, 1], [1, 3])
-    sampler.queue.extend([(0, 0), (1, 1), (2, 2)])
+    sampler.add([(0, 0), (1, 1), (2, 2)])
     sampler.advance()
     deadline = time.monotonic() + 10
     while not any(turn == 1 for _, _, turn, _ in sampler.engine.fed):
@@ -203,7 +203,7 @@ def test_no_episode_is_lost_or_mixed_up_and_groups_stay_together(make_sampler, i
     count = []
     sampler.on_done = lambda: count.append(1)
     size, group = 20, 4
-    sampler.queue.extend((i, 100 + i // group) for i in range(60))
+    sampler.add((i, 100 + i // group) for i in range(60))
     for first in range(0, 60, size):
         rows = sampler.collect(range(first, first + size))
         assert [row.episode for row in rows] == list(range(first, first + size))
@@ -225,7 +225,7 @@ def test_in_order_what_the_engine_sees_does_not_depend_on_the_tools(make_sampler
     def fed(delays, in_order):
         waits, steps = [2] * 9, [1 + i % 2 for i in range(9)]
         sampler = make_sampler(4, lambda episode: time.sleep(delays[episode % 4]), waits, steps, in_order)
-        sampler.queue.extend((i, i) for i in range(9))
+        sampler.add((i, i) for i in range(9))
         sampler.collect(range(9))
         return sampler.engine.fed
 
@@ -241,7 +241,7 @@ def test_with_staleness_versions_are_kept_per_token_and_bounded(policy, make_env
     staleness, bound, size, iterations, queued, mixed = [], 2, 6, 5, 0, 0
     for iteration in range(1, iterations + 1):
         while queued < min(iterations, iteration + bound):
-            sampler.queue.extend((queued * size + i, i) for i in range(size))
+            sampler.add((queued * size + i, i) for i in range(size))
             queued += 1
         rows = sampler.collect(range((iteration - 1) * size, iteration * size))
         for row in rows:
@@ -260,7 +260,7 @@ def test_new_weights_are_sampled_from_at_once(policy, make_envs, vocab_size):
     envs = make_envs(1, max_turns=1, max_action_tokens=40)
     engine = TransformersEngine(policy, 1, vocab_size)
     sampler = rollout.Sampler(envs, engine, seed=1)
-    sampler.queue.append((3, 0))
+    sampler.add([(3, 0)])
     for _ in range(20):
         sampler.advance()
     old = {name: weight.detach().clone() for name, weight in policy.named_parameters()}

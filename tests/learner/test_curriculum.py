@@ -1,0 +1,56 @@
+"""A horizon that grows: a pure function of the iteration, which every learner hands to its episodes."""
+
+import json
+
+import pytest
+from learners import PLAY
+
+from llm_utils.curriculum import horizon, stages
+
+SMALL = ["--total-episodes", 48, "--episodes-per-iteration", 16, "--num-envs", 16, "--num-minibatches", 1]
+SMALL += ["--num-threads", 1, "--eval-episodes", 16, "--eval-every", 0, "--log-trajectories", "all"]
+
+
+def test_the_horizon_of_an_iteration():
+    turns = stages("10,20, 30")
+    found = {iteration: horizon(turns, 100, iteration) for iteration in (1, 100, 101, 200, 201, 10**6)}
+    assert found == {1: 10, 100: 10, 101: 20, 200: 20, 201: 30, 10**6: 30}
+    assert {horizon([7], 3, iteration) for iteration in range(1, 50)} == {7}
+
+
+@pytest.mark.parametrize("schedule", ["", "4,", "4,x", "0,3", "-1", "4 8", "3.5"])
+def test_what_is_no_schedule_is_refused(schedule, learn):
+    with pytest.raises(ValueError, match="such as 4,8,12"):
+        stages(schedule)
+    if schedule:
+        with pytest.raises(SystemExit, match="--horizon-schedule: .*such as 4,8,12"):
+            learn("grpo_llm", *SMALL, f"--horizon-schedule={schedule}")
+
+
+def turns_of(run_dir):
+    """The most turns of an episode of each iteration."""
+    rows = [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
+    found = {}
+    for row in rows:
+        found[row["iteration"]] = max(found.get(row["iteration"], 0), len(row["turns"]))
+    return found
+
+
+@pytest.mark.parametrize("script", PLAY)
+def test_episodes_end_at_the_horizon_of_their_iteration(learn, script):
+    run_dir = learn(script, *SMALL, "--horizon-schedule", "1,2,3", "--horizon-every", 1)
+    assert turns_of(run_dir) == {1: 1, 2: 2, 3: 3}
+    assert json.loads((run_dir / "summary.json").read_text())["finished"]
+
+
+def test_a_run_that_goes_on_has_the_horizon_of_one_that_never_stopped(learn):
+    flags = [*SMALL, "--horizon-schedule", "1,2,3", "--horizon-every", 1, "--deterministic"]
+    whole = learn("grpo_llm", *flags)
+    half = learn("grpo_llm", *flags[:1], 32, *flags[2:], "--exp-name", "half", "--no-anneal-lr")
+    learn("grpo_llm", "--resume", half, "--total-episodes", 48)
+    assert turns_of(half) == turns_of(whole)
+
+
+def test_with_stale_episodes_each_has_the_horizon_of_its_own_iteration(learn):
+    flags = [*SMALL, "--horizon-schedule", "1,3", "--horizon-every", 2, "--max-staleness", 1]
+    assert turns_of(learn("grpo_llm", *flags)) == {1: 1, 2: 1, 3: 3}
