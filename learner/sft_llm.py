@@ -263,7 +263,8 @@ if __name__ == "__main__":
 
     # files and logs
     run: dict[str, Any] = {"iteration": 0, "train_seconds": 0.0}  # an iteration is a step
-    run["summary"] = {"model_files": model_files(args)}
+    turns = sum(int(np.diff(row.action_mask.astype(np.int8), prepend=0).clip(0).sum()) for row in rows)
+    run["summary"] = {"model_files": model_files(args), "rows": len(rows), "turns": turns}
     if args.resume:
         run = checkpoint.load(run_dir, None, optimizer)["run"]
     run_files.claim(run_dir)

@@ -28,6 +28,9 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "check_dialects": (f"--tokenizer {TINY} --count 10 --force", ("renderers", "transformers")),
     "dtype_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "estimators": ("--games 4 --steps 10", LEARNING),
+    "evidence --part": (
+        f'horizons --depths 1 --batches 10 --seeds 1 --workers 1 --flags "{RUN} --group-size 2" --force', LEARNING
+    ),
     "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
     "fuzz_spans": ("--spans 300", ()),
     "gradient_noise": ("--batches 10 --groups 1 --checkpoints early --workers 1 --force", LEARNING),
@@ -70,6 +73,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
 RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
     "arithmetic_seeds": ["arithmetic_seeds", "arithmetic_splits"],
     "bridges": ["bridges_oracle"],
+    "evidence --part": ["evidence_horizons"],
     "preflight --sizes": [],
     "real_data": ["real_data_baselines", "real_data_problems"],
     "sandbox_speed": [],
@@ -79,8 +83,8 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "vector_throughput --episodes": ["vector_memory"],
 }
 SLOW = {
-    "arithmetic_seeds", "dtype_seeds", "gradient_noise", "kill_resume", "multihop_seeds", "paper_table", "preflight",
-    "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
+    "arithmetic_seeds", "dtype_seeds", "evidence --part", "gradient_noise", "kill_resume", "multihop_seeds",
+    "paper_table", "preflight", "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
 }  # fmt: skip
 DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
 

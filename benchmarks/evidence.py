@@ -1,0 +1,51 @@
+"""What imitation, rewards, exploration and curricula do on long horizons: the figures of docs/evidence.md.
+
+    python benchmarks/evidence.py --part teachers                        # CraftWorld and ShopWorld, 3 seeds each
+    python benchmarks/evidence.py --part teachers --worlds CraftWorld    # one of them
+    python benchmarks/evidence.py --part horizons                        # process rewards against the outcome alone
+    python benchmarks/evidence.py --part exploration                     # what makes a policy try more
+
+What is finished is not repeated, and after Ctrl-C the same command goes on. Intervals are 95 %, from a bootstrap over
+seeds and tasks together; differences are of the same tasks. Writes benchmarks/results/evidence_PART.json and .md.
+"""
+
+import argparse
+import os
+
+from evidence_parts import exploration, horizons, teachers
+from evidence_parts.scores import ROOT
+from machine import from_1, given_flags, record_results, require_quiet_machine
+
+PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, required=True, help="what is measured")
+    parser.add_argument("--worlds", nargs="+", choices=teachers.WORLDS, default=list(teachers.WORLDS),
+                        help="where (teachers)")  # fmt: skip
+    parser.add_argument("--rows", nargs="+", choices=teachers.ROWS, default=teachers.ROWS, help="which rows (teachers)")
+    parser.add_argument("--depths", nargs="+", type=int, choices=horizons.STEPS, default=list(horizons.STEPS),
+                        help="of CraftWorld's tasks (horizons)")  # fmt: skip
+    parser.add_argument("--batches", type=from_1, default=200, help="batches at each checkpoint (horizons)")
+    parser.add_argument("--places", nargs="+", choices=exploration.PLACES, default=list(exploration.PLACES),
+                        help="where (exploration)")  # fmt: skip
+    parser.add_argument("--seeds", type=from_1, default=3, help="runs of each row, seeds 1, 2, ...")
+    parser.add_argument("--workers", type=from_1, default=2, help="runs at the same time")
+    parser.add_argument("--episodes", type=from_1, default=500, help="tasks of each evaluation")
+    parser.add_argument("--flags", default="", help="further flags of the learners, in quotation marks")
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
+    args = parser.parse_args()
+    require_quiet_machine(args.force)
+    os.chdir(ROOT)  # learners run there, and find environments of benchmarks/
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
+    results, tables = PARTS[args.part].measure(args)
+    print(tables)
+    given = given_flags(parser, args, "worlds", "rows", "depths", "batches", "places", "seeds", "workers",
+                        "episodes", "flags")  # fmt: skip
+    record_results(f"evidence_{args.part}", results, tables, f"python benchmarks/evidence.py --part {args.part}{given}",
+                   args.force)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The parts of benchmarks/evidence.py, one file each."""

@@ -1,0 +1,123 @@
+"""Part 3: what is never tried is never learned. What makes it be tried: horizons, entropy, temperature, rewards."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval, job, per_task, table_of
+from llm_utils.benchmark import Job, finish
+from llm_utils.compare import read_curve
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it is tried, from which policy, and by what."""
+
+    env_id: str
+    kwargs: dict[str, Any]
+    model: str  # whose tiny policy
+    rows: dict[str, tuple[dict[str, Any], list[object], bool]]  # arguments, flags, after ten longer demonstrations?
+    calls: int  # that an episode needs at least
+
+
+HOPS, CRAFT = "exploring_world:AgentR1Exploring/MultihopWorld-v0", "AgentR1/CraftWorld-v0"
+PLACES = {
+    "MultihopWorld": Place(HOPS, {}, "AgentR1/MultihopWorld-v0", {
+        "GRPO": ({}, [], False),
+        "entropy bonus .01": ({}, ["--ent-coef", 0.01], False),
+        "temperature 1.3": ({}, ["--temperature", 1.3], False),
+        "horizon 3,4,6": ({}, ["--horizon-schedule", "3,4,6", "--horizon-every", 10], False),
+        "a reward of .1 for each new query": ({"process_reward": {"new_query": 0.1}}, [], False),
+        "after ten longer demonstrations": ({}, [], True),
+    }, 4),
+    "CraftWorld": Place(CRAFT, {"depth": 4}, CRAFT, {
+        "GRPO, 30 turns": ({}, [], False),
+        "15 turns": ({}, ["--horizon-schedule", "15"], False),
+        "horizon 12,20,30": ({}, ["--horizon-schedule", "12,20,30", "--horizon-every", 7], False),
+        "entropy bonus .01": ({}, ["--ent-coef", 0.01], False),
+        "temperature 1.2": ({}, ["--temperature", 1.2], False),
+        "after ten longer demonstrations": ({}, [], True),
+    }, 0),
+}  # fmt: skip
+EPISODES = 7_680
+SHOWN = "ten longer demonstrations alone"
+
+
+def demonstrations(place: Place, seed: int) -> Job:
+    """Ten of the expert's, supervised."""
+    flags = ["--model", tiny(place), "--expert-share", 1, "--num-demonstrations", 10, "--eval-demonstrations", 0]
+    flags += ["--num-steps", 40, "--batch-size", 10, "--warmup-steps", 5, "--learning-rate", 3e-4, "--num-workers", 0]
+    return job(SHOWN, "sft_llm.py", seed, *environment(place.env_id, place.kwargs), *flags, "--eval-every", 0)
+
+
+def tiny(place: Place) -> str:
+    """The folder of the policy that the package carries."""
+    from agent_r1 import tiny_policy
+
+    return tiny_policy(place.model)
+
+
+def grpo(place: Place, row: str, seed: int, model: str, more: str) -> Job:
+    """One way of a table, in so many episodes."""
+    kwargs, flags, _ = place.rows[row]
+    words = [*environment(place.env_id, place.kwargs | kwargs), "--model", model, "--total-episodes", EPISODES]
+    words += ["--learning-rate", 3e-4, "--eval-every", 3, "--save-model", *flags, *shlex.split(more)]
+    return job(row, "grpo_llm.py", seed, *words)
+
+
+def play(place: Place, row: str, seed: int, model: str, episodes: int) -> Job:
+    """A greedy evaluation on held-out tasks."""
+    flags = [*environment(place.env_id, place.kwargs), "--model", model, "--split", "test", "--episodes", episodes]
+    return job(f"{row} test", "evaluate_llm.py", seed, *flags, "--temperature", 0)
+
+
+def at_budget(folders: list[Path], budget: float) -> float:
+    """Success in the evaluations of training after so many turns, mean over seeds."""
+    return float(np.mean([np.interp(budget, *read_curve(folder, "eval/success", "steps")) for folder in folders]))
+
+
+def measure(args: Any) -> tuple[dict[str, Any], str]:
+    """A table for each place, at equal episodes and at equal turns."""
+    results: dict[str, Any] = {}
+    tables = []
+    for name in args.places:
+        place, numbers = PLACES[name], range(1, args.seeds + 1)
+        shown = finish([demonstrations(place, seed) for seed in numbers], args.workers)
+        starts = {True: [str(folder / "model") for folder in shown], False: [tiny(place)] * args.seeds}
+        jobs = {row: [grpo(place, row, seed, model, args.flags)
+                      for seed, model in zip(numbers, starts[after], strict=True)]
+                for row, (_, _, after) in place.rows.items()}  # fmt: skip
+        folders = iter(finish([one for group in jobs.values() for one in group], args.workers))
+        trained = {row: [next(folders) for _ in group] for row, group in jobs.items()}
+        models = {"shipped policy": [tiny(place)], SHOWN: starts[True]}
+        models |= {row: [str(folder / "model") for folder in group] for row, group in trained.items()}
+        plays = {row: [play(place, row, seed, model, args.episodes) for seed, model in enumerate(group, 1)]
+                 for row, group in models.items()}  # fmt: skip
+        folders = iter(finish([one for group in plays.values() for one in group], args.workers))
+        played = {row: [next(folders) for _ in group] for row, group in plays.items()}
+        scores: dict[str, Scores] = {row: {"success": table_of(group)} for row, group in played.items()}
+        long = {row: float(np.mean([[calls >= place.calls for calls in per_task(folder, "tool_calls").values()]
+                                    for folder in group])) for row, group in played.items()}  # fmt: skip
+        ends = [read_curve(folder, "eval/success", "steps")[0][-1] for group in trained.values() for folder in group]
+        budget = min(ends)
+        lines = [f"| {name} | success, greedy | episodes with {place.calls or 'any'} calls or more | "
+                 f"success after {budget:,.0f} turns |", "|---|---|---|---|"]  # fmt: skip
+        for row, found in scores.items():
+            then = f"{at_budget(trained[row], budget):.3f}" if row in trained else ""
+            lines.append(f"| {row} | {cell(*interval(found))} | {long[row]:.3f} | {then} |")
+        first, *others = place.rows
+        claims = [Claim(f"{name}: {row} above {first}", 0.0, interval(scores[row], scores[first])) for row in others]
+        tables += ["\n".join(lines), claims_table(claims)]
+        results[name] = {
+            "success": {row: interval(found) for row, found in scores.items()},
+            "long": long,
+            "turns": float(budget),
+            "at_turns": {row: at_budget(group, budget) for row, group in trained.items()},
+            "claims": [{"text": c.text, "goal": c.goal, "found": c.found, "verdict": c.verdict} for c in claims],
+        }
+    return results, "\n\n".join(tables)

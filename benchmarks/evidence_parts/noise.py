@@ -1,0 +1,98 @@
+"""How noisy the policy gradient of GRPO is, and with which rewards and estimator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from evidence_parts.scores import Interval
+
+FEWEST = 10  # batches: with fewer the bootstrap draws samples without a pair of different batches, whose ratio is nan
+
+
+def outcome_only(row: Any) -> None:
+    """Take the process rewards out of a finished episode: its outcome is paid at the end, nothing before."""
+    for turn in row.turns:
+        turn.reward = 0.0
+    if row.turns:
+        row.turns[-1].reward = sum(value for name, value in row.reward_terms.items() if name.startswith("outcome/"))
+
+
+def gradients(
+    model: str, env_id: str, kwargs: dict[str, Any], variants: dict[str, dict[str, Any]], batches: int, groups: int,
+    seed: int,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Gram matrices [batches, batches] of GRPO's gradients at `model`, by variant, of the same episodes.
+
+    A variant is a set of GRPO's arguments, and `process_reward=False` for the outcome alone.
+    """
+    import grpo_llm
+    import gymnasium as gym
+    import torch
+
+    from llm_utils.loading import load_policy
+    from llm_utils.rollout import rollout
+    from llm_utils.run import Run
+    from llm_utils.transformers_engine import TransformersEngine
+
+    torch.set_num_threads(1)
+    args, device = grpo_llm.Args(env_id=env_id), torch.device("cpu")
+    envs = gym.make_vec(env_id, num_envs=args.num_envs, tokenizer=model, split="train", **kwargs)
+    vocab_size = envs.single_action_space.vocab_size
+    policy = load_policy(model, device)
+    engine = TransformersEngine(policy, args.num_envs, vocab_size)
+    size = groups * args.group_size
+    found: dict[str, list[np.ndarray]] = {name: [] for name in variants}
+    tasks = np.random.default_rng(seed).integers(envs.envs[0].num_tasks, size=batches * groups)
+    episodes = list(enumerate(np.repeat(tasks, args.group_size).tolist()))
+    for first in range(0, len(episodes), 16 * size):  # enough at a time to keep all slots busy
+        rows = rollout(envs, engine, episodes[first : first + 16 * size], seed)
+        for row in rows:
+            row.train_mask = row.action_mask
+        for name, variant in sorted(variants.items(), key=lambda item: not item[1].get("process_reward", True)):
+            if not variant.get("process_reward", True):  # these come last
+                for row in rows:
+                    outcome_only(row)
+            own = replace(args, **{key: value for key, value in variant.items() if key != "process_reward"})
+            fields = dict.fromkeys(Run.__dataclass_fields__)
+            run = Run(**fields | {"args": own, "policy": policy, "vocab_size": vocab_size})
+            for start in range(0, len(rows), size):
+                batch = rows[start : start + size]
+                grpo_llm.compute_advantages(batch, own)  # a batch by itself: scales come from the other groups in it
+                policy.zero_grad()
+                grpo_llm.backward(batch, own, run)
+                parts = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
+                found[name].append(torch.cat(parts).numpy())
+    envs.close()
+    return {name: (matrix := np.stack(grads)) @ matrix.T for name, grads in found.items()}
+
+
+def noise_to_signal(gram: np.ndarray, counts: np.ndarray) -> float:
+    """trace(covariance) / squared norm of the mean, from inner products of the gradients of batches.
+
+    `counts` says how often each batch was drawn. The squared norm is the mean inner product of different batches: that
+    of the mean itself would hold a part of the noise. Infinite where that isn't above 0: there is no signal.
+    """
+    weights = np.outer(counts, counts).astype(float)
+    np.fill_diagonal(weights, 0.0)
+    signal = (weights * gram).sum() / weights.sum()
+    return float(np.average(np.diag(gram), weights=counts) / signal - 1) if signal > 0 else float("inf")
+
+
+def bootstrap(
+    grams: dict[str, np.ndarray], reference: str, resamples: int = 2000
+) -> dict[str, tuple[Interval, Interval]]:
+    """Of each variant the ratio, and how much lower it is than that of `reference`, each with its interval."""
+    rng, n = np.random.default_rng(0), len(grams[reference])
+    draws = [np.ones(n), *(np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(resamples))]
+    values = {name: np.array([noise_to_signal(gram, counts) for counts in draws]) for name, gram in grams.items()}
+
+    def interval(drawn: np.ndarray) -> Interval:
+        low, high = np.percentile(drawn[1:], [2.5, 97.5], method="nearest")  # infinite ones have no mean
+        return float(drawn[0]), float(low), float(high)
+
+    with np.errstate(invalid="ignore"):
+        lower = {name: 1 - drawn / values[reference] for name, drawn in values.items()}
+    return {name: (interval(values[name]), interval(np.nan_to_num(lower[name], nan=0.0))) for name in grams}

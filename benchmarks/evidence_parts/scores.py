@@ -1,0 +1,109 @@
+"""Scores of policies over seeds and tasks, their differences with intervals, and what a claim is worth by them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "learner"))
+from llm_utils.benchmark import Job, make_job  # noqa: E402
+
+Scores = dict[str, np.ndarray]  # column -> success [seeds, tasks], 0 or 1
+Interval = tuple[float, float, float]  # value, low, high: 95 %
+
+
+def job(label: str, script: str, seed: int, *flags: object) -> Job:
+    """A run of a script in learner/, in one thread; its name follows from the label."""
+    name = "evidence_" + re.sub(r"\W+", "_", label.lower())
+    words = ["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), "--num-threads", "1"]
+    return make_job([*words, *map(str, flags)])
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """A run's summary."""
+    return json.loads((folder / "summary.json").read_text())
+
+
+def per_task(folder: Path, name: str = "success") -> dict[int, float]:
+    """Task index -> a figure of an evaluation."""
+    rows = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    return {row["task_index"]: float(row["stats"][name]) for row in rows}
+
+
+def table_of(folders: Sequence[Path], name: str = "success") -> np.ndarray:
+    """A figure of evaluations of the same tasks [seeds, tasks]."""
+    found = [per_task(folder, name) for folder in folders]
+    return np.array([[one[task] for task in sorted(found[0])] for one in found])
+
+
+def interval(
+    one: Scores, other: Scores | None = None, columns: Sequence[str] = (), resamples: int = 2000
+) -> Interval:
+    """Mean over columns (default: all) of the success, or of one's minus the other's, and its 95 % interval.
+
+    Seeds and tasks are drawn anew; the tasks are the same for both.
+    """
+    columns, rng = columns or list(one), np.random.default_rng(0)
+
+    def draw(resample: bool) -> float:
+        difference = 0.0
+        for sign, scores in ((1, one), (-1, other)):
+            if scores is None:
+                continue
+            seeds = len(scores[columns[0]])
+            chosen = rng.integers(seeds, size=seeds) if resample else np.arange(seeds)
+            tables = [scores[c][chosen][:, drawn[c]] if resample else scores[c] for c in columns]
+            difference += sign * float(np.mean([table.mean() for table in tables]))
+        return difference
+
+    drawn: dict[str, np.ndarray] = {}
+    values = []
+    for _ in range(resamples):
+        drawn = {column: rng.integers(n, size=n) for column in columns for n in [one[column].shape[1]]}
+        values.append(draw(True))
+    low, high = np.percentile(values, [2.5, 97.5])
+    return draw(False), float(low), float(high)
+
+
+def cell(value: float, low: float, high: float, sign: str = "") -> str:
+    """An interval in a table."""
+    return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+@dataclass
+class Claim:
+    """What is claimed, the least difference that shows it, and what was found."""
+
+    text: str
+    goal: float
+    found: Interval
+
+    @property
+    def verdict(self) -> str:
+        """shown: the goal is reached by an interval off zero; refuted: the interval lies below the goal."""
+        value, low, high = self.found
+        if value >= self.goal and low > 0:
+            return "shown"
+        return "refuted" if high < self.goal else "not shown"
+
+    def row(self) -> str:
+        """A line of the table of claims."""
+        return f"| {self.text} | {self.goal:+.3f} | {cell(*self.found, sign='+')} | {self.verdict} |"
+
+
+def claims_table(claims: Sequence[Claim]) -> str:
+    """Claims as markdown."""
+    return "\n".join(["| claim | goal | found | verdict |", "|---|---|---|---|", *(claim.row() for claim in claims)])
+
+
+def environment(env_id: str, kwargs: Mapping[str, Any]) -> list[str]:
+    """The flags that name an environment."""
+    return ["--env-id", env_id, "--env-kwargs", json.dumps(kwargs)]
