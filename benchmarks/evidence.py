@@ -4,28 +4,32 @@
     python benchmarks/evidence.py --part teachers --worlds CraftWorld    # one of them
     python benchmarks/evidence.py --part horizons                        # process rewards against the outcome alone
     python benchmarks/evidence.py --part exploration                     # what makes a policy try more
+    python benchmarks/evidence.py --part masks                           # Agent-R1's masks on long episodes
 
 What is finished is not repeated, and after Ctrl-C the same command goes on. Intervals are 95 %, from a bootstrap over
-seeds and tasks together; differences are of the same tasks. Writes benchmarks/results/evidence_PART.json and .md.
+seeds and tasks together (over batches of one run for noise); with three seeds they are rough, and mostly too narrow.
+Differences are of the same tasks. Worlds that aren't asked for stay as they were recorded.
+Writes benchmarks/results/evidence_PART.json and .md.
 """
 
 import argparse
+import json
 import os
 
-from evidence_parts import exploration, horizons, teachers
+from evidence_parts import exploration, horizons, masks, teachers
 from evidence_parts.scores import ROOT
-from machine import from_1, given_flags, record_results, require_quiet_machine
+from machine import RESULTS, from_1, given_flags, record_results, require_quiet_machine
 
-PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration}
+PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "masks": masks}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True, help="what is measured")
     parser.add_argument("--worlds", nargs="+", choices=teachers.WORLDS, default=list(teachers.WORLDS),
-                        help="where (teachers)")  # fmt: skip
+                        help="where (teachers, masks)")  # fmt: skip
     parser.add_argument("--rows", nargs="+", choices=teachers.ROWS, default=teachers.ROWS, help="which rows (teachers)")
-    parser.add_argument("--depths", nargs="+", type=int, choices=horizons.STEPS, default=list(horizons.STEPS),
+    parser.add_argument("--depths", nargs="+", type=from_1, choices=horizons.STEPS, default=list(horizons.STEPS),
                         help="of CraftWorld's tasks (horizons)")  # fmt: skip
     parser.add_argument("--batches", type=from_1, default=200, help="batches at each checkpoint (horizons)")
     parser.add_argument("--places", nargs="+", choices=exploration.PLACES, default=list(exploration.PLACES),
@@ -39,12 +43,15 @@ def main() -> None:
     require_quiet_machine(args.force)
     os.chdir(ROOT)  # learners run there, and find environments of benchmarks/
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
-    results, tables = PARTS[args.part].measure(args)
-    print(tables)
     given = given_flags(parser, args, "worlds", "rows", "depths", "batches", "places", "seeds", "workers",
                         "episodes", "flags")  # fmt: skip
-    record_results(f"evidence_{args.part}", results, tables, f"python benchmarks/evidence.py --part {args.part}{given}",
-                   args.force)  # fmt: skip
+    command = f"python benchmarks/evidence.py --part {args.part}{given}"
+    record = RESULTS / f"evidence_{args.part}.json"
+    results = json.loads(record.read_text())["results"] if record.is_file() else {}  # of other worlds
+    results |= {name: found | {"command": command} for name, found in PARTS[args.part].measure(args).items()}
+    tables = "\n\n".join(f"`{found['command']}`\n\n{found['table']}" for found in results.values())
+    print(tables)
+    record_results(f"evidence_{args.part}", results, tables, command, args.force)
 
 
 if __name__ == "__main__":

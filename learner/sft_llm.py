@@ -77,6 +77,8 @@ class Args:
     """share of one-turn demonstrations in the naive RAG prompt, so that the policy has seen that baseline's prompt"""
     num_demonstrations: int = 80_000
     """tasks that are demonstrated before training (a split with fewer gives what it has)"""
+    first_demonstration: int = 0
+    """the first of them in the split: other ones for each seed, say"""
     eval_demonstrations: int = 512
     """further tasks, held out, whose expert demonstrations the loss is measured on (0: none; at most a tenth of a small
     split)"""
@@ -251,8 +253,11 @@ if __name__ == "__main__":
         count, rest = maker.split_tasks(args.num_demonstrations, args.eval_demonstrations)
         if count < args.num_demonstrations:
             print(f"the split {args.split} has {count + rest} tasks: {count} to train on, {rest} to evaluate on")
-        rows = maker.make(0, count, args.expert_share, args.rag_share, args.num_workers)
-        heldout = replace(maker, teacher=None).make(count, rest, 1.0, num_workers=args.num_workers)
+        first = args.first_demonstration
+        if first and first + count + rest > maker.make_env().num_tasks:
+            raise SystemExit(f"--first-demonstration {first}: fewer than {count + rest} tasks are left in {args.split}")
+        rows = maker.make(first, count, args.expert_share, args.rag_share, args.num_workers)
+        heldout = replace(maker, teacher=None).make(first + count, rest, 1.0, num_workers=args.num_workers)
         if not rows:
             raise SystemExit(f"none of {count} demonstrations ended well; is max_context_tokens or max_turns small?")
     longest, positions = max(len(r.tokens) for r in rows), getattr(policy.config, "max_position_embeddings", math.inf)

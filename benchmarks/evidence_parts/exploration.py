@@ -27,11 +27,11 @@ class Place:
 
 HOPS, CRAFT = "exploring_world:AgentR1Exploring/MultihopWorld-v0", "AgentR1/CraftWorld-v0"
 PLACES = {
-    "MultihopWorld": Place(HOPS, {}, "AgentR1/MultihopWorld-v0", {
+    "MultihopWorld": Place(HOPS, {"max_turns": 10}, "AgentR1/MultihopWorld-v0", {
         "GRPO": ({}, [], False),
         "entropy bonus .01": ({}, ["--ent-coef", 0.01], False),
         "temperature 1.3": ({}, ["--temperature", 1.3], False),
-        "horizon 3,4,6": ({}, ["--horizon-schedule", "3,4,6", "--horizon-every", 10], False),
+        "horizon 5,7,10": ({}, ["--horizon-schedule", "5,7,10", "--horizon-every", 10], False),
         "a reward of .1 for each new query": ({"process_reward": {"new_query": 0.1}}, [], False),
         "after ten longer demonstrations": ({}, [], True),
     }, 4),
@@ -42,7 +42,7 @@ PLACES = {
         "entropy bonus .01": ({}, ["--ent-coef", 0.01], False),
         "temperature 1.2": ({}, ["--temperature", 1.2], False),
         "after ten longer demonstrations": ({}, [], True),
-    }, 0),
+    }, 9),
 }  # fmt: skip
 EPISODES = 7_680
 SHOWN = "ten longer demonstrations alone"
@@ -51,7 +51,8 @@ SHOWN = "ten longer demonstrations alone"
 def demonstrations(place: Place, seed: int) -> Job:
     """Ten of the expert's, supervised."""
     flags = ["--model", tiny(place), "--expert-share", 1, "--num-demonstrations", 10, "--eval-demonstrations", 0]
-    flags += ["--num-steps", 40, "--batch-size", 10, "--warmup-steps", 5, "--learning-rate", 3e-4, "--num-workers", 0]
+    flags += ["--first-demonstration", 1000 * seed, "--num-steps", 40, "--batch-size", 10, "--warmup-steps", 5]
+    flags += ["--learning-rate", 3e-4, "--num-workers", 0]
     return job(SHOWN, "sft_llm.py", seed, *environment(place.env_id, place.kwargs), *flags, "--eval-every", 0)
 
 
@@ -70,21 +71,20 @@ def grpo(place: Place, row: str, seed: int, model: str, more: str) -> Job:
     return job(row, "grpo_llm.py", seed, *words)
 
 
-def play(place: Place, row: str, seed: int, model: str, episodes: int) -> Job:
-    """A greedy evaluation on held-out tasks."""
+def play(place: Place, row: str, seed: int, model: str, episodes: int, temperature: int) -> Job:
+    """An evaluation on held-out tasks, greedy or sampled."""
     flags = [*environment(place.env_id, place.kwargs), "--model", model, "--split", "test", "--episodes", episodes]
-    return job(f"{row} test", "evaluate_llm.py", seed, *flags, "--temperature", 0)
+    return job(f"{row} test {temperature}", "evaluate_llm.py", seed, *flags, "--temperature", temperature)
 
 
-def at_budget(folders: list[Path], budget: float) -> float:
-    """Success in the evaluations of training after so many turns, mean over seeds."""
-    return float(np.mean([np.interp(budget, *read_curve(folder, "eval/success", "steps")) for folder in folders]))
+def at_budget(folders: list[Path], budget: float) -> list[float]:
+    """Success in the evaluations of training after so many turns, of each seed."""
+    return [float(np.interp(budget, *read_curve(folder, "eval/success", "steps"))) for folder in folders]
 
 
-def measure(args: Any) -> tuple[dict[str, Any], str]:
+def measure(args: Any) -> dict[str, Any]:
     """A table for each place, at equal episodes and at equal turns."""
     results: dict[str, Any] = {}
-    tables = []
     for name in args.places:
         place, numbers = PLACES[name], range(1, args.seeds + 1)
         shown = finish([demonstrations(place, seed) for seed in numbers], args.workers)
@@ -96,28 +96,31 @@ def measure(args: Any) -> tuple[dict[str, Any], str]:
         trained = {row: [next(folders) for _ in group] for row, group in jobs.items()}
         models = {"shipped policy": [tiny(place)], SHOWN: starts[True]}
         models |= {row: [str(folder / "model") for folder in group] for row, group in trained.items()}
-        plays = {row: [play(place, row, seed, model, args.episodes) for seed, model in enumerate(group, 1)]
-                 for row, group in models.items()}  # fmt: skip
+        plays = {(row, temperature): [play(place, row, seed, model, args.episodes, temperature)
+                                      for seed, model in enumerate(group, 1)]
+                 for row, group in models.items() for temperature in (0, 1)}  # fmt: skip
         folders = iter(finish([one for group in plays.values() for one in group], args.workers))
-        played = {row: [next(folders) for _ in group] for row, group in plays.items()}
-        scores: dict[str, Scores] = {row: {"success": table_of(group)} for row, group in played.items()}
+        played = {key: [next(folders) for _ in group] for key, group in plays.items()}
+        scores: dict[str, Scores] = {row: {"success": table_of(played[row, 0])} for row in models}
         long = {row: float(np.mean([[calls >= place.calls for calls in per_task(folder, "tool_calls").values()]
-                                    for folder in group])) for row, group in played.items()}  # fmt: skip
+                                    for folder in played[row, 1]])) for row in models}  # fmt: skip
         ends = [read_curve(folder, "eval/success", "steps")[0][-1] for group in trained.values() for folder in group]
         budget = min(ends)
-        lines = [f"| {name} | success, greedy | episodes with {place.calls or 'any'} calls or more | "
-                 f"success after {budget:,.0f} turns |", "|---|---|---|---|"]  # fmt: skip
+        then = {row: at_budget(group, budget) for row, group in trained.items()}
+        lines = [f"| {name} | success, greedy | sampled episodes with {place.calls} calls or more | "
+                 f"success after {budget:,.0f} turns, each seed |", "|---|---|---|---|"]  # fmt: skip
         for row, found in scores.items():
-            then = f"{at_budget(trained[row], budget):.3f}" if row in trained else ""
-            lines.append(f"| {row} | {cell(*interval(found))} | {long[row]:.3f} | {then} |")
+            seeds = ", ".join(f"{value:.3f}" for value in then.get(row, ()))
+            lines.append(f"| {row} | {cell(*interval(found))} | {long[row]:.3f} | {seeds} |")
         first, *others = place.rows
-        claims = [Claim(f"{name}: {row} above {first}", 0.0, interval(scores[row], scores[first])) for row in others]
-        tables += ["\n".join(lines), claims_table(claims)]
+        claims = [Claim(f"{name}: {row} above {first}", 0.0, interval(scores[row], scores[first]), args.seeds)
+                  for row in others]  # fmt: skip
         results[name] = {
             "success": {row: interval(found) for row, found in scores.items()},
             "long": long,
             "turns": float(budget),
-            "at_turns": {row: at_budget(group, budget) for row, group in trained.items()},
-            "claims": [{"text": c.text, "goal": c.goal, "found": c.found, "verdict": c.verdict} for c in claims],
+            "at_turns": then,
+            "claims": [claim.record() for claim in claims],
+            "table": "\n\n".join(["\n".join(lines), claims_table(claims)]),
         }
-    return results, "\n\n".join(tables)
+    return results

@@ -69,30 +69,37 @@ def gradients(
     return {name: (matrix := np.stack(grads)) @ matrix.T for name, grads in found.items()}
 
 
-def noise_to_signal(gram: np.ndarray, counts: np.ndarray) -> float:
-    """trace(covariance) / squared norm of the mean, from inner products of the gradients of batches.
+def signal_to_noise(gram: np.ndarray, counts: np.ndarray) -> float:
+    """Squared norm of the mean / trace(covariance), from inner products of the gradients of batches.
 
     `counts` says how often each batch was drawn. The squared norm is the mean inner product of different batches: that
-    of the mean itself would hold a part of the noise. Infinite where that isn't above 0: there is no signal.
+    of the mean itself would hold a part of the noise. Without signal it is around 0, and may be below.
     """
     weights = np.outer(counts, counts).astype(float)
     np.fill_diagonal(weights, 0.0)
     signal = (weights * gram).sum() / weights.sum()
-    return float(np.average(np.diag(gram), weights=counts) / signal - 1) if signal > 0 else float("inf")
+    return float(signal / (np.average(np.diag(gram), weights=counts) - signal))
 
 
 def bootstrap(
     grams: dict[str, np.ndarray], reference: str, resamples: int = 2000
 ) -> dict[str, tuple[Interval, Interval]]:
-    """Of each variant the ratio, and how much lower it is than that of `reference`, each with its interval."""
+    """Of each variant signal / noise, and by how much its noise / signal is below that of `reference`.
+
+    The second is nan where one of the two has no signal: where an interval of the first reaches 0.
+    """
     rng, n = np.random.default_rng(0), len(grams[reference])
     draws = [np.ones(n), *(np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(resamples))]
-    values = {name: np.array([noise_to_signal(gram, counts) for counts in draws]) for name, gram in grams.items()}
+    values = {name: np.array([signal_to_noise(gram, counts) for counts in draws]) for name, gram in grams.items()}
 
     def interval(drawn: np.ndarray) -> Interval:
-        low, high = np.percentile(drawn[1:], [2.5, 97.5], method="nearest")  # infinite ones have no mean
+        low, high = np.percentile(drawn[1:], [2.5, 97.5])
         return float(drawn[0]), float(low), float(high)
 
-    with np.errstate(invalid="ignore"):
-        lower = {name: 1 - drawn / values[reference] for name, drawn in values.items()}
-    return {name: (interval(values[name]), interval(np.nan_to_num(lower[name], nan=0.0))) for name in grams}
+    found = {name: interval(drawn) for name, drawn in values.items()}
+    nothing = (float("nan"), float("nan"), float("nan"))
+    return {
+        name: (ratio, interval(1 - values[reference] / values[name])
+               if min(ratio[1], found[reference][1]) > 0 else nothing)
+        for name, ratio in found.items()
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -74,25 +75,37 @@ def interval(
 
 
 def cell(value: float, low: float, high: float, sign: str = "") -> str:
-    """An interval in a table."""
+    """An interval in a table; nan stands for what can't be measured."""
+    if math.isnan(value):
+        return "no signal"
     return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 @dataclass
 class Claim:
-    """What is claimed, the least difference that shows it, and what was found."""
+    """What is claimed, the goal, and what was found over so many seeds."""
 
     text: str
     goal: float
     found: Interval
+    seeds: int = 3
 
     @property
     def verdict(self) -> str:
-        """shown: the goal is reached by an interval off zero; refuted: the interval lies below the goal."""
+        """shown: the goal is reached by the mean, and the interval is off zero; refuted: it lies below the goal."""
         value, low, high = self.found
+        if math.isnan(value):
+            return "no signal"
+        if self.seeds < 2:
+            return "one seed"
         if value >= self.goal and low > 0:
             return "shown"
         return "refuted" if high < self.goal else "not shown"
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        found = [None if math.isnan(number) else number for number in self.found]
+        return {"text": self.text, "goal": self.goal, "found": found, "verdict": self.verdict}
 
     def row(self) -> str:
         """A line of the table of claims."""
@@ -101,7 +114,10 @@ class Claim:
 
 def claims_table(claims: Sequence[Claim]) -> str:
     """Claims as markdown."""
-    return "\n".join(["| claim | goal | found | verdict |", "|---|---|---|---|", *(claim.row() for claim in claims)])
+    head = "Shown: the mean reaches the goal and the interval is off zero. Intervals over three seeds are rough, and "
+    head += f"mostly too narrow; of {len(claims)} claims one in twenty may be off by chance."
+    rows = ["| claim | goal | found | verdict |", "|---|---|---|---|", *(claim.row() for claim in claims)]
+    return "\n".join([head, "", *rows])
 
 
 def environment(env_id: str, kwargs: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ LEAST = {
     **dict.fromkeys(("seed", "num_threads", "num_workers", "checkpoint_every", "eval_episodes", "eval_every"), 0),
     **dict.fromkeys(("max_staleness", "lora_rank", "dynamic_sampling", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), 0),
-    **dict.fromkeys(("eval_demonstrations", "temperature", "profile"), 0),
+    **dict.fromkeys(("eval_demonstrations", "first_demonstration", "temperature", "profile"), 0),
     **{"hidden_size": 24, "num_layers": 2, "intermediate_size": 1},  # smaller ones have no room for a copying circuit
 }
 ABOVE_0 = {"max_grad_norm": "; a large one clips nothing", "target_kl": "; without it nothing stops", "memory_gb": ""}
@@ -61,7 +61,8 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
         (lambda a: a.model == "scratch", "without --model scratch"),
     ),
     **dict.fromkeys(
-        ("expert_share", "teacher", "only_successes", "num_demonstrations", "eval_demonstrations"),
+        ("expert_share", "teacher", "only_successes", "num_demonstrations", "first_demonstration",
+         "eval_demonstrations"),
         (lambda a: not a.data, "with --data"),
     ),
     **dict.fromkeys(("rag_share", "num_workers"), (lambda a: not a.data or a.model == "scratch", "with --data")),
@@ -133,9 +134,13 @@ def check(args: Any) -> None:
     check_each(args)
     if (schedule := getattr(args, "horizon_schedule", None)) is not None:
         try:
-            stages(schedule)
+            turns = stages(schedule)
         except ValueError as error:
             raise SystemExit(f"--horizon-schedule: {error}") from error
+        iterations, last = args.total_episodes // args.episodes_per_iteration, (len(turns) - 1) * args.horizon_every
+        if last >= iterations and distributed.launched_rank() == 0:  # --resume may raise them
+            print(f"--horizon-schedule {schedule}: its last stage begins after {last} iterations, and the run has "
+                  f"{iterations}: lower --horizon-every, which is {args.horizon_every}", file=sys.stderr)  # fmt: skip
     total, count = args.total_episodes, args.episodes_per_iteration
     whole = total - total % count
     contradictions = [

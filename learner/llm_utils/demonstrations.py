@@ -117,7 +117,9 @@ class Demonstrations:
         for index in indexes:
             rng = np.random.default_rng([self.seed, index])
             if rag_env is not None and rng.random() < rag_share:
-                rows.append(demonstrate(rag_env, index, rag_env.demonstration, self.seed))
+                row = demonstrate(rag_env, index, rag_env.demonstration, self.seed)
+                if row.is_success or not self.only_successes:
+                    rows.append(row)
                 continue
             by_expert = self.teacher == "expert" if self.teacher else rng.random() < expert_share
             mistakes = None if by_expert else rng

@@ -286,11 +286,14 @@ def page_cache(stat: Path) -> int:
 # ------------------------------------------------------------------------------------------------------- a measurement
 
 
-def measure(model: Any, tokens: int, longest_row: int, vocab_size: int, temperature: float = 1.0) -> int:
+def measure(
+    model: Any, tokens: int, longest_row: int, vocab_size: int, temperature: float = 1.0, entropy: bool = False
+) -> int:
     """The bytes that activations and logits of one microbatch take at their peak, from a forward and backward pass.
 
-    The microbatch has `tokens` tokens in rows of at most `longest_row`, all of them trained. All processes must call
-    this together. Raises RuntimeError where main memory's peak can't be read (there is no /proc).
+    The microbatch has `tokens` tokens in rows of at most `longest_row`, all of them trained, with `entropy` also for
+    their entropies. All processes must call this together. Raises RuntimeError where main memory's peak can't be read
+    (there is no /proc).
     """
     length = min(tokens, longest_row)
     rng, count = np.random.default_rng(0), max(1, tokens // length)
@@ -305,8 +308,8 @@ def measure(model: Any, tokens: int, longest_row: int, vocab_size: int, temperat
         before = resident_bytes("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     try:
-        logprobs, _ = policy_forward(model, rows, vocab_size, temperature)
-        logprobs.sum().backward()
+        logprobs, entropies = policy_forward(model, rows, vocab_size, temperature, entropy)
+        (logprobs.sum() + (entropies.sum() if entropy else 0.0)).backward()
     finally:
         gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
         model.zero_grad()

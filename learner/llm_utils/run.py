@@ -156,9 +156,11 @@ class Run:
         return self.valid(self.sampler.collect([number for number, _ in episodes(iteration)]))
 
     def horizon(self, iteration: int) -> int | None:
-        """The most turns of an episode of this iteration; None: what the environment says."""
-        schedule = getattr(self.args, "horizon_schedule", None)
-        return None if schedule is None else horizon(stages(schedule), self.args.horizon_every, iteration)
+        """The most turns of an episode of this iteration, as far as the environment has so many; None: all it has."""
+        if getattr(self.args, "horizon_schedule", None) is None:
+            return None
+        turns = horizon(stages(self.args.horizon_schedule), self.args.horizon_every, iteration)
+        return min(turns, self.envs.envs[0].max_turns)
 
     def collect_more(self, episodes: Episodes) -> list[Trajectory]:
         """Play further episodes in this iteration. Returns those that count."""
@@ -232,6 +234,8 @@ class Run:
             self.state["train_seconds"] += sum(self.seconds.values())
             scalars |= {f"time/{name}": seconds for name, seconds in self.seconds.items()} | self.gap
             scalars["charts/episodes"] = self.state["episodes"]
+            if (most_turns := self.horizon(iteration)) is not None:
+                scalars["charts/horizon"] = most_turns
             scalars["charts/learning_rate"] = self.optimizer.adam.param_groups[0]["lr"]
             scalars["charts/SPS"] = turns / sum(self.seconds.values())
             self.log.iteration(rows, self.metrics, self.state, scalars, self.played)
@@ -311,7 +315,9 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     policy = load_policy(source, device, args, resumed, **loading)
     check_vocabulary(policy, vocab_size)
     if report is not None and device.type == "cuda":  # where a microbatch is quick, measured instead of estimated
-        report.measured(measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature)).refuse()
+        bonus = getattr(args, "ent_coef", 0.0) != 0
+        taken = measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature, bonus)
+        report.measured(taken).refuse()
     critic = distributed.shard(make_critic(source, args, dtype).eval(), device) if make_critic is not None else None
     modules, rates = [policy], [args.learning_rate]
     if critic is not None:

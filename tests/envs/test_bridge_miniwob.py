@@ -281,3 +281,60 @@ def test_every_page_can_be_read():
     for name in miniwob_page.names():
         asked, page = first_view(name, 0, "train")
         assert asked and len(page) < 20_000, name
+
+
+def test_what_stands_in_any_field_is_shown():
+    page = Page("enter-date", 1, "train")
+    (field,) = [one for one in page.elements if one.tag == "input_date"]
+    page.act("type", {"element": field.ref, "text": "01022015"})
+    assert 'with "2015-01-02"' in str(page)
+    page.close()
+
+
+def test_a_second_choice_takes_an_option_of_several_back():
+    page = Page("click-scroll-list", 1, "train")
+    (field,) = [one for one in page.elements if one.tag == "select"]
+    for chosen in (True, False):
+        page.act("select", {"element": field.ref, "option": field.options[0]})
+        (now,) = [one for one in page.elements if one.tag == "select"]
+        assert (field.options[0] in now.chosen) is chosen
+    page.close()
+
+
+def test_a_page_that_runs_what_is_typed_is_no_task():
+    with pytest.raises(ValueError, match="tasks must be some of"):
+        MiniWoBEnv(tasks=["terminal"])
+
+
+@pytest.mark.parametrize("reward", ["9", "NaN", "-1.01"])
+def test_no_page_pays_what_miniwob_does_not(reward):
+    page = Page("click-test", 1, "train")
+    browser = page.browser
+    browser.driver.execute_script(f"core.endEpisode({reward});")
+    with pytest.raises(ToolFault, match="the page paid"):
+        page.act("press", {"key": "Tab"})
+    assert not browser.alive()
+
+
+def test_a_browser_that_does_not_start_is_a_fault(monkeypatch):
+    monkeypatch.setattr(miniwob_page, "_IDLE", [])
+    chromium, driver = miniwob_page.find_chromium()
+    others = set(browsers(os.getpid()))
+    for broken in (("/bin/false", driver), (chromium, "/bin/false")):
+        monkeypatch.setattr(miniwob_page, "find_chromium", lambda broken=broken: broken)
+        with pytest.raises(ToolFault, match="didn't start"):
+            Page("click-test", 1, "train")
+    wait_for(lambda: set(browsers(os.getpid())) <= others)
+
+
+def test_a_forked_child_holds_no_browser_back(monkeypatch):
+    monkeypatch.setattr(miniwob_page, "_IDLE", [])
+    page = Page("click-test", 1, "train")
+    if not (child := os.fork()):
+        time.sleep(60)
+        os._exit(0)
+    began = time.monotonic()
+    page.browser.end()
+    assert time.monotonic() - began < 15 and not page.browser.alive()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)

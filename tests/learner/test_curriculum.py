@@ -54,3 +54,22 @@ def test_a_run_that_goes_on_has_the_horizon_of_one_that_never_stopped(learn):
 def test_with_stale_episodes_each_has_the_horizon_of_its_own_iteration(learn):
     flags = [*SMALL, "--horizon-schedule", "1,3", "--horizon-every", 2, "--max-staleness", 1]
     assert turns_of(learn("grpo_llm", *flags)) == {1: 1, 2: 1, 3: 3}
+
+
+def test_a_horizon_bounds_what_the_environment_gives(learn):
+    flags = [*SMALL, "--env-kwargs", '{"max_turns": 2}', "--horizon-schedule", "1,9", "--horizon-every", 1]
+    assert turns_of(learn("grpo_llm", *flags)) == {1: 1, 2: 2, 3: 2}
+
+
+def test_further_groups_have_the_horizon_of_their_iteration(learn):
+    flags = [*SMALL, "--horizon-schedule", "1,2,3", "--horizon-every", 1, "--dynamic-sampling", 1, "--group-size", 2]
+    run_dir = learn("grpo_llm", *flags)
+    found = turns_of(run_dir)
+    assert all(turns <= iteration for iteration, turns in found.items())
+    rows = (run_dir / "trajectories.jsonl").read_text().splitlines()
+    assert len(rows) > 48  # some were played again
+
+
+def test_a_stage_that_is_never_reached_is_named(learn, capfd):
+    learn("grpo_llm", *SMALL, "--horizon-schedule", "1,2")
+    assert "its last stage begins after 20 iterations, and the run has 3: lower" in capfd.readouterr().err

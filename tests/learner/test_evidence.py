@@ -26,6 +26,7 @@ RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatc
 )  # fmt: skip
 def test_the_verdict_of_a_claim(goal, found, verdict):
     assert scores.Claim("", goal, found).verdict == verdict
+    assert scores.Claim("", goal, found, seeds=1).verdict == "one seed"
 
 
 def test_an_interval_covers_seeds_and_tasks():
@@ -50,12 +51,16 @@ def test_noise_to_signal_of_known_noise():
     rng = np.random.default_rng(0)
     gradients = 1.0 + 2.0 * rng.normal(size=(200, 500))  # |mean|^2 = 500, trace of the covariance = 4 * 500
     louder = 1.0 + 4.0 * rng.normal(size=(200, 500))
-    found = noise.bootstrap({"dense": gradients @ gradients.T, "outcome": louder @ louder.T}, "outcome", 200)
-    assert found["dense"][0][0] == pytest.approx(4, rel=0.1) and found["outcome"][0][0] == pytest.approx(16, rel=0.1)
+    silent = rng.normal(size=(200, 500))
+    grams = {name: g @ g.T for name, g in (("dense", gradients), ("outcome", louder), ("silent", silent))}
+    found = noise.bootstrap(grams, "outcome", 200)
+    assert found["dense"][0][0] == pytest.approx(1 / 4, rel=0.1)
+    assert found["outcome"][0][0] == pytest.approx(1 / 16, rel=0.1)
     value, low, high = found["dense"][1]
     assert value == pytest.approx(0.75, abs=0.05) and low < value < high and found["outcome"][1] == (0, 0, 0)
-    nothing = np.eye(50) - 0.01
-    assert noise.noise_to_signal(nothing, np.ones(50)) == np.inf
+    assert found["silent"][0][1] < 0 and np.isnan(found["silent"][1]).all()
+    assert scores.Claim("", 0.45, found["silent"][1]).verdict == "no signal"
+    assert all(np.isnan(less).all() for _, less in noise.bootstrap(grams, "silent", 50).values())
 
 
 def test_steps_to_half_success_are_between_two_evaluations(monkeypatch):
@@ -98,17 +103,16 @@ def test_teachers_in_small(small, monkeypatch):
     small.worlds = ["CraftWorld"]
     start = "SFT, 500 of fallible_50"
     small.rows = [start, f"{start}, successes", "GRPO", f"GRPO after {start}", teachers.SAME_TIME, teachers.OWN[0]]
-    results, table = teachers.measure(small)
-    found = results["CraftWorld"]
-    assert set(found["success"]) == {"shipped policy", *small.rows} and len(found["claims"]) == 8
+    found = teachers.measure(small)["CraftWorld"]
+    assert set(found["success"]) == {"shipped policy", *small.rows} and len(found["claims"]) == 16
     assert found["cost"][f"GRPO after {start}"][0] == 508 and found["cost"][teachers.OWN[0]][0] == 200
-    assert "| GRPO |" in table and "verdict" in table
+    assert "| GRPO |" in found["table"] and "one seed" in found["table"]
+    assert found["cost"]["GRPO"][1] > 8 and found["cost"][f"{start}, successes"] != found["cost"]["GRPO"]
 
 
 @pytest.mark.slow
 def test_exploration_in_small(small, monkeypatch):
     small.places = ["MultihopWorld"]
-    results, table = exploration.measure(small)
-    found = results["MultihopWorld"]
+    found = exploration.measure(small)["MultihopWorld"]
     assert set(found["success"]) == {"shipped policy", exploration.SHOWN, *exploration.PLACES["MultihopWorld"].rows}
-    assert len(found["claims"]) == 5 and "4 calls or more" in table
+    assert len(found["claims"]) == 5 and "4 calls or more" in found["table"]

@@ -21,9 +21,10 @@ from typing import Any
 from agent_r1.bridges.bridge import check_version
 from agent_r1_tools import ToolFault, ToolResult
 
-SECONDS = 60.0  # for anything that a browser does; most take hundredths
+REQUEST, SECONDS = 20, 120.0  # for what a browser is asked, and for a call with all that was called before it
 MOST_IDLE = 4  # browsers that wait for another episode; each takes .2 to .3 GB
 MOST_TEXT = 200  # characters typed in one call
+UNSAFE = ("terminal",)  # its page runs what is typed: it sets innerHTML to it
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--mute-audio",
     "--window-size=500,500", "--disable-extensions", "--disable-background-networking", "--disable-component-update",
@@ -31,8 +32,9 @@ FLAGS = (
 )  # fmt: skip
 KEYS = (
     "Enter", "Tab", "Backspace", "Delete", "Escape", "Space", "ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown",
-    "Home", "End", "PageUp", "PageDown", "Control+a", "Control+c", "Control+v", "Control+x",
+    "Home", "End", "PageUp", "PageDown", "Control+a",
 )  # fmt: skip
+"""None copies: a clipboard outlives an episode."""
 
 # The time of a page never runs out: a policy thinks longer than a person clicks. Animations jump to their end.
 BEGIN = "core.EPISODE_MAX_TIME = 2147483647; if (window.jQuery) jQuery.fx.off = true;"
@@ -49,7 +51,7 @@ const list = core.previousDOMInfo[arguments[0]];
 if (!(list instanceof HTMLSelectElement)) return false;
 const option = Array.from(list.options).find(one => one.text.trim() === arguments[1]);
 if (option === undefined) return false;
-option.selected = true;
+option.selected = !(list.multiple && option.selected);
 for (const name of ["input", "change"]) list.dispatchEvent(new Event(name, {bubbles: true}));
 return true;
 """
@@ -58,17 +60,21 @@ return true;
 GUARD = """
 import os, shutil, signal, subprocess, sys
 folder, *command = sys.argv[1:]
-browser = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-sys.stdin.read()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 try:
-    os.killpg(browser.pid, signal.SIGKILL)
-except ProcessLookupError:
-    pass
-browser.wait()
-for _ in range(50):  # its children write until they are gone
-    shutil.rmtree(folder, ignore_errors=True)
-    if not os.path.exists(folder):
-        break
+    browser = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    sys.stdin.read()
+finally:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        os.killpg(browser.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    browser.wait()
+    for _ in range(50):  # its children write until they are gone
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            break
 """
 
 
@@ -93,9 +99,9 @@ class Element:
         parts = [f"[{self.ref}] {self.tag.replace('_', ' ')}"]
         if self.text:
             parts.append(f'"{self.text}"')
-        elif self.tag in ("input_text", "input_password", "textarea"):
-            parts.append(f'with "{self.value}"')
-        elif isinstance(self.value, bool):
+        elif isinstance(self.value, str):
+            parts.append(f'with "{" ".join(self.value.split())}"')
+        elif self.value is not None:
             parts.append("checked" if self.value else "not checked")
         elif self.options:
             parts.append(f"of {' | '.join(self.options)}; chosen: {' | '.join(self.chosen) or 'nothing'}")
@@ -200,7 +206,7 @@ class Page:
             browser, self.browser = self.browser, None
             if browser is not None:
                 browser.end()
-            if isinstance(error, WebDriverException | HTTPError | OSError):
+            if isinstance(error, WebDriverException | HTTPError | OSError | RuntimeError):
                 raise ToolFault(f"the browser was lost: {error!r:.300}") from error
             raise
 
@@ -229,12 +235,14 @@ class Browser:
                 options.add_argument(flag)
             options.set_capability("unhandledPromptBehavior", "dismiss")
             direct = Proxy({"proxyType": ProxyType.DIRECT})  # whatever the environment says
-            config = ClientConfig(remote_server_addr=address, proxy=direct, timeout=int(SECONDS))
+            config = ClientConfig(remote_server_addr=address, proxy=direct, timeout=REQUEST)
             self.driver: Any = webdriver.Remote(address, options=options, client_config=config)
-            self.driver.set_script_timeout(SECONDS / 2)
-            self.driver.set_page_load_timeout(SECONDS / 2)
-        except BaseException:
+            self.driver.set_script_timeout(REQUEST / 2)
+            self.driver.set_page_load_timeout(REQUEST / 2)
+        except BaseException as error:
             self.end()
+            if isinstance(error, Exception):  # too little memory, a version that doesn't fit, ...
+                raise ToolFault(f"the browser didn't start: {error!r:.300}") from error
             raise
 
     def begin(self, name: str, seed: int, mode: str) -> tuple[str, list[Element]]:
@@ -246,8 +254,16 @@ class Browser:
         self.driver.get(task.url)
         self.driver.execute_script(BEGIN)
         task.begin_task(seed)
-        self.result = lambda: _result(task.get_metadata())
+        self.task = task
         return self.look()
+
+    def result(self) -> tuple[bool, float]:
+        """Whether the task is over, and its reward from -1 to 1. Raises ToolFault for what no task of MiniWoB pays."""
+        found = self.task.get_metadata()
+        reward = found["raw_reward"]
+        if not isinstance(reward, int | float) or not -1 <= reward <= 1:
+            raise ToolFault(f"the page paid {reward!r:.60}")
+        return bool(found["done"]), float(reward)
 
     def look(self) -> tuple[str, list[Element]]:
         """What is asked and what stands there."""
@@ -283,9 +299,10 @@ class Browser:
         """Kill it, whatever it does; not a parent's, after a fork."""
         if self.owner != os.getpid():
             return
-        self.process.stdin.close()  # type: ignore[union-attr]  # the guard does it
+        self.process.terminate()  # the guard does it; a forked child may hold its stdin open
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(SECONDS)
+            self.process.wait(REQUEST)
+        self.process.stdin.close()  # type: ignore[union-attr]
         self.process.stdout.close()  # type: ignore[union-attr]
 
     def _port(self) -> int:
@@ -293,7 +310,7 @@ class Browser:
         pipe, said = self.process.stdout, b""
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)  # type: ignore[arg-type]
-            deadline = time.monotonic() + SECONDS
+            deadline = time.monotonic() + REQUEST
             while (left := deadline - time.monotonic()) > 0 and selector.select(left):
                 more = os.read(pipe.fileno(), 4096)  # type: ignore[union-attr]
                 said += more
@@ -302,10 +319,6 @@ class Browser:
                 if not more:
                     break
         raise ToolFault(f"chromedriver didn't start: {said.decode(errors='replace')[-300:]!r}")
-
-
-def _result(found: dict[str, Any]) -> tuple[bool, float]:
-    return bool(found["done"]), float(found["raw_reward"])
 
 
 _IDLE: list[Browser] = []
@@ -356,8 +369,8 @@ def find_chromium() -> tuple[str, str]:
 
 @cache
 def names() -> tuple[str, ...]:
-    """MiniWoB's tasks whose pages are files."""
+    """MiniWoB's tasks whose pages are files, but for `UNSAFE`."""
     find_chromium()
     from miniwob.selenium_instance import HTML_DIR
 
-    return tuple(sorted(path.stem for path in Path(HTML_DIR, "miniwob").glob("*.html")))
+    return tuple(sorted(path.stem for path in Path(HTML_DIR, "miniwob").glob("*.html") if path.stem not in UNSAFE))
