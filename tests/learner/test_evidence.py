@@ -104,7 +104,7 @@ def test_teachers_in_small(small, monkeypatch):
     start = "SFT, 500 of fallible_50"
     small.rows = [start, f"{start}, successes", "GRPO", f"GRPO after {start}", teachers.SAME_TIME, teachers.OWN[0]]
     found = teachers.measure(small)["CraftWorld"]
-    assert set(found["success"]) == {"shipped policy", *small.rows} and len(found["claims"]) == 16
+    assert set(found["success"]) == {"shipped policy", *small.rows} and len(found["claims"]) == 12
     assert found["cost"][f"GRPO after {start}"][0] == 508 and found["cost"][teachers.OWN[0]][0] == 200
     assert "| GRPO |" in found["table"] and "one seed" in found["table"]
     assert found["cost"]["GRPO"][1] > 8 and found["cost"][f"{start}, successes"] != found["cost"]["GRPO"]
