@@ -1,6 +1,8 @@
 """The figures of an iteration: which episodes they are of, and how steps are put together."""
 
 import json
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpo_llm
@@ -18,12 +20,13 @@ def log(tmp_path):
 
     def iteration(rows, logs=(), played=None):
         run = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
-        logger = Logger(tmp_path, grpo_llm.Args(), 8, run)
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))  # two files of one second are read in any order
+        logger = Logger(folder, grpo_llm.Args(), 8, run)
         run |= {"iteration": 1, "global_step": 20}
         logger.iteration(rows, logs, run, {"charts/SPS": 3.0}, played)
         logger.evaluation(rows if played is None else played, run)
         logger.close()
-        events = EventAccumulator(str(tmp_path)).Reload()
+        events = EventAccumulator(str(folder)).Reload()
         return {name: events.Scalars(name)[-1].value for name in events.Tags()["scalars"]}
 
     return iteration
