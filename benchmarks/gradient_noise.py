@@ -14,71 +14,22 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
+from evidence_parts.noise import FEWEST, gradients, signal_to_noise
 from machine import from_1, record_results, require_quiet_machine
 from paper_table import MULTIHOP, ROOT, environment, finish, job
 
 CHECKPOINTS = {"early": 256, "middle": 768, "late": 1536}  # episodes of training
-FEWEST = 10  # batches: with fewer the bootstrap draws samples without a pair of different batches, whose ratio is nan
+KINDS: dict[str, dict[str, Any]] = {"process + outcome": {}, "outcome only": {"process_reward": False}}
 
 
-def outcome_only(row: Any) -> None:
-    """Take the process rewards out of a finished episode: its outcome is paid at the end, nothing before."""
-    for turn in row.turns:
-        turn.reward = 0.0
-    if row.turns:
-        row.turns[-1].reward = sum(value for name, value in row.reward_terms.items() if name.startswith("outcome/"))
-
-
-def gradients(model: str, batches: int, groups: int, seed: int) -> dict[str, np.ndarray]:
+def gradients_of(model: str, batches: int, groups: int, seed: int) -> dict[str, np.ndarray]:
     """Gram matrices [batches, batches] of GRPO's gradients at `model`, by kind of reward."""
-    import grpo_llm
-    import gymnasium as gym
-    import torch
-
-    from llm_utils.loading import load_policy
-    from llm_utils.rollout import rollout
-    from llm_utils.run import Run
-    from llm_utils.transformers_engine import TransformersEngine
-
-    torch.set_num_threads(1)
-    args = grpo_llm.Args(env_id=MULTIHOP.env_id)
-    kwargs, device = MULTIHOP.env_kwargs[MULTIHOP.env_id], torch.device("cpu")
-    envs = gym.make_vec(args.env_id, num_envs=args.num_envs, tokenizer=model, split="train", **kwargs)
-    vocab_size = envs.single_action_space.vocab_size
-    policy = load_policy(model, device)
-    engine = TransformersEngine(policy, args.num_envs, vocab_size)
-    run = Run(**dict.fromkeys(Run.__dataclass_fields__) | {"args": args, "policy": policy, "vocab_size": vocab_size})
-    size = groups * args.group_size
-    found: dict[str, list[np.ndarray]] = {"process + outcome": [], "outcome only": []}
-    tasks = np.random.default_rng(seed).integers(envs.envs[0].num_tasks, size=batches * groups)
-    episodes = list(enumerate(np.repeat(tasks, args.group_size).tolist()))
-    for first in range(0, len(episodes), 16 * size):  # enough at a time to keep all slots busy
-        rows = rollout(envs, engine, episodes[first : first + 16 * size], seed)
-        for kind, grads in found.items():
-            if kind == "outcome only":
-                for row in rows:
-                    outcome_only(row)
-            for start in range(0, len(rows), size):
-                batch = rows[start : start + size]
-                grpo_llm.compute_advantages(batch, args)  # a batch by itself: scales come from the other groups in it
-                policy.zero_grad()
-                grpo_llm.backward(batch, args, run)
-                parts = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
-                grads.append(torch.cat(parts).numpy())
-    envs.close()
-    return {kind: (matrix := np.stack(grads)) @ matrix.T for kind, grads in found.items()}
+    return gradients(model, MULTIHOP.env_id, MULTIHOP.env_kwargs[MULTIHOP.env_id], KINDS, batches, groups, seed)
 
 
 def noise_to_signal(gram: np.ndarray, counts: np.ndarray) -> float:
-    """trace(covariance) / squared norm of the mean, from inner products of the gradients of batches.
-
-    `counts` says how often each batch was drawn. The squared norm is the mean inner product of different batches: that
-    of the mean itself would hold a part of the noise.
-    """
-    weights = np.outer(counts, counts).astype(float)
-    np.fill_diagonal(weights, 0.0)
-    signal = (weights * gram).sum() / weights.sum()
-    return float(np.average(np.diag(gram), weights=counts) / signal - 1)
+    """trace(covariance) / squared norm of the mean: one over `signal_to_noise`."""
+    return 1 / signal_to_noise(gram, counts)
 
 
 def bootstrap(grams: dict[str, np.ndarray], resamples: int = 2000) -> dict[str, tuple[float, float, float]]:
@@ -109,7 +60,7 @@ def main() -> None:
             for name, episodes in CHECKPOINTS.items() if name in args.checkpoints]  # fmt: skip
     models = [str(folder / "model") for folder in finish(jobs, args.workers)]
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
-        futures = [pool.submit(gradients, model, args.batches, args.groups, 1) for model in models]
+        futures = [pool.submit(gradients_of, model, args.batches, args.groups, 1) for model in models]
         names = [name for name in CHECKPOINTS if name in args.checkpoints]
         results = {name: bootstrap(future.result()) for name, future in zip(names, futures, strict=True)}
     rows = ["| checkpoint | episodes of training | process + outcome | outcome only | lower by |"]

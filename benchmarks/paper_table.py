@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evidence_parts.scores import Scores, cell, interval, per_task, report
 from machine import from_1, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,7 +50,6 @@ EFFECTS = {  # of what: (with it, without it)
 }
 BASELINES = {"base tool call": "agent", "naive RAG": "naive_rag"}  # modes of evaluate_llm.py, of the first policy
 
-Scores = dict[str, np.ndarray]  # column -> exact match [seeds, tasks]
 
 
 @dataclass
@@ -134,10 +134,6 @@ def imitation(suite: Suite, model: str, label: str, count: int, steps: int, seed
     return job(label, "sft_llm.py", seed, *flags)
 
 
-def report(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text())
-
-
 def evaluate(
     suite: Suite, model: str, trained: dict[str, list[Path]], workers: int, only: Sequence[str] = ()
 ) -> dict[str, Scores]:
@@ -152,7 +148,8 @@ def evaluate(
                 flags = [*environment(suite, env_id), "--split", split, "--model", policy, "--mode", mode]
                 jobs[label, seed, env_id, split] = job(f"{label} {split}", "evaluate_llm.py", seed, *flags,
                                                        *suite.evaluate)  # fmt: skip
-    em = dict(zip(jobs, map(exact_matches, finish(list(jobs.values()), workers)), strict=True))
+    folders = finish(list(jobs.values()), workers)
+    em = {key: per_task(folder, "em") for key, folder in zip(jobs, folders, strict=True)}
     scores: dict[str, Scores] = {}
     for label, policies in models.items():
         scores[label] = {}
@@ -163,54 +160,10 @@ def evaluate(
     return scores
 
 
-def exact_matches(folder: Path) -> dict[int, float]:
-    """Task index -> exact match of an evaluation."""
-    rows = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
-    return {row["task_index"]: row["stats"]["em"] for row in rows}
-
-
 def number_of_hops(split: str, index: int) -> int:
     from agent_r1.tasks.multihop_world import generate_task
 
     return generate_task(0, split, index).metadata["hops"]
-
-
-# --------------------------------------------------------------------------------------------------------- statistics
-
-
-def interval(
-    one: Scores, other: Scores | None = None, columns: Sequence[str] = (), resamples: int = 2000
-) -> tuple[float, float, float]:
-    """Mean over columns (default: all) of the exact match, or of one's minus the other's, and its 95 % interval.
-
-    Seeds and tasks are drawn anew; the tasks are the same for both.
-    """
-    columns, rng = columns or list(one), np.random.default_rng(0)
-
-    def draw(resample: bool) -> float:
-        means = []
-        for sign, scores in ((1, one), (-1, other)):
-            if scores is None:
-                continue
-            seeds, means_of = len(scores[columns[0]]), []
-            chosen = rng.integers(seeds, size=seeds) if resample else np.arange(seeds)
-            for column in columns:
-                table = scores[column][chosen]
-                means_of.append(table[:, drawn[column]].mean() if resample else table.mean())
-            means.append(sign * np.mean(means_of))
-        return float(sum(means))
-
-    drawn: dict[str, np.ndarray] = {}
-    values = []
-    for _ in range(resamples):
-        drawn = {column: rng.integers(n, size=n) for column in columns for n in [one[column].shape[1]]}
-        values.append(draw(True))
-    low, high = np.percentile(values, [2.5, 97.5])
-    return draw(False), float(low), float(high)
-
-
-def cell(value: float, low: float, high: float, sign: str = "") -> str:
-    return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def tables(suite: Suite, scores: dict[str, Scores], trained: dict[str, list[Path]]) -> tuple[str, dict[str, Any]]:

@@ -29,24 +29,6 @@ def test_the_verdict_of_a_claim(goal, found, verdict):
     assert scores.Claim("", goal, found, seeds=1).verdict == "one seed"
 
 
-def test_an_interval_covers_seeds_and_tasks():
-    rng = np.random.default_rng(0)
-    same = {"a": np.tile(rng.random(400) < 0.7, (3, 1)).astype(float)}  # seeds agree: tasks are all the noise
-    value, low, high = scores.interval(same)
-    assert value == same["a"].mean()
-    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.7 * 0.3 / 400), rel=0.15)
-    apart = {"a": np.repeat([[0.0], [0.5], [1.0]], 400, axis=1)}  # tasks agree: seeds are all the noise
-    assert scores.interval(apart)[1:] == pytest.approx((0, 1), abs=0.2)
-
-
-def test_a_difference_is_of_the_same_tasks():
-    tasks = (np.random.default_rng(0).random(200) < 0.5).astype(float)
-    one, other = {"a": np.tile(tasks, (3, 1)), "b": np.ones((3, 50))}, {"a": np.zeros((3, 200)), "b": np.ones((3, 50))}
-    assert scores.interval(one, one) == (0, 0, 0) == scores.interval(one, other, ["b"])
-    value, low, high = scores.interval(one, other)
-    assert value == pytest.approx(tasks.mean() / 2) and 0 < low < value < high
-
-
 def test_noise_to_signal_of_known_noise():
     rng = np.random.default_rng(0)
     gradients = 1.0 + 2.0 * rng.normal(size=(200, 500))  # |mean|^2 = 500, trace of the covariance = 4 * 500

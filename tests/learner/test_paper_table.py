@@ -7,6 +7,7 @@ import numpy as np
 import paper_table
 import pytest
 import tyro
+from evidence_parts import noise
 
 from llm_utils import arguments
 
@@ -20,7 +21,7 @@ def test_a_learner_accepts_the_flags_of_every_row(label):
 
 def test_an_outcome_is_paid_at_the_end_alone(make_row):
     row = make_row([(2, 4, 0.3), (5, 7, -0.1), (8, 9, 1.2)], 9, reward_terms={"process/a": 0.4, "outcome/em": 1.0})
-    gradient_noise.outcome_only(row)
+    noise.outcome_only(row)
     assert row.turn_rewards().tolist() == [0.0, 0.0, 1.0]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.bridges.bridge import BridgeEnv, World, check_version
+from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema, check_version
 from agent_r1.dialects import Call
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
@@ -37,26 +37,21 @@ LEVELS = (
 """Forty levels, the largest of each kind but for the mazes; `level` takes any other of BabyAI's, too."""
 
 
-def _tool(name: str, description: str, **properties: dict[str, Any]) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": properties, "required": list(properties)}
-    return {"name": name, "description": description, "parameters": parameters | {"additionalProperties": False}}
-
-
 TOOLS = [
-    _tool("turn", "Turn where you stand.", direction={"type": "string", "enum": ["left", "right"]}),
-    _tool("forward", "Walk ahead.", steps={"type": "integer", "minimum": 1, "maximum": MOST_STEPS}),
-    _tool(
+    call_schema("turn", "Turn where you stand.", direction={"type": "string", "enum": ["left", "right"]}),
+    call_schema("forward", "Walk ahead.", steps={"type": "integer", "minimum": 1, "maximum": MOST_STEPS}),
+    call_schema(
         "go_to",
         "Walk up to a thing that you see, so that it is right ahead.",
         thing={"type": "string", "description": "its name as you read it, such as: red ball, or: red ball 2"},
     ),
-    _tool("pick_up", "Pick up the thing right ahead."),
-    _tool("drop", "Put what you carry on the free place right ahead."),
-    _tool("toggle", "Open or close the door right ahead (a locked one with its key), or open the box."),
+    call_schema("pick_up", "Pick up the thing right ahead."),
+    call_schema("drop", "Put what you carry on the free place right ahead."),
+    call_schema("toggle", "Open or close the door right ahead (a locked one with its key), or open the box."),
 ]
 
 
-class BabyAIEnv(BridgeEnv):
+class BabyAIEnv(FinalRewardEnv):
     """BabyAI: instructions in a grid of rooms, seen in words.
 
     ## Description
@@ -105,18 +100,6 @@ class BabyAIEnv(BridgeEnv):
         self.memory["reward"] = result.data["reward"]
         cut = "game" if result.data["truncated"] else None
         return End(float(result.data["reward"] > 0), metrics=self.final_metrics(), truncation_reason=cut)
-
-    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer gives up."""
-        return 0.0, self.final_metrics()
-
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-        """BabyAI's reward."""
-        return float(self.memory.get("reward", 0.0))
-
-    def final_metrics(self) -> dict[str, float]:
-        """reward: BabyAI's."""
-        return {"reward": float(self.memory.get("reward", 0.0))}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """BabyAI's own bot, a call a turn; its steps ahead in a row are one call.

@@ -131,6 +131,28 @@ class BridgeEnv(ToolEnv):
         self.drop_world()
 
 
+class FinalRewardEnv(BridgeEnv):
+    """A simulator that pays once, at its end: `judge_result` puts that into `memory["reward"]`. An answer gives up."""
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """An answer gives up."""
+        return 0.0, self.final_metrics()
+
+    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+        """The simulator's reward."""
+        return self.final_metrics()["reward"]
+
+    def final_metrics(self) -> dict[str, float]:
+        """reward: the simulator's; 0 before its end."""
+        return {"reward": float(self.memory.get("reward", 0.0))}
+
+
+def call_schema(name: str, description: str, **properties: dict[str, Any]) -> dict[str, Any]:
+    """A call of a simulator, all of whose arguments are required: `properties` are their JSON schemas."""
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"name": name, "description": description, "parameters": parameters | {"additionalProperties": False}}
+
+
 def digest(result: ToolResult) -> str:
     """What came of a call, in short: what was said, and the data that rewards are made of."""
     said = json.dumps([result.content, result.ok, result.done, result.data], sort_keys=True, default=lambda value: "")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.bridges.bridge import BridgeEnv, World
+from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema
 from agent_r1.bridges.miniwob_page import KEYS, MOST_TEXT, SECONDS, Page, find_chromium, names
 from agent_r1.bridges.miniwob_scripts import SCRIPTS
 from agent_r1.dialects import Call
@@ -18,21 +18,17 @@ from agent_r1_tools import ToolResult
 SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
 
 
-def _tool(name: str, description: str, **properties: dict[str, Any]) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": properties, "required": list(properties)}
-    return {"name": name, "description": description, "parameters": parameters | {"additionalProperties": False}}
-
-
+TEXT = {"type": "string", "maxLength": MOST_TEXT}
 ELEMENT = {"type": "integer", "minimum": 1, "maximum": 100_000, "description": "its number in brackets"}
 TOOLS = [
-    _tool("click", "Click on an element.", element=ELEMENT),
-    _tool("type", "Click on an element and type.", element=ELEMENT, text={"type": "string", "maxLength": MOST_TEXT}),
-    _tool("select", "Choose an option of a list.", element=ELEMENT, option={"type": "string"}),
-    _tool("press", "Press a key.", key={"type": "string", "enum": list(KEYS)}),
+    call_schema("click", "Click on an element.", element=ELEMENT),
+    call_schema("type", "Click on an element and type.", element=ELEMENT, text=TEXT),
+    call_schema("select", "Choose an option of a list.", element=ELEMENT, option={"type": "string"}),
+    call_schema("press", "Press a key.", key={"type": "string", "enum": list(KEYS)}),
 ]
 
 
-class MiniWoBEnv(BridgeEnv):
+class MiniWoBEnv(FinalRewardEnv):
     """MiniWoB++: small tasks on web pages in a real, headless Chromium.
 
     ## Description
@@ -88,18 +84,6 @@ class MiniWoBEnv(BridgeEnv):
             return {}
         self.memory["reward"] = result.data["reward"]
         return End(float(result.data["reward"] == 1), metrics=self.final_metrics())
-
-    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer gives up."""
-        return 0.0, self.final_metrics()
-
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-        """MiniWoB's reward."""
-        return float(self.memory.get("reward", 0.0))
-
-    def final_metrics(self) -> dict[str, float]:
-        """reward: MiniWoB's."""
-        return {"reward": float(self.memory.get("reward", 0.0))}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """A script that reads the first page, a call a turn.

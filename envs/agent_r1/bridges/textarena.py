@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.bridges.bridge import BridgeEnv, World
+from agent_r1.bridges.bridge import FinalRewardEnv, World
 from agent_r1.bridges.textarena_players import MOVES, SOLVED, base, solve
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
@@ -57,7 +57,7 @@ GAMES = tuple(f"{name}-v0" for name in (*SOLVED, *MOVES) if name not in LEFT_OUT
 """The games that "all" means: the expert can play them, and of those for two there is a scripted player."""
 
 
-class TextArenaEnv(BridgeEnv):
+class TextArenaEnv(FinalRewardEnv):
     """Games of TextArena, alone or against another player.
 
     ## Description
@@ -140,14 +140,6 @@ class TextArenaEnv(BridgeEnv):
         self.memory["reward"] = reward = result.data["reward"]
         score = 1.0 if result.data["won"] else min(max(reward, 0.0), 0.99)
         return End(score, metrics=self.final_metrics())
-
-    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer gives up."""
-        return 0.0, self.final_metrics()
-
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-        """TextArena's reward."""
-        return self.final_metrics()["reward"]
 
     def final_metrics(self) -> dict[str, float]:
         """reward: TextArena's; what isn't played to its end counts as lost."""
