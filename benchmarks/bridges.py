@@ -1,6 +1,6 @@
 """The environments through other people's packages: experts over all tasks, the load, a small chat model in them.
 
-    python benchmarks/bridges.py --part oracle                     # every task of every split, and what says nothing
+    python benchmarks/bridges.py --part oracle                     # all tasks of all splits, or 20 of each kind
     python benchmarks/bridges.py --part load                       # 64 episodes at once
     python benchmarks/bridges.py --part model --model FOLDER       # 20 tasks of each by evaluate_llm.py
     python benchmarks/bridges.py --part oracle --ids BabyAI        # some again; the others stay as they were recorded
@@ -35,36 +35,55 @@ from worlds import measure
 
 import agent_r1
 from agent_r1 import probes
+from agent_r1.bridges import alfworld, babyai, scienceworld
+from agent_r1.bridges.miniwob_scripts import SCRIPTS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
 IDS = [env_id.removeprefix("AgentR1/").removesuffix("-v0") for env_id in agent_r1.BRIDGES]
 SHOWN = 12  # failures that are named in the JSON
+EACH = 20  # tasks of a kind
+KINDS: dict[str, dict[str, dict[str, Any]]] = {  # ids whose tasks are of several kinds, and how each is asked for
+    "BabyAI": {level: {"level": level} for level in babyai.LEVELS},
+    "ALFWorld": {kind: {"kinds": (kind,)} for kind in alfworld.KINDS},
+    "ScienceWorld": {task: {"tasks": (task,)} for task in scienceworld.TASKS},
+    "MiniWoB": {task: {"tasks": (task,)} for task in SCRIPTS},
+}
 
 
 def oracle(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """How many tasks of each split the expert solves, and why not all; the same of who says nothing."""
-    env: Any = gym.make(f"AgentR1/{name}-v0").unwrapped
-    found: dict[str, Any] = {}
-    for split in dict.fromkeys(env.splits.values()):
-        env = gym.make(f"AgentR1/{name}-v0", split=split).unwrapped
-        count = min(env.num_tasks, args.tasks)
-        solved, idle, calls, failed = 0, 0, 0, {}
-        for index in range(count):
+    """How many tasks the expert solves, and why not all; the same of who says nothing. A row for each split or kind."""
+    if name in KINDS:
+        return {kind: oracle_of(name, kind, kwargs, min(args.tasks, EACH)) for kind, kwargs in KINDS[name].items()}
+    splits = dict.fromkeys(gym.make(f"AgentR1/{name}-v0").unwrapped.splits.values())
+    return {split: oracle_of(name, split, {"split": split}, args.tasks) for split in splits}
+
+
+def oracle_of(name: str, row: str, kwargs: dict[str, Any], tasks: int) -> dict[str, Any]:
+    """The first tasks of an environment made with `kwargs`."""
+    env: Any = gym.make(f"AgentR1/{name}-v0", **kwargs).unwrapped
+    count = min(env.num_tasks, tasks)
+    played, solved, idle, calls, failed = 0, 0, 0, 0, {}
+    for index in range(count):
+        try:
             episode = probes.play(env, index, probes.expert, max_turns=10_000)
-            calls += sum(len(info["tool_calls"]) for info in episode.infos)
-            solved += episode.success
-            if not episode.success:
-                failed[env.task.id] = str(episode.infos[-1].get("metrics") or episode.infos[-1])[:300]
-        for index in range(min(count, 100)):
-            idle += probes.play(env, index, probes.null, max_turns=3).success
-        env.close()
-        found[split] = {
-            "tasks": count, "of": env.num_tasks, "solved": solved, "calls": calls / count,
-            "null_of_100": idle, "failed": dict(list(failed.items())[:SHOWN]),
-        }  # fmt: skip
-        print(f"{name}, {split}: {solved} of {count}", flush=True)
-    return found
+        except ValueError as error:  # there is no demonstration of this task
+            failed[env.task.id] = str(error)[:300]
+            continue
+        played += 1
+        calls += sum(len(info["tool_calls"]) for info in episode.infos)
+        solved += episode.success
+        if not episode.success:
+            failed[env.task.id] = str(episode.infos[-1].get("metrics") or episode.infos[-1])[:300]
+    for index in range(min(count, 100)):
+        idle += probes.play(env, index, probes.null, max_turns=3).success
+    of = env.num_tasks
+    env.close()
+    print(f"{name}, {row}: {solved} of {count}", flush=True)
+    return {
+        "tasks": count, "of": of, "solved": solved, "calls": calls / max(played, 1),
+        "null_of_100": idle, "failed": dict(list(failed.items())[:SHOWN]),
+    }  # fmt: skip
 
 
 def load(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -112,8 +131,8 @@ def table(part: str, results: dict[str, Any]) -> str:
         for split, one in found.items():
             reasons = Counter(one["failed"].values()).most_common(1)
             rows.append(
-                {"id": name, "split": split, "tasks": f"{one['tasks']:,} of {one['of']:,}", "solved": one["solved"],
-                 "calls": f"{one['calls']:.1f}", "null, of 100": one["null_of_100"],
+                {"id": name, "split or kind": split, "tasks": f"{one['tasks']:,} of {one['of']:,}",
+                 "solved": one["solved"], "calls": f"{one['calls']:.1f}", "null, of 100": one["null_of_100"],
                  "why not all": reasons[0][0] if reasons else "", **measured}
             )  # fmt: skip
     names = list(dict.fromkeys(key for row in rows for key in row))
