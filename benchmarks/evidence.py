@@ -1,15 +1,15 @@
-"""What imitation, rewards, exploration and curricula do on long horizons: the figures of docs/evidence.md.
+"""What imitation, rewards, exploration and curricula do on long horizons, each claim with its figure and verdict.
 
     python benchmarks/evidence.py --part teachers                        # CraftWorld and ShopWorld, 3 seeds each
-    python benchmarks/evidence.py --part teachers --worlds CraftWorld    # one of them
+    python benchmarks/evidence.py --part teachers --worlds CraftWorld --rows GRPO PPO    # a piece of it
     python benchmarks/evidence.py --part horizons                        # process rewards against the outcome alone
     python benchmarks/evidence.py --part exploration                     # what makes a policy try more
-    python benchmarks/evidence.py --part masks                           # Agent-R1's masks on long episodes
+    python benchmarks/evidence.py --part masks                           # Agent-R1's masks, some twelve turns a task
 
-What is finished is not repeated, and after Ctrl-C the same command goes on. Intervals are 95 %, from a bootstrap over
-seeds and tasks together (over batches of one run for noise); with three seeds they are rough, and mostly too narrow.
-Differences are of the same tasks. Worlds that aren't asked for stay as they were recorded.
-Writes benchmarks/results/evidence_PART.json and .md.
+What a run showed stands in results/evidence_runs.jsonl from its end on and is not measured again, here or elsewhere;
+after Ctrl-C the same command goes on. Intervals are 95 %, from a bootstrap over seeds and tasks together (over batches
+of one run for noise); with three seeds they are rough, and mostly too narrow. Differences are of the same tasks.
+Writes benchmarks/results/evidence_PART.json and .md; what isn't asked for stays in them.
 """
 
 import argparse
@@ -17,17 +17,22 @@ import json
 import os
 
 from evidence_parts import exploration, horizons, masks, teachers
-from evidence_parts.scores import ROOT
+from evidence_parts.runs import ROOT
 from machine import RESULTS, from_1, given_flags, record_results, require_quiet_machine
 
 PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "masks": masks}
+FLAGS = {  # of each part
+    "teachers": ["worlds", "rows", "episodes"], "horizons": ["depths", "batches"],
+    "exploration": ["places", "episodes"], "masks": ["episodes"],
+}  # fmt: skip
+SAME = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True, help="what is measured")
     parser.add_argument("--worlds", nargs="+", choices=teachers.WORLDS, default=list(teachers.WORLDS),
-                        help="where (teachers, masks)")  # fmt: skip
+                        help="where (teachers)")  # fmt: skip
     parser.add_argument("--rows", nargs="+", choices=teachers.ROWS, default=teachers.ROWS, help="which rows (teachers)")
     parser.add_argument("--depths", nargs="+", type=from_1, choices=horizons.STEPS, default=list(horizons.STEPS),
                         help="of CraftWorld's tasks (horizons)")  # fmt: skip
@@ -40,17 +45,24 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="further flags of the learners, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
+    own = [*FLAGS[args.part], "seeds", "workers", "flags"]
+    for name in sorted({name for names in FLAGS.values() for name in names} - set(own)):
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name} does nothing in --part {args.part}")
     require_quiet_machine(args.force)
     os.chdir(ROOT)  # learners run there, and find environments of benchmarks/
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
-    given = given_flags(parser, args, "worlds", "rows", "depths", "batches", "places", "seeds", "workers",
-                        "episodes", "flags")  # fmt: skip
-    command = f"python benchmarks/evidence.py --part {args.part}{given}"
-    record = RESULTS / f"evidence_{args.part}.json"
-    results = json.loads(record.read_text())["results"] if record.is_file() else {}  # of other worlds
-    results |= {name: found | {"command": command} for name, found in PARTS[args.part].measure(args).items()}
-    tables = "\n\n".join(f"`{found['command']}`\n\n{found['table']}" for found in results.values())
+    path = RESULTS / f"evidence_{args.part}.json"
+    results = json.loads(path.read_text())["results"] if path.is_file() else {}
+    settings = {name: getattr(args, name) for name in SAME if name in own}
+    for name, found in results.items():
+        if found["settings"] != settings:
+            parser.error(f"{path.name} has {name} with other settings, {found['settings']}: use them, or delete it")
+    for name, found in PARTS[args.part].measure(args, results).items():
+        results[name] = found | {"settings": settings}
+    tables = "\n\n".join(found["table"] for found in results.values())
     print(tables)
+    command = f"python benchmarks/evidence.py --part {args.part}{given_flags(parser, args, *settings)}"
     record_results(f"evidence_{args.part}", results, tables, command, args.force)
 
 

@@ -1,17 +1,15 @@
-"""Part 3: what is never tried is never learned. What makes it be tried: horizons, entropy, temperature, rewards."""
+"""What is never tried is never learned. What makes it be tried: horizons, entropy, temperature, rewards."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval, job, per_task, table_of
-from llm_utils.benchmark import Job, finish
-from llm_utils.compare import read_curve
+from evidence_parts.runs import Run, make, successes
+from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,12 @@ EPISODES = 7_680
 SHOWN = "ten longer demonstrations alone"
 
 
-def demonstrations(place: Place, seed: int) -> Job:
+def demonstrations(place: Place, seed: int) -> Run:
     """Ten of the expert's, supervised."""
     flags = ["--model", tiny(place), "--expert-share", 1, "--num-demonstrations", 10, "--eval-demonstrations", 0]
     flags += ["--first-demonstration", 1000 * seed, "--num-steps", 40, "--batch-size", 10, "--warmup-steps", 5]
     flags += ["--learning-rate", 3e-4, "--num-workers", 0]
-    return job(SHOWN, "sft_llm.py", seed, *environment(place.env_id, place.kwargs), *flags, "--eval-every", 0)
+    return Run(SHOWN, "sft_llm.py", seed, (*environment(place.env_id, place.kwargs), *flags, "--eval-every", 0))
 
 
 def tiny(place: Place) -> str:
@@ -63,50 +61,48 @@ def tiny(place: Place) -> str:
     return tiny_policy(place.model)
 
 
-def grpo(place: Place, row: str, seed: int, model: str, more: str) -> Job:
+def grpo(place: Place, row: str, seed: int, model: Run | str, more: str) -> Run:
     """One way of a table, in so many episodes."""
     kwargs, flags, _ = place.rows[row]
     words = [*environment(place.env_id, place.kwargs | kwargs), "--model", model, "--total-episodes", EPISODES]
     words += ["--learning-rate", 3e-4, "--eval-every", 3, "--save-model", *flags, *shlex.split(more)]
-    return job(row, "grpo_llm.py", seed, *words)
+    return Run(row, "grpo_llm.py", seed, tuple(words))
 
 
-def play(place: Place, row: str, seed: int, model: str, episodes: int, temperature: int) -> Job:
+def play(place: Place, row: str, seed: int, model: Run | str, episodes: int, temperature: int) -> Run:
     """An evaluation on held-out tasks, greedy or sampled."""
     flags = [*environment(place.env_id, place.kwargs), "--model", model, "--split", "test", "--episodes", episodes]
-    return job(f"{row} test {temperature}", "evaluate_llm.py", seed, *flags, "--temperature", temperature)
+    return Run(f"{row}, test, {temperature}", "evaluate_llm.py", seed, (*flags, "--temperature", temperature))
 
 
-def at_budget(folders: list[Path], budget: float) -> list[float]:
+def at_budget(lines: list[dict[str, Any]], budget: float) -> list[float]:
     """Success in the evaluations of training after so many turns, of each seed."""
-    return [float(np.interp(budget, *read_curve(folder, "eval/success", "steps"))) for folder in folders]
+    return [float(np.interp(budget, line["eval_turns"], line["eval_success"])) for line in lines]
 
 
-def measure(args: Any) -> dict[str, Any]:
-    """A table for each place, at equal episodes and at equal turns."""
+def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
+    """A table for each place, at equal episodes and at equal turns; the ten demonstrations come on top of them."""
     results: dict[str, Any] = {}
     for name in args.places:
         place, numbers = PLACES[name], range(1, args.seeds + 1)
-        shown = finish([demonstrations(place, seed) for seed in numbers], args.workers)
-        starts = {True: [str(folder / "model") for folder in shown], False: [tiny(place)] * args.seeds}
-        jobs = {row: [grpo(place, row, seed, model, args.flags)
-                      for seed, model in zip(numbers, starts[after], strict=True)]
-                for row, (_, _, after) in place.rows.items()}  # fmt: skip
-        folders = iter(finish([one for group in jobs.values() for one in group], args.workers))
-        trained = {row: [next(folders) for _ in group] for row, group in jobs.items()}
-        models = {"shipped policy": [tiny(place)], SHOWN: starts[True]}
-        models |= {row: [str(folder / "model") for folder in group] for row, group in trained.items()}
+        shown = [demonstrations(place, seed) for seed in numbers]
+        starts: dict[bool, list[Run | str]] = {True: [*shown], False: [tiny(place)] * args.seeds}
+        trained = {row: [grpo(place, row, seed, model, args.flags)
+                         for seed, model in zip(numbers, starts[after], strict=True)]
+                   for row, (_, _, after) in place.rows.items()}  # fmt: skip
+        make([*shown, *(run for group in trained.values() for run in group)], args)
+        models: dict[str, list[Run | str]] = {"shipped policy": [tiny(place)], SHOWN: starts[True]}
+        models |= {row: [*group] for row, group in trained.items()}
         plays = {(row, temperature): [play(place, row, seed, model, args.episodes, temperature)
                                       for seed, model in enumerate(group, 1)]
                  for row, group in models.items() for temperature in (0, 1)}  # fmt: skip
-        folders = iter(finish([one for group in plays.values() for one in group], args.workers))
-        played = {key: [next(folders) for _ in group] for key, group in plays.items()}
-        scores: dict[str, Scores] = {row: {"success": table_of(played[row, 0])} for row in models}
-        long = {row: float(np.mean([[calls >= place.calls for calls in per_task(folder, "tool_calls").values()]
-                                    for folder in played[row, 1]])) for row in models}  # fmt: skip
-        ends = [read_curve(folder, "eval/success", "steps")[0][-1] for group in trained.values() for folder in group]
-        budget = min(ends)
-        then = {row: at_budget(group, budget) for row, group in trained.items()}
+        make([run for group in plays.values() for run in group], args)
+        played = {key: make(group, args) for key, group in plays.items()}
+        scores: dict[str, Scores] = {row: {"success": successes(played[row, 0])} for row in models}
+        long = {row: float(np.mean([share_of_long(line, place.calls) for line in played[row, 1]])) for row in models}
+        lines_of = {row: make(group, args) for row, group in trained.items()}
+        budget = min(line["eval_turns"][-1] for group in lines_of.values() for line in group)
+        then = {row: at_budget(group, budget) for row, group in lines_of.items()}
         lines = [f"| {name} | success, greedy | sampled episodes with {place.calls} calls or more | "
                  f"success after {budget:,.0f} turns, each seed |", "|---|---|---|---|"]  # fmt: skip
         for row, found in scores.items():
@@ -124,3 +120,8 @@ def measure(args: Any) -> dict[str, Any]:
             "table": "\n\n".join(["\n".join(lines), claims_table(claims)]),
         }
     return results
+
+
+def share_of_long(line: dict[str, Any], calls: int) -> float:
+    """The share of an evaluation's episodes with so many calls or more."""
+    return sum(count for number, count in line["calls"].items() if int(number) >= calls) / line["tasks"]

@@ -1,14 +1,16 @@
-"""Part 5: Agent-R1's two masks (arXiv 2511.14460, table 4) where episodes are long."""
+"""Agent-R1's two masks (arXiv 2511.14460, table 4) where a task takes some twelve turns."""
 
 from __future__ import annotations
 
 import shlex
 from typing import Any
 
-from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval, job, table_of
-from evidence_parts.teachers import EPISODES, WORLDS, World, play
-from llm_utils.benchmark import Job, finish
+from evidence_parts.runs import Run, make, successes
+from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval
+from evidence_parts.teachers import CRAFT, EPISODES, World, play
 
+WORLD = World(CRAFT, {"depth": 4}, {"in domain": ("test", {"depth": 4}), "deeper": ("depth_5", {}),
+                                    "other wording": ("other_phrasings", {})})  # fmt: skip
 ROWS: dict[str, list[str]] = {
     "PPO": ["ppo_llm.py"],
     "PPO, no advantage mask": ["ppo_llm.py", "--no-advantage-mask"],
@@ -23,40 +25,32 @@ EFFECTS = {  # of what: (with it, without it)
 }
 
 
-def train(world: World, row: str, seed: int, more: str) -> Job:
+def train(row: str, seed: int, more: str) -> Run:
     """A learner with or without a mask, from the shipped policy."""
     script, *flags = ROWS[row]
-    words = [*environment(world.env_id, world.kwargs), "--total-episodes", EPISODES, "--eval-episodes", 0]
-    return job(f"masks {row}", script, seed, *words, "--save-model", *flags, *shlex.split(more))
+    words = [*environment(WORLD.env_id, WORLD.kwargs), "--total-episodes", EPISODES, "--eval-episodes", 0]
+    return Run(f"masks, {row}", script, seed, (*words, "--save-model", *flags, *shlex.split(more)))
 
 
-def measure(args: Any) -> dict[str, Any]:
+def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     """Success of each row, and what each mask adds."""
-    results: dict[str, Any] = {}
-    for name in args.worlds:
-        world, numbers = WORLDS[name], range(1, args.seeds + 1)
-        runs = [(row, seed) for row in ROWS for seed in numbers]
-        folders = finish([train(world, row, seed, args.flags) for row, seed in runs], args.workers)
-        scores: dict[str, Scores] = {row: {} for row in ROWS}
-        for column, (split, kwargs) in world.columns.items():
-            plays = [play(world, f"masks {row}", seed, split, kwargs, str(folder / "model"), args.episodes, 0)
-                     for (row, seed), folder in zip(runs, folders, strict=True)]  # fmt: skip
-            played = finish(plays, args.workers)
-            for row in ROWS:
-                own = [folder for (other, _), folder in zip(runs, played, strict=True) if other == row]
-                scores[row][column] = table_of(own)
-        lines = [f"| {name}: success, greedy | " + " | ".join(world.columns) + " |"]
-        lines.append("|---" * (len(world.columns) + 1) + "|")
-        for row, found in scores.items():
-            lines.append(f"| {row} | " + " | ".join(cell(*interval(found, None, [c])) for c in found) + " |")
-        inside = next(iter(world.columns))
-        claims = [
-            Claim(f"{name}: {mask} helps", 0.0, interval(scores[one], scores[other], [inside]), args.seeds)
-            for mask, (one, other) in EFFECTS.items()
-        ]
-        results[name] = {
-            "success": {row: {c: interval(found, None, [c]) for c in found} for row, found in scores.items()},
-            "claims": [claim.record() for claim in claims],
-            "table": "\n\n".join(["\n".join(lines), claims_table(claims)]),
-        }
-    return results
+    numbers = range(1, args.seeds + 1)
+    trained = {row: [train(row, seed, args.flags) for seed in numbers] for row in ROWS}
+    plays = {(row, column): [play(WORLD, f"masks, {row}", seed, split, kwargs, run, args.episodes)
+                             for seed, run in zip(numbers, trained[row], strict=True)]
+             for row in ROWS for column, (split, kwargs) in WORLD.columns.items()}  # fmt: skip
+    make([run for group in (*trained.values(), *plays.values()) for run in group], args)
+    scores: dict[str, Scores] = {
+        row: {column: successes(make(plays[row, column], args)) for column in WORLD.columns} for row in ROWS
+    }
+    lines = ["| CraftWorld, depth 4: success, greedy | " + " | ".join(WORLD.columns) + " |"]
+    lines.append("|---" * (len(WORLD.columns) + 1) + "|")
+    for row, found in scores.items():
+        lines.append(f"| {row} | " + " | ".join(cell(*interval(found, None, [c])) for c in found) + " |")
+    claims = [Claim(f"{mask} helps", 0.0, interval(scores[one], scores[other], ["in domain"]), args.seeds)
+              for mask, (one, other) in EFFECTS.items()]  # fmt: skip
+    return {"CraftWorld": {
+        "success": {row: {c: interval(found, None, [c]) for c in found} for row, found in scores.items()},
+        "claims": [claim.record() for claim in claims],
+        "table": "\n\n".join(["\n".join(lines), claims_table(claims)]),
+    }}  # fmt: skip

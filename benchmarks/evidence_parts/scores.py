@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +11,8 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "learner"))
-from llm_utils.benchmark import Job, make_job  # noqa: E402
-
 Scores = dict[str, np.ndarray]  # column -> success [seeds, tasks], 0 or 1
 Interval = tuple[float, float, float]  # value, low, high: 95 %
-
-
-def job(label: str, script: str, seed: int, *flags: object) -> Job:
-    """A run of a script in learner/, in one thread; its name follows from the label."""
-    name = "evidence_" + re.sub(r"\W+", "_", label.lower())
-    words = ["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), "--num-threads", "1"]
-    return make_job([*words, *map(str, flags)])
 
 
 def report(folder: Path) -> dict[str, Any]:
@@ -39,20 +26,16 @@ def per_task(folder: Path, name: str = "success") -> dict[int, float]:
     return {row["task_index"]: float(row["stats"][name]) for row in rows}
 
 
-def table_of(folders: Sequence[Path], name: str = "success") -> np.ndarray:
-    """A figure of evaluations of the same tasks [seeds, tasks]."""
-    found = [per_task(folder, name) for folder in folders]
-    return np.array([[one[task] for task in sorted(found[0])] for one in found])
-
-
 def interval(
     one: Scores, other: Scores | None = None, columns: Sequence[str] = (), resamples: int = 2000
 ) -> Interval:
     """Mean over columns (default: all) of the success, or of one's minus the other's, and its 95 % interval.
 
-    Seeds and tasks are drawn anew; the tasks are the same for both.
+    Seeds and tasks are drawn anew; the tasks are the same for both. ValueError where one has more than the other.
     """
     columns, rng = columns or list(one), np.random.default_rng(0)
+    if other is not None and any(one[column].shape[1] != other[column].shape[1] for column in columns):
+        raise ValueError("a difference is of the same tasks; here one side has more of them than the other")
 
     def draw(resample: bool) -> float:
         difference = 0.0
@@ -88,7 +71,7 @@ class Claim:
     text: str
     goal: float
     found: Interval
-    seeds: int = 3
+    seeds: int
 
     @property
     def verdict(self) -> str:
@@ -96,16 +79,16 @@ class Claim:
         value, low, high = self.found
         if math.isnan(value):
             return "no signal"
-        if self.seeds < 2:
-            return "one seed"
         if value >= self.goal and low > 0:
-            return "shown"
-        return "refuted" if high < self.goal else "not shown"
+            verdict = "shown"
+        else:
+            verdict = "refuted" if high < self.goal else "not shown"
+        return f"{verdict}, in one run" if self.seeds < 2 else verdict
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
         found = [None if math.isnan(number) else number for number in self.found]
-        return {"text": self.text, "goal": self.goal, "found": found, "verdict": self.verdict}
+        return {"text": self.text, "goal": self.goal, "found": found, "seeds": self.seeds, "verdict": self.verdict}
 
     def row(self) -> str:
         """A line of the table of claims."""
@@ -114,8 +97,12 @@ class Claim:
 
 def claims_table(claims: Sequence[Claim]) -> str:
     """Claims as markdown."""
-    head = "Shown: the mean reaches the goal and the interval is off zero. Intervals over three seeds are rough, and "
-    head += f"mostly too narrow; of {len(claims)} claims one in twenty may be off by chance."
+    seeds = min((claim.seeds for claim in claims), default=1)
+    of = "are of one run; others may differ more"
+    if seeds > 1:
+        of = f"over {seeds} seeds are rough, and mostly too narrow"
+    head = f"Shown: the mean reaches the goal and the interval is off zero. Intervals {of}; of {len(claims)} claims "
+    head += "one in forty may be shown by chance."
     rows = ["| claim | goal | found | verdict |", "|---|---|---|---|", *(claim.row() for claim in claims)]
     return "\n".join([head, "", *rows])
 

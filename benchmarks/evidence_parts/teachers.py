@@ -1,18 +1,16 @@
-"""Part 1: what imitation reaches, from whom, and what reinforcement learning adds to it."""
+"""What imitation reaches, from whom, and what reinforcement learning adds to it."""
 
 from __future__ import annotations
 
-import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval, job, report, table_of
-from llm_utils.benchmark import Job, finish
-from llm_utils.compare import read_curve
+from evidence_parts.runs import Run, Successes, make, successes
+from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval
 
 STEPS = {100: 60, 500: 120, 2000: 240, 5120: 480}  # demonstrations -> optimizer steps on 32 of them
 EPISODES = 5120  # of reinforcement learning
@@ -66,16 +64,17 @@ AFTER = {  # row -> learner, and the row that it begins with
     )
 }
 RATES = {f"{SAME}, rate {rate:g}": rate for rate in (1e-3, 3e-3)}  # beside 3e-4
+OF_SAME = ["--teacher", "fallible_50", "--num-demonstrations", 500]
 ROWS = [*IMITATIONS, *RATES, SAME_TIME, *OWN, *LEARNERS, *AFTER]
 
 
-def imitate(world: World, label: str, seed: int, steps: int, *flags: object, rate: float = 3e-4) -> Job:
-    """Supervised training of the shipped policy, on other tasks for each seed."""
+def imitate(world: World, label: str, seed: int, steps: int, *flags: object, rate: float = 3e-4) -> Run:
+    """Supervised training of the shipped policy, on other tasks for each seed (but for the own successes)."""
     more = ["--model", "tiny", "--num-steps", steps, "--batch-size", 32, "--warmup-steps", 10]
     more += ["--learning-rate", rate, "--eval-every", 0, *flags]
     if "--data" not in flags:
         more += ["--eval-demonstrations", 0, "--num-workers", 0, "--first-demonstration", 10_000 * seed]
-    return job(label, "sft_llm.py", seed, *environment(world.env_id, world.kwargs), *more)
+    return Run(label, "sft_llm.py", seed, (*environment(world.env_id, world.kwargs), *more))
 
 
 def teacher_flags(who: str, count: int, filtered: bool) -> list[object]:
@@ -83,117 +82,95 @@ def teacher_flags(who: str, count: int, filtered: bool) -> list[object]:
     return ["--teacher", who, "--num-demonstrations", count, *["--only-successes"] * filtered]
 
 
-def reinforce(world: World, label: str, learner: str, seed: int, model: str, more: str) -> Job:
+def reinforce(world: World, label: str, learner: str, seed: int, model: Run | str, more: str) -> Run:
     """Reinforcement learning from a policy."""
     flags = ["--model", model, "--total-episodes", EPISODES, "--eval-episodes", 0, "--save-model"]
     flags += ["--learning-rate", 3e-4, *["--critic-learning-rate", 1e-3] * (learner == "PPO"), *shlex.split(more)]
-    return job(label, LEARNERS[learner], seed, *environment(world.env_id, world.kwargs), *flags)
-
-
-def train(world: World, args: Any) -> dict[str, list[Path]]:
-    """The run folders of the rows of the table and of those that they begin with, a run for each seed."""
-    numbers, workers = range(1, args.seeds + 1), args.workers
-    needed = set(args.rows) | {AFTER[row][1] for row in args.rows if row in AFTER}
-    needed |= {SAME, "GRPO"} if SAME_TIME in needed else set()
-    needed |= {row.removesuffix(", successes") for row in needed}  # what a filtered row cost
-    jobs = {
-        label: [imitate(world, label, seed, STEPS[n], *teacher_flags(who, n, filtered)) for seed in numbers]
-        for label, (who, n, filtered) in IMITATIONS.items() if label in needed
-    }  # fmt: skip
-    of_same = teacher_flags("fallible_50", 500, False)
-    jobs |= {row: [imitate(world, row, seed, STEPS[500], *of_same, rate=rate) for seed in numbers]
-             for row, rate in RATES.items() if row in needed}  # fmt: skip
-    jobs |= {name: [reinforce(world, name, name, seed, "tiny", args.flags) for seed in numbers]
-             for name in LEARNERS if name in needed}  # fmt: skip
-    done = run(jobs, workers)
-
-    jobs = {
-        row: [reinforce(world, row, learner, seed, str(folder / "model"), args.flags)
-              for seed, folder in zip(numbers, done[label], strict=True)]
-        for row, (learner, label) in AFTER.items() if row in needed
-    }  # fmt: skip
-    if SAME_TIME in needed:
-        a_step = np.mean([report(folder)["train_seconds"] for folder in done[SAME]]) / STEPS[500]
-        steps = round(float(np.mean([report(folder)["train_seconds"] for folder in done["GRPO"]]) / a_step))
-        jobs[SAME_TIME] = [imitate(world, SAME_TIME, seed, steps, *of_same) for seed in numbers]
-    done |= run(jobs, workers)
-
-    models, kept = ["tiny"] * args.seeds, [[] for _ in numbers]
-    for number, label in enumerate(OWN if needed & set(OWN) else (), 1):
-        tried = finish([play(world, f"{label}, tried", 100 * number + seed, "train", world.kwargs, model, TRIES, 1)
-                        for seed, model in zip(numbers, models, strict=True)], workers)  # fmt: skip
-        for own, folder in zip(kept, tried, strict=True):
-            own += successes(folder)
-        files = [write_rows(folder / "successes.jsonl", own) for folder, own in zip(tried, kept, strict=True)]
-        steps = [max(1, EPOCHS * len(own) // 32) for own in kept]
-        done |= run({label: [imitate(world, label, seed, n, "--data", file)
-                             for seed, n, file in zip(numbers, steps, files, strict=True)]}, workers)  # fmt: skip
-        models = [str(folder / "model") for folder in done[label]]
-    return done
-
-
-def run(jobs: dict[str, list[Job]], workers: int) -> dict[str, list[Path]]:
-    """Finish all jobs; their folders by label."""
-    folders = iter(finish([one for group in jobs.values() for one in group], workers))
-    return {label: [next(folders) for _ in group] for label, group in jobs.items()}
+    return Run(label, LEARNERS[learner], seed, (*environment(world.env_id, world.kwargs), *flags))
 
 
 def play(
-    world: World, label: str, seed: int, split: str, kwargs: dict[str, Any], model: str, episodes: int, temperature: int
-) -> Job:
+    world: World, label: str, seed: int, split: str, kwargs: dict[str, Any], model: Run | str, episodes: int,
+    temperature: int = 0,
+) -> Run:  # fmt: skip
     """An evaluation."""
-    flags = [*environment(world.env_id, kwargs), "--model", model, "--split", split, "--episodes", episodes]
-    return job(f"{label} {split}", "evaluate_llm.py", seed, *flags, "--temperature", temperature)
+    flags = ["--model", model, "--split", split, "--episodes", episodes, "--temperature", temperature]
+    return Run(f"{label}, {split}", "evaluate_llm.py", seed, (*environment(world.env_id, kwargs), *flags))
 
 
-def successes(folder: Path) -> list[str]:
-    """The rows of an evaluation that ended in success."""
-    lines = (folder / "trajectories.jsonl").read_text().splitlines()
-    return [line for line in lines if json.loads(line)["stats"]["success"]]
+def build(world: World, label: str, seed: int, more: str) -> Run:
+    """The training of a row that is known before any has run."""
+    if label in IMITATIONS:
+        who, count, filtered = IMITATIONS[label]
+        return imitate(world, label, seed, STEPS[count], *teacher_flags(who, count, filtered))
+    if label in RATES:
+        return imitate(world, label, seed, STEPS[500], *OF_SAME, rate=RATES[label])
+    learner, start = AFTER.get(label, (label, None))
+    return reinforce(world, label, learner, seed, build(world, start, seed, more) if start else "tiny", more)
 
 
-def write_rows(path: Path, rows: list[str]) -> Path:
-    """A file to imitate. SystemExit without a row: the first policy never succeeded."""
-    if not rows:
-        raise SystemExit(f"{path.parent}: no episode succeeded, so there is nothing to imitate")
-    path.write_text("\n".join(rows) + "\n")
-    return path
+def train(world: World, rows: Sequence[str], args: Any) -> dict[str, list[Run]]:
+    """The trainings of these rows, made: one for each seed. Rows that they need come with them."""
+    numbers = range(1, args.seeds + 1)
+    needed = set(rows) | {AFTER[row][1] for row in rows if row in AFTER}
+    needed |= {SAME, "GRPO"} if SAME_TIME in needed else set()
+    needed |= {row.removesuffix(", successes") for row in needed}  # what a filtered row cost
+    trained = {row: [build(world, row, seed, args.flags) for seed in numbers]
+               for row in ROWS if row in needed and row not in (SAME_TIME, *OWN)}  # fmt: skip
+    make([run for group in trained.values() for run in group], args)
+    if SAME_TIME in needed:
+        one, other = (np.mean([line["seconds"] for line in make(trained[row], args)]) for row in (SAME, "GRPO"))
+        steps = round(float(other / one) * STEPS[500])
+        trained[SAME_TIME] = [imitate(world, SAME_TIME, seed, steps, *OF_SAME) for seed in numbers]
+        make(trained[SAME_TIME], args)
+    models: list[Run | str] = ["tiny"] * args.seeds
+    tried: list[tuple[Run, ...]] = [()] * args.seeds
+    for row in OWN[: max((OWN.index(row) + 1 for row in needed & set(OWN)), default=0)]:
+        tried = [(*before, play(world, f"{row}, tried", 100 * OWN.index(row) + seed, "train", world.kwargs, model,
+                                TRIES, 1)) for seed, before, model in zip(numbers, tried, models, strict=True)]
+        make([runs[-1] for runs in tried], args)
+        own = [sum(line["success"].count("1") for line in make(runs, args)) for runs in tried]
+        trained[row] = [imitate(world, row, seed, max(1, EPOCHS * right // 32), "--data", Successes(runs))
+                        for seed, right, runs in zip(numbers, own, tried, strict=True)]  # fmt: skip
+        make(trained[row], args)
+        models = [*trained[row]]
+    return trained
 
 
-def evaluate(world: World, trained: dict[str, list[Path]], args: Any) -> dict[str, Scores]:
+def cost(label: str, trained: dict[str, list[Run]], args: Any) -> list[float]:
+    """Episodes and turns played, and seconds of training, means over seeds. What is left out was played, too.
+
+    Seconds are the scripts': with their sampling, without what demonstrating takes.
+    """
+    lines = make(trained[label], args)
+    seconds = float(np.mean([line["seconds"] for line in lines]))
+    if label in OWN:
+        before = cost(OWN[OWN.index(label) - 1], trained, args) if label != OWN[0] else [0.0, 0.0, 0.0]
+        tried = make([run.needs[-1] for run in trained[label]], args)
+        own = [float(TRIES), float(np.mean([line["turns"] for line in tried]))]
+        own.append(seconds + float(np.mean([line["seconds"] for line in tried])))
+    elif label in IMITATIONS or label in RATES or label == SAME_TIME:
+        whole = make(trained[label.removesuffix(", successes")], args)
+        return [IMITATIONS.get(label, IMITATIONS[SAME])[1], float(np.mean([line["turns"] for line in whole])), seconds]
+    else:
+        own = [*(float(np.mean([line[name] for line in lines])) for name in ("episodes", "turns")), seconds]
+        before = cost(AFTER[label][1], trained, args) if label in AFTER else [0.0, 0.0, 0.0]
+    return [one + other for one, other in zip(own, before, strict=True)]
+
+
+def evaluate(world: World, trained: dict[str, list[Run]], args: Any) -> dict[str, Scores]:
     """Greedy success of every row on every task of every column."""
-    models = {"shipped policy": ["tiny"]}
-    models |= {row: [str(folder / "model") for folder in trained[row]] for row in ROWS if row in args.rows}
-    jobs = {
-        (label, column): [play(world, label, seed, split, kwargs, model, args.episodes, 0)
+    models: dict[str, list[Run | str]] = {"shipped policy": ["tiny"]}
+    models |= {row: [*trained[row]] for row in ROWS if row in trained}
+    plays = {
+        (label, column): [play(world, label, seed, split, kwargs, model, args.episodes)
                           for seed, model in enumerate(models[label], 1)]
         for label in models for column, (split, kwargs) in world.columns.items()
     }  # fmt: skip
-    folders = iter(finish([one for group in jobs.values() for one in group], args.workers))
-    scores: dict[str, Scores] = {label: {} for label in models}
-    for (label, column), group in jobs.items():
-        scores[label][column] = table_of([next(folders) for _ in group])
-    return scores
-
-
-def cost(label: str, trained: dict[str, list[Path]]) -> tuple[float, float, float]:
-    """Episodes and turns played, and seconds of training, means over seeds. What is left out was played, too.
-
-    Seconds are the learner's: with its sampling, without what demonstrating takes.
-    """
-    if label in OWN:
-        rounds = [trained[row] for row in OWN[: OWN.index(label) + 1]]
-        seconds = sum(np.mean([report(folder)["train_seconds"] for folder in folders]) for folders in rounds)
-        return TRIES * len(rounds), float("nan"), float(seconds)
-    seconds = float(np.mean([report(folder)["train_seconds"] for folder in trained[label]]))
-    whole = trained[label.removesuffix(", successes")]
-    if label in IMITATIONS or label in RATES or label == SAME_TIME:
-        episodes = IMITATIONS.get(label, IMITATIONS[SAME])[1]
-        return episodes, float(np.mean([report(folder)["turns"] for folder in whole])), seconds
-    curves = [read_curve(folder, "charts/episodes") for folder in whole]
-    own = np.mean([[values[-1], steps[-1]] for steps, values in curves], 0)
-    before = cost(AFTER[label][1], trained) if label in AFTER else (0.0, 0.0, 0.0)
-    return float(own[0]) + before[0], float(own[1]) + before[1], seconds + before[2]
+    make([run for group in plays.values() for run in group], args)
+    return {
+        label: {column: successes(make(plays[label, column], args)) for column in world.columns} for label in models
+    }
 
 
 def claims(name: str, scores: dict[str, Scores], seeds: int) -> list[Claim]:
@@ -213,25 +190,25 @@ def claims(name: str, scores: dict[str, Scores], seeds: int) -> list[Claim]:
     return found
 
 
-def measure(args: Any) -> dict[str, Any]:
-    """The table and the claims of each world."""
+def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
+    """The table and the claims of each world: of the rows that are asked for and of those that stand there already."""
     results: dict[str, Any] = {}
     for name in args.worlds:
-        world = WORLDS[name]
-        trained = train(world, args)
+        world, there = WORLDS[name], before.get(name, {}).get("success", {})
+        trained = train(world, [row for row in ROWS if row in args.rows or row in there], args)
         scores = evaluate(world, trained, args)
         found = claims(name, scores, args.seeds)
-        costs = {label: cost(label, trained) for label in scores if label in trained}
+        costs = {label: cost(label, trained, args) for label in trained}
         lines = [f"| {name}: success, greedy | " + " | ".join(world.columns) + " | episodes | turns | seconds |"]
         lines.append("|---" * (len(world.columns) + 4) + "|")
         for label, row in scores.items():
             cells = [cell(*interval(row, None, [column])) for column in world.columns]
-            cells += [f"{number:,.0f}".replace("nan", "") for number in costs.get(label, (0, 0, 0))]
+            cells += [f"{number:,.0f}" for number in costs.get(label, (0, 0, 0))]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
         results[name] = {
             "success": {label: {c: interval(row, None, [c]) for c in row} for label, row in scores.items()},
             "seeds": {label: {c: t.mean(1).tolist() for c, t in row.items()} for label, row in scores.items()},
-            "cost": {label: [None if np.isnan(number) else number for number in of] for label, of in costs.items()},
+            "cost": costs,
             "claims": [claim.record() for claim in found],
             "table": "\n\n".join(["\n".join(lines), claims_table(found)]),
         }

@@ -1,12 +1,15 @@
 """benchmarks/evidence.py: what a claim is worth, what is compared, and its parts in small."""
 
+import shutil
+import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from evidence_parts import exploration, horizons, noise, scores, teachers
+from evidence_parts import exploration, horizons, masks, noise, runs, scores, teachers
 
 from agent_r1 import probes
 
@@ -25,8 +28,8 @@ RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatc
     ],
 )  # fmt: skip
 def test_the_verdict_of_a_claim(goal, found, verdict):
-    assert scores.Claim("", goal, found).verdict == verdict
-    assert scores.Claim("", goal, found, seeds=1).verdict == "one seed"
+    assert scores.Claim("", goal, found, seeds=3).verdict == verdict
+    assert scores.Claim("", goal, found, seeds=1).verdict == f"{verdict}, in one run"
 
 
 def test_noise_to_signal_of_known_noise():
@@ -41,17 +44,40 @@ def test_noise_to_signal_of_known_noise():
     value, low, high = found["dense"][1]
     assert value == pytest.approx(0.75, abs=0.05) and low < value < high and found["outcome"][1] == (0, 0, 0)
     assert found["silent"][0][1] < 0 and np.isnan(found["silent"][1]).all()
-    assert scores.Claim("", 0.45, found["silent"][1]).verdict == "no signal"
+    assert scores.Claim("", 0.45, found["silent"][1], seeds=1).verdict == "no signal"
     assert all(np.isnan(less).all() for _, less in noise.bootstrap(grams, "silent", 50).values())
 
 
-def test_steps_to_half_success_are_between_two_evaluations(monkeypatch):
-    def of(at, success):
-        monkeypatch.setattr(horizons, "read_curve", lambda *_: (np.array(at, float), np.array(success, float)))
-        return horizons.steps_to_half(None)
+def test_turns_to_half_success_are_between_two_evaluations():
+    assert horizons.turns_to_half([0, 100, 200], [0.1, 0.3, 0.7]) == 150
+    assert horizons.turns_to_half([0, 100], [0.6, 0.7]) == 0
+    assert horizons.turns_to_half([0, 100], [0.1, 0.4]) == np.inf
 
-    assert of([0, 100, 200], [0.1, 0.3, 0.7]) == 150
-    assert of([0, 100], [0.6, 0.7]) == 0 and of([0, 100], [0.1, 0.4]) == np.inf
+
+def test_a_difference_is_of_the_same_tasks():
+    with pytest.raises(ValueError, match="of the same tasks"):
+        scores.interval({"a": np.ones((1, 3))}, {"a": np.zeros((1, 5))})
+    lines = [{"tasks_hash": name, "label": name, "success": "01"} for name in "ab"]
+    with pytest.raises(SystemExit, match="not of the same tasks: a, b"):
+        runs.successes(lines)
+
+
+def test_a_run_is_known_by_what_it_does():
+    def run(seed, *flags):
+        return runs.Run("a", "sft_llm.py", seed, flags)
+
+    start = run(1, "--num-steps", 2)
+    assert start.key == runs.Run("another name", "sft_llm.py", 1, ("--num-steps", "2")).key
+    after = run(1, "--model", start)
+    assert after.needs == [start] and after.key != run(1, "--model", run(2, "--num-steps", 2)).key
+    own = run(1, "--data", runs.Successes((start, after)))
+    assert own.needs == [start, after] and own.key not in (start.key, after.key)
+
+
+def test_a_flag_of_another_part_is_refused():
+    words = [sys.executable, str(runs.ROOT / "benchmarks/evidence.py"), "--part", "horizons", "--episodes", "7"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2 and "--episodes does nothing in --part horizons" in done.stderr
 
 
 def test_a_new_query_is_paid_once_and_at_most_four_times():
@@ -72,10 +98,11 @@ def test_a_new_query_is_paid_once_and_at_most_four_times():
 def small(monkeypatch, tmp_path):
     """Runs go to an empty folder."""
     for name in ("learner", "benchmarks", "envs"):
-        (tmp_path / name).symlink_to(scores.ROOT / name)
+        (tmp_path / name).symlink_to(runs.ROOT / name)
+    monkeypatch.setattr(runs, "RECORD", tmp_path / "evidence_runs.jsonl")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    return Namespace(seeds=1, workers=1, episodes=4, flags=RUN)
+    return Namespace(seeds=1, workers=1, episodes=4, flags=RUN, force=True)
 
 
 @pytest.mark.slow
@@ -85,16 +112,26 @@ def test_teachers_in_small(small, monkeypatch):
     small.worlds = ["CraftWorld"]
     start = "SFT, 500 of fallible_50"
     small.rows = [start, f"{start}, successes", "GRPO", f"GRPO after {start}", teachers.SAME_TIME, teachers.OWN[0]]
-    found = teachers.measure(small)["CraftWorld"]
+    found = teachers.measure(small, {})["CraftWorld"]
     assert set(found["success"]) == {"shipped policy", *small.rows} and len(found["claims"]) == 12
     assert found["cost"][f"GRPO after {start}"][0] == 508 and found["cost"][teachers.OWN[0]][0] == 200
-    assert "| GRPO |" in found["table"] and "one seed" in found["table"]
-    assert found["cost"]["GRPO"][1] > 8 and found["cost"][f"{start}, successes"] != found["cost"]["GRPO"]
+    assert "| GRPO |" in found["table"] and "in one run" in found["table"]
+    assert found["cost"]["GRPO"][1] > 8 and found["cost"][f"{start}, successes"][:2] == found["cost"][start][:2]
+
+    shutil.rmtree("runs")  # another machine: what is recorded isn't made again, and stays in the table
+    small.rows = ["GRPO"]
+    assert teachers.measure(small, {"CraftWorld": found})["CraftWorld"] == found and not Path("runs").exists()
 
 
 @pytest.mark.slow
 def test_exploration_in_small(small, monkeypatch):
     small.places = ["MultihopWorld"]
-    found = exploration.measure(small)["MultihopWorld"]
+    found = exploration.measure(small, {})["MultihopWorld"]
     assert set(found["success"]) == {"shipped policy", exploration.SHOWN, *exploration.PLACES["MultihopWorld"].rows}
     assert len(found["claims"]) == 5 and "4 calls or more" in found["table"]
+
+
+@pytest.mark.slow
+def test_masks_in_small(small):
+    found = masks.measure(small, {})["CraftWorld"]
+    assert set(found["success"]) == set(masks.ROWS) and len(found["claims"]) == 3

@@ -1,0 +1,168 @@
+"""Runs of the scripts in learner/, and what is kept of them: results/evidence_runs.jsonl, a line a run.
+
+A run that has its line is not made again, here or on another machine; after a change that matters delete the line.
+What a run begins with is made again where its files are gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import RESULTS, describe_machine, where
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "learner"))
+from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
+from llm_utils.compare import read_curve  # noqa: E402
+
+RECORD = RESULTS / "evidence_runs.jsonl"
+AT_ONCE = 4  # runs of each worker, after which their lines are written
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in one thread. A flag that is a `Run` stands for the model that it makes, `Successes` for a file."""
+
+    label: str
+    script: str
+    seed: int
+    flags: tuple[object, ...]
+
+    @property
+    def key(self) -> str:
+        """What it does, in a few letters; the same wherever its files lie."""
+        words = [flag.key if isinstance(flag, Run | Successes) else str(flag).removeprefix(f"{ROOT}/")
+                 for flag in self.flags]  # fmt: skip
+        return hashlib.sha256(json.dumps([self.script, self.seed, *words]).encode()).hexdigest()[:16]
+
+    @property
+    def needs(self) -> list[Run]:
+        """What it begins with."""
+        return [run for flag in self.flags for run in
+                ([flag] if isinstance(flag, Run) else flag.runs if isinstance(flag, Successes) else ())]  # fmt: skip
+
+    def job(self) -> Job:
+        """As a command; what it needs must be finished."""
+        name = "evidence_" + re.sub(r"\W+", "_", f"{self.label} {self.key[:4]}".lower())
+        words = ["python", f"learner/{self.script}", "--exp-name", name, "--seed", str(self.seed), "--num-threads", "1"]
+        for flag in self.flags:
+            if isinstance(flag, Run):
+                words.append(str(flag.folder() / "model"))
+            else:
+                words.append(str(flag.write() if isinstance(flag, Successes) else flag))
+        return make_job(words)
+
+    def folder(self) -> Path:
+        """Where its files are. LookupError where it isn't finished."""
+        folder, finished = find(self.job())
+        if folder is None or not finished:
+            raise LookupError(f"{self.label}, seed {self.seed} has not run here")
+        return folder
+
+
+@dataclass(frozen=True)
+class Successes:
+    """The episodes of evaluations that ended in success, one file."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def key(self) -> str:
+        """As a run's."""
+        return " ".join(run.key for run in self.runs)
+
+    def write(self) -> Path:
+        """The file, beside the last evaluation. SystemExit without an episode: there is nothing to imitate."""
+        folders = [run.folder() for run in self.runs]
+        rows = [row for folder in folders for row in (folder / "trajectories.jsonl").read_text().splitlines()]
+        rows = [row for row in rows if json.loads(row)["stats"]["success"]]
+        if not rows:
+            raise SystemExit(f"{folders[-1]}: no episode succeeded, so there is nothing to imitate")
+        path = folders[-1] / "successes.jsonl"
+        path.write_text("\n".join(rows) + "\n")
+        return path
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """The lines of the record by key, the last one where there are several."""
+    if not RECORD.is_file():
+        return {}
+    return {line["key"]: line for line in map(json.loads, RECORD.read_text().splitlines())}
+
+
+def record(key: str, label: str, facts: Mapping[str, Any], force: bool) -> None:
+    """Write a line."""
+    line = {"key": key, "label": label, "on": where(describe_machine()), "forced": force, **facts}
+    with RECORD.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def make(runs: Iterable[Run], args: Any) -> list[dict[str, Any]]:
+    """What is kept of each run (`keep`), in order; those without a line are run, `args.workers` at a time."""
+    runs = list(runs)
+    lines = recorded()
+    missing = [run for run in dict.fromkeys(runs) if run.key not in lines]
+    for first in range(0, len(missing), AT_ONCE * args.workers):
+        some = missing[first : first + AT_ONCE * args.workers]
+        try:
+            folders(some, args.workers)
+        finally:  # after Ctrl-C, too
+            for run in some:
+                try:
+                    record(run.key, f"{run.label}, seed {run.seed}", keep(run.folder()), args.force)
+                except LookupError:
+                    pass
+    lines = recorded()
+    return [lines[run.key] for run in runs]
+
+
+def folders(runs: Sequence[Run], workers: int) -> list[Path]:
+    """Run what isn't finished here, after what it needs. Returns the folders."""
+    needs = list(dict.fromkeys(need for run in runs for need in run.needs))
+    if needs:
+        folders(needs, workers)
+    return finish([run.job() for run in runs], workers)
+
+
+def keep(folder: Path) -> dict[str, Any]:
+    """What the tables need: of an evaluation its tasks, of a training its cost and its evaluations on the way."""
+    if (folder / "evaluation.json").is_file():
+        rows = [json.loads(row) for row in (folder / "trajectories.jsonl").read_text().splitlines()]
+        rows.sort(key=lambda row: row["task_index"])
+        calls = Counter(int(row["stats"]["tool_calls"]) for row in rows)
+        return {
+            "tasks": len(rows),
+            "tasks_hash": hashlib.sha256(json.dumps([row["task_index"] for row in rows]).encode()).hexdigest()[:16],
+            "success": "".join(str(int(row["stats"]["success"])) for row in rows),
+            "turns": sum(int(row["stats"]["turns"]) for row in rows),
+            "calls": {str(number): calls[number] for number in sorted(calls)},
+            "seconds": json.loads((folder / "evaluation.json").read_text())["seconds"],
+        }
+    summary = json.loads((folder / "summary.json").read_text())
+    kept: dict[str, Any] = {"seconds": summary["train_seconds"]}
+    if "turns" in summary:  # of demonstrations
+        return kept | {"turns": summary["turns"]}
+    turns, episodes = read_curve(folder, "charts/episodes")
+    kept |= {"episodes": float(episodes[-1]), "turns": float(turns[-1])}
+    try:
+        at, success = read_curve(folder, "eval/success", "steps")
+    except KeyError:  # --eval-episodes 0
+        return kept
+    return kept | {"eval_turns": at.tolist(), "eval_success": np.round(success, 4).tolist()}
+
+
+def successes(lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Success in evaluations of the same tasks [seeds, tasks]. SystemExit where they differ: faults left some out."""
+    if len({line["tasks_hash"] for line in lines}) > 1:
+        labels = ", ".join(line["label"] for line in lines)
+        raise SystemExit(f"these evaluations are not of the same tasks: {labels}")
+    return np.array([[float(letter) for letter in line["success"]] for line in lines])
