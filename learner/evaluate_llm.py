@@ -91,7 +91,9 @@ class Args:
     """address of the server of --engine vllm-server"""
 
     episodes: int = 1000
-    """tasks to play, from the first of the split (fewer if it has fewer)"""
+    """tasks to play (fewer if the split has fewer)"""
+    first_episode: int = 0
+    """the first of these tasks, counted from 0: other ones for each seed, say"""
     profile: int = 0
     """play every task so many times, and write their pass rates for --sample-by-pass-rate (0: once)"""
     num_envs: int = 128
@@ -113,6 +115,8 @@ def check(args: Args) -> None:
         for name in ("model", "adapter", "dtype", "engine"):
             if getattr(args, name) != getattr(Args, name):
                 raise SystemExit(f"{arguments.flag(name)} does nothing with --api")
+    if args.profile and args.first_episode:
+        raise SystemExit("--profile counts from the first task; leave out --first-episode")
     if args.top_p < 1 and args.temperature == 0:
         raise SystemExit("--top-p does nothing without a --temperature above 0")
     if args.profile and args.temperature == 0:
@@ -184,10 +188,13 @@ if __name__ == "__main__":
         engine = make_engine(args, source, vocab_size, policy, tokenizer, longest)
 
     # play; what is over is kept at once
-    num_tasks, times = min(args.episodes, envs.envs[0].num_tasks), args.profile or 1
-    tasks = {number: number // times for number in range(num_tasks * times)}
+    first, times = args.first_episode, args.profile or 1
+    num_tasks = min(args.episodes, envs.envs[0].num_tasks - first)
+    if num_tasks < 1:
+        raise SystemExit(f"--first-episode {first}: the split {args.split} has {num_tasks + first} tasks")
+    tasks = {number: first + number // times for number in range(num_tasks * times)}
     if num_tasks < args.episodes:
-        print(f"the split {args.split} has {num_tasks} tasks, fewer than --episodes", file=sys.stderr)
+        print(f"the split {args.split} has {num_tasks} tasks from {first} on, fewer than --episodes", file=sys.stderr)
     run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
     run_files.claim(run_dir)
     model = {"model": source, "model_files": model_files(args)}

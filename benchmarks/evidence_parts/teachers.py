@@ -14,7 +14,8 @@ from evidence_parts.scores import Claim, Scores, cell, claims_table, environment
 
 STEPS = {100: 60, 500: 120, 2000: 240, 5120: 480}  # demonstrations -> optimizer steps on 32 of them
 EPISODES = 5120  # of reinforcement learning
-ROUNDS, TRIES, EPOCHS = 3, 1000, 8  # of imitating the own successes; episodes in each, passes over all successes so far
+ROUNDS, TRIES = 4, 1280  # of imitating the own successes, and episodes of each: as many in all
+EPOCHS, FEWEST = 8, 60  # passes over all successes so far, and steps at least
 GOAL = 0.135
 LEARNERS = {"GRPO": "grpo_llm.py", "PPO": "ppo_llm.py", "RLOO": "rloo_llm.py", "REINFORCE++": "reinforce_pp_llm.py"}
 
@@ -69,7 +70,7 @@ ROWS = [*IMITATIONS, *RATES, SAME_TIME, *OWN, *LEARNERS, *AFTER]
 
 
 def imitate(world: World, label: str, seed: int, steps: int, *flags: object, rate: float = 3e-4) -> Run:
-    """Supervised training of the shipped policy, on other tasks for each seed (but for the own successes)."""
+    """Supervised training of the shipped policy, on other tasks for each seed."""
     more = ["--model", "tiny", "--num-steps", steps, "--batch-size", 32, "--warmup-steps", 10]
     more += ["--learning-rate", rate, "--eval-every", 0, *flags]
     if "--data" not in flags:
@@ -91,10 +92,11 @@ def reinforce(world: World, label: str, learner: str, seed: int, model: Run | st
 
 def play(
     world: World, label: str, seed: int, split: str, kwargs: dict[str, Any], model: Run | str, episodes: int,
-    temperature: int = 0,
+    temperature: int = 0, first: int = 0,
 ) -> Run:  # fmt: skip
     """An evaluation."""
     flags = ["--model", model, "--split", split, "--episodes", episodes, "--temperature", temperature]
+    flags += ["--first-episode", first]
     return Run(f"{label}, {split}", "evaluate_llm.py", seed, (*environment(world.env_id, kwargs), *flags))
 
 
@@ -127,10 +129,11 @@ def train(world: World, rows: Sequence[str], args: Any) -> dict[str, list[Run]]:
     tried: list[tuple[Run, ...]] = [()] * args.seeds
     for row in OWN[: max((OWN.index(row) + 1 for row in needed & set(OWN)), default=0)]:
         tried = [(*before, play(world, f"{row}, tried", 100 * OWN.index(row) + seed, "train", world.kwargs, model,
-                                TRIES, 1)) for seed, before, model in zip(numbers, tried, models, strict=True)]
+                                TRIES, 1, 10_000 * seed + TRIES * OWN.index(row)))
+                 for seed, before, model in zip(numbers, tried, models, strict=True)]
         make([runs[-1] for runs in tried], args)
         own = [sum(line["success"].count("1") for line in make(runs, args)) for runs in tried]
-        trained[row] = [imitate(world, row, seed, max(1, EPOCHS * right // 32), "--data", Successes(runs))
+        trained[row] = [imitate(world, row, seed, max(FEWEST, EPOCHS * right // 32), "--data", Successes(runs))
                         for seed, right, runs in zip(numbers, own, tried, strict=True)]  # fmt: skip
         make(trained[row], args)
         models = [*trained[row]]
@@ -179,7 +182,7 @@ def claims(name: str, scores: dict[str, Scores], seeds: int) -> list[Claim]:
     for label in dict.fromkeys(label for _, label in AFTER.values()):
         learners = [*LEARNERS, *(row for row, (_, start) in AFTER.items() if start == label)]
         many = f"SFT, {EPISODES:,} of fallible_50"
-        equal = (many, f"{many}, successes", SAME_TIME, OWN[-1])
+        equal = (*RATES, many, f"{many}, successes", SAME_TIME, OWN[-1])
         for other in (label, f"{label}, successes", *(equal if label == SAME else ())):
             for learner in learners if other in scores else ():
                 if learner in scores:

@@ -79,6 +79,15 @@ def test_a_context_beyond_the_models_positions_is_refused(monkeypatch, tmp_path,
         run(monkeypatch, tmp_path, "--model", tmp_path / "few", *SMALL)
 
 
+def test_other_tasks_than_the_first(monkeypatch, tmp_path, policy_folder):
+    _, rows = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--first-episode", 3)
+    assert [row["task_index"] for row in rows] == list(range(3, 9))
+    with pytest.raises(SystemExit, match="--first-episode 2000000: the split test has 10000 tasks"):
+        run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--first-episode", 2_000_000)
+    with pytest.raises(SystemExit, match="leave out --first-episode"):
+        run(monkeypatch, tmp_path, *SMALL, "--first-episode", 3, "--profile", 2, "--temperature", 1)
+
+
 def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
     peft = pytest.importorskip("peft")
     policy = load_policy(policy_folder, torch.device("cpu"))

@@ -109,6 +109,7 @@ def small(monkeypatch, tmp_path):
 def test_teachers_in_small(small, monkeypatch):
     monkeypatch.setattr(teachers, "STEPS", dict.fromkeys(teachers.STEPS, 2))
     monkeypatch.setattr(teachers, "TRIES", 200)
+    monkeypatch.setattr(teachers, "FEWEST", 2)
     small.worlds = ["CraftWorld"]
     start = "SFT, 500 of fallible_50"
     small.rows = [start, f"{start}, successes", "GRPO", f"GRPO after {start}", teachers.SAME_TIME, teachers.OWN[0]]

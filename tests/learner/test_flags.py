@@ -26,6 +26,7 @@ MAY_BE_0 = {  # and what that means
     **dict.fromkeys(("learning_rate", "critic_learning_rate"), "these weights stay as they are: a control"),
     **dict.fromkeys(("gamma", "gae_lambda", "gamma_turn", "max_invalid", "expert_share", "rag_share"), "shares"),
     "seed": "a seed as any other",
+    "first_episode": "from the first task on",
     "first_demonstration": "from the first task on",
 }
 NEEDS = {  # what makes a flag do something
