@@ -273,6 +273,11 @@ def test_the_example_of_an_algorithm_trains(tmp_path):
         remax["check"](remax["Args"](kl_coef=0.1))
 
 
+def test_the_page_of_validation_has_the_table_that_was_recorded():
+    table = (ROOT / "benchmarks" / "results" / "validation.md").read_text(encoding="utf-8")
+    assert table in (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
+
+
 def test_every_metric_is_explained():
     sources = [*(ROOT / "learner").glob("*_llm.py"), *(ROOT / "learner" / "llm_utils").glob("*.py")]
     source = "".join(path.read_text(encoding="utf-8") for path in sources)

@@ -37,6 +37,9 @@ from agent_r1.task_data import DataNotFoundError
 
 __all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "index", "main", "measure", "table", "validate"]
 
+TIMES = ("steps_per_second", "build_ms")  # figures that a busy machine moves
+
+
 @dataclass
 class Report:
     """What came out for an id: a row of the table, and which checks failed, with the reason.
@@ -196,13 +199,17 @@ def read(path: Path) -> list[Report]:
         raise ValueError(f"{path.with_suffix('.json')}: {error}") from None
 
 
-def write(path: Path, recorded: Sequence[Report], reports: Sequence[Report]) -> None:
+def write(path: Path, reports: Sequence[Report], keep_speed: bool = False) -> None:
     """Record rows: the table at `path`, JSON beside it. Rows of other ids stay; so do those that couldn't be repeated.
 
-    A row that was `recorded` keeps its place, and others come behind.
+    A row that was there keeps its place, and others come behind. With `keep_speed` it keeps its times, too.
     """
-    rows = {report.env_id: report for report in recorded}
-    rows |= {report.env_id: report for report in reports if not (report.missing and report.env_id in rows)}
+    rows = {report.env_id: report for report in read(path)}
+    for report in reports:
+        old = rows.get(report.env_id, report)
+        if report.row and old.row and keep_speed:
+            report = replace(report, row=report.row | {name: old.row[name] for name in TIMES})
+        rows[report.env_id] = old if report.missing else report
     path.write_text(table(list(rows.values())))
     content = [vars(replace(report, missing=report.lacks)) for report in rows.values()]
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
@@ -244,12 +251,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--env-kwargs", default="{}", help="arguments of the environments, as JSON")
     parser.add_argument("--data-dir", help="a folder with a folder for each data set, as AGENT_R1_DATA")
     parser.add_argument("--write", type=Path, help="a Markdown file for the table, JSON beside it; other rows stay")
+    parser.add_argument("--keep-speed", action="store_true", help="with --write: keep the times that the row had, "
+                        "because this machine is busy now")  # fmt: skip
     parser.add_argument("--index", type=Path, metavar="PAGES", help="print what the ids ask of a policy, and be done")
     parser.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     if args.index:
         print(index(args.index), end="")
         return 0
+    if args.keep_speed and not args.write:
+        parser.error("--keep-speed does nothing without --write")
     if args.tasks < 1:
         parser.error("--tasks is at least 1")
     try:
@@ -272,10 +283,12 @@ def main(words: Sequence[str] | None = None) -> int:
         print(digest_elsewhere(subjects[0]))
         return 0
     try:
-        recorded = read(args.write) if args.write else []
+        if args.write:
+            read(args.write)
     except ValueError as error:
         parser.error(f"--write: {error}")
     flags = ["--tasks", str(args.tasks), *(["--env-kwargs", args.env_kwargs] if kwargs else [])]
+    flags += ["--keep-speed"] * args.keep_speed
     flags += ["--data-dir", "DATA"] if args.data_dir else []  # a file that is shared names no folder of this machine
     reports = []
     for subject in subjects:
@@ -289,7 +302,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"  {name}: {reason}", flush=True)
     print("\n" + table(reports), end="")
     if args.write:
-        write(args.write, recorded, reports)
+        write(args.write, reports, args.keep_speed)
     return int(any(report.failed or (report.missing and args.ids) for report in reports))
 
 

@@ -141,8 +141,12 @@ def test_rows_that_are_not_measured_stay(tmp_path, monkeypatch, capsys):
     assert all("cores" in row.machine for row in read)
     assert [line[:28] for line in (tmp_path / "t.md").read_text().splitlines()[2:]] == [
         "| ArithmeticWorld-v0 | 9 | 3", "| CraftWorld-v0 | 9 | 2 | 1 "]  # fmt: skip
-    validate.write(tmp_path / "t.md", read, [Report(first, missing=ImportError("no such package"))])
+    validate.write(tmp_path / "t.md", [Report(first, missing=ImportError("no such package"))])
     assert validate.read(tmp_path / "t.md") == read
+    faster = {**read[0].row, "steps_per_second": 2.0, "played": 7}
+    validate.write(tmp_path / "t.md", [Report(first, faster)], keep_speed=True)
+    (kept, _) = validate.read(tmp_path / "t.md")
+    assert (kept.row["played"], kept.row["steps_per_second"]) == (7, 1.0)
     (tmp_path / "t.json").write_text("[{")
     with pytest.raises(SystemExit):
         validate.main([first, *words, "1"])
