@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     if args.batches < FEWEST:
-        parser.error(f"--batches {args.batches}: intervals from a bootstrap over batches need at least {FEWEST}")
+        parser.error(f"--batches {args.batches}: intervals from a bootstrap need at least {FEWEST} batches")
     require_quiet_machine(args.force)
     os.chdir(ROOT)  # learners run there
     # Everything random is a function of seed and iteration: without annealing a short run is the start of a long one.
