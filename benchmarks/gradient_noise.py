@@ -49,9 +49,8 @@ def main() -> None:
     parser.add_argument("--workers", type=from_1, default=2, help="processes")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
-    if args.batches < FEWEST or args.groups < 1:
-        parser.error(f"--batches {args.batches} --groups {args.groups}: intervals from a bootstrap over batches need "
-                     f"at least {FEWEST} batches of at least one group")  # fmt: skip
+    if args.batches < FEWEST:
+        parser.error(f"--batches {args.batches}: intervals from a bootstrap need at least {FEWEST} batches")
     require_quiet_machine(args.force)
     os.chdir(ROOT)  # learners run there
     # Everything random is a function of seed and iteration: without annealing a short run is the start of a long one.

@@ -70,9 +70,9 @@ class Args:
     expert_share: float = 0.38
     """share of expert demonstrations; the rest is sloppy (what reinforcement learning is to mend)"""
     teacher: str | None = None
-    """who shows every task instead: one of the environment's teachers, such as fallible_50"""
+    """who shows every task instead (but --rag-share's): one of the environment's teachers, such as fallible_50"""
     only_successes: bool = False
-    """leave out the demonstrations that did not end in success"""
+    """leave out all demonstrations that did not end in success (the expert's are left out in any case)"""
     rag_share: float = 0.0
     """share of one-turn demonstrations in the naive RAG prompt, so that the policy has seen that baseline's prompt"""
     num_demonstrations: int = 80_000
@@ -129,6 +129,7 @@ class Args:
 def check(args: Args) -> None:
     """Refuse arguments that are out of range, or contradict each other, before any work."""
     arguments.check_each(args)
+    only_by_expert = not args.rag_share and (args.teacher or ("expert" if args.expert_share == 1 else "")) == "expert"
     contradictions = [
         (args.model == "scratch" and args.hidden_size % 8 > 0, "--hidden-size is a multiple of 8"),
         (args.model == "scratch" and args.lora_rank > 0, "--lora-rank needs a trained --model"),
@@ -136,7 +137,11 @@ def check(args: Args) -> None:
         (bool(args.eval_data) and not args.data, "--eval-data goes with --data"),
         (
             args.teacher is not None and args.expert_share != Args().expert_share,
-            "--expert-share does nothing with --teacher: one shows all tasks",
+            "--expert-share does nothing with --teacher, who shows all of these tasks",
+        ),
+        (
+            args.only_successes and args.resume is None and only_by_expert,
+            "--only-successes does nothing where the expert shows all tasks: its failures never give a row",
         ),
         (Path(args.out).is_file(), f"--out {args.out}: this is a file; give a folder"),
         (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),

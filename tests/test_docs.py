@@ -167,6 +167,22 @@ def test_options_of_the_learners_exist(page):
         assert set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", line)) <= known, line
 
 
+BY_PPO = "are those of\n[`ppo_llm.py`](ppo_llm.md"  # what a page says where it leaves flags to PPO's
+
+
+@pytest.mark.parametrize("page", [p for p in LEARNERS if (ROOT / "learner" / f"{p.stem}.py").exists()], ids=name)
+def test_flags_of_the_learners_are_on_their_pages(page):
+    """Or on PPO's, where a page says so. And what is left out is no flag: no help has the page's words for it."""
+    script, text = ROOT / "learner" / f"{page.stem}.py", page.read_text(encoding="utf-8")
+    told = text + (page.parent / "ppo_llm.md").read_text(encoding="utf-8") * (BY_PPO in text)
+    named = {flag.removeprefix("no-") for flag in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", told)}
+    assert not sorted(flag for flag in options(script) - named if not flag.startswith("no-"))
+    helps = " ".join(re.findall(r'^    """(.*?)"""', script.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+    for left_out in re.findall(r"\*\*What is left out:\*\* (.*?)\.\n", text, re.DOTALL):
+        for thing in re.split(r",\s+", left_out):
+            assert re.sub(r"^(an?|the) ", "", thing) not in " ".join(helps.split()), thing
+
+
 def commands(path: Path) -> list[tuple[Path, list[str], int]]:
     """The commands of a page, or of a script's header, that start a learner: the script, the words after it, and the
     number of processes."""
@@ -255,6 +271,11 @@ def test_the_example_of_an_algorithm_trains(tmp_path):
     remax = runpy.run_path(script[1])
     with pytest.raises(SystemExit, match="no --max-staleness, --kl-coef"):
         remax["check"](remax["Args"](kl_coef=0.1))
+
+
+def test_the_page_of_validation_has_the_table_that_was_recorded():
+    table = (ROOT / "benchmarks" / "results" / "validation.md").read_text(encoding="utf-8")
+    assert table in (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
 
 
 def test_every_metric_is_explained():

@@ -4,6 +4,7 @@
     python -m agent_r1.validate AgentR1/MultihopWorld-v0 --tasks 1000
     python -m agent_r1.validate my_module:Mine/Guess-v0          one of your own
     python -m agent_r1.validate --data-dir DATA --write benchmarks/results/validation.md
+    python -m agent_r1.validate AgentR1/ShopWorld-v0 --write benchmarks/results/validation.md     its row, no other
 
 The checks are in `checks.py`, the players in `probes.py`. The status is 1 where one fails.
 """
@@ -14,11 +15,13 @@ import argparse
 import importlib
 import json
 import os
+import platform
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,19 +41,22 @@ __all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "index", "main", "m
 class Report:
     """What came out for an id: a row of the table, and which checks failed, with the reason.
 
-    `missing`: what it needs and isn't there, data or a package.
+    `missing`: what it needs and isn't there, data or a package (of a row that was read: the same in a word or two).
+    `command` gives the row again, `machine` is where it was measured.
     """
 
     env_id: str
     row: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    missing: DataNotFoundError | ImportError | None = None
+    missing: DataNotFoundError | ImportError | str | None = None
+    command: str = ""
+    machine: str = ""
 
     @property
     def lacks(self) -> str:
         """What is missing, in a word or two: the table names no folder of this machine."""
-        if self.missing is None:
-            return ""
+        if self.missing is None or isinstance(self.missing, str):
+            return self.missing or ""
         extra = re.search(r"agent-r1\[\w+\]", str(self.missing))
         return "its data" if isinstance(self.missing, DataNotFoundError) else extra[0] if extra else "a package"
 
@@ -142,8 +148,8 @@ def validate(subject: Subject) -> Report:
 
 def table(reports: Sequence[Report]) -> str:
     """The figures and verdicts as a Markdown table."""
-    head = ["id", "tasks", "splits", "expert", "fallible", "null", "random", "stuffing", "copying", "shortcuts"]
-    head += ["steps/s", "build ms", "checks"]
+    head = ["id", "tasks", "played", "splits", "expert", "fallible", "null", "random", "stuffing", "copying"]
+    head += ["shortcuts", "steps/s", "build ms", "checks"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for report in reports:
         name = report.env_id.removeprefix("AgentR1/")
@@ -161,6 +167,7 @@ def table(reports: Sequence[Report]) -> str:
                 [
                     name,
                     f"{row['tasks']:,}" if row["tasks"] < 2**31 - 1 else "no end",
+                    f"{row['played']:,}",
                     str(row["splits"]),
                     f"{success['expert']:.3f}" if "expert" in success else "none",
                     fallible,
@@ -177,6 +184,41 @@ def table(reports: Sequence[Report]) -> str:
             + " |"
         )
     return "\n".join(lines) + "\n"
+
+
+def read(path: Path) -> list[Report]:
+    """The rows that `write` recorded; none where there is no such file. ValueError where it is damaged."""
+    try:
+        return [Report(**row) for row in json.loads(path.with_suffix(".json").read_text())]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path.with_suffix('.json')}: {error}") from None
+
+
+def write(path: Path, reports: Sequence[Report]) -> None:
+    """Record rows: the table at `path`, JSON beside it. Rows of other ids stay; so do those that couldn't be repeated.
+
+    A row that was there keeps its place, and others come behind.
+    """
+    rows = {report.env_id: report for report in read(path)}
+    for report in reports:
+        old = rows.get(report.env_id, report)
+        rows[report.env_id] = old if report.missing else report
+    path.write_text(table(list(rows.values())))
+    content = [vars(replace(report, missing=report.lacks)) for report in rows.values()]
+    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def machine() -> str:
+    """Cores, processor, and how busy they are: the load of the last minute."""
+    try:  # Linux
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    processor = found[1] if found else platform.machine()
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{os.cpu_count()} cores ({processor}){load}"
 
 
 def index(pages: Path) -> str:
@@ -203,7 +245,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", type=int, default=100, help="of each id, spread over its split (default: 100)")
     parser.add_argument("--env-kwargs", default="{}", help="arguments of the environments, as JSON")
     parser.add_argument("--data-dir", help="a folder with a folder for each data set, as AGENT_R1_DATA")
-    parser.add_argument("--write", type=Path, help="a Markdown file for the table; its JSON goes beside it")
+    parser.add_argument("--write", type=Path, help="a Markdown file for the table, JSON beside it; other rows stay")
     parser.add_argument("--index", type=Path, metavar="PAGES", help="print what the ids ask of a policy, and be done")
     parser.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
@@ -231,10 +273,18 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.digest:
         print(digest_elsewhere(subjects[0]))
         return 0
+    try:
+        if args.write:
+            read(args.write)
+    except ValueError as error:
+        parser.error(f"--write: {error}")
+    flags = ["--tasks", str(args.tasks), *(["--env-kwargs", args.env_kwargs] if kwargs else [])]
+    flags += ["--data-dir", "DATA"] if args.data_dir else []  # a file that is shared names no folder of this machine
     reports = []
     for subject in subjects:
         start = time.perf_counter()
-        report = validate(subject)
+        command, where = ["python", "-m", "agent_r1.validate", subject.env_id, *flags], machine()
+        report = replace(validate(subject), command=shlex.join(command), machine=where)
         reports.append(report)
         verdict = str(report.missing or "") or ("failed" if report.failed else "pass")
         print(f"{subject.env_id}: {verdict} ({time.perf_counter() - start:.0f} s)", flush=True)
@@ -242,9 +292,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"  {name}: {reason}", flush=True)
     print("\n" + table(reports), end="")
     if args.write:
-        args.write.write_text(table(reports))
-        rows = [vars(report) | {"missing": report.lacks} for report in reports]
-        args.write.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+        write(args.write, reports)
     return int(any(report.failed or (report.missing and args.ids) for report in reports))
 
 

@@ -53,7 +53,7 @@ class Demonstrations:
     tokenizer: str | None  # a name or folder; None: bytes
     seed: int
     mode: str = "agent"  # as evaluate_llm.py's: with tools, or one of the baselines without
-    teacher: str | None = None  # one of the environment's, who shows every task
+    teacher: str | None = None  # one of the environment's, who shows every task but those of naive RAG
     only_successes: bool = False  # leave the others out
 
     def make_env(self) -> Any:
@@ -90,8 +90,8 @@ class Demonstrations:
         """Demonstrations of `count` tasks from `first` on. They are the same for any number of processes.
 
         A row is the expert's with probability `expert_share`, else sloppy; with probability `rag_share` it is instead a
-        one-turn answer in the prompt of naive RAG. A `teacher` shows all tasks instead. Where even the expert fails (a
-        search that doesn't find the title, a context that is too short), the task gives no row.
+        one-turn answer in the prompt of naive RAG. A `teacher` shows all but these instead. Where even the expert fails
+        (a search that doesn't find the title, a context that is too short), the task gives no row.
         """
         stop = first + count
         jobs = [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(first, stop, 500)]

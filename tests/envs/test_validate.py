@@ -125,6 +125,30 @@ def test_the_command(tmp_path, capsys):
     assert row["row"]["success"]["expert"] == 1.0 and row["failed"] == {}
 
 
+def test_rows_that_are_not_measured_stay(tmp_path, monkeypatch, capsys):
+    """With their commands; a row that can't be measured here doesn't take the place of one that was."""
+    success = dict.fromkeys(("null", "random", "stuffing", "many answers", "copying"), 0.0)
+    figures = {"tasks": 9, "splits": 1, "success": success, "steps_per_second": 1.0, "build_ms": 1.0}
+    measured = lambda one: Report(one.env_id, {**figures, "played": one.num_tasks})  # noqa: E731
+    monkeypatch.setattr(validate, "validate", measured)
+    words = ["--write", str(tmp_path / "t.md"), "--tasks"]
+    first, second = "AgentR1/ArithmeticWorld-v0", "AgentR1/CraftWorld-v0"
+    for ids, tasks in (([first, second], "2"), ([first], "3")):
+        assert validate.main([*ids, *words, tasks]) == 0
+    read, command = validate.read(tmp_path / "t.md"), "python -m agent_r1.validate"
+    assert [(row.env_id, row.row["played"]) for row in read] == [(first, 3), (second, 2)]
+    assert [row.command for row in read] == [f"{command} {first} --tasks 3", f"{command} {second} --tasks 2"]
+    assert all("cores" in row.machine for row in read)
+    assert [line[:28] for line in (tmp_path / "t.md").read_text().splitlines()[2:]] == [
+        "| ArithmeticWorld-v0 | 9 | 3", "| CraftWorld-v0 | 9 | 2 | 1 "]  # fmt: skip
+    validate.write(tmp_path / "t.md", [Report(first, missing=ImportError("no such package"))])
+    assert validate.read(tmp_path / "t.md") == read
+    (tmp_path / "t.json").write_text("[{")
+    with pytest.raises(SystemExit):
+        validate.main([first, *words, "1"])
+    assert "t.json: " in capsys.readouterr().err
+
+
 def test_what_fails_is_said_and_the_status_is_one(capsys):
     assert validate.main(["checked_environments:Checked/Farmable-v0", "--tasks", "5"]) == 1
     assert "farming: task 0: 200 turns of" in capsys.readouterr().out

@@ -138,6 +138,8 @@ def test_a_teacher_shows_every_task_and_failures_can_be_left_out():
         (["--env-id", "Lost/Sometimes-v0", "--teacher", "expert"], "Sometimes-v0 has no such teacher; it has none"),
         (["--data", __file__, "--teacher", "expert"], "--teacher does nothing with --data"),
         (["--data", __file__, "--only-successes"], "--only-successes does nothing with --data"),
+        (["--teacher", "expert", "--only-successes"], "--only-successes does nothing where the expert shows all tasks"),
+        (["--expert-share", 1, "--only-successes"], "--only-successes does nothing where the expert shows all tasks"),
     ],
 )
 def test_a_teacher_who_is_not_there_is_refused(learn, flags, said):

@@ -114,6 +114,7 @@ class ArithmeticWorldEnv(MathematicsEnv):
         **MathematicsEnv.PROCESS_WEIGHTS,
         "step_found": 0.3,  # times newly found results of steps / all steps
     }
+    floor = 0.002  # a number that was read may be the answer: in 1 of 1,000 tasks
     splits: ClassVar[Mapping[str, str]] = {
         name: name for name in ("train", "test", "more_steps", "larger_numbers", "unseen_words", "other_phrasings")
     }

@@ -70,7 +70,7 @@ class ShopWorldEnv(ToolEnv):
     v0: first version.
     """
 
-    floor = 0.7  # the cheapest of the first page, with the options that the question names
+    floor = 0.66  # the cheapest of the first page: .62 of 5,000 tasks, but .77 of the 100 that are validated by default
     instructions = (
         "You shop for a customer. Search, open a product of the results, choose its options, then buy it. "
         "Buying ends the visit; what you bought is judged by how well it fits."
