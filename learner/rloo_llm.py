@@ -102,7 +102,7 @@ class Args:
     max_invalid: float = 0.5
     """share of an iteration's episodes that faults of the environment may end (they are dropped) before the run ends"""
     horizon_schedule: str | None = None
-    """the most turns of an episode in stages, e.g. 4,8,12: a horizon that grows (None: what the environment says)"""
+    """the most turns of an episode in stages, e.g. 4,8,12 of max_turns 12: a horizon that grows (None: max_turns)"""
     horizon_every: int = 20
     """iterations of a stage of --horizon-schedule; the last one lasts"""
 

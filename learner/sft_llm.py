@@ -224,6 +224,8 @@ if __name__ == "__main__":
         if args.teacher is None and args.expert_share < 1 and maker.only_experts:
             why = f"{args.env_id} has expert demonstrations only; give --expert-share 1"
             raise SystemExit(f"--expert-share {args.expert_share}: {why}")
+    if args.rag_share and "search" not in maker.make_env().tools:
+        raise SystemExit(f"--rag-share {args.rag_share}: {args.env_id} has no tool named search; leave it out")
     if args.model == "scratch":
         source = str(run_dir / "scratch")
         if not args.resume:

@@ -47,7 +47,7 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "api_model": (lambda a: a.api is not None, "without --api"),
     "memory_gb": (lambda a: a.preflight, "with --no-preflight"),
     "float32_head": (lambda a: a.dtype != "float32", "with --dtype float32"),
-    "horizon_every": (lambda a: a.horizon_schedule is not None, "without --horizon-schedule"),
+    "horizon_every": (lambda a: "," in (a.horizon_schedule or ""), "without --horizon-schedule of several stages"),
     "group_size": (lambda a: getattr(a, "baseline", True), "without --baseline"),
     "scale_by": (lambda a: a.scale_rewards, "with --no-scale-rewards"),
     "gamma_turn": (lambda a: a.advantage == "bilevel", "without --advantage bilevel"),

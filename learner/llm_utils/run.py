@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from llm_utils import arguments, checkpoint, distributed, threads
-from llm_utils.curriculum import horizon, stages
+from llm_utils.curriculum import check_reach, horizon, stages
 from llm_utils.engine import Engine
 from llm_utils.environments import evaluation_split
 from llm_utils.forward import microbatches, score
@@ -293,6 +293,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     if rank == 0:
         spaces = envs.single_action_space, envs.single_observation_space
         sizes = spaces[0].vocab_size, spaces[1].max_len, envs.envs[0].num_tasks
+        check_reach(args, envs.envs[0].max_turns)
     vocab_size, longest, num_tasks = distributed.broadcast(sizes)
     tasks: int | np.ndarray = num_tasks
     if args.sample_by_pass_rate is not None:

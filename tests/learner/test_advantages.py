@@ -171,6 +171,35 @@ def test_the_noise_of_a_kl_divergence_is_not_scaled_up_in_a_solved_group(make_ro
         assert 0 < largest < 0.02, script
 
 
+@pytest.mark.parametrize("rewards", [1.0, 100.0])
+@pytest.mark.parametrize(
+    ("script", "kwargs", "of_others"),
+    [
+        (rloo_llm, {"group_size": 4}, -1 / 3),  # what an episode costs is its own, and a third of the others' baseline
+        (reinforce_pp_llm, {}, 0),  # no baseline: its own alone
+        (reinforce_pp_llm, {"adv_norm": "batch"}, 0),
+        (reinforce_pp_llm, {"baseline": True, "group_size": 4}, -1 / 3),
+    ],
+)
+def test_a_kl_divergence_in_the_reward_is_taken_after_scaling(make_row, script, kwargs, of_others, rewards):
+    """The same numbers whatever the rewards' size: 0.1 x 0.4 nats of the first episode's second turn, so of both its
+    turns, and nothing of what was left before."""
+
+    def advantages(**more):
+        rows = [make_row([(1, 2, 0.0), (3, 4, rewards * (i % 2))], 4, episode=i) for i in range(8)]
+        rows[0].old_logprobs[3] = 0.4
+        script.compute_advantages(rows, script.Args(**kwargs, **more))
+        return np.array([row.advantages[[1, 3]] for row in rows])
+
+    without = advantages()
+    scale = np.abs(without).max()
+    assert scale > 0.6 * rewards if script is rloo_llm else 0.6 < scale < 2
+    expected = np.zeros((8, 2))
+    expected[:4] = -0.04 * of_others
+    expected[0] = -0.04
+    np.testing.assert_allclose(advantages(kl_coef=0.1, kl_in="reward") - without, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("advantage", ["tokens", "turns", "bilevel"])
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
 def test_a_kl_divergence_in_the_reward_has_its_own_gradient(make_row, advantage, gae_lambda):

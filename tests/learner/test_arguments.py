@@ -57,6 +57,8 @@ DEAD = [
     (PLAY, [*REWARD, "--kl-estimator", "k1"], "--kl-estimator does nothing without .*--kl-in loss"),
     (PLAY, ["--old-logprobs", "sampler", "--importance-cap", 3], "--importance-cap does nothing with --old-logprobs s"),
     (WITHOUT_CRITIC, ["--constant-length", 99], "--constant-length does nothing without --loss-aggregation constant"),
+    (PLAY, ["--horizon-every", 3], "--horizon-every does nothing without --horizon-schedule of several stages"),
+    (PLAY, ["--horizon-schedule", "4", "--horizon-every", 3], "--horizon-every does nothing without .*several stages"),
     (["reinforce_pp_llm"], ["--group-size", 4], "--group-size does nothing without --baseline"),
     (["ppo_llm"], ["--gamma-turn", 0.5], "--gamma-turn does nothing without --advantage bilevel"),
     (["sft_llm"], ["--model", "tiny", "--hidden-size", 64], "--hidden-size does nothing without --model scratch"),

@@ -1,11 +1,13 @@
 """A horizon that grows: a pure function of the iteration, which every learner hands to its episodes."""
 
 import json
+import re
+from types import SimpleNamespace
 
 import pytest
 from learners import PLAY
 
-from llm_utils.curriculum import horizon, stages
+from llm_utils.curriculum import check_reach, horizon, stages
 
 SMALL = ["--total-episodes", 48, "--episodes-per-iteration", 16, "--num-envs", 16, "--num-minibatches", 1]
 SMALL += ["--num-threads", 1, "--eval-episodes", 16, "--eval-every", 0, "--log-trajectories", "all"]
@@ -56,9 +58,39 @@ def test_with_stale_episodes_each_has_the_horizon_of_its_own_iteration(learn):
     assert turns_of(learn("grpo_llm", *flags)) == {1: 1, 2: 1, 3: 3}
 
 
-def test_a_horizon_bounds_what_the_environment_gives(learn):
+def test_a_stage_beyond_what_the_environment_gives_is_cut_and_said(learn, capfd):
     flags = [*SMALL, "--env-kwargs", '{"max_turns": 2}', "--horizon-schedule", "1,9", "--horizon-every", 1]
     assert turns_of(learn("grpo_llm", *flags)) == {1: 1, 2: 2, 3: 2}
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("--horizon-schedule")]
+    assert said == [
+        "--horizon-schedule 1,9: AgentR1/MultihopWorld-v0 gives 2 turns, to which longer stages are cut; "
+        "--env-kwargs '{\"max_turns\": 9}' gives them"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "schedule", "most"), [*((script, "8,12", 12) for script in PLAY), ("grpo_llm", "6", 7)]
+)
+def test_a_schedule_that_changes_nothing_is_refused(learn, script, schedule, most, tmp_path):
+    """MultihopWorld gives 6 turns."""
+    said = f"--horizon-schedule {schedule} does nothing: AgentR1/MultihopWorld-v0 gives 6 turns, and no stage is less; "
+    with pytest.raises(SystemExit, match=re.escape(f"{said}--env-kwargs '{{\"max_turns\": {most}}}' gives more")):
+        learn(script, *SMALL, "--horizon-schedule", schedule)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_schedule_within_what_the_environment_gives_is_no_news(learn, capfd):
+    flags = [*SMALL, "--env-kwargs", '{"max_turns": 3}', "--horizon-schedule", "2,3", "--horizon-every", 1]
+    assert turns_of(learn("grpo_llm", *flags)) == {1: 2, 2: 3, 3: 3}
+    assert "--horizon-schedule" not in capfd.readouterr().err
+
+
+def test_a_run_goes_on_with_a_schedule_that_it_was_accepted_with():
+    """Before this was refused, runs had such schedules."""
+    args = SimpleNamespace(env_id="Some-v0", horizon_schedule="8", resume="runs/RUN")
+    check_reach(args, 6)
+    with pytest.raises(SystemExit):
+        check_reach(SimpleNamespace(**{**vars(args), "resume": None}), 6)
 
 
 def test_further_groups_have_the_horizon_of_their_iteration(learn):

@@ -119,6 +119,57 @@ def test_nobody_to_imitate_is_one_line(learn, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    "flags", [["--env-id", "AgentR1/CraftWorld-v0"], ["--env-id", "Lost/Sometimes-v0"], ["--data", __file__]]
+)
+def test_passages_where_nothing_is_searched_are_refused(learn, tmp_path, flags):
+    """Also where rows are given: the tokenizer from nothing is read off demonstrations."""
+    flags = ["--env-id", "AgentR1/CraftWorld-v0", *flags] if flags[0] == "--data" else flags
+    with pytest.raises(SystemExit, match=r"--rag-share 0.1: .*-v0 has no tool named search; leave it out"):
+        learn("sft_llm", *flags, "--rag-share", 0.1, "--num-threads", 1)
+    assert not (tmp_path / "runs").exists()
+
+
+# ------------------------------------------------------------------------------------------------ which tasks are shown
+
+
+@pytest.fixture
+def shown(learn, monkeypatch, policy_folder):
+    """shown(first): the tasks that are trained on and those held out, of 12, with --first-demonstration `first`."""
+    flags = ["--env-id", "Lost/Sometimes-v0", "--model", policy_folder, "--tokenizer", "byte", "--num-threads", 1]
+    flags += ["--num-demonstrations", 4, "--eval-demonstrations", 2, "--num-steps", 1, "--batch-size", 4]
+    flags += ["--expert-share", 0, "--no-cuda"]
+    made = Demonstrations.make
+    found = []
+
+    def make(self, first, count, *args, **kwargs):
+        found.append(list(range(first, first + count)))
+        rows = made(self, first, count, *args, **kwargs)
+        assert {row.task_index for row in rows} <= {*found[-1]}
+        return rows
+
+    monkeypatch.setattr(Demonstrations, "make", make)
+
+    def run(first):
+        found.clear()
+        learn("sft_llm", *flags, "--first-demonstration", first)
+        return found
+
+    return run
+
+
+def test_the_first_demonstration_and_what_is_held_out_after_the_last_one(shown):
+    assert shown(0) == [[0, 1, 2, 3], [4, 5]]
+    assert shown(5) == [[5, 6, 7, 8], [9, 10]]
+    assert shown(6) == [[6, 7, 8, 9], [10, 11]]  # the split's last tasks
+
+
+@pytest.mark.parametrize("first", [7, 12, 10**6])
+def test_a_first_demonstration_that_leaves_too_few_tasks_is_refused(shown, first):
+    with pytest.raises(SystemExit, match=f"--first-demonstration {first}: fewer than 6 tasks are left in train"):
+        shown(first)
+
+
 def test_a_teacher_shows_every_task_and_failures_can_be_left_out():
     maker = Demonstrations("AgentR1/CraftWorld-v0", "train", {"depth": 2}, None, seed=1, teacher="fallible_50")
     rows = maker.make(0, 200, expert_share=1.0)

@@ -105,6 +105,14 @@ def test_a_long_row_is_a_microbatch_of_its_own_and_its_logits_stay_bounded():
         estimate(longest_row=131_072, lora_rank=8)
 
 
+def test_an_entropy_bonus_is_one_copy_of_the_logits_more():
+    """On a GPU a microbatch is measured; on a CPU this estimate is all there is."""
+    for device in (CPU, CUDA):
+        plain, none, bonus = (estimate(device, preflight=False, **kwargs) for kwargs in ({}, {"ent_coef": 0.0},
+                                                                                       {"ent_coef": 0.01}))  # fmt: skip
+        assert size(plain, "logits") == size(none, "logits") and 4 * size(bonus, "logits") == 5 * size(plain, "logits")
+
+
 def small_config(**kwargs):
     shape = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
     return transformers.LlamaConfig(**{**shape, "intermediate_size": 160, "vocab_size": 500, **kwargs})
@@ -157,6 +165,21 @@ def test_a_measured_microbatch_replaces_the_estimate():
     assert all(p.grad is None for p in model.parameters())
     report = estimate(preflight=False)
     assert report.measured(10**9).at("update") == report.at("update") - size(report, "activations", "logits") + 10**9
+
+
+def test_what_an_entropy_bonus_takes():
+    """Of a model that is nothing beside its logits: as many copies of them as the estimate has."""
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": 32_000}
+    model = transformers.AutoModelForCausalLM.from_config(small_config(**shape)).float().eval()
+    found = {}
+    for entropy in (False, True, False, True):  # the first ones also read in code
+        try:
+            taken = preflight.measure(model, 1024, 256, 32_000, entropy=entropy)
+        except (RuntimeError, OSError) as error:
+            pytest.skip(str(error))
+        found[entropy] = taken / (1024 * 32_000 * 4)
+    assert found[False] == pytest.approx(preflight.LOGITS_COPIES, abs=0.3)
+    assert found[True] - found[False] == pytest.approx(1, abs=0.3)
 
 
 def test_what_waits_for_the_garbage_collector_does_not_hide_what_a_microbatch_takes(monkeypatch):

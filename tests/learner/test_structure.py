@@ -42,7 +42,7 @@ def functions(script):
 
 OWN = {"check", "compute_advantages"}  # of every algorithm
 LONGER = {  # and what it adds
-    ("ppo_llm", "backward"): "the critic and the entropy bonus; it has one aggregation",
+    ("ppo_llm", "backward"): "the critic, and updates of it alone; it has one aggregation",
     ("grpo_llm", "backward"): "the ratio over turns and rows",
     ("grpo_llm", "policy_loss"): "the same",
 }
