@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -106,10 +107,14 @@ def small(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # some twenty processes, one after the other
 def test_teachers_in_small(small, monkeypatch):
     monkeypatch.setattr(teachers, "STEPS", dict.fromkeys(teachers.STEPS, 2))
     monkeypatch.setattr(teachers, "TRIES", 200)
     monkeypatch.setattr(teachers, "FEWEST", 2)
+    craft = teachers.WORLDS["CraftWorld"]
+    columns = {name: craft.columns[name] for name in ("in domain", "deeper")}
+    monkeypatch.setattr(teachers, "WORLDS", {"CraftWorld": replace(craft, columns=columns)})
     small.worlds = ["CraftWorld"]
     start = "SFT, 500 of fallible_50"
     small.rows = [start, f"{start}, successes", "GRPO", f"GRPO after {start}", teachers.SAME_TIME, teachers.OWN[0]]
