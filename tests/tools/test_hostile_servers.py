@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import warnings
@@ -19,8 +20,9 @@ import httpx
 import pytest
 from hostile_server import DRIPS, answer, drip, flood, talking
 
+from agent_r1_tools import run_batch
 from agent_r1_tools.exchange import Exchange
-from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, RetrievalError, server
+from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, RetrievalError, SearchTool, server
 from agent_r1_tools.search.bm25 import stems
 from agent_r1_tools.search.http import MAX_ANSWER_BYTES, MAX_QUERIES, most_bytes
 from agent_r1_tools.search.passages import Hit
@@ -212,6 +214,21 @@ def test_more_than_can_wait_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [getattr(other, "status_code", None) for other in others] == [429, 429]
 
 
+def test_passages_that_are_asked_for_take_room_while_they_wait() -> None:
+    async def ask_often() -> list[object]:
+        batcher = server.Batcher(BM25Retriever([Passage("A", "text")]))
+        waiting = asyncio.gather(*(batcher.search(["x"] * 25, 100) for _ in range(90)), return_exceptions=True)
+        await asyncio.sleep(0)
+        task = asyncio.create_task(batcher.run())
+        found = await waiting
+        task.cancel()
+        return found
+
+    found = asyncio.run(ask_often())
+    refused = [error for error in found if getattr(error, "status_code", None) == 429]
+    assert 10 < len(refused) < 60 and len([hits for hits in found if hits == [[]] * 25]) == 90 - len(refused)
+
+
 def test_a_client_that_nobody_closed_closes_its_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         exchange = Exchange(30.0)
@@ -245,7 +262,8 @@ def test_long_queries_are_not_kept() -> None:
     assert stems.cache_info().currsize == kept + 1
 
 
-QUICK = "BODY_SECONDS = server.HEADER_SECONDS = 0.5; server.ANSWER_SECONDS = 3; server.MAX_HELD_BYTES = 1_000_000"
+QUICK = "BODY_SECONDS = server.HEADER_SECONDS = 0.5; server.TAKE_SECONDS = 1.5; server.ANSWER_SECONDS = 60"
+QUICK += "; server.MAX_HELD_BYTES = 1_000_000; server.MAX_UNSENT_BYTES = 30_000_000"
 
 
 @pytest.fixture(scope="module")
@@ -305,18 +323,81 @@ def test_a_half_open_connection_is_closed(port: int, what: str, drip: bool) -> N
     assert post(port) == [[]]
 
 
+def asked(port: int, queries: int, top_k: int = 1) -> socket.socket:
+    """A connection on which so many passages of 200 kB have been asked for, and nothing is taken yet."""
+    body = json.dumps({"queries": ["text"] * queries, "topk": top_k}).encode()
+    client = socket.create_connection(("127.0.0.1", port), 30)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    client.sendall(b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return client
+
+
 def test_an_answer_that_nobody_takes_is_dropped(port: int) -> None:
-    body = json.dumps({"queries": ["text"] * 100}).encode()
-    with socket.create_connection(("127.0.0.1", port), 30) as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
-        client.sendall(b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    """Long before the time is over in which one may be found."""
+    with asked(port, 70) as client:
         time.sleep(5)
         taken = 0
         with contextlib.suppress(ConnectionError):
             while data := client.recv(1 << 20):
                 taken += len(data)
-    assert taken < 15_000_000  # of 20
+    assert taken < 10_000_000  # of 14
     assert post(port) == [[]]
+
+
+def test_answers_that_nobody_takes_have_one_room(port: int) -> None:
+    with contextlib.ExitStack() as clients:
+        opened = [clients.enter_context(asked(port, 70)) for _ in range(4)]
+        said = [client.recv(20).split(b"\r\n")[0] for client in opened]
+        assert sorted(line.split()[1] for line in said) == [b"200", b"200", b"429", b"429"]
+    found = HTTPRetriever(f"http://127.0.0.1:{port}").search(["text"] * 70, 1)  # there is room again
+    assert [len(hits) for hits in found] == [1] * 70
+
+
+def test_who_asks_for_too_much_hears_why(port: int) -> None:
+    for queries, top_k, why in ((256, 100, b"more than 2560 passages"), (100, 1, b"larger than 16777216 bytes")):
+        with asked(port, queries, top_k) as client:
+            said = client.recv(65_536)
+            while why not in said and (more := client.recv(65_536)) and len(said) < 65_536:
+                said += more
+            assert said.startswith(b"HTTP/1.1 422 ") and why in said
+    assert len(HTTPRetriever(f"http://127.0.0.1:{port}").search(["nothing"] * 256, 100)) == 256  # in parts
+    tool = SearchTool(HTTPRetriever(f"http://127.0.0.1:{port}"), 1)
+    assert [result.ok for result in run_batch(tool, [{"query": "text"}] * 100)] == [True] * 100  # one by one
+
+
+@pytest.mark.parametrize("path", ["/retrieve", "/search"])
+def test_an_answer_is_written_in_another_thread(path: str) -> None:
+    """On the event loop it made everyone wait."""
+    readers = set()
+
+    class Watched(Passage):
+        @property
+        def text(self) -> str:  # type: ignore[override]
+            readers.add(threading.get_ident())
+            return "text"
+
+    class Found:
+        timeout = 60.0
+
+        def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+            return [[(watched, 1.0)] for _ in queries]
+
+    watched = Watched.__new__(Watched)
+    object.__setattr__(watched, "title", "A")
+
+    async def get() -> httpx.Response:
+        app = server.create_app(Found())
+        transport = httpx.ASGITransport(app)
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://a") as it:
+            return await it.post(path, json={"queries": ["a", "b"]})
+
+    said = asyncio.run(get())
+    document = {"title": "A", "text": "text", "contents": '"A"\ntext'}
+    hit = {"score": 1.0, "document": document}
+    searched = {"query_results": [{"query": "a", "results": [hit]}, {"query": "b", "results": [hit]}]}
+    assert said.json() == ({"result": [[document], [document]]} if path == "/retrieve" else searched)
+    assert said.headers["content-type"] == "application/json"
+    assert readers and threading.get_ident() not in readers
 
 
 def test_bodies_that_are_held_have_one_room(port: int) -> None:

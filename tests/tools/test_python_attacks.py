@@ -5,6 +5,7 @@ changed, it took no longer than it may, no process and no file is left, and the 
 """
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -14,15 +15,17 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from agent_r1_tools.python import CallError, Limits, choose, open_sandbox, probe
+from agent_r1_tools.python import CallError, Limits, choose, open_sandbox, probe, process, remote
 
 SECRET = "the-hidden-tests-say-42-0b5c"
 MARK = f"agent-r1-attack-{os.getpid()}"
 LIMITS = Limits(wall_seconds=1.5, cpu_seconds=1.5, memory=512 << 20, output=2000, files=4 << 20)
 BACKENDS = [*choose.LOCAL, "remote"]
+FULL = [name for name, local in choose.LOCAL.items() if local.all_of_python]
 
 # PATH, FOLDER, PORT, VICTIM, PARENT, ABSTRACT and MARK stand for what the test planted.
 ATTACKS = {
@@ -428,15 +431,19 @@ def filled(code, planted):
     return code
 
 
+def opened(backend, limits=LIMITS):
+    problem = probe(backend) if backend != "auto" else None
+    if problem is not None:
+        pytest.skip(f"{backend} doesn't work here: {problem}")
+    return open_sandbox(backend, limits)
+
+
 @pytest.fixture(params=BACKENDS, scope="module")
 def sandbox(request):
     """Each backend for which a probe program ran."""
     if request.param == "remote":
         return open_sandbox("remote", replace(LIMITS, wall_seconds=4.0), url=request.getfixturevalue("sandbox_server"))
-    problem = probe(request.param)
-    if problem is not None:
-        pytest.skip(f"{request.param} doesn't work here: {problem}")
-    return open_sandbox(request.param, LIMITS)
+    return opened(request.param)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -631,10 +638,7 @@ def double(x):
 @pytest.fixture(params=[*choose.LOCAL, "auto"], scope="module")
 def judging(request):
     """The backends that can hold both sides: a remote one cannot call back."""
-    problem = probe(request.param) if request.param != "auto" else None
-    if problem is not None:
-        pytest.skip(f"{request.param} doesn't work here: {problem}")
-    return open_sandbox(request.param, LIMITS)
+    return opened(request.param)
 
 
 def judge(sandbox, code):
@@ -669,3 +673,70 @@ def test_what_comes_back_is_plain(judging):
             session.call("nothing of this name")
         with pytest.raises(ValueError, match="cannot cross"):
             session.call("f", [object()])
+
+
+# --- messages that nobody asked for -----------------------------------------------------------------------------------
+
+# {} is the body of a message, which may name the "id" ID of the exchange.
+FLOOD = """
+import os, sys
+def flood():
+    frame = sys._getframe()
+    while 'self' not in frame.f_locals:
+        frame = frame.f_back
+    guest = frame.f_locals['self']
+    body = ({}).replace(b'ID', str(guest.exchange).encode())
+    data = len(body).to_bytes(4, 'big') + body
+    while True:
+        os.write(guest.control, data)
+"""
+FLOODS = {
+    "a million lists for nobody": "b'{\"id\": -1, \"x\": [' + b'[],' * 1_390_000 + b'0]}'",
+    "a million lists": "b'{\"id\": ID, \"value\": [' + b'[],' * 1_390_000 + b'0]}'",
+    "two million numbers": "b'{\"id\": ID, \"value\": [' + b'1,' * 2_000_000 + b'0]}'",
+    "a million lists in another charset": "('{\"value\": [' + '[],' * 690_000 + '0]}').encode('utf-16')",
+    "small messages for nobody": "b'{\"id\": -1}'",
+    "long messages for nobody": "b'{\"id\": -1, \"x\": \"' + b'x' * 500_000 + b'\"}'",
+}
+
+
+@pytest.mark.parametrize("what", FLOODS)
+@pytest.mark.parametrize("backend", FULL)
+def test_a_flood_of_messages_ends_the_program(backend, what, monkeypatch):
+    """What it says is not read for seconds, in which no other thread of this process runs."""
+    read = []
+    monkeypatch.setattr(process, "json", SimpleNamespace(loads=lambda text: read.append(len(text)) or json.loads(text)))
+    with opened(backend, replace(LIMITS, wall_seconds=10, cpu_seconds=10)).session() as session:
+        code = FLOOD.format(FLOODS[what])
+        assert session.run(code + "x = 1").ok
+        read.clear()
+        ran = session.run("flood()")
+        assert ran.status == "died" and ran.seconds < 8, ran
+        assert len(read) <= 9 and sum(read) < 2_000_000
+        read.clear()
+        with pytest.raises(CallError, match="Died"):
+            session.call("flood")
+        assert len(read) <= 12 and sum(read) < 2_000_000  # the session was made again
+        assert session.run("x").output == "1\n"
+
+
+@pytest.mark.parametrize("backend", choose.LOCAL)
+def test_a_value_of_too_many_parts_is_said(backend):
+    asked = []
+    with opened(backend, replace(LIMITS, wall_seconds=20, cpu_seconds=20)).session() as session:
+        session.run("def f(n):\n    return [[]] * n")
+        assert session.call("f", [100_000]) == [[]] * 100_000
+        with pytest.raises(CallError, match="NotLiteral.*more than 262144 brackets and commas"):
+            session.call("f", [150_000])
+        ran = session.run("ask([[]] * 150_000)", {"ask": asked.append})
+        assert ran.status == "exception" and "brackets and commas" in ran.error and not asked
+
+
+def test_an_answer_by_a_server_has_no_more_parts(monkeypatch):
+    mark = "5" * 32
+    monkeypatch.setattr(remote.secrets, "token_hex", lambda size: mark)
+    last = '{"value": [' + "[]," * 150_000 + "0]}"
+    body = {"status": "Finished", "return_code": 0, "stdout": f"\n{mark}\n\n{mark}{last}\n"}
+    monkeypatch.setattr(remote.Remote, "post", lambda *arguments: body)
+    with pytest.raises(CallError, match="Died"):
+        remote.Remote("http://127.0.0.1:1", LIMITS).session().call("f")

@@ -1,6 +1,7 @@
 """The shell tool: what commands do, what is kept, and forty attempts at what is not the policy's."""
 
 import ctypes
+import json
 import os
 import pickle
 import socket
@@ -93,6 +94,35 @@ def test_a_state_is_all_of_the_files(shell):
     assert say(shell, look).content == seen  # begun again
     shell.set_state(None)
     assert shell.get_state() == START
+
+
+def test_names_of_one_file_stay_names_of_one_file(shell):
+    """They became files of their own, and those that then had no room were gone."""
+    say(shell, "head -c 3000000 /dev/zero > big; for i in {1..20}; do ln big b$i; done; mkdir d; ln big d/c")
+    say(shell, "chmod 0 big; ln -s big l; ln l m; ln -s $(seq -s- 80) long; mkfifo p; ln p q; touch -d 2001-01-01 d")
+    look = "find . -mindepth 1 -printf '%p %m %y %n %s %l %T@\\n' | sort > /tmp/l; sha1sum < /tmp/l; wc -l < /tmp/l"
+    seen = say(shell, look).content
+    shell.set_state(shell.get_state())
+    assert say(shell, look).content == seen and seen.split()[-1] == "31"
+    assert say(shell, "chmod 600 b7; echo x > d/c; cat big b20; stat -c %h big").content == "x\nx\n22"
+    before = shell.get_state()
+    assert say(shell, "touch big").ok and shell.get_state() != before
+    with Machine(limits=LIMITS) as other:
+        other.unpack(part(shell.get_state(), "/app"))
+        assert other.run("stat -c %h big p l") == ("22\n2\n2\n", 0)
+
+
+DEEP = "python3 -c 'import os\nfor _ in range(500): os.mkdir(\"d\" * 9), os.chdir(\"d\" * 9)'"
+
+
+@pytest.mark.parametrize("command", ["for i in $(seq 3); do truncate -s 3M $i; done", DEEP])
+def test_what_does_not_fit_into_a_state_is_said(shell, command):
+    """It was left out: an episode that was branched there went on without these files."""
+    say(shell, "echo kept > keep.txt")
+    before = shell.get_state()
+    result = say(shell, f"{command}; echo more > more.txt")
+    assert result.content == BROKEN and not result.ok and result.fault is None
+    assert shell.get_state() == before and say(shell, "ls").content == "a\ngo.sh\nkeep.txt"
 
 
 def test_files_are_carried_out_only_when_they_changed(shell):
@@ -196,6 +226,9 @@ def test_only_a_folder_is_carried_over():
         with pytest.raises(SandboxError):
             part(nonsense, "/app")
     assert part(b'[["/app/../x", "file", 1, 1, 1]]\nx', "/app") == b"[]\n"
+    for target in ("/tests/t", "/app/../tests/t", "t", 3):
+        with pytest.raises(SandboxError):
+            part(json.dumps([["/app/x", "same", 1, 1, target]]).encode() + b"\n", "/app")
 
 
 def test_without_bubblewrap_it_says_what_to_install(monkeypatch):

@@ -61,13 +61,19 @@ def part(packed: bytes, folder: str) -> bytes:
         entries, contents, place = [], [], 0
         for entry in json.loads(header):
             path, kind, _, _, size = entry
-            if PurePosixPath(path).is_relative_to(folder) and ".." not in PurePosixPath(path).parts:
+            if _is_in(path, folder):
+                if kind == "same" and not _is_in(size, folder):
+                    raise ValueError(f"{path} is a name of something else")
                 entries.append(entry)
                 contents.append(rest[place : place + size] if kind == "file" else b"")
             place += size if kind == "file" else 0
     except (ValueError, TypeError, RecursionError) as error:
         raise SandboxError(f"the sandbox packed up nonsense: {error}") from None
     return json.dumps(entries).encode() + b"\n" + b"".join(contents)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return PurePosixPath(path).is_relative_to(folder) and ".." not in PurePosixPath(path).parts
 
 
 class Machine:
@@ -121,7 +127,7 @@ class Machine:
         return cut(written.decode("utf-8", "replace"), limits.output), code
 
     def pack(self) -> bytes:
-        """All files of its folder and of /tmp. Raises as `run`."""
+        """All files of its folder and of /tmp. Raises as `run`, also where they can't be packed; then close it."""
         known = hashlib.sha256(self._packed).hexdigest()
         size = self._call("pack", [self.folder, "/tmp"], self.limits.files, known)
         if size is not None:

@@ -7,7 +7,6 @@ has handlers: while a command runs it has none.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -100,44 +99,53 @@ def end_all() -> None:
 def pack(folders: list[str], most: int, known: str) -> int | None:
     """Pack up folders: a line of JSON, [[path, kind, mode, time, size or target], ...], and the files' contents.
 
-    Sockets and pipes are left out, and what wouldn't fit into a file system of `most` bytes for each folder: names of
-    one file become files of their own, and holes are filled. The size of it, which `piece` gives; None where its
-    SHA-256 is `known`: whoever asks has it. Raises ValueError where the names are longer than `MAX_HEADER`.
+    A further name of a file is of kind "same", with the first name as its target. Holes are filled; sockets, on which
+    nobody listens any more, are left out. The size of it, which `piece` gives; None where its SHA-256 is `known`:
+    whoever asks has it.
+
+    Raises:
+        ValueError: the names are longer than `MAX_HEADER`, or the files, without holes, wouldn't fit into a file system
+            of `most` bytes for each folder.
+        OSError: a path is too long to be made again.
     """
     global packed
     entries: list[list[object]] = []
     contents: list[bytes] = []
     modes: list[tuple[str, int]] = []
     waiting = [(folder, folder) for folder in reversed(folders)]
-    left = dict.fromkeys(folders, most)
+    left = dict.fromkeys(folders, max(1, -(-most // 4096)))  # pages
+    names: dict[tuple[int, int], str] = {}
     while waiting:
         path, root = waiting.pop()
-        try:
-            found = os.lstat(path)
-            mode = stat.S_IMODE(found.st_mode)
-            entry = [path, "", mode, found.st_mtime_ns]
-            pages = -(-found.st_size // 4096) * 4096
-            if stat.S_ISLNK(found.st_mode):
-                entries.append([*entry[:1], "link", *entry[2:], os.readlink(path)])
-                left[root] -= pages if found.st_size > 100 else 0  # a short one needs no page
-            elif stat.S_ISDIR(found.st_mode):
-                if mode & 0o700 != 0o700:
-                    os.chmod(path, 0o700)
-                    modes.append((path, mode))
-                if path not in folders:
-                    entries.append([*entry[:1], "folder", *entry[2:], 0])
-                waiting += [(f"{path}/{name}", root) for name in sorted(os.listdir(path), reverse=True)]
-            elif stat.S_ISREG(found.st_mode) and pages <= left[root]:
-                if not mode & 0o400:
-                    os.chmod(path, 0o600)
-                    modes.append((path, mode))
-                with open(path, "rb") as file:
-                    contents.append(file.read())
-                left[root] -= pages
-                entries.append([*entry[:1], "file", *entry[2:], len(contents[-1])])
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:  # such a path can't be made again
-                raise
+        found = os.lstat(path)
+        mode, changed = stat.S_IMODE(found.st_mode), found.st_mtime_ns
+        if stat.S_ISSOCK(found.st_mode):
+            continue
+        first = names.setdefault((found.st_dev, found.st_ino), path)
+        if first != path:
+            entries.append([path, "same", 0, 0, first])
+        elif stat.S_ISLNK(found.st_mode):
+            entries.append([path, "link", mode, changed, os.readlink(path)])
+            left[root] -= found.st_blocks // 8  # a short one has none
+        elif stat.S_ISDIR(found.st_mode):
+            if mode & 0o700 != 0o700:
+                os.chmod(path, 0o700)
+                modes.append((path, mode))
+            if path not in folders:
+                entries.append([path, "folder", mode, changed, 0])
+            waiting += [(f"{path}/{name}", root) for name in sorted(os.listdir(path), reverse=True)]
+        elif stat.S_ISFIFO(found.st_mode):
+            entries.append([path, "pipe", mode, changed, 0])
+        else:
+            left[root] -= -(-found.st_size // 4096)
+            if left[root] < 0 or not stat.S_ISREG(found.st_mode):
+                raise ValueError(f"there is no room for {path}, or it is a device")
+            if not mode & 0o400:
+                os.chmod(path, 0o600)
+                modes.append((path, mode))
+            with open(path, "rb") as file:
+                contents.append(file.read())
+            entries.append([path, "file", mode, changed, len(contents[-1])])
     for path, mode in reversed(modes):
         os.chmod(path, mode)
     header = json.dumps(entries).encode()
@@ -164,13 +172,16 @@ def unpack() -> None:
     rest = memoryview(data)  # a slice of it is no copy
     later = []
     for path, kind, mode, changed, more in json.loads(data[:place]):
-        if kind == "file":
-            with open(path, "wb") as file:
-                file.write(rest[place : place + more])
-            place += more
+        if kind in ("file", "pipe"):
+            if kind == "pipe":
+                os.mkfifo(path)
+            else:
+                with open(path, "wb") as file:
+                    file.write(rest[place : place + more])
+                place += more
             os.chmod(path, mode)
             os.utime(path, ns=(changed, changed))
-        elif kind == "link":
+        elif kind in ("link", "same"):
             later.append((path, kind, mode, changed, more))
         elif not os.path.isdir(path):  # what is mounted stays as it is
             os.mkdir(path)
@@ -179,6 +190,8 @@ def unpack() -> None:
         if kind == "link":
             os.symlink(target, path)
             os.utime(path, ns=(changed, changed), follow_symlinks=False)
+        elif kind == "same":
+            os.link(target, path, follow_symlinks=False)
     for path, kind, mode, changed, _ in reversed(later):
         if kind == "folder":
             os.utime(path, ns=(changed, changed))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 4 << 20
 """Bytes of the longest message, either way."""
+MAX_PARTS = 1 << 18
+"""Brackets and commas in a message out of here: reading a million lists takes seconds, in which no thread runs."""
 MAX_COLLISIONS = 100
 """Members of a set, or keys of a dict, that may have the hash of another."""
 MAX_RUNS = 100
@@ -129,12 +131,20 @@ def exception(kind: str, message: str) -> Exception:
 
 
 def send(fd: int, message: dict[str, Any]) -> None:
-    data = to_json(message).encode()
-    if len(data) > MAX_MESSAGE:
-        raise NotLiteral(f"the value is larger than {MAX_MESSAGE} bytes")
+    text = to_json(message)  # is ASCII
+    check_size(text)
+    data = text.encode()
     data = len(data).to_bytes(4, "big") + data
     while data:
         data = data[os.write(fd, data) :]
+
+
+def check_size(text: str) -> None:
+    """Raises NotLiteral where a message is too long, or has too many parts."""
+    if len(text) > MAX_MESSAGE:
+        raise NotLiteral(f"the value is larger than {MAX_MESSAGE} bytes")
+    if text.count("[") + text.count("{") + text.count(",") > MAX_PARTS:
+        raise NotLiteral(f"the value has more than {MAX_PARTS} brackets and commas")
 
 
 def receive(fd: int) -> dict[str, Any] | None:
@@ -415,6 +425,10 @@ def replay(cells: list[str], call: list[Any] | None, output: int, cpu_seconds: f
     print(f"\n{mark}")
     answer = guest.run(cells[-1]) if call is None else guest.call(call[0], call[1])
     text = to_json(answer)
+    try:
+        check_size(text)
+    except NotLiteral as error:
+        text = to_json({"error": _describe(error)})
     guest.out.left = len(mark) + len(text) + 2
     print(f"\n{mark}{text}")
     guest.out.flush()

@@ -27,6 +27,7 @@ from agent_r1_tools.python.process import (
     check_arguments,
     encodable,
     invoke,
+    parsed,
 )
 from agent_r1_tools.python.sandbox import (
     ASKED,
@@ -104,7 +105,7 @@ class MontySession(Session):
         if failure is not None:
             raise CallError({"timeout": "Timeout", "died": "Died"}.get(failure.status, failure.kind), failure.message)
         try:
-            reply = _parsed(text)
+            reply = parsed(text or "")
             if "error" not in reply:
                 return guest.decode(reply["value"])
             message = str(reply["error"])
@@ -152,7 +153,7 @@ class MontySession(Session):
             if len(answers) >= MAX_ASKED or left < 0:
                 raise _Ended("died", ASKED)
             try:
-                name, args, kwargs = guest.decode(_parsed(message))
+                name, args, kwargs = guest.decode(parsed(message))
                 if name not in cell.functions:
                     raise NameError(f"name {name!r} is not defined")
             except BROKEN as error:
@@ -361,14 +362,3 @@ def _failure(error: Any, limits: Limits) -> _Failure:
     head = ["Traceback (most recent call last):"] if lines else []
     failure.shown = "\n".join([*head, *lines, failure.line])
     return failure
-
-
-def _parsed(text: str | None) -> Any:
-    """What a program has sent.
-
-    Raises:
-        ValueError or RecursionError: it is too long, or no JSON.
-    """
-    if text is None or len(text) > guest.MAX_MESSAGE:
-        raise ValueError(f"the value is larger than {guest.MAX_MESSAGE} bytes")
-    return json.loads(text)

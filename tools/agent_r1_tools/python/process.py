@@ -43,6 +43,8 @@ MAX_ASKED = 100_000
 """How often a run may call our functions."""
 MAX_CROSSED = 16 << 20
 """Bytes that may cross in one run: what our functions answer is kept, as objects, so that it can be replayed."""
+MAX_STRAY = 1 << 20
+"""Bytes of messages of no exchange, in one run, after which a program is stopped; each counts as an eighth at least."""
 FLOOD_BYTES = 64 << 20
 """A program that writes more than this past Python's own print, in one run, is stopped."""
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError, IndexError)
@@ -81,6 +83,7 @@ class GuestProcess:
         self.text = bytearray()
         self._received = bytearray()
         self._kept = 1000
+        self._stray = 0
         self._flood = FLOOD_BYTES
         self.crossed = 0
         self.close = weakref.finalize(self, _close, control, output, end, os.getpid())
@@ -102,7 +105,7 @@ class GuestProcess:
         self.drain()
         self.text.clear()
         self._exchange += 1
-        self._kept, self._flood, self.crossed = keep, FLOOD_BYTES, 0
+        self._kept, self._flood, self._stray, self.crossed = keep, FLOOD_BYTES, 0, 0
         self._signal(signal.SIGCONT)
 
     def rest(self) -> None:
@@ -134,11 +137,14 @@ class GuestProcess:
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """The next message of this exchange; nothing else about it is checked."""
-        while True:
+        while self._stray <= MAX_STRAY:
+            before = self.crossed
             message = self._receive(deadline)
             if message.get("id") == self._exchange:  # a program may have sent others
                 self.drain()
                 return message
+            self._stray += max(self.crossed - before, MAX_STRAY // 8)
+        raise Died
 
     def _receive(self, deadline: float) -> dict[str, Any]:
         while True:
@@ -161,8 +167,8 @@ class GuestProcess:
         body = bytes(self._received[4 : 4 + size])
         del self._received[: 4 + size]
         try:
-            message = json.loads(body)
-        except (ValueError, RecursionError):
+            message = parsed(body.decode())
+        except (ValueError, RecursionError, guest.NotLiteral):
             raise Died from None
         if not isinstance(message, dict):
             raise Died
@@ -334,6 +340,16 @@ class ProcessSession(Session):
         except (Died, *BROKEN):
             process.drain()
             return "died", ENDED, ""
+
+
+def parsed(text: str) -> Any:
+    """What a guest has written.
+
+    Raises:
+        NotLiteral, ValueError or RecursionError: it is too much, or no JSON.
+    """
+    guest.check_size(text)
+    return json.loads(text)
 
 
 def outcome(answer: dict[str, Any]) -> tuple[Status, str | None, str]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1_tools.python.launch import GUEST
-from agent_r1_tools.python.process import BROKEN, call_result, check_arguments, encodable, outcome
+from agent_r1_tools.python.process import BROKEN, call_result, check_arguments, encodable, outcome, parsed
 from agent_r1_tools.python.sandbox import (
     ENDED,
     LOST,
@@ -202,7 +202,7 @@ class RemoteSession(Session):
         if result["return_code"] != 0:  # even where it has answered: killed in that moment, it may not replay
             return output, None, bool(begun)
         try:
-            answer = json.loads(last.splitlines()[0]) if begun and ended else None
+            answer = parsed(last.splitlines()[0]) if begun and ended else None
             if answer is not None and (call is None or "value" not in answer):
                 outcome(answer)
         except BROKEN:

@@ -13,6 +13,8 @@ from agent_r1_tools.search.passages import Hit, QueryRefused, RetrievalError, pa
 
 MAX_QUERIES = 256
 """The most queries in one request; larger batches are sent in parts."""
+MAX_PASSAGES = 2560
+"""The most passages that one request asks for, its queries together; batches for which this is too few, too."""
 CONTROL = ["test"]
 """What a server is asked to find out whether it refuses a query or all of them."""
 MAX_BACKOFF = 8.0
@@ -103,7 +105,8 @@ class HTTPRetriever:
             RetrievalError: the server did not answer, or not as the protocol says.
             QueryRefused: it answers, but it does not take one of these queries.
         """
-        parts = [queries[start : start + MAX_QUERIES] for start in range(0, len(queries), MAX_QUERIES)]
+        size = min(MAX_QUERIES, max(1, MAX_PASSAGES // max(1, top_k)))
+        parts = [queries[start : start + size] for start in range(0, len(queries), size)]
         try:
             return [hits for part in parts for hits in self._ask(part, top_k, self._pauses)]
         except RetrievalError:

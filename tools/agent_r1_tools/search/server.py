@@ -5,8 +5,8 @@
 It answers POST /retrieve (Search-R1's protocol), GET and POST /search (Agent-R1's) and GET /health. Queries that arrive
 within a few milliseconds of each other go to the retriever together, the queries of large requests in slices, so that
 nobody waits long for others. A request that is too large or malformed gets status 422, and so does one that the
-retriever refuses; one for which there is no room gets 429, one whose body doesn't come 408. There is no
-authentication: let it listen on an address that only the training machines reach.
+retriever refuses; one for which there is no room gets 429, one whose body doesn't come 408. A client that doesn't take
+its answer is dropped. There is no authentication: let it listen on an address that only the training machines reach.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
-from agent_r1_tools.search.http import MAX_QUERIES
+from agent_r1_tools.search.http import MAX_PASSAGES, MAX_QUERIES
 from agent_r1_tools.search.passages import Hit, Passage, QueryRefused, Retriever, load_corpus
 
 try:
     import uvicorn
-    from fastapi import FastAPI, HTTPException, Request
+    from fastapi import FastAPI, HTTPException, Request, Response
     from pydantic import BaseModel, Field, StringConstraints, ValidationError
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ImportError as missing:
@@ -40,14 +41,22 @@ MAX_TOP_K = 100
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Of all bodies that are being read."""
-MAX_WAITING_CHARS = 8 * 1024 * 1024
-"""Of all queries that wait."""
+MAX_WAITING_CHARS = 16 * 1024 * 1024
+"""Of all queries that wait; each passage that they ask for counts as `HIT_CHARS`, for the memory that a hit takes."""
+HIT_CHARS = 100
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""Of all answers that have been written and not been taken."""
+PIECE_BYTES = 65_536
+"""What is handed over of an answer at a time."""
 BODY_SECONDS = 30.0
 """How long a body may take to come."""
 HEADER_SECONDS = 10.0
 """How long a connection may be open without asking anything; at most twice this."""
 ANSWER_SECONDS = 600.0
-"""How long an answer may take to be found and taken."""
+"""How long an answer may take to be found."""
+TAKE_SECONDS = 30.0
+"""How long an answer may take to be taken; `HEADER_SECONDS` more at most."""
 
 Query = Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARS)]
 Queries = Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)]
@@ -97,7 +106,11 @@ class Batcher:
         self._thread = ThreadPoolExecutor(max_workers=1)
 
     async def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        chars = sum(map(len, queries))
+        hits = len(queries) * top_k
+        if hits > MAX_PASSAGES:
+            problem = f"{len(queries)} queries with {top_k} passages each ask for more than {MAX_PASSAGES} passages"
+            raise HTTPException(422, f"{problem}; send fewer queries")
+        chars = sum(map(len, queries)) + HIT_CHARS * hits
         if self._chars and self._chars + chars > MAX_WAITING_CHARS:
             raise HTTPException(429, "too many queries are waiting")
         request = _Waiting(queries, top_k, asyncio.get_running_loop().create_future())
@@ -177,9 +190,10 @@ class _Impatient(AutoHTTPProtocol):
         if self._gone:
             return
         idle = self.cycle is None or self.cycle.response_complete
-        now = (self.cycle, idle)
+        untaken = self.transport.get_write_buffer_size() > 0
+        now = (self.cycle, idle, untaken)
         times = times + 1 if now == before else 0
-        if times * HEADER_SECONDS >= ANSWER_SECONDS:
+        if times * HEADER_SECONDS >= (TAKE_SECONDS if untaken else ANSWER_SECONDS):
             self.transport.abort()
         elif times and idle:
             self.transport.close()  # once all is sent
@@ -194,7 +208,7 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
         default_top_k: how many passages /retrieve gives when a request doesn't say.
     """
     batcher = Batcher(retriever)
-    bodies = _Bodies()
+    bodies, answers = _Bodies(), _Answers()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -205,21 +219,24 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
     app = FastAPI(title="agent_r1_tools retrieval server", lifespan=lifespan)
 
     @app.post("/retrieve")
-    async def retrieve(request: Request) -> dict[str, Any]:
+    async def retrieve(request: Request) -> Response:
         body = await bodies.read(request, RetrieveRequest)
         found = await batcher.search(body.queries, body.topk or default_top_k)
-        if body.return_scores:
-            return {"result": [[{"document": _document(p), "score": score} for p, score in hits] for hits in found]}
-        return {"result": [[_document(p) for p, _ in hits] for hits in found]}
+        scored = body.return_scores
+        return await answers.write("result", (_retrieved(hits, scored) for hits in found))
 
     @app.post("/search")
-    async def search(request: Request) -> dict[str, Any]:
+    async def search(request: Request) -> Response:
         body = await bodies.read(request, SearchRequest)
-        return _query_results(body.queries, await batcher.search(body.queries, body.top_k))
+        return await search_all(body.queries, body.top_k)
 
     @app.get("/search")
-    async def search_one(query: Query, top_k: TopK = 10) -> dict[str, Any]:
-        return _query_results([query], await batcher.search([query], top_k))
+    async def search_one(query: Query, top_k: TopK = 10) -> Response:
+        return await search_all([query], top_k)
+
+    async def search_all(queries: list[str], top_k: int) -> Response:
+        found = zip(queries, await batcher.search(queries, top_k), strict=True)
+        return await answers.write("query_results", ({"query": q, "results": _retrieved(hits)} for q, hits in found))
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -257,13 +274,59 @@ class _Bodies:
             raise HTTPException(422, detail) from None
 
 
-def _query_results(queries: list[str], found: list[list[Hit]]) -> dict[str, Any]:
-    return {
-        "query_results": [
-            {"query": query, "results": [{"score": score, "document": _document(p)} for p, score in hits]}
-            for query, hits in zip(queries, found, strict=True)
-        ]
-    }
+class _Answers:
+    """Writes answers, one at a time and in another thread: none larger than `MAX_ANSWER_BYTES`, all that haven't been
+    taken together no larger than `MAX_UNSENT_BYTES`."""
+
+    def __init__(self) -> None:
+        self.unsent = 0  # bytes
+        self._turn = asyncio.Lock()
+
+    async def write(self, name: str, parts: Iterable[Any]) -> Response:
+        """The JSON object whose one field has these parts."""
+        async with self._turn:
+            body = await asyncio.to_thread(_json, name, parts)
+            if self.unsent + len(body) > MAX_UNSENT_BYTES:
+                raise HTTPException(429, "too many answers have not been taken")
+            self.unsent += len(body)
+            return _Answer(body, self)
+
+
+class _Answer(Response):
+    """Is handed over in pieces, as the client takes them; so it is this, and not the connection, that holds it."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytearray, answers: _Answers) -> None:
+        super().__init__(memoryview(body))
+        self._answers = answers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        size = len(self.body)
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, size, PIECE_BYTES):
+                end = start + PIECE_BYTES
+                await send({"type": "http.response.body", "body": bytes(self.body[start:end]), "more_body": end < size})
+                await asyncio.sleep(0)  # others have their turn
+        finally:
+            self._answers.unsent -= size
+
+
+def _json(name: str, parts: Iterable[Any]) -> bytearray:
+    """Part by part, because `dumps` lets no other thread run."""
+    body = bytearray(f'{{"{name}":['.encode())
+    for n, part in enumerate(parts):
+        text = json.dumps(part, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        body += ("," * (n > 0) + text).encode()
+        if len(body) > MAX_ANSWER_BYTES:
+            raise HTTPException(422, f"the answer is larger than {MAX_ANSWER_BYTES} bytes; send fewer queries")
+    body += b"]}"
+    return body
+
+
+def _retrieved(hits: list[Hit], scored: bool = True) -> list[dict[str, Any]]:
+    return [{"document": _document(p), "score": score} if scored else _document(p) for p, score in hits]
 
 
 def _document(passage: Passage) -> dict[str, str]:
