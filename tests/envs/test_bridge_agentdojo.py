@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -12,22 +10,13 @@ import pytest
 
 pytest.importorskip("agentdojo")
 
+from bridge_cases import forgotten, run_elsewhere
+
 from agent_r1 import probes
 from agent_r1.bridges import agentdojo, bridge
 from agent_r1.bridges.agentdojo import AgentDojoEnv
 
 SUITES = list(AgentDojoEnv.splits)
-FOUND = (agentdojo.require_agentdojo, bridge.check_version)
-
-
-@pytest.fixture
-def forgotten():
-    """What was found out about installed packages is found out again."""
-    for found in FOUND:
-        found.cache_clear()
-    yield
-    for found in FOUND:
-        found.cache_clear()
 
 
 def call(env, name, /, **arguments):
@@ -44,18 +33,20 @@ def begin(index=0, **kwargs):
     return env
 
 
-def test_without_the_package_the_error_says_what_to_do(monkeypatch, forgotten):
-    monkeypatch.setitem(sys.modules, "agentdojo.attacks", None)
-    with pytest.raises(ImportError, match=r'pip install "agent-r1\[agentdojo\]"'):
-        AgentDojoEnv()
+def test_without_the_package_the_error_says_what_to_do():
+    with forgotten(agentdojo.require_agentdojo) as patched:
+        patched.setitem(sys.modules, "agentdojo.attacks", None)
+        with pytest.raises(ImportError, match=r'pip install "agent-r1\[agentdojo\]"'):
+            AgentDojoEnv()
 
 
-def test_another_version_is_named_once(monkeypatch, forgotten):
+def test_another_version_is_named_once():
     version = bridge.metadata.version
-    monkeypatch.setattr(bridge.metadata, "version", lambda name: "0.2.0" if name == "agentdojo" else version(name))
-    with pytest.warns(UserWarning, match="agentdojo 0.2.0 wasn't checked; 0.1 was"):
-        AgentDojoEnv()
-    AgentDojoEnv()  # a second warning would be an error
+    with forgotten(agentdojo.require_agentdojo) as patched:
+        patched.setattr(bridge.metadata, "version", lambda name: "0.2.0" if name == "agentdojo" else version(name))
+        with pytest.warns(UserWarning, match="agentdojo 0.2.0 wasn't checked; 0.1 was"):
+            AgentDojoEnv()
+        AgentDojoEnv()  # a second warning would be an error
 
 
 def test_what_there_isnt_is_said():
@@ -237,13 +228,11 @@ def test_another_process_plays_the_same():
         "told += [env.step(probes.span(env, text))[0].tolist() for text in (*env.demonstration()[:-1], sent)]\n"
         "print(hashlib.sha256(repr(told).encode()).hexdigest())"
     )
-    run, away = [sys.executable, "-c", program], {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
-    environment = os.environ | away | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
+    elsewhere, _ = run_elsewhere(program, PYTHONHASHSEED="7", TZ="Asia/Tokyo")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(program, {})
-    assert done.stdout == printed.getvalue()
+    assert elsewhere == printed.getvalue()
 
 
 def test_nothing_can_be_farmed():

@@ -1,30 +1,26 @@
 """ALFWorld: rooms drawn from its floor plans, played by its own domain; the official games where there are some."""
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 
 import pytest
 
 pytest.importorskip("alfworld.info")
 
+from bridge_cases import act, check_others_play_the_same, check_package
+
 from agent_r1 import probes
-from agent_r1.bridges import alfworld, bridge
+from agent_r1.bridges import alfworld
 from agent_r1.bridges.alfworld import KINDS, ALFWorldEnv
 from agent_r1.bridges.alfworld_rooms import draw_game, floor_plan
 
 
 @pytest.fixture(scope="module")
 def env():
-    made = ALFWorldEnv(games="generated", max_action_tokens=30_000, max_context_tokens=100_000)
-    yield made
-    made.close()
-
-
-def act(env, command):
-    return env.step(probes.span(env, env.act(command)[0]))
+    with closing(ALFWorldEnv(games="generated", max_action_tokens=30_000, max_context_tokens=100_000)) as made:
+        yield made
 
 
 @pytest.mark.parametrize("split", ["train", "valid_seen", "valid_unseen"])
@@ -165,29 +161,8 @@ def test_many_episodes_take_a_few_copies_of_the_planner(env):
 
 
 def test_another_process_plays_the_same():
-    program = (
-        "import hashlib; from agent_r1 import probes; from agent_r1.bridges.alfworld import ALFWorldEnv\n"
-        "env = ALFWorldEnv(games='generated')\n"
-        "print(hashlib.sha256(repr([probes.play(env, i, probes.expert).states for i in (1, 3)]).encode()).hexdigest())"
-    )
-    found = set()
-    for seed in ("0", "1"):
-        environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed, "HOME": os.environ["HOME"]}
-        run = [sys.executable, "-c", program]
-        found.add(subprocess.run(run, capture_output=True, text=True, check=True, env=environment).stdout)
-    assert len(found) == 1
+    check_others_play_the_same("AgentR1/ALFWorld-v0", 1, 3, games="generated")
 
 
-def test_a_missing_package_and_another_version_are_said(monkeypatch):
-    alfworld.find_alfworld.cache_clear()
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "fast_downward", None)
-        with pytest.raises(ImportError, match=r'pip install "agent-r1\[alfworld\]"'):
-            ALFWorldEnv()
-    bridge.check_version.cache_clear()
-    with monkeypatch.context() as patched:
-        patched.setattr(bridge.metadata, "version", lambda package: "9.9")
-        with pytest.warns(UserWarning, match="alfworld 9.9 wasn't checked; 0.4 was"):
-            ALFWorldEnv()
-    bridge.check_version.cache_clear()
-    alfworld.find_alfworld.cache_clear()
+def test_a_missing_package_and_another_version_are_said():
+    check_package(ALFWorldEnv, [alfworld.find_alfworld], "alfworld", "0.4", module="fast_downward")

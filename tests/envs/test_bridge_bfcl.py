@@ -2,14 +2,14 @@
 
 import copy
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 pytest.importorskip("bfcl_eval")
+
+from bridge_cases import forgotten, run_elsewhere
 
 from agent_r1 import probes
 from agent_r1.bridges import bfcl, bridge
@@ -20,27 +20,19 @@ BASE = bfcl.load("base")
 FILES_AND_NUMBERS = next(i for i, task in enumerate(BASE) if {"GorillaFileSystem", "MathAPI"} == {*task["apis"]})
 
 
-@pytest.fixture
-def forgotten():
-    """What was found out about installed packages is found out again."""
-    for found in (bfcl.require_bfcl, bridge.check_version):
-        found.cache_clear()
-    yield
-    for found in (bfcl.require_bfcl, bridge.check_version):
-        found.cache_clear()
+def test_without_the_package_the_error_says_what_to_do():
+    with forgotten(bfcl.require_bfcl) as patched:
+        patched.setitem(sys.modules, "bfcl_eval", None)
+        with pytest.raises(ImportError, match=r'pip install "agent-r1\[bfcl\]" && pip install --no-deps "bfcl-eval'):
+            BFCLMultiTurnEnv()
 
 
-def test_without_the_package_the_error_says_what_to_do(monkeypatch, forgotten):
-    monkeypatch.setitem(sys.modules, "bfcl_eval", None)
-    with pytest.raises(ImportError, match=r'pip install "agent-r1\[bfcl\]" && pip install --no-deps "bfcl-eval'):
-        BFCLMultiTurnEnv()
-
-
-def test_another_version_is_named_once(monkeypatch, forgotten):
-    monkeypatch.setattr(bridge.metadata, "version", lambda package: "2027.1.1")
-    with pytest.warns(UserWarning, match="bfcl-eval 2027.1.1 wasn't checked; 2026.3 was"):
-        BFCLMultiTurnEnv()
-    BFCLMultiTurnEnv()  # a second warning would be an error
+def test_another_version_is_named_once():
+    with forgotten(bfcl.require_bfcl) as patched:
+        patched.setattr(bridge.metadata, "version", lambda package: "2027.1.1")
+        with pytest.warns(UserWarning, match="bfcl-eval 2027.1.1 wasn't checked; 2026.3 was"):
+            BFCLMultiTurnEnv()
+        BFCLMultiTurnEnv()  # a second warning would be an error
 
 
 def call(env, name, /, **arguments):
@@ -283,12 +275,8 @@ def test_another_process_on_another_day_plays_the_same():
         "told.append(services.act('verify_traveler_information', name | born).content)\n"
         "print(told[-1], hashlib.sha256(repr(told).encode()).hexdigest())"
     )
-    found = set()
-    for seed, zone in (("0", "UTC"), ("1", "Asia/Tokyo")):
-        environment = os.environ | {"PYTHONHASHSEED": seed, "TZ": zone, "PYTHONPATH": os.pathsep.join(sys.path)}
-        run = [sys.executable, "-c", program]
-        done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
-        found.add(done.stdout)
+    runs = (("0", "UTC"), ("1", "Asia/Tokyo"))
+    found = {run_elsewhere(program, PYTHONHASHSEED=seed, TZ=zone)[0] for seed, zone in runs}
     assert len(found) == 1 and "at least 18" in found.pop()
 
 

@@ -16,11 +16,12 @@ if not (shutil.which("chromedriver") and (shutil.which("chromium") or shutil.whi
     pytest.skip("MiniWoB needs Chromium: apt-get install chromium chromium-driver", allow_module_level=True)
 
 import psutil
+from bridge_cases import check_others_play_the_same, check_package, forgotten
 
 from agent_r1 import ToolFault, probes
 from agent_r1.bridges import miniwob_page
 from agent_r1.bridges.miniwob import MiniWoBEnv, first_view
-from agent_r1.bridges.miniwob_page import Page
+from agent_r1.bridges.miniwob_page import BROWSERS, Page
 from agent_r1.bridges.miniwob_scripts import SCRIPTS
 
 
@@ -34,8 +35,7 @@ def env():
 @pytest.fixture(scope="module", autouse=True)
 def leave_no_process():
     yield
-    while miniwob_page._IDLE:
-        miniwob_page._IDLE.pop().end()
+    BROWSERS.clear()
     wait_for(lambda: not browsers(os.getpid()))
 
 
@@ -161,7 +161,7 @@ def test_a_killed_browser_costs_nothing_but_time():
     turns = env.demonstration()
     for number, text in enumerate(turns):
         if number == 2:
-            for process in browsers(env.world.browser.process.pid):
+            for process in browsers(env.world.loan.held.process.pid):
                 process.kill()
         *_, info = env.step(probes.span(env, text))
     assert info["is_success"]
@@ -181,30 +181,19 @@ def test_two_episodes_share_nothing_and_a_snapshot_goes_on():
         if number < 2:
             call(other, "press", key="Tab")
     assert mixed == alone
-    assert env.world.browser is not other.world.browser
+    assert env.world.loan.held is not other.world.loan.held
     env.close(), other.close()
 
 
 def test_another_process_plays_the_same():
-    program = (
-        "import sys, hashlib; from agent_r1 import probes; from agent_r1.bridges import miniwob\n"
-        "env = miniwob.MiniWoBEnv()\n"
-        "found = {i: probes.play(env, i, probes.expert).states for i in map(int, sys.argv[1:])}\n"
-        "print(hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest())"
-    )
-    found = set()
-    for seed, numbers in (("0", ["10", "26"]), ("1", ["26", "10"])):
-        run = [sys.executable, "-c", program, *numbers]
-        environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed, "PATH": os.environ["PATH"]}
-        found.add(subprocess.run(run, capture_output=True, text=True, check=True, env=environment).stdout)
-    assert len(found) == 1
+    check_others_play_the_same("AgentR1/MiniWoB-v0", 10, 26)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, None])
 def test_the_end_of_a_program_ends_its_browser(how):
     program = (
         "from agent_r1.bridges.miniwob_page import Page\n"
-        "page = Page('click-test', 1, 'train'); print(page.browser.folder, flush=True); input()"
+        "page = Page('click-test', 1, 'train'); print(page.loan.held.folder, flush=True); input()"
     )
     environment = {"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]}
     run = [sys.executable, "-c", program]
@@ -218,22 +207,22 @@ def test_the_end_of_a_program_ends_its_browser(how):
 
 
 def test_browsers_are_used_again_and_only_some_wait(monkeypatch):
-    monkeypatch.setattr(miniwob_page, "MOST_IDLE", 1)
+    BROWSERS.clear()
+    monkeypatch.setattr(BROWSERS, "most_idle", 1)
     pages = [Page("click-test", 1, "train"), Page("click-test", 2, "train")]
-    held = [page.browser for page in pages]
-    while miniwob_page._IDLE:
-        miniwob_page._IDLE.pop().end()
+    held = [page.loan.held for page in pages]
     for page in pages:
         page.close()
     assert [browser.alive() for browser in held] == [True, False]
     page = Page("click-button", 1, "train")
-    assert page.browser is held[0]
+    assert page.loan.held is held[0]
     page.close()
 
 
 def test_a_browser_in_which_a_call_is_stuck_serves_nobody_else():
+    BROWSERS.clear()
     page = Page("click-test", 1, "train")
-    browser = page.browser
+    browser = page.loan.held
 
     def stuck():
         with contextlib.suppress(ToolFault), page._browser() as held:
@@ -241,9 +230,9 @@ def test_a_browser_in_which_a_call_is_stuck_serves_nobody_else():
 
     thread = threading.Thread(target=stuck, daemon=True)
     thread.start()
-    wait_for(lambda: page.busy)
+    wait_for(lambda: page.loan.busy)
     page.close()
-    assert not browser.alive() and browser not in miniwob_page._IDLE
+    assert not browser.alive() and len(BROWSERS) == 0
     thread.join(timeout=30)
     assert not thread.is_alive()
 
@@ -268,17 +257,21 @@ def test_bad_arguments_are_named():
     env.close()
 
 
-def test_without_a_browser_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    miniwob_page.find_chromium.cache_clear()
-    with pytest.raises(ImportError, match="apt-get install chromium chromium-driver"):
-        MiniWoBEnv()
-    miniwob_page.find_chromium.cache_clear()
+def test_without_a_browser_it_is_said_what_to_install():
+    with forgotten(miniwob_page.find_chromium) as patched:
+        patched.setattr(shutil, "which", lambda name: None)
+        patched.delenv("MINIWOB_CHROME_BINARY", raising=False)
+        with pytest.raises(ImportError, match="apt-get install chromium chromium-driver"):
+            MiniWoBEnv()
+
+
+def test_a_missing_package_and_another_version_are_said():
+    check_package(MiniWoBEnv, [miniwob_page.find_chromium], "miniwob", "1.1")
 
 
 def test_every_page_can_be_read():
     """All of MiniWoB's, not only those with a script."""
-    for name in miniwob_page.names():
+    for name in miniwob_page.task_names():
         asked, page = first_view(name, 0, "train")
         assert asked and len(page) < 20_000, name
 
@@ -309,7 +302,7 @@ def test_a_page_that_runs_what_is_typed_is_no_task():
 @pytest.mark.parametrize("reward", ["9", "NaN", "-1.01"])
 def test_no_page_pays_what_miniwob_does_not(reward):
     page = Page("click-test", 1, "train")
-    browser = page.browser
+    browser = page.loan.held
     browser.driver.execute_script(f"core.endEpisode({reward});")
     with pytest.raises(ToolFault, match="the page paid"):
         page.act("press", {"key": "Tab"})
@@ -317,7 +310,7 @@ def test_no_page_pays_what_miniwob_does_not(reward):
 
 
 def test_a_browser_that_does_not_start_is_a_fault(monkeypatch):
-    monkeypatch.setattr(miniwob_page, "_IDLE", [])
+    BROWSERS.clear()
     chromium, driver = miniwob_page.find_chromium()
     others = set(browsers(os.getpid()))
     for broken in (("/bin/false", driver), (chromium, "/bin/false")):
@@ -327,14 +320,15 @@ def test_a_browser_that_does_not_start_is_a_fault(monkeypatch):
     wait_for(lambda: set(browsers(os.getpid())) <= others)
 
 
-def test_a_forked_child_holds_no_browser_back(monkeypatch):
-    monkeypatch.setattr(miniwob_page, "_IDLE", [])
+def test_a_forked_child_holds_no_browser_back():
+    BROWSERS.clear()
     page = Page("click-test", 1, "train")
     if not (child := os.fork()):
         time.sleep(60)
         os._exit(0)
     began = time.monotonic()
-    page.browser.end()
-    assert time.monotonic() - began < 15 and not page.browser.alive()
+    browser = page.loan.held
+    browser.end()
+    assert time.monotonic() - began < 15 and not browser.alive()
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

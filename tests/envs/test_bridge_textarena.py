@@ -2,7 +2,6 @@
 
 import random
 import re
-import subprocess
 import sys
 import threading
 
@@ -10,6 +9,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("textarena")
+
+from bridge_cases import run_elsewhere
 
 from agent_r1 import ToolFault, probes
 from agent_r1.bridges import textarena as bridge
@@ -190,12 +191,7 @@ def test_another_process_plays_the_same():
         "found = [probes.play(env, i, probes.random, max_turns=8).states for i in range(2 * len(GAMES))]\n"
         "print(hashlib.sha256(repr(found).encode()).hexdigest())"
     )
-    found = set()
-    for seed in ("0", "1"):
-        env = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
-        found.add(done.stdout)
-    assert len(found) == 1
+    assert len({run_elsewhere(program, PYTHONHASHSEED=seed)[0] for seed in "01"}) == 1
 
 
 def test_without_the_package(monkeypatch):

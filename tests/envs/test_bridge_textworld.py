@@ -1,29 +1,24 @@
 """TextWorld: generated stories are won by the generator's own ways; no command reaches files or the interpreter."""
 
 import os
-import subprocess
-import sys
-import warnings
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 pytest.importorskip("textworld")
 
+from bridge_cases import act, check_others_play_the_same, check_package
+
 from agent_r1 import probes
-from agent_r1.bridges import bridge, textworld
+from agent_r1.bridges import textworld
 from agent_r1.bridges.textworld import GAMES, TextWorldEnv
 
 
 @pytest.fixture(scope="module")
 def env():
-    made = TextWorldEnv(game="coin_collector", max_action_tokens=30_000, max_context_tokens=100_000)
-    yield made
-    made.close()
-
-
-def act(env, command):
-    return env.step(probes.span(env, env.act(command)[0]))
+    with closing(TextWorldEnv(game="coin_collector", max_action_tokens=30_000, max_context_tokens=100_000)) as made:
+        yield made
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -128,19 +123,7 @@ def test_a_snapshot_goes_on(env):
 
 
 def test_another_process_plays_the_same_and_in_another_order(tmp_path):
-    program = (
-        "import sys, hashlib; from agent_r1 import probes; from agent_r1.bridges.textworld import TextWorldEnv\n"
-        "env = TextWorldEnv(game='simple')\n"
-        "found = {i: probes.play(env, i, probes.expert).states for i in map(int, sys.argv[1:])}\n"
-        "print(hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest())"
-    )
-    found = set()
-    for seed, order in (("0", "01"), ("1", "10")):
-        run = [sys.executable, "-c", program, *order]
-        environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed, "HOME": str(tmp_path)}
-        done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
-        found.add(done.stdout)
-    assert len(found) == 1
+    check_others_play_the_same("AgentR1/TextWorld-v0", 0, 1, game="simple", environment={"HOME": str(tmp_path)})
 
 
 def test_global_random_states_are_left_alone():
@@ -161,18 +144,5 @@ def test_what_cannot_be_made_is_said():
         TextWorldEnv(game="coin_collector", settings={"level": 3000}).reset(options={"task_index": 0})
 
 
-def test_a_missing_package_and_another_version_are_said(monkeypatch):
-    textworld.find_textworld.cache_clear()
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "textworld", None)
-        with pytest.raises(ImportError, match=r'pip install "agent-r1\[textworld\]"'):
-            TextWorldEnv()
-    bridge.check_version.cache_clear()
-    monkeypatch.setattr(bridge.metadata, "version", lambda package: "9.9")
-    with pytest.warns(UserWarning, match="textworld 9.9 wasn't checked; 1.7 was"):
-        TextWorldEnv()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        TextWorldEnv()  # said once
-    bridge.check_version.cache_clear()
-    textworld.find_textworld.cache_clear()
+def test_a_missing_package_and_another_version_are_said():
+    check_package(TextWorldEnv, [textworld.find_textworld], "textworld", "1.7")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema
-from agent_r1.bridges.miniwob_page import KEYS, MOST_TEXT, SECONDS, Page, find_chromium, names
+from agent_r1.bridges.miniwob_page import CALL_TIMEOUT, KEYS, MOST_TEXT, Page, find_chromium, task_names
 from agent_r1.bridges.miniwob_scripts import SCRIPTS
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
@@ -58,9 +58,9 @@ class MiniWoBEnv(FinalRewardEnv):
             raise ValueError(f"tasks must be a list of names, got {tasks!r}")
         find_chromium()
         self.names = tuple(SCRIPTS if tasks is None else tasks)
-        if not self.names or set(self.names) - set(names()):
-            raise ValueError(f"tasks must be some of {', '.join(names())}; got {tasks!r}")
-        super().__init__(TOOLS, timeout=SECONDS, **kwargs)
+        if not self.names or set(self.names) - set(task_names()):
+            raise ValueError(f"tasks must be some of {', '.join(task_names())}; got {tasks!r}")
+        super().__init__(TOOLS, timeout=CALL_TIMEOUT, **kwargs)
 
     @property
     def num_tasks(self) -> int:

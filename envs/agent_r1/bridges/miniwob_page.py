@@ -10,18 +10,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from agent_r1.bridges.bridge import check_version
+from agent_r1.bridges.miniwob_elements import Element, elements
+from agent_r1.bridges.pool import Pool
 from agent_r1_tools import ToolFault, ToolResult
 
-REQUEST, SECONDS = 20, 120.0  # for what a browser is asked, and for a call with all that was called before it
+REQUEST_TIMEOUT = 20  # seconds, for what a browser is asked
+CALL_TIMEOUT = 120.0  # seconds, for a call with all that was called before it
 MOST_IDLE = 4  # browsers that wait for another episode; each takes .2 to .3 GB
 MOST_TEXT = 200  # characters typed in one call
 UNSAFE = ("terminal",)  # its page runs what is typed: it sets innerHTML to it
@@ -34,7 +34,7 @@ KEYS = (
     "Enter", "Tab", "Backspace", "Delete", "Escape", "Space", "ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown",
     "Home", "End", "PageUp", "PageDown", "Control+a",
 )  # fmt: skip
-"""None copies: a clipboard outlives an episode."""
+"""No key copies or cuts: a clipboard outlives an episode."""
 
 # The time of a page never runs out: a policy thinks longer than a person clicks. Animations jump to their end.
 BEGIN = "core.EPISODE_MAX_TIME = 2147483647; if (window.jQuery) jQuery.fx.off = true;"
@@ -78,79 +78,16 @@ finally:
 """
 
 
-@dataclass(frozen=True)
-class Element:
-    """What stands on a page: text (without `ref`), or an element with the number by which it is clicked."""
-
-    tag: str
-    text: str = ""
-    ref: int | None = None
-    value: str | bool | None = None
-    id: str = ""
-    classes: str = ""
-    background: str = ""
-    focused: bool = False
-    options: list[str] = field(default_factory=list)
-    chosen: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        if self.ref is None:
-            return self.text
-        parts = [f"[{self.ref}] {self.tag.replace('_', ' ')}"]
-        if self.text:
-            parts.append(f'"{self.text}"')
-        elif isinstance(self.value, str):
-            parts.append(f'with "{" ".join(self.value.split())}"')
-        elif self.value is not None:
-            parts.append("checked" if self.value else "not checked")
-        elif self.options:
-            parts.append(f"of {' | '.join(self.options)}; chosen: {' | '.join(self.chosen) or 'nothing'}")
-        else:  # a reader has nothing but names and colours
-            names = [f"#{self.id}"] * bool(self.id) + [f".{name}" for name in self.classes.split()[:3]]
-            parts += names + [self.background] * bool(self.background)
-        return " ".join(parts) + ", focused" * self.focused
-
-
-def elements(dom: dict[str, Any], lists: dict[str, Any]) -> Iterator[Element]:
-    """The leaves of MiniWoB's tree in the page's order."""
-    ref, tag, children = dom["ref"], dom["tag"].lower(), dom["children"]
-    text = " ".join(str(dom.get("text", "")).split())
-    if tag == "t":
-        if dom["left"] > -1000:  # jQuery hides the words of icons far to the left
-            yield Element(tag, text)
-        return
-    seen = [child for child in children if child["tag"] != "t" or child["left"] > -1000]
-    if str(ref) in lists:
-        yield Element(tag, ref=ref, focused=bool(dom.get("focused")), **lists[str(ref)])
-    elif seen and all(child["tag"] == "t" for child in seen):
-        yield Element(tag, " ".join(child["text"] for child in seen), ref, focused=bool(dom.get("focused")))
-    elif tag in ("button", "a") or not seen:
-        inside = [one for child in seen for one in elements(child, lists)]
-        words = " ".join([text, *(one.text for one in inside)]).strip()
-        color = str(dom.get("bgColor") or "")
-        classes = dom["classes"] if isinstance(dom.get("classes"), str) else ""  # an SVG's are an object
-        if not words and inside:  # what a button without words shows says more than what it is
-            classes = " ".join(one.classes.split()[-1] for one in inside if one.classes)
-        known = dom.get("value") is not None or words or tag in ("button", "a", "input_text", "textarea")
-        shown = color if not known and color.startswith("rgb(") else ""  # rgba is transparent here
-        if (known or shown or dom.get("id") or classes) and "ui-resizable-handle" not in classes:
-            yield Element(tag, words, ref, dom.get("value"), str(dom.get("id", "")), classes, shown,
-                          bool(dom.get("focused")))  # fmt: skip
-    else:
-        for child in seen:
-            yield from elements(child, lists)
-
-
 class Page:
     """A task of MiniWoB at work, in a browser that is nobody else's meanwhile."""
 
     def __init__(self, name: str, seed: int, mode: str) -> None:
-        self.browser: Browser | None = borrow()
-        self.busy = False
+        self.loan = BROWSERS.lend()
         with self._browser() as browser:
             self.utterance, self.elements = browser.begin(name, seed, mode)
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Click, type, select or press; what stands on the page then. `data["reward"]` comes with its end."""
         said, ok = "", True
         with self._browser() as browser:
             if name == "press":
@@ -184,31 +121,13 @@ class Page:
         return "\n".join(map(str, self.elements)) or "The page is empty."
 
     def close(self) -> None:
-        browser, self.browser = self.browser, None
-        if browser is not None and self.busy:  # a call that ran out of time is still at work in it
-            browser.end()
-        elif browser is not None:
-            give_back(browser)
+        self.loan.close()
 
-    @contextlib.contextmanager
-    def _browser(self) -> Iterator[Browser]:
-        """The browser, which ends where it is lost, or where a call breaks off in the middle."""
+    def _browser(self) -> contextlib.AbstractContextManager[Browser]:
         from selenium.common.exceptions import WebDriverException
         from urllib3.exceptions import HTTPError
 
-        if self.browser is None:
-            raise ToolFault("the browser was closed")
-        self.busy = True
-        try:
-            yield self.browser
-            self.busy = False
-        except BaseException as error:
-            browser, self.browser = self.browser, None
-            if browser is not None:
-                browser.end()
-            if isinstance(error, WebDriverException | HTTPError | OSError | RuntimeError):
-                raise ToolFault(f"the browser was lost: {error!r:.300}") from error
-            raise
+        return self.loan.at_work(WebDriverException, HTTPError, OSError, RuntimeError)
 
 
 class Browser:
@@ -220,7 +139,6 @@ class Browser:
         from selenium.webdriver.common.proxy import Proxy, ProxyType
         from selenium.webdriver.remote.client_config import ClientConfig
 
-        self.owner = os.getpid()
         self.folder = tempfile.mkdtemp(prefix="miniwob-")
         guard = [sys.executable, "-I", "-S", "-c", GUARD, self.folder, chromedriver, "--port=0"]
         self.process = subprocess.Popen(
@@ -235,10 +153,10 @@ class Browser:
                 options.add_argument(flag)
             options.set_capability("unhandledPromptBehavior", "dismiss")
             direct = Proxy({"proxyType": ProxyType.DIRECT})  # whatever the environment says
-            config = ClientConfig(remote_server_addr=address, proxy=direct, timeout=REQUEST)
+            config = ClientConfig(remote_server_addr=address, proxy=direct, timeout=REQUEST_TIMEOUT)
             self.driver: Any = webdriver.Remote(address, options=options, client_config=config)
-            self.driver.set_script_timeout(REQUEST / 2)
-            self.driver.set_page_load_timeout(REQUEST / 2)
+            self.driver.set_script_timeout(REQUEST_TIMEOUT / 2)
+            self.driver.set_page_load_timeout(REQUEST_TIMEOUT / 2)
         except BaseException as error:
             self.end()
             if isinstance(error, Exception):  # too little memory, a version that doesn't fit, ...
@@ -293,15 +211,14 @@ class Browser:
         execute_press_key(key.replace("Control+", "C-") if "+" in key else f"<{key}>", self.driver)
 
     def alive(self) -> bool:
+        """Whether its guard runs."""
         return self.process.poll() is None
 
     def end(self) -> None:
-        """Kill it, whatever it does; not a parent's, after a fork."""
-        if self.owner != os.getpid():
-            return
+        """Kill it, whatever it does."""
         self.process.terminate()  # the guard does it; a forked child may hold its stdin open
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(REQUEST)
+            self.process.wait(REQUEST_TIMEOUT)
         self.process.stdin.close()  # type: ignore[union-attr]
         self.process.stdout.close()  # type: ignore[union-attr]
 
@@ -310,7 +227,7 @@ class Browser:
         pipe, said = self.process.stdout, b""
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)  # type: ignore[arg-type]
-            deadline = time.monotonic() + REQUEST
+            deadline = time.monotonic() + REQUEST_TIMEOUT
             while (left := deadline - time.monotonic()) > 0 and selector.select(left):
                 more = os.read(pipe.fileno(), 4096)  # type: ignore[union-attr]
                 said += more
@@ -321,31 +238,7 @@ class Browser:
         raise ToolFault(f"chromedriver didn't start: {said.decode(errors='replace')[-300:]!r}")
 
 
-_IDLE: list[Browser] = []
-_LOCK = threading.Lock()
-
-
-def borrow() -> Browser:
-    """A browser that nobody uses, or a new one."""
-    while True:
-        with _LOCK:
-            browser = _IDLE.pop() if _IDLE else None
-        if browser is None:
-            return Browser()
-        if browser.owner == os.getpid() and browser.alive():
-            return browser
-
-
-def give_back(browser: Browser) -> None:
-    """Leave a browser to another episode; it ends where enough are waiting."""
-    if browser.owner != os.getpid():  # it is the parent's
-        return
-    with _LOCK:
-        keep = len(_IDLE) < MOST_IDLE
-        if keep:
-            _IDLE.append(browser)
-    if not keep:
-        browser.end()
+BROWSERS = Pool(Browser, MOST_IDLE)
 
 
 @cache
@@ -368,7 +261,7 @@ def find_chromium() -> tuple[str, str]:
 
 
 @cache
-def names() -> tuple[str, ...]:
+def task_names() -> tuple[str, ...]:
     """MiniWoB's tasks whose pages are files, but for `UNSAFE`."""
     find_chromium()
     from miniwob.selenium_instance import HTML_DIR

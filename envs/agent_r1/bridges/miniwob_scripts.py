@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agent_r1.bridges.miniwob_page import Element
+from agent_r1.bridges.miniwob_elements import Element
 
 Calls = Iterator[tuple[str, dict[str, Any]]]
 Script = Callable[[str, list[Element]], Calls]

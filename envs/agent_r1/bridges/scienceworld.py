@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import threading
@@ -16,9 +15,10 @@ import numpy as np
 
 from agent_r1.bridges.bridge import World, check_version
 from agent_r1.bridges.java_random import JAVA_OPTIONS, patched_random, seed_java
+from agent_r1.bridges.pool import Pool
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import ONLY_EXPERTS, Task
-from agent_r1_tools import ToolFault, ToolResult
+from agent_r1_tools import ToolResult
 
 TASKS: Mapping[str, int] = {
     "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30,
@@ -41,10 +41,9 @@ SIMPLIFICATIONS = (
 )  # fmt: skip
 MOST_COMMAND = 150  # characters
 MOST_IDLE = 8  # simulators that wait for another episode; each is a Java process of .2 to .5 GB
-SECONDS = 120.0  # for a call; most take milliseconds
+CALL_TIMEOUT = 120.0  # seconds; most calls take milliseconds
 SEED = 8682522807148012  # where Java's random numbers begin in every episode
-_LOCK = threading.Lock()
-_IDLE: list[Simulator] = []
+_ONE_AT_A_TIME = threading.Lock()  # starts: the package's way to start Java is changed meanwhile
 
 
 class ScienceWorldEnv(TextGameEnv):
@@ -85,7 +84,7 @@ class ScienceWorldEnv(TextGameEnv):
             raise ValueError(f"simplifications are {', '.join(SIMPLIFICATIONS)}, got {', '.join(wrong)}")
         self.simplifications = simplifications
         find_scienceworld()
-        super().__init__(command="such as: open door to kitchen", timeout=SECONDS, **kwargs)
+        super().__init__(command="such as: open door to kitchen", timeout=CALL_TIMEOUT, **kwargs)
         self._order = order(self.names, self.split)
 
     @property
@@ -141,9 +140,8 @@ class House:
     """A task at work in a Java process of its own."""
 
     def __init__(self) -> None:
-        self.simulator: Simulator | None = borrow()
+        self.loan = SIMULATORS.lend()
         self.score = 0
-        self.busy = False
 
     def begin(self, task: str, variation: int, simplifications: str, gold: bool = False) -> str:
         """Load a task; what is seen first."""
@@ -154,6 +152,7 @@ class House:
             return said
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Give a command; what is said. `data["reward"]` is by how much the score, from -100 to 100, has changed."""
         command = " ".join(arguments["command"].split())
         if len(command) > MOST_COMMAND or not re.fullmatch(r"[A-Za-z0-9 ,.'()/_-]+", command):
             return ToolResult(f"A command is one line of at most {MOST_COMMAND} letters and digits.", ok=False)
@@ -175,32 +174,17 @@ class House:
             return str(simulator.env.get_task_description())
 
     def close(self) -> None:
-        simulator, self.simulator = self.simulator, None
-        if simulator is not None and self.busy:  # a call that ran out of time is still at work in it
-            simulator.end()
-        elif simulator is not None:
-            give_back(simulator)
+        self.loan.close()
 
     @contextlib.contextmanager
     def _java(self) -> Iterator[Simulator]:
-        """The process, which ends where it is lost, or where a call breaks off in the middle."""
         from py4j.protocol import Py4JError, Py4JJavaError
 
-        if self.simulator is None:
-            raise ToolFault("the simulator was closed")
-        self.busy = True
-        try:
-            yield self.simulator
-            self.busy = False
-        except BaseException as error:
-            simulator, self.simulator = self.simulator, None
-            if simulator is not None:
-                simulator.end()
-            if isinstance(error, Py4JJavaError):  # the house couldn't do what was asked
+        with self.loan.at_work(Py4JError, OSError) as simulator:
+            try:
+                yield simulator
+            except Py4JJavaError:  # the house couldn't do what was asked
                 raise ValueError("the simulator can't do that") from None
-            if isinstance(error, Py4JError | OSError):
-                raise ToolFault(f"ScienceWorld's Java process was lost: {error!r}") from error
-            raise
 
 
 class Simulator:
@@ -208,20 +192,21 @@ class Simulator:
 
     def __init__(self) -> None:
         package, folder = find_scienceworld(), patched_random()
-        with _LOCK:
+        with _ONE_AT_A_TIME:
             plain = package.launch_gateway
             package.launch_gateway = partial(plain, javaopts=[*JAVA_OPTIONS, "--patch-module", f"java.base={folder}"])
             try:
                 self.env = package.ScienceWorldEnv("", envStepLimit=2**30)
             finally:
                 package.launch_gateway = plain
-        self.owner = os.getpid()
         self.seed = seed_java(self.env._gateway, SEED)
 
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.env._gateway.java_process.poll() is None
+
     def end(self) -> None:
-        """Kill the process, whatever it does; not a parent's, after a fork."""
-        if self.owner != os.getpid():
-            return
+        """Kill the process, whatever it does."""
         process = self.env._gateway.java_process
         process.kill()
         process.wait()
@@ -230,23 +215,7 @@ class Simulator:
         process.stdin.close()
 
 
-def borrow() -> Simulator:
-    """A simulator that nobody uses, or a new one."""
-    while _IDLE:
-        simulator = _IDLE.pop()
-        if simulator.owner == os.getpid() and simulator.env._gateway.java_process.poll() is None:
-            return simulator
-    return Simulator()
-
-
-def give_back(simulator: Simulator) -> None:
-    """Leave a simulator to another episode; it ends where enough are waiting."""
-    if simulator.owner != os.getpid():  # it is the parent's
-        return
-    if len(_IDLE) < MOST_IDLE:
-        _IDLE.append(simulator)
-    else:
-        simulator.end()
+SIMULATORS = Pool(Simulator, MOST_IDLE)
 
 
 # ------------------------------------------------------------------------------------------------------- ScienceWorld

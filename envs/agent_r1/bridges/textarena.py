@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.bridges.bridge import FinalRewardEnv, World
+from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema
 from agent_r1.bridges.textarena_players import MOVES, SOLVED, base, solve
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
@@ -34,16 +34,11 @@ JUDGED = ("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions")
 Opponent = Callable[[str, random.Random], str]
 
 TOOLS = [
-    {
-        "name": "play",
-        "description": "Do something in the game: write it as the rules ask, a move in square brackets.",
-        "parameters": {
-            "type": "object",
-            "properties": {"action": {"type": "string", "maxLength": MAX_CHARS}},
-            "required": ["action"],
-            "additionalProperties": False,
-        },
-    }
+    call_schema(
+        "play",
+        "Do something in the game: write it as the rules ask, a move in square brackets.",
+        action={"type": "string", "maxLength": MAX_CHARS},
+    )
 ]
 
 

@@ -1,0 +1,125 @@
+"""Simulators in processes of their own: each is lent to one episode after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from agent_r1_tools import ToolFault
+
+
+class Simulator(Protocol):
+    """What has a process of its own."""
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+
+    def end(self) -> None:
+        """Kill the process, whatever it does, and free what it holds."""
+
+
+S = TypeVar("S", bound=Simulator)
+
+
+class Pool(Generic[S]):
+    """Simulators that wait for another episode. A child that was forked leaves those of its parent alone.
+
+    Args:
+        make: starts a simulator.
+        most_idle: how many wait at most; others end when they come back.
+    """
+
+    def __init__(self, make: Callable[[], S], most_idle: int) -> None:
+        self.make, self.most_idle = make, most_idle
+        self._idle: list[S] = []
+        self._all: weakref.WeakSet[S] = weakref.WeakSet()
+        self._lock = threading.Lock()  # never held while a simulator starts or ends
+        os.register_at_fork(
+            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._begin_in_child
+        )
+
+    def lend(self) -> Loan[S]:
+        """A simulator that nobody uses, or a new one. Raises what `make` raises."""
+        while True:
+            with self._lock:
+                simulator = self._idle.pop() if self._idle else None
+            if simulator is None:
+                simulator = self.make()
+                with self._lock:
+                    self._all.add(simulator)
+                return Loan(self, simulator)
+            if simulator.alive():
+                return Loan(self, simulator)
+            simulator.end()  # its process died; it may hold pipes and files
+
+    def take_back(self, simulator: S) -> None:
+        """Let a simulator wait, or end it where enough do."""
+        with self._lock:
+            keep = len(self._idle) < self.most_idle
+            if keep:
+                self._idle.append(simulator)
+        if not keep:
+            simulator.end()
+
+    def clear(self) -> None:
+        """End those that wait."""
+        with self._lock:
+            waiting, self._idle = self._idle, []
+        for simulator in waiting:
+            simulator.end()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._idle)
+
+    def _begin_in_child(self) -> None:
+        for simulator in self._all:  # never freed here, not even at exit: a destructor may end the parent's process
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(simulator))
+        self._idle, self._all = [], weakref.WeakSet()
+        self._lock.release()
+
+
+class Loan(Generic[S]):
+    """A simulator that is nobody else's meanwhile.
+
+    `held` is None after its end; `busy` says that a call is at work in it, or broke off there.
+    """
+
+    def __init__(self, pool: Pool[S], simulator: S) -> None:
+        self.pool, self.owner = pool, os.getpid()
+        self.held: S | None = simulator
+        self.busy = False
+
+    @contextlib.contextmanager
+    def at_work(self, *lost: type[Exception]) -> Iterator[S]:
+        """The simulator, for a call. It ends where the call breaks off in the middle.
+
+        Raises ToolFault for exceptions that say it is `lost`, and where there is none: after its end, and in a child
+        that was forked.
+        """
+        if self.held is None or self.owner != os.getpid():
+            raise ToolFault("the simulator is gone, or a parent's")
+        self.busy = True
+        try:
+            yield self.held
+            self.busy = False
+        except BaseException as error:
+            self.close()
+            if isinstance(error, lost):
+                raise ToolFault(f"the simulator was lost: {error!r:.300}") from error
+            raise
+
+    def close(self) -> None:
+        """Give it back, or end it where it is busy: a call that ran out of time is still at work in it."""
+        simulator, self.held = self.held, None
+        if simulator is None or self.owner != os.getpid():
+            return
+        if self.busy:
+            simulator.end()
+        else:
+            self.pool.take_back(simulator)
