@@ -108,7 +108,8 @@ def model(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if max(prompts) + 512 > positions:
         return found | {"fits": False}
     kwargs = {"max_context_tokens": positions, "max_action_tokens": 128, "max_turns": 8}
-    flags = ["--model", args.model, "--env-id", f"AgentR1/{name}-v0", "--episodes", str(count), "--num-envs", str(count)]
+    flags = ["--model", args.model, "--env-id", f"AgentR1/{name}-v0"]
+    flags += ["--episodes", str(count), "--num-envs", str(count)]
     flags += ["--env-kwargs", json.dumps(kwargs), "--exp-name", f"bridges_{name}", "--num-threads", str(args.threads)]
     (run,) = finish([make_job(["python", str(ROOT / "learner/evaluate_llm.py"), *flags])], 1)
     metrics = json.loads((run / "evaluation.json").read_text())["metrics"]
