@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.arguments import duration, finite, integer
+from agent_r1.arguments import ArgumentError, duration, finite, integer
 from agent_r1.chat import chat_messages, encode_turn, reply_text
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens, UserTurn
@@ -109,11 +109,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     ) -> None:
         if unknown:
             name, there = type(self).__name__, ", ".join(self._argument_names())
-            raise TypeError(f"{name} got an unexpected keyword argument {next(iter(unknown))!r}; it has {there}")
+            raise ArgumentError(f"{name} got an unexpected keyword argument {next(iter(unknown))!r}; it has {there}")
         if split not in self.splits:
-            raise ValueError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
+            raise ArgumentError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise ValueError(f"render_mode must be None, 'ansi' or 'human', got {render_mode!r}")
+            raise ArgumentError(f"render_mode must be None, 'ansi' or 'human', got {render_mode!r}")
         for name, bound in (
             ("max_turns", max_turns),
             ("max_context_tokens", max_context_tokens),

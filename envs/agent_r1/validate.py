@@ -11,7 +11,6 @@ The checks are in `checks.py`, the players in `probes.py`. The status is 1 where
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import re
@@ -23,12 +22,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
 from agent_r1 import probes
+from agent_r1.arguments import ArgumentError
 from agent_r1.checks import CHECKS, Failed, Subject, digest_elsewhere, has_expert
+from agent_r1.ids import find_environment
 from agent_r1.probes import Probe, play
 from agent_r1.task_data import DataNotFoundError
 
@@ -222,12 +222,9 @@ def main(words: Sequence[str] | None = None) -> int:
     subjects = [Subject(env_id, kwargs, args.tasks) for env_id in args.ids or agent_r1.ENVIRONMENTS | agent_r1.BRIDGES]
     for subject in subjects:
         try:
-            module, _, name = subject.env_id.rpartition(":")
-            if module:
-                importlib.import_module(module)
-            gym.spec(name)
-        except (gym.error.Error, ImportError) as error:
-            parser.error(str(error))
+            find_environment(subject.env_id)
+        except ArgumentError as error:
+            parser.error(f"{subject.env_id}: {error}")
     if args.digest:
         print(digest_elsewhere(subjects[0]))
         return 0

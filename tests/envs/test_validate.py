@@ -154,6 +154,22 @@ def test_a_command_that_is_wrong(words, capsys):
     assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") <= 8
 
 
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("Mine/Vending-v0", "give the module that registers it: MODULE:Mine/Vending-v0"),
+        ("nomodule:X-v0", "no module nomodule"),
+        ("vending.py", "without .py: give vending:ID"),
+        ("vending.py:Mine/Vending-v0", "without .py: give vending:Mine/Vending-v0"),
+        ("checked_environments:Checked/Rihgt-v0", "checked_environments registers Checked/"),
+    ],
+)
+def test_an_id_that_is_not_there_is_answered_with_a_remedy(env_id, message, capsys):
+    with pytest.raises(SystemExit):
+        validate.main([env_id])
+    assert message in capsys.readouterr().err
+
+
 def test_random_values_fit_their_schema():
     schema = {
         "type": "object",
