@@ -37,7 +37,7 @@ from agent_r1.turn_end import CUT, MAX_CALLS, NO_ACTION_HINT, TurnEnd, judged, s
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe
 from agent_r1_tools.threads import OneThread, call_on
-from agent_r1_tools.tool import is_fault
+from agent_r1_tools.tool import check_limits, is_fault
 
 __all__ = [
     "CUT", "End", "Episode", "MAX_CALLS", "NO_ACTION_HINT", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv",
@@ -121,6 +121,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         ):
             if bound is not None:
                 integer(name, bound, least=1)
+        for tool in tools:
+            check_limits(tool)
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
         if twice:

@@ -138,7 +138,7 @@ def _judge_call(env: ToolEnv, call: Call, result: ToolResult, amounts: dict[str,
     if call.error is not None:
         _add(amounts, "malformed_call", 1)
         return None
-    key = json.dumps(env.call_key(call), sort_keys=True)
+    key = json.dumps(json.loads(json.dumps(env.call_key(call)), parse_float=_number), sort_keys=True)  # 2.0 is 2
     if key in env.episode.seen_calls:
         _add(amounts, "repeated_call", 1)
     env.episode.seen_calls.add(key)
@@ -147,6 +147,11 @@ def _judge_call(env: ToolEnv, call: Call, result: ToolResult, amounts: dict[str,
     judged = env.judge_result(call, result)
     _add_judged(env, judged.amounts if isinstance(judged, End) else judged, amounts)
     return judged if isinstance(judged, End) else None
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _add_judged(env: ToolEnv, judged: Mapping[str, float], amounts: dict[str, float]) -> None:

@@ -111,6 +111,14 @@ def test_a_mistake_in_a_constructor_is_a_line():
     assert "does its __init__ call super().__init__(tools, **kwargs)?" in report.failed["build"]
 
 
+def test_calls_of_the_expert_that_fail_are_said(capsys):
+    assert validate.main(["checked_environments:Checked/ExpertFails-v0", "--tasks", "4"]) == 0
+    said = "note: calls of the expert fail in 4 of 4 episodes, such as read: Error in read: KeyError: 1\n"
+    assert said in capsys.readouterr().out
+    assert validate.main(["checked_environments:Checked/Right-v0", "--tasks", "4"]) == 0
+    assert "note:" not in capsys.readouterr().out
+
+
 def test_chance_is_not_counted_as_a_trick():
     assert above(0.2, 0.0, 100) and not above(0.0, 0.0, 100) and not above(0.12, 0.1, 100) and above(0.3, 0.1, 100)
 

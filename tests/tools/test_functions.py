@@ -105,6 +105,43 @@ def test_an_async_tool_can_be_called_inside_of_a_loop() -> None:
     assert asyncio.run(notebook()) == 4
 
 
+# --- bounds of calls --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, None, "5", True])
+def test_a_timeout_that_no_call_keeps_is_refused(timeout: Any) -> None:
+    with pytest.raises(ValueError, match=r"timeout of the tool double must be .* above 0 \(math.inf .*\), got"):
+        Tool.from_function(double, timeout=timeout)
+    Tool.from_function(double, timeout=1)
+
+
+@pytest.mark.parametrize("most", [0, -1, None, 2.5])
+def test_results_that_would_all_be_empty_are_refused(most: Any) -> None:
+    with pytest.raises(ValueError, match="max_result_chars of the tool double must be an integer, at least 1, got"):
+        Tool.from_function(double, max_result_chars=most)
+    Tool.from_function(double, max_result_chars=1)
+
+
+# --- whole numbers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_float_is_an_int_where_the_hint_says_so() -> None:
+    def kinds(
+        a: int, b: float, c: list[int], d: dict[str, int], e: int | None, f: list[int] | None, g: float | int, h: Any
+    ) -> str:
+        return json.dumps([a, b, c, d, e, f, g, h])
+
+    given = {"a": 2.0, "b": 2.0, "c": [1.0, 2], "d": {"x": 3.0}, "e": -1.0, "f": [4.0], "g": 5.0, "h": [6.0]}
+    before = json.dumps(given)
+    tool = Tool.from_function(kinds)
+    expected = '[2, 2.0, [1, 2], {"x": 3}, -1, [4], 5.0, [6.0]]'
+    assert run_tool(tool, given).content == expected and json.dumps(given) == before
+    assert [one.content for one in run_batch(tool, [given, given | {"a": 2}])] == [expected] * 2
+    assert run_tool(Tool.from_function(lambda n: list(range(n)), name="f", parameters={
+        "type": "object", "properties": {"n": {"type": "integer", "minimum": 0}}}), {"n": 3.0}).data == [0, 1, 2]
+    assert "must be integer" in run_tool(tool, given | {"a": 2.5}).content
+
+
 # --- Annotated --------------------------------------------------------------------------------------------------------
 
 
