@@ -132,6 +132,6 @@ def tiny_policy(env_id: str) -> str:
     folder = root / env_id.removeprefix("AgentR1/")
     if not (folder / "model.safetensors").is_file():
         there = sorted(f"AgentR1/{path.name}" for path in root.iterdir()) if root.is_dir() else []
-        remedy = f"there are some for {', '.join(there)}; else pass --model NAME_OR_FOLDER"
+        remedy = f"there are some for {', '.join(there)}; else pass --model NAME_OR_FOLDER (sft_llm.py makes one)"
         raise ValueError(f"no tiny policy is shipped for {env_id}; {remedy}")
     return str(folder)

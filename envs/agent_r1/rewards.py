@@ -120,7 +120,7 @@ def process_weights(
     """The weights that the argument `process_reward` of an environment means.
 
     True gives the defaults, False none at all (no term is paid or listed), a dict the defaults with its entries
-    changed. Raises ArgumentError for a name that isn't there, listing those that are, and for a weight that is no number.
+    changed. Raises ArgumentError for a name that isn't there, listing those that are, and a weight that is no number.
     """
     if isinstance(process_reward, Mapping):
         unknown = sorted(map(str, set(process_reward) - set(defaults)))

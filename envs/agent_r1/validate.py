@@ -116,7 +116,8 @@ def failing_calls(episodes: Sequence[Played]) -> str:
     if not (failed := [some for some in calls if some]):
         return ""
     first = failed[0][0]
-    return f"calls of the expert fail in {len(failed)} of {len(calls)} episodes, such as {first['name']}: {first['error']}"
+    often = f"{len(failed)} of {len(calls)} episodes"
+    return f"calls of the expert fail in {often}, such as {first['name']}: {first['error']}"
 
 
 def above(share: float, bound: float, count: int) -> bool:

@@ -75,8 +75,14 @@ def at_work(tool: Tool) -> bool:
 
 
 def is_strict(strict: bool | None) -> bool:
-    """Whether a tool's own bug is raised: as it was asked for, or else as AGENT_R1_STRICT says."""
-    return os.environ.get("AGENT_R1_STRICT", "") not in ("", "0") if strict is None else strict
+    """Whether a tool's own bug is raised: as it was asked for, or else as AGENT_R1_STRICT says. Raises ValueError where
+    that says what nobody knows."""
+    if strict is not None:
+        return strict
+    said = os.environ.get("AGENT_R1_STRICT", "")
+    if said.lower() not in ("", "0", "1", "false", "true"):
+        raise ValueError(f"AGENT_R1_STRICT is 0, 1, true or false, got {said!r}")
+    return said.lower() in ("1", "true")
 
 
 def describe(error: BaseException) -> str:

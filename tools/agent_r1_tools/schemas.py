@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
 import types
 import typing
 from collections.abc import Callable
+from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Union
 
@@ -105,6 +107,11 @@ def _problem(error: Any) -> str:
     elif error.validator == "type":
         wanted = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
         text = f"must be {' or '.join(wanted)}, not {json_type(error.instance)}"
+    elif error.validator == "anyOf" and error.context:
+        deepest = max(error.context, key=lambda inside: len(inside.absolute_path))  # of the form that fits best
+        if len(deepest.absolute_path) > len(error.absolute_path):
+            return _problem(deepest)
+        text = f"must be {' or '.join(map(kind, error.validator_value))}, not {json_type(error.instance)}"
     else:
         text = error.message
     text = clean_text(text, 200)
@@ -217,16 +224,27 @@ def function_schema(
 
 
 def _holds_model(hint: Any) -> bool:
-    """Whether a type hint names a pydantic model; pydantic itself is not needed to see that."""
-    return hasattr(hint, "__pydantic_core_schema__") or any(map(_holds_model, typing.get_args(hint)))
+    """Whether a type hint names what pydantic makes: a model, a dataclass, an Enum, a TypedDict. pydantic itself is not
+    needed to see that."""
+    if hasattr(hint, "__pydantic_core_schema__") or typing.is_typeddict(hint):
+        return True
+    if isinstance(hint, type) and (issubclass(hint, Enum) or dataclasses.is_dataclass(hint)):
+        return True
+    return typing.get_origin(hint) is not Literal and any(map(_holds_model, typing.get_args(hint)))
 
 
 def _model_schema(hint: Any, definitions: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """pydantic's adapter and schema of a type hint. What that refers to is added to `definitions`."""
-    from pydantic import TypeAdapter
-
-    adapter: Any = TypeAdapter(hint)
-    schema: dict[str, Any] = adapter.json_schema()
+    try:
+        from pydantic import TypeAdapter
+        from pydantic.errors import PydanticUserError
+    except ImportError:
+        raise TypeError("dataclasses, Enums and TypedDicts need pydantic: pip install pydantic") from None
+    try:
+        adapter: Any = TypeAdapter(hint)
+        schema: dict[str, Any] = adapter.json_schema()
+    except PydanticUserError as error:  # a TypedDict of typing, before Python 3.12
+        raise TypeError(f"pydantic takes no {hint!r}: {error.message}") from error
     for name, definition in schema.pop("$defs", {}).items():
         if definitions.setdefault(name, definition) != definition:
             raise TypeError(f"two models are named {name}; give one another name")
@@ -270,8 +288,8 @@ def _type_schema(hint: Any) -> dict[str, Any]:
             return {"type": [option["type"] for option in options]}
         return {"anyOf": options}
     raise TypeError(
-        f"{hint!r} has no schema here; use str, int, float, bool, list, dict, Optional, Union, Literal, Annotated or a "
-        "pydantic model, or give the JSON schema: from_function(..., parameters={...})"
+        f"{hint!r} has no schema here; use str, int, float, bool, list, dict, Optional, Union, Literal, Annotated, an "
+        "Enum, a dataclass or a pydantic model, or give the JSON schema: from_function(..., parameters={...})"
     )
 
 

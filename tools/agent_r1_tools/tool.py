@@ -80,10 +80,11 @@ def is_fault(error: BaseException) -> bool:
 
 def check_limits(tool: Tool) -> None:
     """Raise ValueError where the bounds of a tool's calls would break every call."""
-    seconds, longest = tool.timeout, tool.max_result_chars
+    seconds: Any = tool.timeout
+    longest: Any = tool.max_result_chars
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not seconds > 0:
-        hint = "math.inf is for a tool that never blocks"
-        raise ValueError(f"timeout of the tool {tool.name} must be a number of seconds above 0 ({hint}), got {seconds!r}")
+        form = "a number of seconds above 0 (math.inf for a tool that never blocks)"
+        raise ValueError(f"timeout of the tool {tool.name} must be {form}, got {seconds!r}")
     if isinstance(longest, bool) or not isinstance(longest, Integral) or longest < 1:
         raise ValueError(f"max_result_chars of the tool {tool.name} must be an integer, at least 1, got {longest!r}")
 
@@ -233,9 +234,10 @@ class Tool(ABC):
     ) -> Tool:
         """Make a tool of a function: a typed one with a Google-style docstring, or any with a JSON schema.
 
-        The schema comes from the type hints (str, int, float, bool, list, dict, Optional, Union, Literal, Any, pydantic
-        models, Annotated with a description and bounds), the descriptions from Annotated or else the docstring, and
-        parameters with a default are optional. `parameters` takes its place; the function is then called with the
+        The schema comes from the type hints (str, int, float, bool, list, dict, Optional, Union, Literal, Any,
+        Annotated with a description and bounds; where pydantic is there its models, dataclasses and Enums), the
+        descriptions from Annotated or else the docstring, and parameters with a default are optional. Whole numbers
+        come as an int where the schema says integer. `parameters` takes its place; the function is then called with the
         arguments by name. An async function runs on an event loop that all of them share, in a thread of its own.
 
         The function may return a `ToolResult`. Of any other value text is the `content` as it is, everything else as

@@ -24,7 +24,6 @@ from __future__ import annotations
 from typing import Any
 
 from agent_r1.arguments import ArgumentError
-
 from agent_r1.dialects.base import Call, Dialect, Turn
 from agent_r1.dialects.fenced import Fenced
 from agent_r1.dialects.hermes import Hermes

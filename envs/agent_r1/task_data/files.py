@@ -53,7 +53,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
         with _open(path) as file:
             for number, line in enumerate(file, 1):
                 if line.lstrip().startswith("["):
-                    raise DataFormatError(f"{path}, line {number}: expected one JSON object a line, found a list; {ENDINGS}")
+                    where = f"{path}, line {number}"
+                    raise DataFormatError(f"{where}: expected one JSON object a line, found a list; {ENDINGS}")
                 if line.strip():
                     yield number, _parse(line, f"{path}, line {number}", "one JSON object a line")
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -194,9 +193,9 @@ def _score(reward: Reward, answer: str, row: Mapping[str, Any]) -> float:
     """What a function says of an answer. Raises ValueError where that is no score."""
     said: Any = reward(answer, row)
     try:
-        if 0 <= said <= 1 and math.isfinite(said):  # the latter refuses texts
+        if 0 <= said <= 1:
             return float(said)
-    except TypeError:
+    except TypeError:  # a text, None
         pass
     raise ValueError(
         f"a score is a number from 0 to 1; the reward function {_name(reward)} gave {said!r:.100} in row {row['id']}"
