@@ -42,7 +42,7 @@ def run_tool(
 
     Args:
         strict: raise what the tool raises, instead of telling it to the policy, where it is no fault; and a TypeError
-            for a result of the wrong type. None: what AGENT_R1_STRICT says (1 for True).
+            for a result of the wrong type. None: what AGENT_R1_STRICT says (1 or true for True).
         thread: makes the calls of a tool that is not `concurrency_safe`, so that its session stays in one thread. None:
             a call with a timeout has a thread of its own.
     """
