@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from agent_r1_tools.schemas import checker, json_type, kind
@@ -82,7 +82,7 @@ def check_limits(tool: Tool) -> None:
     """Raise ValueError where the bounds of a tool's calls would break every call."""
     seconds: Any = tool.timeout
     longest: Any = tool.max_result_chars
-    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         form = "a number of seconds above 0 (math.inf for a tool that never blocks)"
         raise ValueError(f"timeout of the tool {tool.name} must be {form}, got {seconds!r}")
     if isinstance(longest, bool) or not isinstance(longest, Integral) or longest < 1:
