@@ -12,14 +12,15 @@ from typing import NamedTuple
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.spaces import TokenSpan
 from agent_r1.tool_env import End, Task, ToolEnv, UserTurn
 from agent_r1_tools import Tool, ToolFault, ToolResult
 
 __version__ = "0.1.0"
 __all__ = [
-    "BRIDGES", "ENVIRONMENTS", "End", "Entry", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault", "ToolResult",
-    "UserTurn", "generated_worlds", "tiny_policy",
+    "ArgumentError", "BRIDGES", "ENVIRONMENTS", "End", "Entry", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault",
+    "ToolResult", "UserTurn", "generated_worlds", "tiny_policy",
 ]  # fmt: skip
 
 
@@ -131,6 +132,6 @@ def tiny_policy(env_id: str) -> str:
     folder = root / env_id.removeprefix("AgentR1/")
     if not (folder / "model.safetensors").is_file():
         there = sorted(f"AgentR1/{path.name}" for path in root.iterdir()) if root.is_dir() else []
-        remedy = f"there are some for {', '.join(there)}; else pass --model NAME_OR_FOLDER"
+        remedy = f"there are some for {', '.join(there)}; else pass --model NAME_OR_FOLDER (sft_llm.py makes one)"
         raise ValueError(f"no tiny policy is shipped for {env_id}; {remedy}")
     return str(folder)

@@ -8,40 +8,45 @@ from numbers import Real
 from typing import Any
 
 
+class ArgumentError(ValueError, TypeError):
+    """An argument of an environment that isn't there, or is out of range: the mistake of who gave it, and no bug. An
+    environment of your own may raise it, too: the learners then say what it says, without a traceback."""
+
+
 def integer(name: str, value: Any, least: int | None = None) -> int:
-    """`value` as an int. Raises ValueError where it is none, or below `least`."""
+    """`value` as an int. Raises ArgumentError where it is none, or below `least`."""
     try:
         number = operator.index(value)
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
+        raise ArgumentError(f"{name} must be an integer, got {value!r}")
     if least is not None and number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
+        raise ArgumentError(f"{name} must be at least {least}, got {number}")
     return number
 
 
 def finite(name: str, value: Any) -> float:
-    """`value` as a float. Raises ValueError where it is none, NaN or infinite."""
+    """`value` as a float. Raises ArgumentError where it is none, NaN or infinite."""
     number = _real(name, value)
     if not math.isfinite(number):
-        raise ValueError(f"{name} must be a number, got {value!r}")
+        raise ArgumentError(f"{name} must be a number, got {value!r}")
     return number
 
 
 def duration(name: str, value: Any) -> float:
-    """`value` in seconds as a float; infinity is one. Raises ValueError where it is none, or below 0."""
+    """`value` in seconds as a float; infinity is one. Raises ArgumentError where it is none, or below 0."""
     number = _real(name, value)
     if not number >= 0:
-        raise ValueError(f"{name} must be a number of seconds, 0 or more, got {value!r}")
+        raise ArgumentError(f"{name} must be a number of seconds, 0 or more, got {value!r}")
     return number
 
 
 def _real(name: str, value: Any) -> float:
-    """`value` as a float, NaN where it is no number. Raises ValueError where no float holds it."""
+    """`value` as a float, NaN where it is no number. Raises ArgumentError where no float holds it."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return math.nan
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name} must be a number, got one that is too large") from None
+        raise ArgumentError(f"{name} must be a number, got one that is too large") from None

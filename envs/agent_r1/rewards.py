@@ -17,7 +17,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from agent_r1.arguments import finite
+from agent_r1.arguments import ArgumentError, finite
 
 PROCESS_WEIGHTS: Mapping[str, float] = {
     "support_found": 0.3,  # times newly found gold paragraphs / all gold paragraphs
@@ -120,15 +120,15 @@ def process_weights(
     """The weights that the argument `process_reward` of an environment means.
 
     True gives the defaults, False none at all (no term is paid or listed), a dict the defaults with its entries
-    changed. Raises ValueError for a name that isn't there, listing those that are, and for a weight that is no number.
+    changed. Raises ArgumentError for a name that isn't there, listing those that are, and a weight that is no number.
     """
     if isinstance(process_reward, Mapping):
         unknown = sorted(map(str, set(process_reward) - set(defaults)))
         if unknown:
-            raise ValueError(
+            raise ArgumentError(
                 f"no process reward is named {', '.join(map(repr, unknown))}; there are {', '.join(defaults)}"
             )
         return {**defaults, **{name: finite(f"process_reward[{name!r}]", w) for name, w in process_reward.items()}}
     if not isinstance(process_reward, bool):
-        raise ValueError(f"process_reward must be True, False or a dict of weights, got {process_reward!r}")
+        raise ArgumentError(f"process_reward must be True, False or a dict of weights, got {process_reward!r}")
     return dict(defaults) if process_reward else {}

@@ -19,10 +19,17 @@ from typing import Any
 from agent_r1.trajectories import transcript
 from agent_r1_tools.text import printable
 
+NO_EPISODES = (
+    "this run has written no episodes (sft_llm.py writes none; the other learners write some when an iteration ends)"
+)
+
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file, one by one; what is no row is counted on the screen. SystemExit where there is no file."""
-    path = path / "trajectories.jsonl" if path.is_dir() else path
+    if path.is_dir():
+        folder, path = path, path / "trajectories.jsonl"
+        if not path.is_file() or not path.stat().st_size:
+            raise SystemExit(f"{folder}: {NO_EPISODES}")
     damaged = 0
     try:
         with path.open("rb") as file:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.arguments import duration, finite, integer
+from agent_r1.arguments import ArgumentError, duration, finite, integer
 from agent_r1.chat import chat_messages, encode_turn, reply_text
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens, UserTurn
@@ -35,9 +35,9 @@ from agent_r1.tokenizers import load_tokenizer
 from agent_r1.trajectories import transcript
 from agent_r1.turn_end import CUT, MAX_CALLS, NO_ACTION_HINT, TurnEnd, judged, settle
 from agent_r1_tools import Tool, ToolFault, ToolResult
-from agent_r1_tools.running import describe
+from agent_r1_tools.running import describe, is_strict
 from agent_r1_tools.threads import OneThread, call_on
-from agent_r1_tools.tool import is_fault
+from agent_r1_tools.tool import check_limits, is_fault
 
 __all__ = [
     "CUT", "End", "Episode", "MAX_CALLS", "NO_ACTION_HINT", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv",
@@ -63,12 +63,13 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         fault_deadline: seconds for which what the machinery does wrong is tried again; 0 for never. A fault that lasts
             ends the episode: reward 0, truncated, `info["truncation_reason"] == "fault"`, and `info["fault"]` names it.
         strict: raise what a tool raises that is no fault, with its traceback, instead of telling it to the policy: for
-            finding a tool's bugs. None: what AGENT_R1_STRICT says (1 for True).
+            finding a tool's bugs. None: what AGENT_R1_STRICT says (1 or true for True).
         render_mode: None, "ansi" (render() returns the conversation) or "human" (it is printed as it goes).
 
     Where a tool has a session (`concurrency_safe=False`) and tool or judge may block, an episode has a thread:
     `start_episode`, the judges, and the calls, states and `close` of such tools run there, one after the other, so a
     connection made in `start_episode` may be of use to that thread only. Elsewhere the thread is the one that steps.
+    Async functions run on an event loop in a thread of its own.
 
     Raises (from `step`): RuntimeError after the end; ValueError for something that is no 1-D array of token ids.
     What a policy writes never raises. From `reset`: ToolFault where the episode cannot begin within `fault_deadline`.
@@ -109,11 +110,20 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     ) -> None:
         if unknown:
             name, there = type(self).__name__, ", ".join(self._argument_names())
-            raise TypeError(f"{name} got an unexpected keyword argument {next(iter(unknown))!r}; it has {there}")
+            raise ArgumentError(f"{name} got an unexpected keyword argument {next(iter(unknown))!r}; it has {there}")
+        if not isinstance(self.splits, Mapping) or not self.splits:
+            example = "{'train': 'train'}"
+            raise TypeError(f"{type(self).__name__}.splits is a dict of names, such as {example}, got {self.splits!r}")
+        if not isinstance(tools, Sequence) or not all(isinstance(tool, Tool) for tool in tools):
+            remedy = "a function becomes one by Tool.from_function(function)"
+            raise TypeError(f"the tools of {type(self).__name__} are a list of Tools, got {tools!r:.200}; {remedy}")
+        if not isinstance(strict, bool | None):
+            raise ArgumentError(f"strict must be True, False or None, got {strict!r}")
+        is_strict(strict)  # raises for what AGENT_R1_STRICT doesn't know
         if split not in self.splits:
-            raise ValueError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
+            raise ArgumentError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise ValueError(f"render_mode must be None, 'ansi' or 'human', got {render_mode!r}")
+            raise ArgumentError(f"render_mode must be None, 'ansi' or 'human', got {render_mode!r}")
         for name, bound in (
             ("max_turns", max_turns),
             ("max_context_tokens", max_context_tokens),
@@ -121,6 +131,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         ):
             if bound is not None:
                 integer(name, bound, least=1)
+        for tool in tools:
+            check_limits(tool)
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -171,6 +183,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def make_task(self, index: int) -> Task:
         """Task number `index` of the split."""
         raise NotImplementedError(f"{type(self).__name__} has no make_task: which task has a number")
+
+    def count_tasks(self) -> int:
+        """`num_tasks`. Raises ArgumentError where the class gives no number of tasks."""
+        return integer(f"{type(self).__name__}.num_tasks", self.num_tasks, least=1)
 
     def start_episode(self, task: Task) -> None:
         """Hand the tools what they need for this task (a corpus, say). Also called before a snapshot continues."""
@@ -264,9 +280,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         max_turns = options.pop("max_turns", None)
         if options:
             raise ValueError(f"reset options are 'task_index' and 'max_turns', got {', '.join(map(repr, options))}")
-        index = self.np_random.integers(self.num_tasks) if index is None else integer("task_index", index)
-        if not 0 <= index < self.num_tasks:
-            raise ValueError(f"task_index must be in [0, {self.num_tasks}) in split {self.split!r}, got {index}")
+        count = self.count_tasks()
+        index = self.np_random.integers(count) if index is None else integer("task_index", index)
+        if not 0 <= index < count:
+            raise ValueError(f"task_index must be in [0, {count}) in split {self.split!r}, got {index}")
         horizon = self.max_turns if max_turns is None else integer("max_turns", max_turns, least=1)
         patience = shared or Patience(self.fault_deadline)
         while True:
@@ -455,7 +472,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if episode.fault is not None:  # it never began: there is nothing to hand to the tools
             self._episode, self._task = episode, Task(state["task_id"], "", [])
             return
-        task = self.make_task(episode.task_index) if episode.task_index < self.num_tasks else None
+        task = self._make_task(episode.task_index) if episode.task_index < self.num_tasks else None
         if task is None or task.id != state["task_id"]:
             raise ValueError(
                 f"the snapshot is of task {state['task_id']!r}, but task {episode.task_index} is "
@@ -523,10 +540,19 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def _begin(self, index: int, max_turns: int) -> None:
         """Task `index` from its beginning. May raise what the machinery raises, and can then be called again."""
         self._task = None
-        self._task = task = self.make_task(index)
+        self._task = task = self._make_task(index)
         self._open(task, index, max_turns)
         call_on(self._session_thread, begin_sessions, self.tools, {})
         call_on(self._session_thread, self.start_episode, task)
+
+    def _make_task(self, index: int) -> Task:
+        task: Any = self.make_task(index)
+        what = f"{type(self).__name__}.make_task({index})"
+        if not isinstance(task, Task):
+            raise TypeError(f"{what} must give a Task, got {task!r:.200}")
+        if not isinstance(task.question, str):
+            raise TypeError(f"{what}: the question must be a text, got {task.question!r:.200}")
+        return task
 
     def _begin_broken(self, index: int, max_turns: int, fault: str) -> None:
         """An episode for a task that cannot begin: it has a prompt, and its first turn ends it."""

@@ -81,7 +81,7 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
     answered = bool(turn.answers)
     reply = None  # of the user, or a hint
     if not (turn.calls or answered or turn.overflow):
-        heard = env.user_turn(turn.said) if turn.said else None
+        heard: Any = env.user_turn(turn.said) if turn.said else None
         if isinstance(heard, UserTurn):
             _add_judged(env, heard.amounts, amounts)
             heard = heard.reply
@@ -91,8 +91,11 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
         elif heard is None:
             reply = NO_ACTION_HINT
             _add(amounts, "no_action", 1)
-        else:
+        elif isinstance(heard, str):
             reply = replace_surrogates(heard)
+        else:
+            forms = "a text, a UserTurn, an End or None"
+            raise TypeError(f"user_turn of {type(env).__name__} must give {forms}, got {heard!r:.200}")
 
     # The end comes before the text: a terminated episode gets no results appended, a truncated one does.
     cut_short = end.truncation_reason if end is not None else None
@@ -110,7 +113,7 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
     if terminated or truncated:
         _add_judged(env, env.judge_end(turn.answers[-1].strip() if answered else ""), amounts)
     terms = {
-        f"process/{name}": env.process_weights[name] * amount
+        f"process/{name}": env.process_weights[name] * amount + 0.0  # and not -0.0
         for name, amount in amounts.items()
         if name in env.process_weights
     }
@@ -138,7 +141,7 @@ def _judge_call(env: ToolEnv, call: Call, result: ToolResult, amounts: dict[str,
     if call.error is not None:
         _add(amounts, "malformed_call", 1)
         return None
-    key = json.dumps(env.call_key(call), sort_keys=True)
+    key = json.dumps(json.loads(json.dumps(env.call_key(call)), parse_float=_number), sort_keys=True)  # 2.0 is 2
     if key in env.episode.seen_calls:
         _add(amounts, "repeated_call", 1)
     env.episode.seen_calls.add(key)
@@ -147,6 +150,11 @@ def _judge_call(env: ToolEnv, call: Call, result: ToolResult, amounts: dict[str,
     judged = env.judge_result(call, result)
     _add_judged(env, judged.amounts if isinstance(judged, End) else judged, amounts)
     return judged if isinstance(judged, End) else None
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _add_judged(env: ToolEnv, judged: Mapping[str, float], amounts: dict[str, float]) -> None:
@@ -211,7 +219,10 @@ def _outcome(env: ToolEnv, turn: OpenTurn, end: End | None, terms: dict[str, flo
         value = env.judge_outcome(score, answer_ok=right, calls_ok=calls_ok)
     name = "outcome/unfinished" if unfinished else env.outcome_term if right and calls_ok else "outcome/format"
     terms[name] = _finite(env, "what judge_outcome pays", value)
-    for also, amount in env.judge_besides().items():
+    besides = env.judge_besides()
+    if not isinstance(besides, Mapping):
+        raise TypeError(f"judge_besides of {type(env).__name__} must give a dict of amounts, or {{}}, got {besides!r}")
+    for also, amount in besides.items():
         terms[f"outcome/{also}"] = _finite(env, "what judge_besides pays", amount)
     return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics}
 

@@ -12,7 +12,6 @@ The checks are in `checks.py`, the players in `probes.py`. The status is 1 where
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import platform
@@ -26,13 +25,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
 from agent_r1 import probes
+from agent_r1.arguments import ArgumentError
 from agent_r1.checks import CHECKS, Failed, Subject, digest_elsewhere, has_expert
-from agent_r1.probes import Probe, play
+from agent_r1.ids import find_environment
+from agent_r1.probes import Played, Probe, play
 from agent_r1.task_data import DataNotFoundError
 
 __all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "index", "main", "measure", "table", "validate"]
@@ -49,6 +49,7 @@ class Report:
     row: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     missing: DataNotFoundError | ImportError | str | None = None
+    note: str = ""  # what may be right, and is mostly a mistake
     command: str = ""
     machine: str = ""
 
@@ -90,6 +91,8 @@ def measure(subject: Subject, report: Report) -> None:
         seconds += time.perf_counter() - start
         steps += sum(len(episode.rewards) for episode in episodes)
         success[name] = sum(episode.success for episode in episodes) / len(episodes)
+        if name == "expert":
+            report.note = failing_calls(episodes)
     report.row = {
         "tasks": env.num_tasks,
         "splits": len(set(env.splits.values())),
@@ -110,6 +113,17 @@ def measure(subject: Subject, report: Report) -> None:
         if meant.isdecimal() and abs(success[name] - int(meant) / 100) > 0.03 + 2 * (0.25 / count) ** 0.5:
             report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes"
     env.close()
+
+
+def failing_calls(episodes: Sequence[Played]) -> str:
+    """In how many of an expert's episodes calls fail, and what the first says; "" for none. An expert may succeed all
+    the same: a tool that always raises shows here."""
+    calls = [[call for info in one.infos for call in info["tool_calls"] if not call["ok"]] for one in episodes]
+    if not (failed := [some for some in calls if some]):
+        return ""
+    first = failed[0][0]
+    often = f"{len(failed)} of {len(calls)} episodes"
+    return f"calls of the expert fail in {often}, such as {first['name']}: {first['error']}"
 
 
 def above(share: float, bound: float, count: int) -> bool:
@@ -264,12 +278,9 @@ def main(words: Sequence[str] | None = None) -> int:
     subjects = [Subject(env_id, kwargs, args.tasks) for env_id in args.ids or agent_r1.ENVIRONMENTS | agent_r1.BRIDGES]
     for subject in subjects:
         try:
-            module, _, name = subject.env_id.rpartition(":")
-            if module:
-                importlib.import_module(module)
-            gym.spec(name)
-        except (gym.error.Error, ImportError) as error:
-            parser.error(str(error))
+            find_environment(subject.env_id)
+        except ArgumentError as error:
+            parser.error(f"{subject.env_id}: {error}")
     if args.digest:
         print(digest_elsewhere(subjects[0]))
         return 0
@@ -290,6 +301,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{subject.env_id}: {verdict} ({time.perf_counter() - start:.0f} s)", flush=True)
         for name, reason in report.failed.items():
             print(f"  {name}: {reason}", flush=True)
+        if report.note:
+            print(f"  note: {report.note}", flush=True)
     print("\n" + table(reports), end="")
     if args.write:
         write(args.write, reports)

@@ -123,6 +123,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self.text = text
         self.envs: tuple[ToolEnv, ...] = tuple(make(**kwargs) for _ in range(num_envs))
         first = self.envs[0]
+        first.count_tasks()  # raises where there is no such number: learners ask for it before the first reset
         self.render_mode = first.render_mode
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space = UnicodeText() if text else first.observation_space

@@ -1,5 +1,6 @@
 """Rows: what a file of one's own says is what is asked, and the reward is what was named."""
 
+import functools
 import gzip
 import json
 
@@ -122,8 +123,24 @@ def test_math_is_judged_as_mathematics():
 
 
 def test_a_score_out_of_range_is_a_bug_of_the_function():
-    with pytest.raises(ValueError, match="from 0 to 1; the reward function gave 3.0"):
-        answer(make(reward=lambda answer, row: 3), "x")
+    for said in (3, None, "0.5", float("nan")):
+        with pytest.raises(ValueError, match=rf"from 0 to 1; the reward function .*lambda> gave {said!r} in row q0"):
+            answer(make(reward=lambda answer, row, said=said: said), "x")
+
+
+def test_a_reward_function_that_is_none_or_async_is_refused_at_once():
+    async def later(answer, row):
+        return 1.0
+
+    class Later:
+        async def __call__(self, answer, row):
+            return 1.0
+
+    for function in (later, functools.partial(later), Later()):
+        with pytest.raises(ValueError, match="the reward function .*ater.* is async; give a plain one"):
+            make(reward=function)
+    with pytest.raises(ValueError, match="a function, or module:function; got 7"):
+        make(reward=7)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +185,38 @@ def test_a_file_that_is_wrong_is_named(tmp_path):
         make(path)
     with pytest.raises(ValueError, match="give one of them"):
         gym.make(ID, data=ROWS, data_dir=str(tmp_path))
-    with pytest.raises(DataFormatError, match="at least two rows"):
-        make(ROWS[:1])
+    for empty in ([], write(tmp_path / "e.jsonl", [])):
+        with pytest.raises(DataFormatError, match="there are no rows"):
+            make(empty)
+
+
+def test_one_row_is_enough():
+    assert [make(ROWS[:1], split=split).num_tasks for split in ("train", "test")] == [1, 1]
+    assert [make(ROWS[:2], split=split).make_task(0).id for split in ("train", "test")] == ["q0", "q1"]
+
+
+def test_an_id_names_one_row(tmp_path):
+    path = write(tmp_path / "r.jsonl", [*ROWS[:3], ROWS[1]])
+    with pytest.raises(DataFormatError, match=r"r.jsonl, row 4, id: 'q1' is that of row 2; give each its own"):
+        make(path)
+
+
+def test_a_file_of_another_form_is_named_with_the_remedy(tmp_path):
+    ending = "whose name ends in .jsonl has JSON lines, one that ends in .json a list"
+    for name, text in (
+        ("a.jsonl", json.dumps(ROWS)), ("b.jsonl", json.dumps(ROWS, indent=1)),
+        ("c.json", "\n".join(map(json.dumps, ROWS))),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(text)
+        with pytest.raises(DataFormatError, match=ending):
+            make(tmp_path / name)
+    (tmp_path / "d.csv").write_text("question,answer\nWho?,Ada\n")
+    with pytest.raises(DataFormatError, match="d.csv: rows are JSON, .*pandas.read_csv"):
+        make(tmp_path / "d.csv")
+    for name in ("e.jsonl", "e.json"):  # as Windows writes it
+        path = write(tmp_path / name, ROWS)
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert make(path).num_tasks == 18
 
 
 @pytest.fixture

@@ -494,6 +494,7 @@ def test_repeated_calls(make, say):
     assert say(env, same[0])[4]["reward_terms"] == {"process/sum_seen": 0.25}
     for text in same:  # also in another order of keys
         assert say(env, text)[4]["reward_terms"] == {"process/sum_seen": 0.25, "process/repeated_call": -0.05}
+    assert "process/repeated_call" in say(env, call(env, "add", a=1.0, b=2))[4]["reward_terms"]  # to JSON 1.0 is 1
     for text in (call(env, "add", a=2, b=1), call(env, "echo", text="1"), call(env, "fail")):
         assert "process/repeated_call" not in say(env, text)[4]["reward_terms"]
     assert say(env, call(env, "fail"))[4]["reward_terms"] == {

@@ -170,12 +170,15 @@ def test_episodes_are_chosen(run, of_one, capsys, words, found):
     ("words", "says"),
     [
         (["nowhere"], "nowhere can't be read: No such file"),
-        (["."], "trajectories.jsonl can't be read: No such file"),
+        (["."], "this run has written no episodes .sft_llm.py writes none"),
+        (["../stopped"], "stopped: this run has written no episodes"),
         (["RUN", "--iteration", "9"], "has no such episode"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_a_line(run, tmp_path, monkeypatch, words, says):
-    os.mkdir(tmp_path / "new")
+    for name in ("new", "stopped"):
+        os.mkdir(tmp_path / name)
+    (tmp_path / "stopped" / "trajectories.jsonl").touch()
     monkeypatch.chdir(tmp_path / "new")
     with pytest.raises(SystemExit, match=says):
         show.main([str(run) if word == "RUN" else word for word in words])

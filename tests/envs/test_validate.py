@@ -111,6 +111,14 @@ def test_a_mistake_in_a_constructor_is_a_line():
     assert "does its __init__ call super().__init__(tools, **kwargs)?" in report.failed["build"]
 
 
+def test_calls_of_the_expert_that_fail_are_said(capsys):
+    assert validate.main(["checked_environments:Checked/ExpertFails-v0", "--tasks", "4"]) == 0
+    said = "note: calls of the expert fail in 4 of 4 episodes, such as read: Error in read: KeyError: 1\n"
+    assert said in capsys.readouterr().out
+    assert validate.main(["checked_environments:Checked/Right-v0", "--tasks", "4"]) == 0
+    assert "note:" not in capsys.readouterr().out
+
+
 def test_chance_is_not_counted_as_a_trick():
     assert above(0.2, 0.0, 100) and not above(0.0, 0.0, 100) and not above(0.12, 0.1, 100) and above(0.3, 0.1, 100)
 
@@ -176,6 +184,22 @@ def test_a_command_that_is_wrong(words, capsys):
     with pytest.raises(SystemExit) as stopped:
         validate.main(words)
     assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") <= 8
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("Mine/Vending-v0", "give the module that registers it: MODULE:Mine/Vending-v0"),
+        ("nomodule:X-v0", "no module nomodule"),
+        ("vending.py", "without .py: give vending:ID"),
+        ("vending.py:Mine/Vending-v0", "without .py: give vending:Mine/Vending-v0"),
+        ("checked_environments:Checked/Rihgt-v0", "checked_environments registers Checked/"),
+    ],
+)
+def test_an_id_that_is_not_there_is_answered_with_a_remedy(env_id, message, capsys):
+    with pytest.raises(SystemExit):
+        validate.main([env_id])
+    assert message in capsys.readouterr().err
 
 
 def test_random_values_fit_their_schema():

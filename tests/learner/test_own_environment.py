@@ -12,13 +12,14 @@ import gymnasium as gym
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
+from agent_r1.ids import is_of
 from agent_r1.vector import ToolVectorEnv, vector_spec
-from llm_utils.environments import environment_spec, evaluation_split, is_known
+from llm_utils.environments import environment_spec, evaluation_split
 
 ROOT = Path(__file__).parents[2]
 MODULE = """
 import gymnasium as gym
-from agent_r1 import Task, ToolEnv
+from agent_r1 import ArgumentError, Task, ToolEnv
 
 
 class EchoEnv(ToolEnv):
@@ -37,8 +38,17 @@ class BrokenEnv(EchoEnv):
         raise ValueError("a bug of its author")
 
 
+class UnbuiltEnv(EchoEnv):
+    def __init__(self, size=1, **kwargs):
+        if size > 9:
+            raise ArgumentError("size is at most 9")
+        super().__init__(**kwargs)
+        raise TypeError("a bug of its author, at a keyword argument")
+
+
 gym.register("Mine/Echo-v0", entry_point=EchoEnv)
 gym.register("Mine/Broken-v0", entry_point=BrokenEnv)
+gym.register("Mine/Unbuilt-v0", entry_point=UnbuiltEnv)
 """
 SMALL = ["--tokenizer", "byte", "--num-envs", 4, "--total-episodes", 8, "--episodes-per-iteration", 8]
 SMALL += ["--eval-episodes", 3, "--num-minibatches", 1, "--num-threads", 1, "--no-cuda"]
@@ -55,7 +65,7 @@ def module(tmp_path, monkeypatch):
     yield
     sys.modules.pop("echo_world", None)
     sys.modules.pop("guess", None)
-    for name in ("Mine/Echo-v0", "Mine/Broken-v0", "Mine/GuessTheNumber-v0"):
+    for name in ("Mine/Echo-v0", "Mine/Broken-v0", "Mine/Unbuilt-v0", "Mine/GuessTheNumber-v0"):
         gym.registry.pop(name, None)
 
 
@@ -69,8 +79,7 @@ def test_it_is_played_by_the_vector_environment():
 
 def test_only_environments_of_the_module_itself_are_named():
     environment_spec("echo_world:Mine/Echo-v0")
-    assert is_known(gym.spec("Mine/Echo-v0"), "echo_world") and not is_known(gym.spec("Mine/Echo-v0"), "echo")
-    assert is_known(gym.spec("AgentR1/GSM8K-v0"), "") and not is_known(gym.spec("Mine/Echo-v0"), "")
+    assert is_of(gym.spec("Mine/Echo-v0"), "echo_world") and not is_of(gym.spec("Mine/Echo-v0"), "echo")
 
 
 def test_splits_to_evaluate_on():
@@ -118,7 +127,19 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
     ("words", "message"),
     [
         (["--env-id", "nowhere:Mine/Echo-v0"], "there is no module nowhere here"),
-        (["--env-id", "echo_world:Mine/Eco-v0"], "there are AgentR1/.*, Mine/Broken-v0, Mine/Echo-v0"),
+        (["--env-id", "echo_world:Mine/Eco-v0"], "echo_world registers Mine/Broken-v0, Mine/Echo-v0, Mine/Unbuilt-v0$"),
+        (["--env-id", "Mine/Vending-v0"], "the module that registers it: MODULE:Mine/Vending-v0. .*are AgentR1/2Wiki"),
+        (["--env-id", "AgentR1/Vending-v0"], "no such environment; there are AgentR1/2Wiki"),
+        (["--env-id", "json:Mine/Echo-v0"], "json registers none"),
+        (["--env-id", "echo_world.py:Mine/Echo-v0"], "without .py: give echo_world:Mine/Echo-v0"),
+        (["--env-id", "sub/echo_world.py"], "without .py: give sub.echo_world:ID"),
+        (["--env-id", "echo_world:Mine/Echo-v0", "--split", "nope"], "EchoEnv has no split 'nope'; it has train"),
+        (["--env-id", "echo_world:Mine/Unbuilt-v0", "--env-kwargs", '{"size": 10}'], ": size is at most 9"),
+        *[(["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", json.dumps({name: value})], f": {message}")
+          for name, value, message in [
+              ("max_turns", 0, "max_turns must be at least 1, got 0"), ("dialect", "x", "unknown dialect 'x'"),
+              ("fault_deadline", "x", "fault_deadline must be"), ("process_reward", 3, "process_reward must be"),
+              ("process_reward", {"x": 1}, "no process reward is named 'x'")]],
         (["--env-id", "CartPole-v1"], "CartPoleEnv is no ToolEnv"),
         (["--split", "tst"], "has no split 'tst'; it has train, test"),
         (["--env-kwargs", '{"max_turn": 4}'], "unexpected keyword argument 'max_turn'; it has .*max_turns"),
@@ -136,6 +157,9 @@ def test_mistakes_end_with_one_line(learn, policy_folder, script, words, message
 def test_an_error_of_ones_own_environment_keeps_its_traceback(learn, policy_folder):
     words = ["--env-id", "echo_world:Mine/Broken-v0", "--model", policy_folder, "--tokenizer", "byte", "--no-cuda"]
     with pytest.raises(ValueError, match="a bug of its author"):
+        learn("grpo_llm", *words, "--num-threads", 1)
+    words[1] = "echo_world:Mine/Unbuilt-v0"
+    with pytest.raises(TypeError, match="at a keyword argument"):
         learn("grpo_llm", *words, "--num-threads", 1)
 
 

@@ -74,6 +74,17 @@ class FailsOnOtherPlaces(Right):
         return super().judge_result(call, result) if result.ok else {}
 
 
+class ExpertFails(Right):
+    """Its tool always raises; its expert knows the answer without."""
+
+    def read(self, place: int) -> str:
+        """Read what stands at a place."""
+        raise KeyError(place)
+
+    def judge_result(self, call, result):
+        return {}
+
+
 class FailsOnMostWords(Right):
     """Right, but for an expert."""
 

@@ -105,6 +105,43 @@ def test_an_async_tool_can_be_called_inside_of_a_loop() -> None:
     assert asyncio.run(notebook()) == 4
 
 
+# --- bounds of calls --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, None, "5", True])
+def test_a_timeout_that_no_call_keeps_is_refused(timeout: Any) -> None:
+    with pytest.raises(ValueError, match=r"timeout of the tool double must be .* above 0 \(math.inf .*\), got"):
+        Tool.from_function(double, timeout=timeout)
+    Tool.from_function(double, timeout=1)
+
+
+@pytest.mark.parametrize("most", [0, -1, None, 2.5])
+def test_results_that_would_all_be_empty_are_refused(most: Any) -> None:
+    with pytest.raises(ValueError, match="max_result_chars of the tool double must be an integer, at least 1, got"):
+        Tool.from_function(double, max_result_chars=most)
+    Tool.from_function(double, max_result_chars=1)
+
+
+# --- whole numbers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_float_is_an_int_where_the_hint_says_so() -> None:
+    def kinds(
+        a: int, b: float, c: list[int], d: dict[str, int], e: int | None, f: list[int] | None, g: float | int, h: Any
+    ) -> str:
+        return json.dumps([a, b, c, d, e, f, g, h])
+
+    given = {"a": 2.0, "b": 2.0, "c": [1.0, 2], "d": {"x": 3.0}, "e": -1.0, "f": [4.0], "g": 5.0, "h": [6.0]}
+    before = json.dumps(given)
+    tool = Tool.from_function(kinds)
+    expected = '[2, 2.0, [1, 2], {"x": 3}, -1, [4], 5.0, [6.0]]'
+    assert run_tool(tool, given).content == expected and json.dumps(given) == before
+    assert [one.content for one in run_batch(tool, [given, given | {"a": 2}])] == [expected] * 2
+    assert run_tool(Tool.from_function(lambda n: list(range(n)), name="f", parameters={
+        "type": "object", "properties": {"n": {"type": "integer", "minimum": 0}}}), {"n": 3.0}).data == [0, 1, 2]
+    assert "must be integer" in run_tool(tool, given | {"a": 2.5}).content
+
+
 # --- Annotated --------------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +346,39 @@ class Point:
     where: Path
 
 
+def paint(color: Color, at: list[Point], more: Color | None = None) -> str:
+    """Paint."""
+    assert isinstance(color, Color) and all(isinstance(one, Point) for one in at) and more in (None, Color.RED)
+    return f"{color.name} {at[0].x}"
+
+
+def test_an_enum_and_a_dataclass_are_arguments() -> None:
+    tool = Tool.from_function(paint)
+    Draft202012Validator.check_schema(tool.parameters)
+    assert tool.parameters["properties"]["color"]["enum"] == ["red"]
+    assert run_tool(tool, {"color": "red", "at": [{"x": 3.0, "where": "a"}], "more": "red"}).content == "RED 3"
+    refused = run_tool(tool, {"color": "blue", "at": [{"x": 1}]}, strict=True)
+    assert refused.data == {"error": "bad_arguments"}
+    assert "'color' 'blue' is not one of ['red']" in refused.content and "'at.0' missing 'where'" in refused.content
+
+
+def test_the_form_that_fits_best_says_what_is_wrong() -> None:
+    def f(tags: Optional[list[Literal["x", "y"]]] = None) -> None: ...  # noqa: UP045  users write this
+
+    tool = Tool.from_function(f)
+    assert "'tags.0' 'z' is not one of ['x', 'y']." in run_tool(tool, {"tags": ["z"]}).content
+    assert "'tags' must be array or null, not string." in run_tool(tool, {"tags": "z"}).content
+
+
+def test_what_has_no_name_is_named_as_it_is() -> None:
+    class Painter:
+        def __call__(self) -> None: ...
+
+    for function in (functools.partial(paint, Color.RED), Painter()):
+        with pytest.raises(ValueError, match="cannot be a tool's name .*[pP]aint"):
+            Tool.from_function(function)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -446,6 +516,19 @@ def test_strict_raises_a_tools_own_bug(monkeypatch: pytest.MonkeyPatch, how: str
         assert any("tool broken" in note for note in raised.value.__notes__)
     assert run_tool(tool, {"x": "a"}, strict=strict).data == {"error": "bad_arguments"}  # the policy's
     assert run_tool(tool, {"x": 1}, strict=False).data == {"error": "exception"}
+
+
+def test_the_variable_of_strict_has_four_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Tool.from_function(broken)
+    for value in ("0", "false", ""):
+        monkeypatch.setenv("AGENT_R1_STRICT", value)
+        assert run_tool(tool, {"x": 1}).data == {"error": "exception"}
+    monkeypatch.setenv("AGENT_R1_STRICT", "True")
+    with pytest.raises(KeyError):
+        run_tool(tool, {"x": 1})
+    monkeypatch.setenv("AGENT_R1_STRICT", "off")
+    with pytest.raises(ValueError, match="AGENT_R1_STRICT is 0, 1, true or false, got 'off'"):
+        run_tool(tool, {"x": 1})
 
 
 def test_strict_raises_wrong_results_and_batches_and_schemas() -> None:

@@ -29,7 +29,8 @@ class FunctionTool(Tool):
         self.function = function
         self.name = name if name is not None else getattr(function, "__name__", "")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):
-            raise ValueError(f"{self.name!r} cannot be a tool's name; pass from_function(..., name='my_tool')")
+            what = f"{self.name!r} cannot be a tool's name ({function!r:.200})"
+            raise ValueError(f"{what}; pass from_function(..., name='my_tool')")
         text, argument_texts = read_docstring(inspect.getdoc(function) or "")
         self.description = description if description is not None else text
         self._models: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from agent_r1_tools.schemas import whole_numbers
 from agent_r1_tools.text import as_text, clean_text
 from agent_r1_tools.threads import OneThread, start_call
 from agent_r1_tools.tool import Tool, ToolResult, inner, is_fault
@@ -41,11 +42,11 @@ def run_tool(
 
     Args:
         strict: raise what the tool raises, instead of telling it to the policy, where it is no fault; and a TypeError
-            for a result of the wrong type. None: what AGENT_R1_STRICT says (1 for True).
+            for a result of the wrong type. None: what AGENT_R1_STRICT says (1 or true for True).
         thread: makes the calls of a tool that is not `concurrency_safe`, so that its session stays in one thread. None:
             a call with a timeout has a thread of its own.
     """
-    failure = _reject(tool, arguments, strict)
+    failure, arguments = _checked(tool, arguments, strict)
     return _finish(tool, _attempt(tool, tool.execute, arguments, thread), strict) if failure is None else failure
 
 
@@ -55,8 +56,8 @@ def run_batch(tool: Tool, batch: Iterable[Any], *, strict: bool | None = None) -
     Calls with equal arguments are executed once (if the tool is `concurrency_safe`); one bad call does not fail the
     others.
     """
-    calls = list(batch)
-    results: list[ToolResult | None] = [_reject(tool, arguments, strict) for arguments in calls]
+    checked = [_checked(tool, arguments, strict) for arguments in batch]
+    results, calls = [failure for failure, _ in checked], [arguments for _, arguments in checked]
     groups: dict[Any, list[int]] = {}  # equal calls together
     for index, arguments in enumerate(calls):
         if results[index] is None:
@@ -74,8 +75,14 @@ def at_work(tool: Tool) -> bool:
 
 
 def is_strict(strict: bool | None) -> bool:
-    """Whether a tool's own bug is raised: as it was asked for, or else as AGENT_R1_STRICT says."""
-    return os.environ.get("AGENT_R1_STRICT", "") not in ("", "0") if strict is None else strict
+    """Whether a tool's own bug is raised: as it was asked for, or else as AGENT_R1_STRICT says. Raises ValueError where
+    that says what nobody knows."""
+    if strict is not None:
+        return strict
+    said = os.environ.get("AGENT_R1_STRICT", "")
+    if said.lower() not in ("", "0", "1", "false", "true"):
+        raise ValueError(f"AGENT_R1_STRICT is 0, 1, true or false, got {said!r}")
+    return said.lower() in ("1", "true")
 
 
 def describe(error: BaseException) -> str:
@@ -175,14 +182,17 @@ def _start(thread: threading.Thread) -> bool:
     return True
 
 
-def _reject(tool: Tool, arguments: Any, strict: bool | None) -> ToolResult | None:
+def _checked(tool: Tool, arguments: Any, strict: bool | None) -> tuple[ToolResult | None, Any]:
+    """What is wrong with the arguments, or None, and what the tool gets: an int where its schema says so."""
     try:
         problem = tool.validate(arguments)
+        if problem is None:
+            return None, whole_numbers(tool.parameters, arguments)
     except Exception as error:
         if is_strict(strict):
             raise
-        return _failure(tool, _Failed("exception", f"the arguments could not be checked: {describe(error)}"))
-    return None if problem is None else _failure(tool, _Failed("bad_arguments", problem))
+        return _failure(tool, _Failed("exception", f"the arguments could not be checked: {describe(error)}")), None
+    return _failure(tool, _Failed("bad_arguments", problem)), None
 
 
 def _finish(tool: Tool, outcome: Any, strict: bool | None) -> ToolResult:

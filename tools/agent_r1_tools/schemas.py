@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
 import types
 import typing
 from collections.abc import Callable
+from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Union
 
@@ -105,10 +107,39 @@ def _problem(error: Any) -> str:
     elif error.validator == "type":
         wanted = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
         text = f"must be {' or '.join(wanted)}, not {json_type(error.instance)}"
+    elif error.validator == "anyOf" and error.context:
+        deepest = max(error.context, key=lambda inside: len(inside.absolute_path))  # of the form that fits best
+        if len(deepest.absolute_path) > len(error.absolute_path):
+            return _problem(deepest)
+        text = f"must be {' or '.join(map(kind, error.validator_value))}, not {json_type(error.instance)}"
     else:
         text = error.message
     text = clean_text(text, 200)
     return f"'{where}' {text}" if where else text
+
+
+def whole_numbers(schema: Any, value: Any) -> Any:
+    """A value that fits a schema, with 2 for 2.0 where that says integer and not number: to JSON both are one, to
+    range() they aren't. What it refers to by $ref stays as it is."""
+    if not isinstance(schema, dict):
+        return value
+    if type(value) is float:
+        kinds = {name for one in (schema, *schema.get("anyOf", ())) for name in _names(one)}
+        return int(value) if value.is_integer() and "integer" in kinds and "number" not in kinds else value
+    for option in schema.get("anyOf", ()) if isinstance(value, list | dict) else ():
+        value = whole_numbers(option, value)
+    if isinstance(value, list) and "items" in schema:
+        return [whole_numbers(schema["items"], one) for one in value]
+    if isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        return {name: whole_numbers(known.get(name, others), one) for name, one in value.items()}
+    return value
+
+
+def _names(schema: Any) -> list[str]:
+    """The types that a schema names."""
+    names = schema.get("type") if isinstance(schema, dict) else None
+    return [names] if isinstance(names, str) else names or []
 
 
 def kind(schema: Any) -> str:
@@ -193,16 +224,27 @@ def function_schema(
 
 
 def _holds_model(hint: Any) -> bool:
-    """Whether a type hint names a pydantic model; pydantic itself is not needed to see that."""
-    return hasattr(hint, "__pydantic_core_schema__") or any(map(_holds_model, typing.get_args(hint)))
+    """Whether a type hint names what pydantic makes: a model, a dataclass, an Enum, a TypedDict. pydantic itself is not
+    needed to see that."""
+    if hasattr(hint, "__pydantic_core_schema__") or typing.is_typeddict(hint):
+        return True
+    if isinstance(hint, type) and (issubclass(hint, Enum) or dataclasses.is_dataclass(hint)):
+        return True
+    return typing.get_origin(hint) is not Literal and any(map(_holds_model, typing.get_args(hint)))
 
 
 def _model_schema(hint: Any, definitions: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """pydantic's adapter and schema of a type hint. What that refers to is added to `definitions`."""
-    from pydantic import TypeAdapter
-
-    adapter: Any = TypeAdapter(hint)
-    schema: dict[str, Any] = adapter.json_schema()
+    try:
+        from pydantic import TypeAdapter
+        from pydantic.errors import PydanticUserError
+    except ImportError:
+        raise TypeError("dataclasses, Enums and TypedDicts need pydantic: pip install pydantic") from None
+    try:
+        adapter: Any = TypeAdapter(hint)
+        schema: dict[str, Any] = adapter.json_schema()
+    except PydanticUserError as error:  # a TypedDict of typing, before Python 3.12
+        raise TypeError(f"pydantic takes no {hint!r}: {error.message}") from error
     for name, definition in schema.pop("$defs", {}).items():
         if definitions.setdefault(name, definition) != definition:
             raise TypeError(f"two models are named {name}; give one another name")
@@ -246,8 +288,8 @@ def _type_schema(hint: Any) -> dict[str, Any]:
             return {"type": [option["type"] for option in options]}
         return {"anyOf": options}
     raise TypeError(
-        f"{hint!r} has no schema here; use str, int, float, bool, list, dict, Optional, Union, Literal, Annotated or a "
-        "pydantic model, or give the JSON schema: from_function(..., parameters={...})"
+        f"{hint!r} has no schema here; use str, int, float, bool, list, dict, Optional, Union, Literal, Annotated, an "
+        "Enum, a dataclass or a pydantic model, or give the JSON schema: from_function(..., parameters={...})"
     )
 
 

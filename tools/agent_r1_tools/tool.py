@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 from agent_r1_tools.schemas import checker, json_type, kind
@@ -75,6 +76,17 @@ def is_fault(error: BaseException) -> bool:
     if isinstance(error, ValueError) and error.errno is None:  # a certificate that cannot be verified has a number
         return False
     return not any(f"{kind.__module__}.{kind.__qualname__}" in POLICY_NAMES for kind in type(error).__mro__)
+
+
+def check_limits(tool: Tool) -> None:
+    """Raise ValueError where the bounds of a tool's calls would break every call."""
+    seconds: Any = tool.timeout
+    longest: Any = tool.max_result_chars
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        form = "a number of seconds above 0 (math.inf for a tool that never blocks)"
+        raise ValueError(f"timeout of the tool {tool.name} must be {form}, got {seconds!r}")
+    if isinstance(longest, bool) or not isinstance(longest, Integral) or longest < 1:
+        raise ValueError(f"max_result_chars of the tool {tool.name} must be an integer, at least 1, got {longest!r}")
 
 
 def inner(function: Any) -> Any:
@@ -222,9 +234,10 @@ class Tool(ABC):
     ) -> Tool:
         """Make a tool of a function: a typed one with a Google-style docstring, or any with a JSON schema.
 
-        The schema comes from the type hints (str, int, float, bool, list, dict, Optional, Union, Literal, Any, pydantic
-        models, Annotated with a description and bounds), the descriptions from Annotated or else the docstring, and
-        parameters with a default are optional. `parameters` takes its place; the function is then called with the
+        The schema comes from the type hints (str, int, float, bool, list, dict, Optional, Union, Literal, Any,
+        Annotated with a description and bounds; where pydantic is there its models, dataclasses and Enums), the
+        descriptions from Annotated or else the docstring, and parameters with a default are optional. Whole numbers
+        come as an int where the schema says integer. `parameters` takes its place; the function is then called with the
         arguments by name. An async function runs on an event loop that all of them share, in a thread of its own.
 
         The function may return a `ToolResult`. Of any other value text is the `content` as it is, everything else as
@@ -237,7 +250,8 @@ class Tool(ABC):
 
         Raises:
             TypeError: the signature cannot be written as a JSON schema (*args, other types), or `parameters` is none.
-            ValueError: the function has no usable name (a lambda) and none was given.
+            ValueError: the function has no usable name (a lambda) and none was given; `timeout` isn't above 0, or
+                `max_result_chars` below 1.
         """
         from agent_r1_tools.functions import FunctionTool  # it is a Tool
 
@@ -248,4 +262,5 @@ class Tool(ABC):
             concurrency_safe = inspect.isclass(called) or own is None or inspect.isclass(own) or inspect.ismodule(own)
         tool.timeout, tool.concurrency_safe = timeout, concurrency_safe
         tool.max_result_chars, tool.timeout_is_fault = max_result_chars, timeout_is_fault
+        check_limits(tool)
         return tool

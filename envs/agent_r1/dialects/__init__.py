@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.dialects.base import Call, Dialect, Turn
 from agent_r1.dialects.fenced import Fenced
 from agent_r1.dialects.hermes import Hermes
@@ -51,10 +52,10 @@ def get_dialect(name: str | None, tokenizer: Any) -> Dialect:
     the instructions in the system message. Dialects are kept per tokenizer object.
 
     Raises:
-        ValueError: an unknown name, or a chat template that cannot be used (see `Dialect`).
+        ValueError: an unknown name (`ArgumentError`), or a chat template that cannot be used (see `Dialect`).
     """
     if name is not None and name not in DIALECTS:
-        raise ValueError(f"unknown dialect {name!r}; there are {', '.join(DIALECTS)}, or None to recognise it")
+        raise ArgumentError(f"unknown dialect {name!r}; there are {', '.join(DIALECTS)}, or None to recognise it")
     key = (name, id(tokenizer), len(tokenizer), chat_template(tokenizer))  # both change when the user changes them
     if key not in _cache:
         if name is None:

@@ -15,6 +15,9 @@ MAX_DIGITS = 400
 """An integer with more is no number of a data set's."""
 
 
+ENDINGS = "a file whose name ends in .jsonl has JSON lines, one that ends in .json a list"
+
+
 class LongNumber:
     """Stands for an integer of more than `MAX_DIGITS` digits. It has no type that a field may have, so the field that
     has it is named, and other fields harm nobody."""
@@ -49,6 +52,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         with _open(path) as file:
             for number, line in enumerate(file, 1):
+                if line.lstrip().startswith("["):
+                    where = f"{path}, line {number}"
+                    raise DataFormatError(f"{where}: expected one JSON object a line, found a list; {ENDINGS}")
                 if line.strip():
                     yield number, _parse(line, f"{path}, line {number}", "one JSON object a line")
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
@@ -67,7 +73,7 @@ def read_json(path: Path, expected: str = "JSON") -> Any:
 
 def _open(path: Path) -> Any:
     opened: Any = gzip.open if path.suffix == ".gz" else open
-    return opened(path, "rt", encoding="utf-8")
+    return opened(path, "rt", encoding="utf-8-sig")  # some programs begin a file with a mark of its encoding
 
 
 def _damaged(path: Path, where: str, error: Exception) -> DataFormatError:
@@ -80,7 +86,7 @@ def _parse(text: str, where: str, expected: str) -> Any:
     except RecursionError:
         found = "values nested too deeply"
     except json.JSONDecodeError as error:
-        found = str(error)
+        found = f"{error}; {ENDINGS}" if error.msg == "Extra data" else str(error)
         if expected == "JSON":
             where = f"{where}, line {error.lineno}, column {error.colno}"
     raise DataFormatError(f"{where}: expected {expected}, found {found}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,11 @@ WAYS = (
     "Give data=FILE (JSON lines with question and answer), data_dir=FOLDER with train.jsonl and test.jsonl, or a "
     f"folder rows in {DATA_VARIABLE}. `datasets` writes those of the hub to such files by to_json: "
     'pip install "agent-r1[data]"'
+)
+TABLES = (".csv", ".tsv", ".xlsx", ".parquet")
+TO_LINES = (
+    'rows are JSON, each a line such as {"question": "What is 17 * 3?", "answer": "51"} in a file .jsonl. A table with '
+    'such columns becomes one by pandas.read_csv(FILE).to_json("rows.jsonl", orient="records", lines=True)'
 )
 
 
@@ -36,7 +41,7 @@ def load_rows(data: Any, data_dir: Any, split: str, tools: tuple[str, ...]) -> t
     if where is None:
         raise DataNotFoundError(f"there are no rows. {WAYS}")
     if not isinstance(where, str | os.PathLike):
-        return _part(tuple(_read(row, f"row {n}", tools) for n, row in enumerate(where, 1)), split)
+        return _part(_read_all(where, "", tools), split)
     path = Path(where)
     if path.is_file():
         return _part(_file(path, path.stat().st_mtime_ns, path.stat().st_size, tools), split)
@@ -48,19 +53,30 @@ def load_rows(data: Any, data_dir: Any, split: str, tools: tuple[str, ...]) -> t
 
 
 def _part(rows: tuple[dict[str, Any], ...], split: str) -> tuple[dict[str, Any], ...]:
-    """Of rows that stand together the last tenth is for testing."""
-    if len(rows) < 2:
-        raise DataFormatError("there must be at least two rows: the last tenth of them is the split test")
+    """Of rows that stand together the last tenth is for testing; one that stands alone is for both."""
     cut = len(rows) - max(1, len(rows) // 10)
-    return rows[:cut] if split == "train" else rows[cut:]
+    return rows[cut:] if split == "test" else rows[: max(1, cut)]
 
 
 @lru_cache(maxsize=16)
 def _file(path: Path, mtime_ns: int, size: int, tools: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
-    rows = tuple(_read(row, f"{path}, row {number}", tools) for number, row in enumerate(read_rows(path), 1))
-    if not rows:
-        raise DataFormatError(f"{path}: there are no rows")
-    return rows
+    if path.suffix.lower() in TABLES:
+        raise DataFormatError(f"{path}: {TO_LINES}")
+    return _read_all(read_rows(path), f"{path}, ", tools)
+
+
+def _read_all(rows: Iterable[Any], file: str, tools: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+    """Rows as the environment keeps them. DataFormatError where there are none, or two have the same id."""
+    read: dict[str, dict[str, Any]] = {}
+    for number, fields in enumerate(rows, 1):
+        row = _read(fields, f"{file}row {number}", tools)
+        if row["id"] in read:
+            before = list(read).index(row["id"]) + 1
+            raise DataFormatError(f"{file}row {number}, id: {row['id']!r} is that of row {before}; give each its own")
+        read[row["id"]] = row
+    if not read:
+        raise DataFormatError(f"{file}there are no rows")
+    return tuple(read.values())
 
 
 def _read(row: Any, where: str, tools: tuple[str, ...]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import re
@@ -102,7 +103,8 @@ class RowsEnv(ToolEnv):
         if (reward == "model") != (judge_url is not None and judge_model is not None):
             raise ValueError("reward 'model' goes with judge_url and judge_model")
         named = isinstance(reward, str) and reward in REWARDS
-        self.reward = _function(reward) if isinstance(reward, str) and not named else reward
+        function = _function(reward) if isinstance(reward, str) and not named else reward
+        self.reward = function if named else _check(function)
         self.judge_url, self.judge_model = judge_url or "", judge_model or ""
         self.slow_judge = reward in ("math", "model")  # type: ignore[misc]
         if reward == "math":
@@ -149,9 +151,7 @@ class RowsEnv(ToolEnv):
             score = metrics["em" if self.reward == "exact_match" else "f1"]
         else:
             row = {"id": task.id, "question": task.question, "answer": list(gold), **task.metadata}
-            score = float(self.reward(answer, row))
-            if not 0 <= score <= 1:
-                raise ValueError(f"a score is from 0 to 1; the reward function gave {score}")
+            score = _score(self.reward, answer, row)
         return score, {"score": score, **metrics}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
@@ -179,6 +179,32 @@ def _tool(tool: str | Tool, corpus: str | os.PathLike[str] | Retriever | None, t
 
 
 # ---------------------------------------------------------------------- rewards
+
+def _check(reward: Any) -> Reward:
+    """The function. Raises ValueError for what is none, or has to be awaited."""
+    if not callable(reward):
+        raise ValueError(f"reward is one of {', '.join(REWARDS)}, a function, or module:function; got {reward!r}")
+    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
+        raise ValueError(f"the reward function {_name(reward)} is async; give a plain one, which may block")
+    return reward
+
+
+def _score(reward: Reward, answer: str, row: Mapping[str, Any]) -> float:
+    """What a function says of an answer. Raises ValueError where that is no score."""
+    said: Any = reward(answer, row)
+    try:
+        if 0 <= said <= 1:
+            return float(said)
+    except TypeError:  # a text, None
+        pass
+    raise ValueError(
+        f"a score is a number from 0 to 1; the reward function {_name(reward)} gave {said!r:.100} in row {row['id']}"
+    )
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
 
 def _function(name: str) -> Reward:
     module, _, attribute = name.partition(":")

@@ -1,0 +1,106 @@
+"""What a class of a user's own gets wrong is said in its words: which class, what it should give, what it gave."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from agent_r1 import ArgumentError, Task, Tool, ToolEnv, ToolResult, UserTurn
+from agent_r1.vector import ToolVectorEnv
+
+
+class Right(ToolEnv):
+    num_tasks = 2
+
+    def make_task(self, index):
+        return Task(f"t{index}", "Say yes.", ["yes"])
+
+    def judge_answer(self, answer):
+        return float(answer in self.task.answers), {}
+
+
+def like(**members):
+    return type("Mine", (Right,), members)
+
+
+def play(env, text):
+    env.reset(seed=1)
+    return env.step(np.array(env.tokenizer.encode(text + env.dialect.end_of_turn), np.int32))
+
+
+@pytest.mark.parametrize("splits", [["train"], {}, "train"])
+def test_splits(splits):
+    with pytest.raises(TypeError, match="Mine.splits is a dict of names, such as {'train': 'train'}, got"):
+        like(splits=splits)()
+
+
+@pytest.mark.parametrize("tools", [[print], print, Tool.from_function(lambda: 1, name="f"), {"a": 1}])
+def test_tools(tools):
+    with pytest.raises(TypeError, match="the tools of Mine are a list of Tools, got .* by Tool.from_function"):
+        like()(tools)
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "message"),
+    [
+        ("timeout", None, "timeout of the tool late must be a number of seconds above 0 .math.inf for .*, got None"),
+        ("max_result_chars", 0, "max_result_chars of the tool late must be an integer, at least 1, got 0"),
+    ],
+)
+def test_bounds_of_a_class_tool(member, value, message):
+    class Late(Tool):
+        name, description, parameters = "late", "", {"type": "object"}
+
+        def execute(self, arguments):
+            return ToolResult("")
+
+    tool = Late()
+    setattr(tool, member, value)
+    with pytest.raises(ValueError, match=message):
+        like()([tool])
+
+
+@pytest.mark.parametrize(
+    ("count", "message"), [(0, "at least 1, got 0"), ("3", "an integer, got '3'"), (None, "an integer, got None")]
+)
+def test_num_tasks(count, message):
+    wrong = like(num_tasks=count)
+    for make in (lambda: wrong().reset(seed=1), lambda: ToolVectorEnv(wrong)):
+        with pytest.raises(ArgumentError, match=f"Mine.num_tasks must be {message}"):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [(None, r"make_task\(1\) must give a Task, got None"), (Task("a", 7, []), "the question must be a text, got 7")],
+)
+def test_make_task(task, message):
+    with pytest.raises(TypeError, match=f"Mine.*{message}"):
+        like(make_task=lambda self, index: task)().reset(options={"task_index": 1})
+
+
+@pytest.mark.parametrize("said", [3, ("x", {}), UserTurn(3)])
+def test_user_turn(said):
+    with pytest.raises(TypeError, match="user_turn of Mine must give a text, a UserTurn, an End or None, got"):
+        play(like(user_turn=lambda self, text: said)(), "Hello.")
+
+
+def test_judge_besides():
+    with pytest.raises(TypeError, match="judge_besides of Mine must give a dict of amounts, or {}, got None"):
+        play(like(judge_besides=lambda self: None)(), "<answer>yes</answer>")
+
+
+@pytest.mark.parametrize("strict", ["no", 1, "true"])
+def test_strict_is_a_truth(strict):
+    with pytest.raises(ArgumentError, match="strict must be True, False or None, got"):
+        gym.make("AgentR1/ArithmeticWorld-v0", strict=strict)
+
+
+def test_a_variable_that_nobody_knows_is_said_at_once(monkeypatch):
+    monkeypatch.setenv("AGENT_R1_STRICT", "off")
+    with pytest.raises(ValueError, match="AGENT_R1_STRICT is 0, 1, true or false, got 'off'"):
+        Right()
+
+
+def test_a_term_of_nothing_is_not_negative():
+    *_, info = play(like(judge_end=lambda self, answer: {"malformed_call": 0.0})(), "<answer>yes</answer>")
+    assert str(info["reward_terms"]["process/malformed_call"]) == "0.0"
