@@ -47,8 +47,8 @@ def require_math_verify() -> None:
 def judge(gold: str, answer: str, question: str = "") -> Verdict:
     """Compare an answer, whatever it is, with the gold answer (LaTeX or plain). Never raises for what is written.
 
-    With a `question`, an answer that stands in it is wrong, unless it is the gold answer itself; and what it asks for may
-    stand on the left of an equals sign (`x^2 + y^2 = 7`), where else only a name may.
+    With a `question`, an answer that stands in it is wrong, unless it is the gold answer itself; and what it asks for
+    may stand on the left of an equals sign (`x^2 + y^2 = 7`), where else only a name may.
 
     Raises ConnectionError where the process that judges doesn't run or is killed: a fault that says nothing about the
     answer, and that is not kept as its verdict.
