@@ -18,13 +18,20 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Task:
-    """One task: what is asked, which answers are right, and what the judges need to know beyond that."""
+    """One task: what is asked, which answers are right, and what the judges need to know beyond that.
+
+    Raises TypeError where `answers` is a text: its letters would be the answers.
+    """
 
     id: str
     question: str
     answers: list[str]
     metadata: dict[str, Any] = field(default_factory=dict)
     instructions: str | None = None  # the system message; None: that of the environment
+
+    def __post_init__(self) -> None:
+        if isinstance(self.answers, str):
+            raise TypeError(f"answers is a list of texts, got {self.answers!r}")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def require_math_verify() -> None:
 def judge(gold: str, answer: str, question: str = "") -> Verdict:
     """Compare an answer, whatever it is, with the gold answer (LaTeX or plain). Never raises for what is written.
 
-    With a `question`, an answer that stands in it is wrong, unless it is the gold answer itself.
+    With a `question`, an answer that stands in it is wrong, unless it is the gold answer itself; and what it asks for
+    may stand on the left of an equals sign (`x^2 + y^2 = 7`), where else only a name may.
 
     Raises ConnectionError where the process that judges doesn't run or is killed: a fault that says nothing about the
     answer, and that is not kept as its verdict.
@@ -64,15 +65,15 @@ def judge(gold: str, answer: str, question: str = "") -> Verdict:
     if stands_in(question, gold, answer):
         return Verdict(False, COPIED)
     try:
-        return _compute(gold, answer)
+        return _compute(gold, answer, question)
     except _TooCostly:
         return Verdict(False, TOO_COSTLY)
 
 
 @lru_cache(maxsize=8192)
-def _compute(gold: str, answer: str) -> Verdict:
+def _compute(gold: str, answer: str, question: str) -> Verdict:
     """The verdict on an unwrapped answer. Raises _TooCostly; ConnectionError as `judge` does."""
-    reading = read(gold, answer)
+    reading = read(gold, answer, question)
     if reading is None:
         return Verdict(False, UNREADABLE)
     if has_other_symbols(reading.gold, reading.value):

@@ -18,6 +18,8 @@ CPU_SECONDS = 1.0
 WALL_SECONDS = 10  # for a machine that is busy with other things
 COSTLY_SECONDS = 0.3  # of processor time; an ordinary answer takes 0.1
 MEMORY_BYTES = 2**30
+ROUNDED = 5e-6  # of a number: what rounding to six digits may change
+EXACT = 1e-45
 
 UNREADABLE = "the answer cannot be read as one expression"
 TOO_COSTLY = "judging the answer took too much time or memory"
@@ -63,18 +65,16 @@ def _compare(
     rounded: list[tuple[str, str]],
     changed: list[tuple[int, int, list[str]]],
 ) -> tuple[bool, str]:
-    """What math-verify says about a `math_text.Reading`; gold goes first, verify is not symmetric."""
-    from math_verify import verify
-
+    """What math-verify says about a `math_text.Reading`."""
     found = _parse(value)
     if not found:
         return False, UNREADABLE
-    if not verify(_parse(gold), found, timeout_seconds=None):
+    if not _equal(_parse(gold), found):
         return False, ""
     for side, other in equal:
         # An angle is one of degrees where it says so.
         radians = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\cdot\\frac{\\pi}{180}", side)
-        if not any(verify(_parse(side), _parse(other), timeout_seconds=None) for side in {side, radians}):
+        if not any(_equal(_parse(side), _parse(other)) for side in {side, radians}):
             return False, ""  # 6 = 7
     for exact, decimal in rounded:
         number = _parse(exact)
@@ -100,6 +100,32 @@ def _parse(expression: str) -> list[Any]:
         extraction_mode="first_match",
         parsing_timeout=None,
     )
+
+
+def _equal(gold: list[Any], found: list[Any]) -> bool:
+    """Whether math-verify calls them equal; of two numbers also by their own size: to it all that are tiny are 0.
+
+    A decimal has to be right to six digits, anything else exactly. Gold goes first, verify is not symmetric.
+    """
+    from math_verify import verify
+    from sympy import Eq, Expr, Float, Number
+
+    if not verify(gold, found, timeout_seconds=None):
+        return False
+    wanted, stated = gold[0], found[0]
+    if isinstance(wanted, Eq) and not isinstance(stated, Eq):  # x = 5, of which the answer states the 5
+        wanted = wanted.rhs
+    numbers = all(isinstance(side, Expr) and side.is_number for side in (wanted, stated))
+    if not numbers or wanted == stated:
+        return True
+    size, difference = wanted.evalf(50), (stated - wanted).evalf(50)
+    if wanted.has(Float) or stated.has(Float):
+        most = ROUNDED * abs(size)
+    else:
+        most = EXACT * (abs(size) or 1)
+    if not all(isinstance(one, Number) and one.is_finite for one in (abs(difference), most)):
+        return True
+    return bool(abs(difference) <= most)
 
 
 def _differ(found: list[Any], changed: list[Any]) -> bool:

@@ -36,6 +36,7 @@ _QUANTITIES = frozenset(
     "speed rate age weight cost price profit change money amount probability max min maximum minimum gcd lcm "
     "sin cos tan log ln det".split()
 )
+_OPERATIONS = frozenset("sin cos tan log ln".split())
 # Notation that math-verify reads and that has one meaning. What the gold answer uses is allowed besides.
 _COMMANDS = frozenset(
     r"\frac \dfrac \tfrac \cfrac \sqrt \pi \infty \cdot \times \div \pm \cup \cap \circ \degree \binom \dbinom \tbinom "
@@ -45,12 +46,21 @@ _COMMANDS = frozenset(
 _GREEK = frozenset(r"\alpha \beta \gamma \delta \theta \lambda \mu \phi \varphi \omega \sigma \tau \rho".split())
 _FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan log ln exp pi".split())
 _NAME_COMMANDS = frozenset(r"\angle \triangle \overline \vec \Delta \cap \cup \mid \ell \circ".split())
+_QUANTITY = re.compile(rf"(?<![\\a-zA-Z])(?:{'|'.join(_QUANTITIES - _OPERATIONS)})(?![a-zA-Z])", re.IGNORECASE)
+# x, AB, \angle ABC, f(6); but x(6), n(n + 1) are products.
+_NAME = re.compile(
+    r"(?:m\s*(?=\\angle))?(?:\\(?:angle|triangle|overline|vec|Delta)(?![a-zA-Z])\s*)*(?![xyz]\s*\()"
+    rf"\{{?\s*([A-Z](?:\s*[A-Z])*|[a-z]|(?:\\ell|{'|'.join(map(re.escape, _GREEK))})(?![a-zA-Z]))\s*\}}?\s*"
+    r"(?:_\s*(?:\{[^{}]*\}|.)\s*)?(?:\((?![^()]*\1)[^()]*\))?"
+)
 _CHARACTERS = frozenset("+-*/^()[]{}|!<>.:,;_")
 _UNICODE = str.maketrans({
     "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "−": "-", "≤": r"\le ", "≥": r"\ge ",
     "∪": r"\cup ", "°": r"^\circ ", "²": "^2", "³": "^3",
 })  # fmt: skip
 _SPACES = re.compile(r"(?<!\\)\\[ ,;:]|\\q?quad(?![a-zA-Z])|~(?!=)")
+# But between digits, also where a point or the comma of thousands stands there.
+_BLANK = re.compile(r" (?!(?<=\d )\.?\d|(?<=\d\. )\d|(?<=\d, )\d{3}|(?<=\d ), ?\d{3})")
 _BASE = re.compile(r"(?<=[\d)}!])\s*_\s*\{?(\d+|.)\}?")
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
 _PLAIN = re.compile(rf"{_NUMBER}|[a-zA-Z]+")
@@ -133,11 +143,11 @@ def stands_in(question: str, gold: str, answer: str) -> bool:
     if not question:
         return False
     found, wanted = _essence(answer), _essence(gold)
-    return bool(found) and found != wanted and _contains(_question(question), found)
+    return bool(found) and found != wanted and bool(_places(_question(question), found))
 
 
-def read(gold: str, answer: str) -> Reading | None:
-    """What an unwrapped answer says; None where it is not one expression as a whole."""
+def read(gold: str, answer: str, question: str = "") -> Reading | None:
+    """What an unwrapped answer to a question says; None where it is not one expression as a whole."""
     gold, answer = _clean(gold), _clean(answer)
     if (whole := _TEXT.fullmatch(answer)) and answer != gold:  # \mathbf{7}
         answer = whole[1]
@@ -154,9 +164,9 @@ def read(gold: str, answer: str) -> Reading | None:
         exact, *approximate = map(str.strip, _APPROXIMATES.split(statement))
         if compare_sides:
             *left, value = map(_bare, _EQUALS.split(exact))
-            if _is_name(value) and len(approximate) == 1 and not left:  # x \approx 7
+            if _is_name(value, question) and len(approximate) == 1 and not left:  # x \approx 7
                 value = _bare(approximate.pop())
-            left = [side for side in left if not _is_name(side)]
+            left = [side for side in left if not _is_name(side, question)]
         else:
             left, value = [], _bare(exact)
             if approximate or len(_EQUALS.findall(value)) > max(len(_EQUALS.findall(s)) for s in _statements(gold)):
@@ -219,8 +229,12 @@ def _balanced(text: str) -> bool:
 
 
 def _plain_text(text: str) -> str:
-    r"""For answers that are words, such as `\text{Evelyn}`: without blanks, `\text{}` and capitals."""
-    return re.sub(r"(?<!\\)\\[ ,;!]|\s", "", _TEXT.sub(r"\1", text)).lower()
+    r"""For answers that are words, such as `\text{Evelyn}`: without `\text{}`, capitals, and blanks but between numbers.
+
+    `7 1/2` is not `71/2`, and `1, 200` are two numbers.
+    """
+    text = re.sub(r"(?:(?<!\\)\\[ ,;]|\s)+", " ", re.sub(r"(?<!\\)\\!\s*", "", _TEXT.sub(r"\1", text)))
+    return _BLANK.sub("", text).lower()
 
 
 def _texts_are_units(gold: str, answer: str) -> bool:
@@ -289,20 +303,47 @@ def _symbols(text: str) -> set[str]:
     return {letter for word in words for letter in word.lower() if letter not in "ei"} | greek
 
 
-def _is_name(side: str) -> bool:
-    r"""Whether it names what is asked for: `x`, `f(6)`, `(x, y)`, `\angle ABC`, `\text{area}`, `x^2 + y^2`."""
-    side = _TEXT.sub(r"\1", side)
+def _is_name(side: str, question: str) -> bool:
+    r"""Whether it names what is asked for: `x`, `f(6)`, `(x, y)`, `\angle ABC`, `\text{area}`.
+
+    An expression of names (`x^2 + y^2`, `\sin A`) does only where the question has it; one that begins with a sign, or
+    has a root in it, never does: `-x = 7` states another x.
+    """
+    side = _TEXT.sub(r"\1", side).strip()
     if re.fullmatch(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\)", side):
         return True
+    rest = _QUANTITY.sub("", side).strip()
+    if rest != side and re.fullmatch(r"(?:\([^()]*\))?", rest):
+        return True
+    if name := _NAME.fullmatch(rest):
+        return name[1].lower() not in _NO_UNITS
+    return not side.startswith("-") and _is_expression(side) and _is_asked(side, question)
+
+
+def _is_expression(side: str) -> bool:
+    """Whether it is made of names, without numbers and roots."""
     side = re.sub(r"_(?:\{[^{}]*\}|.)|\([^()]*\)|\^\s*\{?[23]\}?", " ", side)
     commands = set(re.findall(r"\\[a-zA-Z]+", side))
-    if not commands <= _COMMANDS | _GREEK | _NAME_COMMANDS:
+    if not commands <= (_COMMANDS | _GREEK | _NAME_COMMANDS) - {r"\sqrt"}:
         return False
     side = re.sub(r"\\[a-zA-Z]+", " ", side)
     words = re.findall("[a-zA-Z]+", side)
     return bool(words or commands & _GREEK) and bool(re.fullmatch(r"[a-zA-Z\s{}|+*/.-]*", side)) and all(
         len(word) == 1 or word.lower() in _QUANTITIES or word.isupper() and word.lower() not in _NO_UNITS
         for word in words
+    )
+
+
+def _is_asked(side: str, question: str) -> bool:
+    """Whether an expression stands in the question as a whole, and not as a part of another or of an equation."""
+    asked, part = _question(question), _tokens(side)
+
+    def goes_on(token: str) -> bool:
+        return token[0].isdigit() or token[0] == "\\" and token[1:].isalpha() or token in set("+-*/^_=<>()[]|!'")
+
+    return any(
+        not any(map(goes_on, (*asked[:start][-1:], *asked[start + len(part) :][:1])))
+        for start in _places(asked, part)
     )
 
 
@@ -352,6 +393,6 @@ def _question(question: str) -> tuple[str, ...]:
     return tuple(_tokens(_clean(question)))
 
 
-def _contains(tokens: Sequence[str], part: Sequence[str]) -> bool:
-    size = len(part)
-    return any(list(tokens[start : start + size]) == list(part) for start in range(len(tokens) - size + 1))
+def _places(tokens: Sequence[str], part: Sequence[str]) -> list[int]:
+    """Where a row of tokens begins in another."""
+    return [start for start in range(len(tokens) - len(part) + 1) if list(tokens[start : start + len(part)]) == [*part]]

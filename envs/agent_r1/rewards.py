@@ -39,28 +39,33 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(prediction: str, answers: Iterable[str]) -> float:
-    """1.0 if the normalised prediction equals one of the normalised answers, else 0.0.
+def exact_match(prediction: str, answers: str | Iterable[str]) -> float:
+    """1.0 if the normalised prediction equals one of the normalised answers, else 0.0. A text is one answer.
 
     As in the official scripts, two texts that both normalise to "" are equal. That an episode with an empty answer
     scores 0 is the environment's rule, not this function's.
     """
     predicted = normalize_answer(prediction)
-    return float(any(predicted == normalize_answer(answer) for answer in answers))
+    return float(any(predicted == normalize_answer(answer) for answer in _each(answers)))
 
 
-def f1(prediction: str, answers: Iterable[str], yes_no_rule: bool = True) -> float:
+def f1(prediction: str, answers: str | Iterable[str], yes_no_rule: bool = True) -> float:
     """The best token F1 between the prediction and one of the answers, from 0 to 1.
 
     Args:
         prediction: what was answered.
-        answers: the gold answer and its aliases; without any the score is 0.
+        answers: the gold answer and its aliases; without any the score is 0. A text is one answer.
         yes_no_rule: True as HotpotQA and 2WikiMultihopQA score: where either side is "yes", "no" or "noanswer" and
             the two differ it is 0, and two empty texts give 0. False as MuSiQue scores: neither rule, and two
             empty texts give 1.
     """
     predicted = normalize_answer(prediction)
-    return max((_f1(predicted, normalize_answer(answer), yes_no_rule) for answer in answers), default=0.0)
+    return max((_f1(predicted, normalize_answer(answer), yes_no_rule) for answer in _each(answers)), default=0.0)
+
+
+def _each(answers: str | Iterable[str]) -> Iterable[str]:
+    """The answers, of which a text is one: its letters are none."""
+    return [answers] if isinstance(answers, str) else answers
 
 
 def _f1(predicted: str, gold: str, yes_no_rule: bool) -> float:

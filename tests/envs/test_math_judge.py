@@ -82,6 +82,18 @@ RIGHT = [
     ("\\frac{\\pi}{6}", "\\frac\\pi3 \\cdot \\frac12"),
     ("7", "3 + 4 = 7"),
     ("7", "x = 3 + 4 = 7"),
+    ("7", "x_1 = 7"),
+    ("7", "m\\angle B = 7"),
+    ("7", "\\text{surface area} = 7"),
+    ("7", "P(A \\cap B) = 7"),
+    ("\\frac{1}{2^{98}}", "2^{-98}"),
+    ("\\frac{1}{649740}", "\\frac{4}{2598960}"),
+    ("x = 5", "5 = x"),
+    ("0.00012", "1.2 \\cdot 10^{-4}"),
+    ("\\frac{1}{12}", "0.0833333"),
+    ("\\frac{2}{19}", "0.105263"),
+    ("1,\\!200", "1,200"),
+    ("(1,2)", "( 1, 2 )"),
     ("7", "\\angle ABC = 7"),
     ("7", "\\text{area} = 7"),
     ("[-2,7]", "x \\in [-2,7]"),
@@ -200,6 +212,46 @@ WRONG = [
     ("(1, 2)", "(2, 1)"),
     ("\\text{Evelyn}", "nylevE"),
     ("\\text{Evelyn}", "Carla"),
+    # a tiny number is another one than another tiny number
+    ("\\frac{1}{2^{98}}", "\\frac{1}{2^{60}}"),
+    ("\\frac{1}{2^{98}}", "\\frac{5}{2^{98}}"),
+    ("\\frac{1}{2^{98}}", "0.0"),
+    ("\\frac{1}{20!}", "\\frac{1}{19!}"),
+    ("\\frac{3}{2^{60}}", "\\frac{1}{2^{60}}"),
+    ("10^{-20}", "5 \\cdot 10^{-20}"),
+    ("e^{-50}", "e^{-51}"),
+    ("x = \\frac{1}{2^{98}}", "\\frac{1}{2^{60}}"),
+    ("\\frac{1}{2^{98}}", "\\frac{1}{2^{60}} = \\frac{1}{2^{98}}"),
+    ("0.000001", "0.0000012"),
+    ("0.00012", "0.0001201"),
+    ("\\frac{1}{649740}", "0.000002"),
+    ("\\frac{\\sqrt{2}}{1000}", "0.001414"),
+    # blanks part numbers
+    ("7 1/2", "71/2"),
+    ("71/2", "7 1/2"),
+    ("3 3/4", "33/4"),
+    ("33/4", "3 3/4"),
+    ("2 1/3", "21/3"),
+    ("21/3", "2\\ 1/3"),
+    ("1, 200", "1,200"),
+    ("1,200", "1, 200"),
+    ("1,200", "1 ,200"),
+    ("7.5", "7 .5"),
+    ("7.5", "7. 5"),
+    ("\\text{7 1}", "71"),
+    # another value of x
+    ("7", "-x = 7"),
+    ("7", "-x \\approx 7"),
+    ("7", "7, -x = 7"),
+    ("7", "\\sqrt{x} = 7"),
+    ("7", "x^2 = 7"),
+    ("7", "x/y = 7"),
+    ("7", "|x| = 7"),
+    ("7", "x x = 7"),
+    ("7", "x \\cdot x = 7"),
+    ("7", "\\log x = 7"),
+    ("7", "x(2) = 7"),
+    ("7", "n(n + 1) = 7"),
     ("7", ""),
     ("7", "$$"),
     ("7", "."),
@@ -274,6 +326,26 @@ COMPUTE = "Compute $99^2+99+1$ in your head. One of the numbers is $1,200$, anot
 )
 def test_an_answer_that_stands_in_the_question_is_none(gold, answer, reason):
     assert judge(gold, answer, COMPUTE) == Verdict(reason == "", reason)
+
+
+@pytest.mark.parametrize(
+    ("answer", "question", "right"),
+    [
+        ("x^2 + y^2 = 7", "Compute $x^2 + y^2$.", True),
+        ("\\sin A = 7", "What is $\\sin A$?", True),
+        ("|A \\cap B| = 7", "Find $|A \\cap B|$, please.", True),
+        ("AB/BC = 7", "Find \\(AB/BC\\)", True),
+        ("x^2 = 7", "Compute $y^2$.", False),
+        ("x^2 = 7", "Solve $x^2 = 49$ for $x > 0$.", False),  # of an equation
+        ("x^2 = 7", "Compute $1 - x^2$.", False),  # a part
+        ("x + y = 7", "Compute $2x + y$.", False),
+        ("-x = 7", "Compute $-x$.", False),
+        ("\\sqrt{x} = 7", "Compute $\\sqrt{x}$.", False),
+        ("2x = 7", "Compute $2x$.", False),
+    ],
+)
+def test_an_expression_says_what_is_asked_for_where_the_question_has_it(answer, question, right):
+    assert judge("7", answer, question).correct == right
 
 
 def test_the_length_is_looked_at_before_anything_else(monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agent_r1 import code_judge
-from agent_r1.code_judge import check_program, judge_sandbox
+from agent_r1.code_judge import Suite, check_program, judge_sandbox
 from agent_r1.task_data import DataFormatError, Program, load_questions
 from agent_r1.tasks.programming import complete_program, humaneval_task, mbpp_task
 from agent_r1_tools.python import SandboxError, probe
@@ -355,6 +355,13 @@ def test_objects_and_types_run_in_one_process():
         assert task.metadata["hidden"].one_process == task.metadata["shown"].one_process == one_process
         assert passes(task, task.answers[0])
         assert not passes(task, "class P:\n  def __init__(s, a=0): pass\ndef f(*a): return -1")
+
+
+def test_a_program_that_only_ends_iterations_passes_no_test():
+    for test in ("assert all(map(f, [1, 2]))", "for x, y in zip(map(f, [1, 2]), [2, 4]): assert x == y"):
+        tests = Suite(("f",), "", (test,))
+        assert check_program(judge_sandbox("auto"), "def f(x): return 2 * x", tests).passed
+        assert not check_program(judge_sandbox("auto"), "def f(x): raise StopIteration", tests).passed
 
 
 def test_tests_have_the_imports_of_the_official_solution():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_r1.episode import Task
 from agent_r1.rewards import (
     PROCESS_WEIGHTS,
     exact_match,
@@ -58,6 +59,13 @@ def test_exact_match_takes_the_best_alias():
     assert exact_match("the United States", ["USA", "United States"]) == 1
     assert exact_match("United Kingdom", ["USA", "United States"]) == 0
     assert exact_match("anything", []) == 0
+
+
+def test_a_text_is_one_answer_and_not_its_letters():
+    assert exact_match("P", "Paris") == 0 and exact_match("Paris", "Paris") == 1
+    assert f1("P", "Paris") == 0 and f1("Paris, France", "Paris") == pytest.approx(2 / 3)
+    with pytest.raises(TypeError, match="answers is a list of texts, got 'Paris'"):
+        Task("a", "Q", "Paris")
 
 
 @pytest.mark.parametrize(

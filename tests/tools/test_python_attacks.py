@@ -658,6 +658,25 @@ def test_a_cheat_loses(cheat, judging):
     assert judge(judging, RIGHT).ok
 
 
+ITERATING = {
+    "all": "assert all(map(candidate, [1, 2, 3]))",
+    "any": "assert not any(map(candidate, [0]))",
+    "sum": "assert sum(abs(a - b) for a, b in zip(map(candidate, [1, 2]), [2, 4])) < 1e-6",
+    "for": "for a, b in zip(map(candidate, [1, 2]), [2, 4]):\n    assert a == b",
+    "list": "assert list(map(candidate, [])) == list(map(candidate, [1]))",
+}
+
+
+@pytest.mark.parametrize("raised", ["StopIteration", "StopIteration(2)", "StopAsyncIteration", "GeneratorExit"])
+@pytest.mark.parametrize("test", ITERATING)
+def test_an_end_of_iteration_is_an_error(test, raised, judging):
+    """A test that iterates over calls would end early, and pass; PEP 479 says the same of generators."""
+    with judging.session() as candidate, judging.session() as tester:
+        candidate.run(f"def double(x):\n    raise {raised}")
+        ran = tester.run(ITERATING[test], functions={"candidate": lambda *args: candidate.call("double", args)})
+        assert not ran.ok, ran
+
+
 def test_what_comes_back_is_plain(judging):
     """Exactly the built-in types, whatever the function returned."""
     with judging.session() as session:

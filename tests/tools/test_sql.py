@@ -135,6 +135,50 @@ def test_an_attack_comes_to_nothing(name, tmp_path):
     assert query("SELECT count(*) FROM people").data["rows"] == [["200"]]
 
 
+READS_THE_CLOCK = [
+    "date()", "date('now')", "date('no' || 'w')", "date(x'6e4f57')", "date('now' || char(0) || 'x')", "time('NOW')",
+    "datetime('now', '+0 days')", "datetime('now', 'localtime')", "datetime('now', 'utc')", "julianday('now')",
+    "julianday()", "unixepoch()", "strftime('%s')", "strftime('%Y-%m-%d %H:%M:%f', 'now')", "datetime('subsec')",
+    "strftime('%f', 'now', 'subsec')", "current_date", "CURRENT_TIME", "current_timestamp",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", READS_THE_CLOCK)
+def test_the_clock_decides_no_result(call, file):
+    """At any moment and in any time zone: what SQLite itself gives, of that moment in UTC."""
+    fixed = "'2024-07-26 00:00:00'"
+    there = sqlite3.connect(":memory:").execute("SELECT datetime('subsec')").fetchone()[0] is not None
+    wanted = {
+        "date()": f"date({fixed})", "julianday()": f"julianday({fixed})", "unixepoch()": f"unixepoch({fixed})",
+        "strftime('%s')": f"strftime('%s', {fixed})", "datetime('subsec')": f"{fixed} || '.000'" if there else "NULL",
+        "date('no' || 'w')": f"date({fixed})", "date(x'6e4f57')": f"date({fixed})", "time('NOW')": f"time({fixed})",
+        "date('now' || char(0) || 'x')": f"date({fixed})", "datetime('now', 'localtime')": fixed,
+        "datetime('now', 'utc')": fixed, "current_date": f"date({fixed})", "CURRENT_TIME": f"time({fixed})",
+        "current_timestamp": f"datetime({fixed})",
+    }.get(call, call.replace("'now'", fixed))  # fmt: skip
+    for database in (DATABASE, Database(file=str(file))):
+        assert query(f"SELECT {call} AS x", database).data["rows"] == query(f"SELECT {wanted} AS x").data["rows"]
+    assert same_result(DATABASE, "SELECT 1", f"SELECT {call} IS {wanted}")[0]
+
+
+def test_dates_are_what_sqlite_makes_of_them():
+    calls = ["date('2024-02-29', '+1 year')", "strftime('now', 'now') IS NULL", "date(NULL)", "date('x')",
+             "date(2460000.5)", "strftime()", "strftime('%W|%j', '2023-05-06')", "date('2023-01-01', 'now')",
+             "time('05:06')"]  # fmt: skip
+    script = SCRIPT + (
+        "CREATE VIEW v AS SELECT strftime('%Y') AS y, strftime('%m', '2020-03-04') AS m, current_date AS d;"
+    )
+    own = sqlite3.connect(":memory:")
+    for call in calls:
+        (value,) = own.execute(f"SELECT {call}").fetchone()
+        assert query(f"SELECT {call} AS x").data["rows"] == [["NULL" if value is None else str(value)]]
+    assert query("SELECT * FROM v", Database(script=script)).data["rows"] == [["2024", "03", "2024-07-26"]]
+    many = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 20000) "
+    assert query(f"{many} SELECT count(DISTINCT date(x)) FROM c").data["rows"] == [["20000"]]
+    arguments = ", ".join(["'now'"] * 64)
+    assert query(f"SELECT date({arguments})").data["rows"] == [["NULL"]]
+
+
 @pytest.mark.parametrize("name", ["insert", "drop", "writable schema", "attach a file", "write a copy"])
 def test_a_file_stays_as_it_is(name, file, tmp_path):
     before, there = file.read_bytes(), sorted(tmp_path.iterdir())

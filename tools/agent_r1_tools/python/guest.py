@@ -38,6 +38,7 @@ MAX_RUNS = 100
 """A session has the processor time of so many runs; only a program that goes on after its runs needs more."""
 MAX_FRAMES = 8
 """Lines of a traceback that are shown: the first, and the last ones."""
+ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
 
 
@@ -117,9 +118,12 @@ def _hashable(items: list[Any]) -> list[Any]:
 
 
 def exception(kind: str, message: str) -> Exception:
-    """The exception of this name, or a RuntimeError where it is not a built-in one."""
+    """The exception of this name, or a RuntimeError where it is not a built-in one, or one that ends an iteration.
+
+    PEP 479 says the same of generators: `all(map(f, items))` would pass where f raises StopIteration.
+    """
     known = getattr(builtins, kind, None)
-    if isinstance(known, type) and issubclass(known, Exception):
+    if isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, ENDS_LOOPS):
         try:
             return known(message)
         except TypeError:  # UnicodeDecodeError wants more than a message
