@@ -30,8 +30,9 @@ class Task:
     instructions: str | None = None  # the system message; None: that of the environment
 
     def __post_init__(self) -> None:
-        if isinstance(self.answers, str):
-            raise TypeError(f"answers is a list of texts, got {self.answers!r}")
+        answers: object = self.answers
+        if isinstance(answers, str):
+            raise TypeError(f"answers is a list of texts, got {answers!r}")
 
 
 @dataclass(frozen=True)
