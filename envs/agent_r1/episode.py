@@ -30,7 +30,7 @@ class Task:
     instructions: str | None = None  # the system message; None: that of the environment
 
     def __post_init__(self) -> None:
-        answers: Any = self.answers
+        answers: object = self.answers
         if isinstance(answers, str):
             raise TypeError(f"answers is a list of texts, got {answers!r}")
 

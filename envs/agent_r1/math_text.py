@@ -229,7 +229,7 @@ def _balanced(text: str) -> bool:
 
 
 def _plain_text(text: str) -> str:
-    r"""For answers that are words, such as `\text{Evelyn}`: without `\text{}`, capitals, blanks but between numbers.
+    r"""For answers that are words, `\text{Evelyn}`: without `\text{}`, capitals, and blanks but between numbers.
 
     `7 1/2` is not `71/2`, and `1, 200` are two numbers.
     """
