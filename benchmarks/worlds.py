@@ -58,13 +58,15 @@ def together(env_id: str, turns: list[list[Any]]) -> dict[str, float]:
     before, tasks = resident_mib(), np.arange(count)
     envs: Any = gym.make_vec(env_id, num_envs=count)
     envs.reset(seed=0, options={"reset_mask": np.ones(count, bool), "task_index": tasks.tolist()})
-    steps, successes, most = 0, 0, 0
+    steps, successes, most, below = 0, 0, 0, None
     start = time.perf_counter()
     envs.send([texts[0] for texts in turns])
     played, flying = [1] * count, count
     while flying:
         ids, _, _, terminated, truncated, infos = envs.recv(1)
         steps, flying, most = steps + len(ids), flying - len(ids), max(most, len(children()))
+        if below is None and steps >= count:  # about a step each
+            below = sum(map(proportional_mib, children()))
         over = terminated | truncated
         successes += sum(bool(info.get("is_success")) for info in infos)
         going = [int(i) for i, ended in zip(ids, over, strict=True) if not ended]
@@ -75,9 +77,19 @@ def together(env_id: str, turns: list[list[Any]]) -> dict[str, float]:
             played[i] += 1
     seconds = time.perf_counter() - start
     found = {"steps_per_second": steps / seconds, "memory_mb": resident_mib() - before, "processes": most}
+    found["processes_mb"] = below or 0.0
     envs.close()
     assert successes == count, f"{env_id}: {successes} of {count} episodes of the expert succeeded"
     return found
+
+
+def proportional_mib(pid: str) -> float:
+    """Memory of a process, what it shares with others by halves, thirds, ... (Linux's PSS)."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has just ended
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 2**10
 
 
 def children() -> list[str]:
@@ -116,14 +128,15 @@ def main() -> None:
     args = parser.parse_args()
     require_quiet_machine(args.force)
     results = {}
-    lines = ["| world | reset ms | step ms | steps/s alone | at once | memory MiB | processes | left behind |"]
-    lines.append("|---|" + "---|" * 7)
+    lines = ["| world | reset ms | step ms | steps/s alone | at once | memory MiB | processes | theirs | left behind |"]
+    lines.append("|---|" + "---|" * 8)
     for name in args.ids:
         results[name] = found = measure(f"AgentR1/{name}-v0", args.episodes)
         one, many, left = found["alone"], found["together"], found["left_behind"]
         lines.append(
             f"| {name} | {one['reset_ms']:.2f} | {one['step_ms']:.2f} | {one['steps_per_second']:,.0f} "
-            f"| {many['steps_per_second']:,.0f} | {many['memory_mb']:.0f} | {many['processes']} | {left} |"
+            f"| {many['steps_per_second']:,.0f} | {many['memory_mb']:.0f} | {many['processes']} "
+            f"| {many['processes_mb']:.0f} | {left} |"
         )
         print(lines[-1], flush=True)
     command = f"python benchmarks/worlds.py --episodes {args.episodes}"
