@@ -145,6 +145,23 @@ def _shown(value: Any) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
+def overview() -> str:
+    """What is recorded of experts and load, a row for each id: the table of docs/bridges.md."""
+    files = {part: RESULTS / f"bridges_{part}.json" for part in ("oracle", "load")}
+    records = {part: json.loads(file.read_text())["results"] for part, file in files.items()}
+    lines = ["| id | tasks | done by the expert | by saying nothing | steps/s of one episode | episodes at once "
+             "| their steps/s | memory, MiB | processes | theirs, MiB |", "|---" * 10 + "|"]  # fmt: skip
+    for name in IDS:
+        row, loaded = list(records["oracle"][name]["found"].values()), records["load"][name]
+        words = loaded["command"].split()
+        found, episodes = loaded["found"], words[words.index("--episodes") + 1] if "--episodes" in words else "64"
+        count, solved, idle = (sum(one[key] for one in row) for key in ("tasks", "solved", "null_of_100"))
+        cells = [name, f"{count:,}", f"{solved:,}", str(idle), f"{found['alone_steps_per_second']:,.0f}", episodes]
+        cells += [f"{found['steps_per_second']:,.0f}", f"{found['memory_mb']:.0f}", str(found["processes"])]
+        lines.append(f"| {' | '.join(cells)} | {found.get('processes_mb', 0.0):,.0f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True, help="what is measured")
