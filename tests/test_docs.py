@@ -273,6 +273,12 @@ def test_the_example_of_an_algorithm_trains(tmp_path):
         remax["check"](remax["Args"](kl_coef=0.1))
 
 
+def test_the_page_of_bridges_has_the_figures_that_were_recorded():
+    import bridges  # benchmarks/bridges.py
+
+    assert bridges.overview() in (ROOT / "docs" / "bridges.md").read_text(encoding="utf-8")
+
+
 def test_the_page_of_validation_has_the_table_that_was_recorded():
     table = (ROOT / "benchmarks" / "results" / "validation.md").read_text(encoding="utf-8")
     assert table in (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
