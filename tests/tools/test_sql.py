@@ -281,6 +281,17 @@ def test_a_part_of_a_database_that_is_not_copied_is_made_of_views(script, tmp_pa
         assert same_result(database, gold, wrong) == (False, "another result")
 
 
+def test_a_view_of_the_data_may_call_no_more_than_a_query(tmp_path):
+    path = tmp_path / "people.sqlite"
+    with sqlite3.connect(path, isolation_level=None) as connection:
+        connection.executescript("CREATE VIEW lucky AS SELECT random() r; CREATE VIEW today AS SELECT date('now') d;")
+    connection.close()
+    database = Database(file=str(path))
+    with pytest.raises(ToolFault, match="not authorized|prohibited"):
+        same_result(database, "SELECT r FROM lucky", "SELECT 1")
+    assert same_result(database, "SELECT '2024-07-26'", "SELECT d FROM today")[0]
+
+
 def test_other_databases_are_compared_as_well():
     other = Database(script=SCRIPT + "DELETE FROM people WHERE id > 150;")
     assert same_result(DATABASE, "SELECT count(*) FROM people", "SELECT count(*) FROM people", others=[other])[0]
