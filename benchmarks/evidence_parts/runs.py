@@ -121,7 +121,8 @@ def make(runs: Iterable[Run], args: Any) -> list[dict[str, Any]]:
                     record(run.key, f"{run.label}, seed {run.seed}", keep(run.folder()), args.force)
                 except LookupError:
                     pass
-    lines = recorded()
+    if missing:
+        lines = recorded()
     return [lines[run.key] for run in runs]
 
 

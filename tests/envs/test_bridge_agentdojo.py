@@ -10,21 +10,13 @@ import pytest
 
 pytest.importorskip("agentdojo")
 
-from bridge_cases import forgotten, run_elsewhere
+from bridge_cases import call, forgotten, run_elsewhere, say
 
 from agent_r1 import probes
 from agent_r1.bridges import agentdojo, bridge
 from agent_r1.bridges.agentdojo import AgentDojoEnv
 
 SUITES = list(AgentDojoEnv.splits)
-
-
-def call(env, name, /, **arguments):
-    return env.step(probes.span(env, env.dialect.tool_call(name, arguments)))
-
-
-def say(env, text):
-    return env.step(probes.span(env, text))
 
 
 def begin(index=0, **kwargs):

@@ -5,16 +5,14 @@ import pytest
 
 pytest.importorskip("minigrid")
 
+from bridge_cases import call
+
 from agent_r1 import probes
 from agent_r1.bridges import babyai
 from agent_r1.bridges.babyai import LEVELS, BabyAIEnv
 from agent_r1.checks import CHECKS, Subject
 
 QUICK = [level for level in LEVELS if level not in ("KeyInBox", "GoToImpUnlock", "Unlock", "UnblockPickup", "Pickup")]
-
-
-def call(env, name, **arguments):
-    return env.step(probes.span(env, env.dialect.tool_call(name, arguments)))
 
 
 @pytest.mark.parametrize("level", QUICK)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("bfcl_eval")
 
-from bridge_cases import forgotten, run_elsewhere
+from bridge_cases import call, forgotten, run_elsewhere, say
 
 from agent_r1 import probes
 from agent_r1.bridges import bfcl, bridge
@@ -33,14 +33,6 @@ def test_another_version_is_named_once():
         with pytest.warns(UserWarning, match="bfcl-eval 2027.1.1 wasn't checked; 2026.3 was"):
             BFCLMultiTurnEnv()
         BFCLMultiTurnEnv()  # a second warning would be an error
-
-
-def call(env, name, /, **arguments):
-    return env.step(probes.span(env, env.dialect.tool_call(name, arguments)))
-
-
-def say(env, text):
-    return env.step(probes.span(env, text))
 
 
 def begin(index=0, **kwargs):

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("tau2")
 pytest.importorskip("loguru")
 
-from bridge_cases import run_elsewhere
+from bridge_cases import call, run_elsewhere
 
 from agent_r1 import probes
 from agent_r1.bridges import tau2 as bridge
@@ -44,10 +44,6 @@ def test_arithmetic_is_tau2s(expression, value):
 def test_arithmetic_is_bounded(expression):
     with pytest.raises(ValueError):
         arithmetic(expression)
-
-
-def call(env, name, **arguments):
-    return env.step(probes.span(env, env.dialect.tool_call(name, arguments)))
 
 
 def texts(env):

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("tau2")
 pytest.importorskip("loguru")
 
-from bridge_cases import check_others_play_the_same
+from bridge_cases import call, check_others_play_the_same, say
 
 from agent_r1 import probes
 from agent_r1.bridges import tau2_service as service
@@ -15,14 +15,6 @@ from agent_r1.bridges.tau2 import Desk, load
 from agent_r1.bridges.tau2_service import Tau2AirlineEnv, Tau2RetailEnv, Tau2ServiceEnv
 
 BOTH = (Tau2RetailEnv, Tau2AirlineEnv)
-
-
-def call(env, name, **arguments):
-    return env.step(probes.span(env, env.dialect.tool_call(name, arguments)))
-
-
-def say(env, text):
-    return env.step(probes.span(env, text))
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -30,6 +30,16 @@ def act(env, command):
     return env.step(probes.span(env, *env.act(command)))
 
 
+def call(env, name, /, **arguments):
+    """A turn of one call."""
+    return env.step(probes.span(env, env.dialect.tool_call(name, arguments)))
+
+
+def say(env, text):
+    """A turn of these words."""
+    return env.step(probes.span(env, text))
+
+
 def run_elsewhere(program, *arguments, **environment):
     """What a program prints in another process, which knows little of our environment, and what it complains of."""
     known = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
