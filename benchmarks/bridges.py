@@ -148,17 +148,20 @@ def _shown(value: Any) -> str:
 def overview() -> str:
     """What is recorded of experts and load, a row for each id: the table of docs/bridges.md."""
     files = {part: RESULTS / f"bridges_{part}.json" for part in ("oracle", "load")}
-    records = {part: json.loads(file.read_text())["results"] for part, file in files.items()}
+    records = {part: json.loads(file.read_text())["results"] for part, file in files.items() if file.is_file()}
     lines = ["| id | tasks | done by the expert | by saying nothing | steps/s of one episode | episodes at once "
              "| their steps/s | memory, MiB | processes | theirs, MiB |", "|---" * 10 + "|"]  # fmt: skip
     for name in IDS:
+        if any(name not in records.get(part, {}) for part in files):
+            continue
         row, loaded = list(records["oracle"][name]["found"].values()), records["load"][name]
         words = loaded["command"].split()
         found, episodes = loaded["found"], words[words.index("--episodes") + 1] if "--episodes" in words else "64"
         count, solved, idle = (sum(one[key] for one in row) for key in ("tasks", "solved", "null_of_100"))
         cells = [name, f"{count:,}", f"{solved:,}", str(idle), f"{found['alone_steps_per_second']:,.0f}", episodes]
         cells += [f"{found['steps_per_second']:,.0f}", f"{found['memory_mb']:.0f}", str(found["processes"])]
-        lines.append(f"| {' | '.join(cells)} | {found.get('processes_mb', 0.0):,.0f} |")
+        theirs = f"{found['processes_mb']:,.0f}" if "processes_mb" in found else ""
+        lines.append(f"| {' | '.join(cells)} | {theirs} |")
     return "\n".join(lines)
 
 
@@ -193,6 +196,8 @@ def main() -> None:
         results[name] = {"found": PARTS[args.part](name, args), **measured}
     print(table(args.part, results))
     record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force)
+    if args.part != "model":
+        print(f"\nThe table of docs/bridges.md:\n\n{overview()}")
 
 
 if __name__ == "__main__":

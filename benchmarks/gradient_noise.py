@@ -8,13 +8,15 @@ noise to signal is trace(covariance) / squared norm of the mean: the scale of th
 """
 
 import argparse
+import math
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
-from evidence_parts.noise import FEWEST, gradients, signal_to_noise
+from evidence_parts.noise import FEWEST, bootstrap, gradients
+from evidence_parts.scores import Interval
 from machine import from_1, record_results, require_quiet_machine
 from paper_table import MULTIHOP, ROOT, environment, finish, job
 
@@ -27,18 +29,17 @@ def gradients_of(model: str, batches: int, groups: int, seed: int) -> dict[str, 
     return gradients(model, MULTIHOP.env_id, MULTIHOP.env_kwargs[MULTIHOP.env_id], KINDS, batches, groups, seed)
 
 
-def noise_to_signal(gram: np.ndarray, counts: np.ndarray) -> float:
-    """trace(covariance) / squared norm of the mean: one over `signal_to_noise`."""
-    return 1 / signal_to_noise(gram, counts)
+def noise_to_signal(grams: dict[str, np.ndarray], resamples: int = 2000) -> dict[str, Interval]:
+    """Of each kind of reward, and by how much it is lower with process rewards; nan where there is no signal."""
+    found = bootstrap(grams, "outcome only", resamples)
+    ratios = {kind: (1 / value, 1 / high, 1 / low) if low > 0 else (math.nan,) * 3
+              for kind, ((value, low, high), _) in found.items()}  # fmt: skip
+    return ratios | {"reduction": found["process + outcome"][1]}
 
 
-def bootstrap(grams: dict[str, np.ndarray], resamples: int = 2000) -> dict[str, tuple[float, float, float]]:
-    """Value, low, high of the ratio of each kind of reward, and of how much lower it is with process rewards."""
-    rng, n = np.random.default_rng(0), len(grams["outcome only"])
-    draws = [np.ones(n), *(np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(resamples))]
-    values = {kind: np.array([noise_to_signal(gram, counts) for counts in draws]) for kind, gram in grams.items()}
-    values["reduction"] = 1 - values["process + outcome"] / values["outcome only"]
-    return {name: (v[0], *np.percentile(v[1:], [2.5, 97.5])) for name, v in values.items()}
+def shown(found: Interval, form: str) -> str:
+    """An interval in a table."""
+    return "no signal" if math.isnan(found[0]) else "{0:{3}} [{1:{3}}, {2:{3}}]".format(*found, form)
 
 
 def main() -> None:
@@ -61,19 +62,20 @@ def main() -> None:
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
         futures = [pool.submit(gradients_of, model, args.batches, args.groups, 1) for model in models]
         names = [name for name in CHECKPOINTS if name in args.checkpoints]
-        results = {name: bootstrap(future.result()) for name, future in zip(names, futures, strict=True)}
+        results = {name: noise_to_signal(future.result()) for name, future in zip(names, futures, strict=True)}
     rows = ["| checkpoint | episodes of training | process + outcome | outcome only | lower by |"]
     rows.append("|---|---|---|---|---|")
     for name, values in results.items():
-        dense, sparse = ("{:.1f} [{:.1f}, {:.1f}]".format(*values[k]) for k in ("process + outcome", "outcome only"))
-        less = "{:.0%} [{:.0%}, {:.0%}]".format(*values["reduction"])
-        rows.append(f"| {name} | {CHECKPOINTS[name]} | {dense} | {sparse} | {less} |")
+        cells = [shown(values[kind], ".1f") for kind in ("process + outcome", "outcome only")]
+        rows.append(f"| {name} | {CHECKPOINTS[name]} | {' | '.join(cells)} | {shown(values['reduction'], '.0%')} |")
     table = "\n".join(rows)
     print(table)
     command = f"python benchmarks/gradient_noise.py --batches {args.batches} --groups {args.groups}"
     if len(results) < len(CHECKPOINTS):
         command += f" --checkpoints {' '.join(results)}"
-    record_results("gradient_noise", results, table, command, args.force)
+    facts = {name: {kind: None if math.isnan(one[0]) else one for kind, one in values.items()}
+             for name, values in results.items()}  # fmt: skip
+    record_results("gradient_noise", facts, table, command, args.force)
 
 
 if __name__ == "__main__":

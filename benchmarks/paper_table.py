@@ -51,7 +51,6 @@ EFFECTS = {  # of what: (with it, without it)
 BASELINES = {"base tool call": "agent", "naive RAG": "naive_rag"}  # modes of evaluate_llm.py, of the first policy
 
 
-
 @dataclass
 class Suite:
     """What is trained on and what it is judged by."""

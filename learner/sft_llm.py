@@ -213,9 +213,11 @@ if __name__ == "__main__":
 
     # model and tokenizer
     maker = Demonstrations(args.env_id, args.split, env_kwargs(args), None, args.seed)
-    if not args.data:
+    env: Any = None
+    if not args.data or args.rag_share or (args.model == "scratch" and not args.resume):
         with plain_errors(args.env_id):
             env = maker.make_env()
+    if not args.data:
         if type(env).demonstration is ToolEnv.demonstration:
             raise SystemExit(f"--env-id {args.env_id}: it has no demonstration to imitate; give rows as --data FILE")
         if args.teacher not in (None, *env.teachers):
@@ -224,12 +226,18 @@ if __name__ == "__main__":
         if args.teacher is None and args.expert_share < 1 and maker.only_experts:
             why = f"{args.env_id} has expert demonstrations only; give --expert-share 1"
             raise SystemExit(f"--expert-share {args.expert_share}: {why}")
-    if args.rag_share and "search" not in maker.make_env().tools:
+        first, wanted = args.first_demonstration, args.num_demonstrations
+        count, rest = maker.split_tasks(wanted, args.eval_demonstrations, first)
+        if count < 1:
+            raise SystemExit(f"--first-demonstration {first}: the split {args.split} has {env.num_tasks} tasks")
+        if count < wanted:
+            left = f"the split {args.split} has {count + rest} tasks{f' from {first} on' * (first > 0)}"
+            print(f"{left}: {count} to train on, {rest} to evaluate on")
+    if args.rag_share and "search" not in env.tools:
         raise SystemExit(f"--rag-share {args.rag_share}: {args.env_id} has no tool named search; leave it out")
     if args.model == "scratch":
         source = str(run_dir / "scratch")
         if not args.resume:
-            env = maker.make_env()
             words = env.vocabulary()
             count = min(args.tokenizer_demonstrations, env.num_tasks)
             share = 1.0 if maker.only_experts else 0.5
@@ -257,12 +265,6 @@ if __name__ == "__main__":
         heldout = read_rows(args.eval_data, vocab_size) if args.eval_data else []
     else:
         maker = replace(maker, tokenizer=tokenizer, teacher=args.teacher, only_successes=args.only_successes)
-        count, rest = maker.split_tasks(args.num_demonstrations, args.eval_demonstrations)
-        if count < args.num_demonstrations:
-            print(f"the split {args.split} has {count + rest} tasks: {count} to train on, {rest} to evaluate on")
-        first = args.first_demonstration
-        if first and first + count + rest > maker.make_env().num_tasks:
-            raise SystemExit(f"--first-demonstration {first}: fewer than {count + rest} tasks are left in {args.split}")
         rows = maker.make(first, count, args.expert_share, args.rag_share, args.num_workers)
         heldout = replace(maker, teacher=None).make(first + count, rest, 1.0, num_workers=args.num_workers)
         if not rows:

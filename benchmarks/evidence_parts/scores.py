@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-Scores = dict[str, np.ndarray]  # column -> success [seeds, tasks], 0 or 1
+Scores = dict[str, np.ndarray]  # column -> success or exact match [seeds, tasks], 0 or 1
 Interval = tuple[float, float, float]  # value, low, high: 95 %
 
 
@@ -29,7 +29,7 @@ def per_task(folder: Path, name: str = "success") -> dict[int, float]:
 def interval(
     one: Scores, other: Scores | None = None, columns: Sequence[str] = (), resamples: int = 2000
 ) -> Interval:
-    """Mean over columns (default: all) of the success, or of one's minus the other's, and its 95 % interval.
+    """Mean over columns (default: all) of the score, or of one's minus the other's, and its 95 % interval.
 
     Seeds and tasks are drawn anew; the tasks are the same for both. ValueError where one has more than the other.
     """

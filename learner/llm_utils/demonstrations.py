@@ -76,9 +76,10 @@ class Demonstrations:
             env.close()
         return False
 
-    def split_tasks(self, num_demonstrations: int, num_heldout: int) -> tuple[int, int]:
-        """Numbers of tasks to train on and to hold out: those asked for; of a smaller split nine in ten and one."""
-        num_tasks = self.make_env().num_tasks
+    def split_tasks(self, num_demonstrations: int, num_heldout: int, first: int = 0) -> tuple[int, int]:
+        """Numbers of tasks to train on and to hold out, from task `first` on: those asked for; of fewer nine in ten
+        and one."""
+        num_tasks = max(0, self.make_env().num_tasks - first)
         if num_demonstrations + num_heldout <= num_tasks:
             return num_demonstrations, num_heldout
         num_heldout = min(num_heldout, num_tasks // 10)

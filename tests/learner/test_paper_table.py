@@ -46,11 +46,14 @@ def test_an_effect_compares_the_same_tasks():
 
 def test_noise_to_signal_of_known_noise():
     rng = np.random.default_rng(0)
-    gradients = 1.0 + 2.0 * rng.normal(size=(200, 500))  # |mean|^2 = 500, trace of the covariance = 4 * 500
-    ratio = gradient_noise.noise_to_signal(gradients @ gradients.T, np.ones(200))
-    assert ratio == pytest.approx(4, rel=0.1)
-    values = gradient_noise.bootstrap({"process + outcome": gradients @ gradients.T,
-                                       "outcome only": (g := 1.0 + 4.0 * rng.normal(size=(200, 500))) @ g.T}, 200)
-    assert values["outcome only"][0] == pytest.approx(16, rel=0.1)
+    found = {kind: 1.0 + noise * rng.normal(size=(200, 500))  # |mean|^2 = 500, trace of the covariance 500 noise^2
+             for kind, noise in (("process + outcome", 2.0), ("outcome only", 4.0))}  # fmt: skip
+    values = gradient_noise.noise_to_signal({kind: g @ g.T for kind, g in found.items()}, 200)
+    assert values["process + outcome"][0] == pytest.approx(4, rel=0.1)
+    value, low, high = values["outcome only"]
+    assert value == pytest.approx(16, rel=0.1) and low < value < high
     value, low, high = values["reduction"]
     assert value == pytest.approx(0.75, abs=0.05) and low < value < high
+    silent = {kind: (g := rng.normal(size=(40, 2000))) @ g.T for kind in found}
+    values = gradient_noise.noise_to_signal(silent, 200)
+    assert {kind: gradient_noise.shown(one, ".1f") for kind, one in values.items()} == dict.fromkeys(values, "no signal")

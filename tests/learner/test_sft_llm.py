@@ -102,6 +102,7 @@ def test_a_small_split_gives_what_it_has(gsm8k):
     assert gsm8k.split_tasks(30, 10) == (30, 10)
     assert gsm8k.split_tasks(80_000, 512) == (45, 5)
     assert gsm8k.split_tasks(80_000, 0) == (50, 0)
+    assert gsm8k.split_tasks(80_000, 512, 30) == (18, 2) and gsm8k.split_tasks(5, 1, 50) == (0, 0)
 
 
 def test_an_expert_that_fails_gives_no_row(gsm8k):
@@ -120,6 +121,29 @@ def test_a_small_split_is_named(learn, gsm8k, policy_folder, capfd):
     flags = ["--model", policy_folder, "--tokenizer", "byte", "--env-id", gsm8k.env_id, "--env-kwargs", kwargs]
     learn("sft_llm", *flags, "--expert-share", "1", "--num-workers", "0", "--num-steps", "1", "--batch-size", "2")
     assert "the split train has 50 tasks: 45 to train on, 5 to evaluate on" in capfd.readouterr().out
+
+
+def test_demonstrations_from_a_later_task_on(learn, gsm8k, policy_folder, capfd):
+    kwargs = json.dumps(gsm8k.env_kwargs)
+    flags = ["--model", policy_folder, "--tokenizer", "byte", "--env-id", gsm8k.env_id, "--env-kwargs", kwargs]
+    flags += ["--expert-share", "1", "--num-workers", "0", "--num-steps", "1", "--batch-size", "2"]
+    learn("sft_llm", *flags, "--first-demonstration", "20")
+    assert "the split train has 30 tasks from 20 on: 27 to train on, 3 to evaluate on" in capfd.readouterr().out
+    with pytest.raises(SystemExit, match="--first-demonstration 50: the split train has 50 tasks"):
+        learn("sft_llm", *flags, "--first-demonstration", "50")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--env-id", "AgentR1/HotpotQA-v0", "--model", "scratch"], "--env-id AgentR1/HotpotQA-v0: "),
+        (["--env-id", "AgentR1/MultihopWorld-v0", "--env-kwargs", '{"nope": 1}', "--rag-share", "0.1"], "nope"),
+    ],
+)
+def test_an_environment_that_can_not_be_made_is_a_message_with_rows_too(learn, tmp_path, flags, message):
+    (tmp_path / "rows.jsonl").write_bytes(row())
+    with pytest.raises(SystemExit, match=message):
+        learn("sft_llm", "--data", str(tmp_path / "rows.jsonl"), *flags)
 
 
 def test_a_split_in_which_every_expert_fails_is_refused(learn, gsm8k, policy_folder):

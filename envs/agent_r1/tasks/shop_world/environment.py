@@ -70,7 +70,7 @@ class ShopWorldEnv(ToolEnv):
     v0: first version.
     """
 
-    floor = 0.66  # the cheapest of the first page: .62 of 5,000 tasks, but .77 of the 100 that are validated by default
+    floor = 1.0  # with all words as the query the search engine does the reading: see `shortcut_within_limit`
     instructions = (
         "You shop for a customer. Search, open a product of the results, choose its options, then buy it. "
         "Buying ends the visit; what you bought is judged by how well it fits."
@@ -255,6 +255,12 @@ class ShopWorldEnv(ToolEnv):
         """The same with the cheapest product of the first page."""
         page = self.shop.search(self.task.question[:MAX_QUERY_CHARS])[: self.page_size]
         yield from self._buy(sorted(page, key=lambda product: product.price)[:1])
+
+    def shortcut_within_limit(self, rng: np.random.Generator) -> Iterator[str]:
+        """The same with the first product of the first page within the limit, the last number of the question."""
+        page = self.shop.search(self.task.question[:MAX_QUERY_CHARS])[: self.page_size]
+        limit = float([math.inf, *re.findall(r"\d+(?:\.\d+)?", self.task.question)][-1])
+        yield from self._buy([product for product in page if product.price <= limit][:1])
 
     def _buy(self, chosen: Sequence[Product]) -> Iterator[str]:
         call = self.dialect.tool_call
