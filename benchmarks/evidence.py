@@ -9,14 +9,15 @@
 What a run showed stands in results/evidence_runs.jsonl from its end on and is not measured again, here or elsewhere;
 after Ctrl-C the same command goes on. Intervals are 95 %, from a bootstrap over seeds and tasks together (over batches
 of one run for noise); with three seeds they are rough, and mostly too narrow. Differences are of the same tasks.
-Writes benchmarks/results/evidence_PART.json and .md; what isn't asked for stays in them.
+Writes benchmarks/results/evidence_PART.json and .md and the part's tables and plot in docs/evidence.md; what isn't
+asked for stays in them.
 """
 
 import argparse
 import json
 import os
 
-from evidence_parts import exploration, horizons, masks, teachers
+from evidence_parts import exploration, horizons, masks, page, teachers
 from evidence_parts.runs import ROOT
 from machine import RESULTS, from_1, given_flags, record_results, require_quiet_machine
 
@@ -64,6 +65,7 @@ def main() -> None:
     print(tables)
     command = f"python benchmarks/evidence.py --part {args.part}{given_flags(parser, args, *settings)}"
     record_results(f"evidence_{args.part}", results, tables, command, args.force)
+    page.write(args.part, results)
 
 
 if __name__ == "__main__":

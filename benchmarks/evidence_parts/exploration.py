@@ -116,6 +116,8 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
             "long": long,
             "turns": float(budget),
             "at_turns": then,
+            "curves": {row: [[line["eval_turns"], line["eval_success"]] for line in group]
+                       for row, group in lines_of.items()},
             "claims": [claim.record() for claim in claims],
             "table": "\n\n".join(["\n".join(lines), claims_table(claims)]),
         }

@@ -108,6 +108,7 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         more.append(f"| {STEPS[depth]} | {'process and outcome' if dense else 'outcome alone'} | {cells} |")
     results = {
         "depths": depths,
+        "steps": {str(depth): STEPS[depth] for depth in depths},
         "noise": {
             f"{depth} {name}": {v: [ratio, None if np.isnan(less[0]) else less] for v, (ratio, less) in found.items()}
             for (depth, name), found in noise.items()

@@ -1,0 +1,97 @@
+"""Tables and plots of docs/evidence.md, from what stands in benchmarks/results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evidence_parts.runs import ROOT
+from evidence_parts.scores import Interval
+
+DOCS = ROOT / "docs"
+COLOURS = [f"C{number}" for number in range(10)]
+
+
+def write(part: str, results: Mapping[str, Any], docs: Path = DOCS) -> None:
+    """Put a part's tables between its marks in evidence.md, and its plot into images. ValueError without the marks."""
+    page = docs / "evidence.md"
+    first, last = f"<!-- {part} -->\n", f"<!-- end of {part} -->"
+    text = page.read_text()
+    if first not in text or last not in text:
+        raise ValueError(f"{page} has no lines {first.strip()} and {last}")
+    before, rest = text.split(first, 1)
+    tables = "\n\n".join(found["table"] for found in results.values())
+    image = f"images/evidence_{part}.png"
+    page.write_text(f"{before}{first}\n![{PLOTS[part].__doc__}]({image})\n\n{tables}\n\n{last}{rest.split(last, 1)[1]}")
+    draw(part, results, docs / image)
+
+
+def draw(part: str, results: Mapping[str, Any], path: Path) -> None:
+    """A part's plot as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(results), figsize=(7 * len(results), HEIGHTS[part]), squeeze=False)
+    for place, (name, found) in zip(axes[0], results.items(), strict=True):
+        PLOTS[part](place, found)
+        place.set_title(name)
+        place.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def bars(axes: Any, rows: Mapping[str, Mapping[str, Interval]], label: str) -> None:
+    """A line for each row and column: a point at the mean, a stroke for its interval."""
+    columns = list(next(iter(rows.values())))
+    for number, column in enumerate(columns):
+        for place, found in enumerate(rows.values()):
+            value, low, high = found[column]
+            y = place + 0.2 * (number - (len(columns) - 1) / 2)
+            axes.plot([low, high], [y, y], color=COLOURS[number], linewidth=1)
+            axes.plot([value], [y], ".", color=COLOURS[number], label=None if place else column)
+    axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel=label, xlim=(-0.02, 1.02))
+    axes.invert_yaxis()
+    axes.legend(frameon=False)
+
+
+def plot_success(axes: Any, found: Mapping[str, Any]) -> None:
+    """Success of every row on held-out tasks, with 95 % intervals"""
+    bars(axes, found["success"], "success, greedy, held-out tasks")
+
+
+def plot_noise(axes: Any, found: Mapping[str, Any]) -> None:
+    """How much less noise the gradient has with process rewards, by the number of steps, with 95 % intervals"""
+    places = {tuple(place.split(" ")): variants["dense"][1] for place, variants in found["noise"].items()}
+    checkpoints = list(dict.fromkeys(name for _, name in places))
+    for number, name in enumerate(checkpoints):
+        here = [(int(depth), less) for (depth, other), less in places.items() if other == name and less]
+        x = np.array([found["steps"][str(depth)] for depth, _ in here]) + 0.15 * (number - 1)
+        y = np.array([less for _, less in here]).reshape(-1, 3)
+        around = np.abs(y[:, 1:] - y[:, :1]).T
+        axes.errorbar(x, y[:, 0], around, fmt=".", color=COLOURS[number], label=name)
+    axes.axhline(0.45, color="grey", linestyle=":", linewidth=1)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set(xlabel="turns of the best way", ylabel="noise / signal below that of the outcome (share)")
+    axes.legend(frameon=False)
+
+
+def plot_curves(axes: Any, found: Mapping[str, Any]) -> None:
+    """Success on held-out tasks over the turns played in training: a thin line for each seed, a thick one their mean"""
+    for number, (row, curves) in enumerate(found["curves"].items()):
+        turns = np.linspace(0, min(at[-1] for at, _ in curves), 50)
+        each = [np.interp(turns, at, success) for at, success in curves]
+        for line in each:
+            axes.plot(turns, line, color=COLOURS[number], alpha=0.3, linewidth=0.8)
+        axes.plot(turns, np.mean(each, 0), color=COLOURS[number], linewidth=2, label=row)
+    axes.set(xlabel="turns played in training", ylabel="success, greedy, held-out tasks", ylim=(0, 1))
+    axes.legend(frameon=False)
+
+
+PLOTS = {"teachers": plot_success, "horizons": plot_noise, "exploration": plot_curves, "masks": plot_success}
+HEIGHTS = {"teachers": 10, "horizons": 5, "exploration": 5, "masks": 4}
