@@ -18,7 +18,7 @@ import json
 import os
 
 from evidence_parts import exploration, horizons, masks, page, teachers
-from evidence_parts.runs import ROOT
+from evidence_parts.runs import ROOT, recorded
 from machine import RESULTS, from_1, given_flags, record_results, require_quiet_machine
 
 PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "masks": masks}
@@ -56,15 +56,21 @@ def main() -> None:
     path = RESULTS / f"evidence_{args.part}.json"
     results = json.loads(path.read_text())["results"] if path.is_file() else {}
     settings = {name: getattr(args, name) for name in SAME if name in own}
-    for name, found in results.items():
-        if found["settings"] != settings:
-            parser.error(f"{path.name} has {name} with other settings, {found['settings']}: use them, or delete it")
-    for name, found in PARTS[args.part].measure(args, results).items():
-        results[name] = found | {"settings": settings}
-    tables = "\n\n".join(found["table"] for found in results.values())
+    for name, one in results.items():
+        if one["settings"] != settings:
+            parser.error(f"{path.name} has {name} with other settings, {one['settings']}: use them, or delete it")
+    args.used = set()
+    found = PARTS[args.part].measure(args, results)
+    used = [line for key, line in recorded().items() if key in args.used]
+    made = {"on": sorted({line["on"] for line in used}), "forced": any(line["forced"] for line in used)}
+    results |= {name: one | made | {"settings": settings} for name, one in found.items()}
+    forced = any(one["forced"] for one in results.values())
+    where = "; ".join(sorted({place for one in results.values() for place in one["on"]}))
+    words = f"Runs on {where}{', beside other work' * forced}."
+    tables = "\n\n".join([*(one["table"] for one in results.values()), words])
     print(tables)
     command = f"python benchmarks/evidence.py --part {args.part}{given_flags(parser, args, *settings)}"
-    record_results(f"evidence_{args.part}", results, tables, command, args.force)
+    record_results(f"evidence_{args.part}", results, tables, command, forced)
     page.write(args.part, results)
 
 

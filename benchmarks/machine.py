@@ -110,12 +110,30 @@ def require_quiet_machine(force: bool = False) -> None:
         print(f"warning: {message}", file=sys.stderr)
 
 
-def record_results(name: str, results: Any, table: str, command: str, forced: bool = False) -> None:
-    """Write `results/NAME.json` (with the machine and the command) and `results/NAME.md` (the table)."""
+def record_results(name: str, results: Any, table: str, command: str, forced: bool = False) -> str:
+    """Write `results/NAME.json` (with the machine and the command) and `results/NAME.md` (the table).
+
+    Where rows would be lost that were recorded, they stay, and these go to `NAME_part`. Returns the name.
+    """
     RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    if path.is_file() and _lacks(results, json.loads(path.read_text())["results"]):
+        print(f"{path.name} has rows that this command leaves out; delete it to replace it. Recorded as {name}_part")
+        name = f"{name}_part"
     record = {"command": command, "machine": describe_machine(), "forced": forced, "results": results}
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
     (RESULTS / f"{name}.md").write_text(f"`{command}` on {where(record['machine'])}:\n\n{table}\n")
+    return name
+
+
+def _lacks(new: Any, old: Any) -> bool:
+    """Whether results leave out rows of others: items of a list, or keys of the first two levels."""
+    if isinstance(new, list) and isinstance(old, list):
+        return len(new) < len(old)
+    if not (isinstance(new, dict) and isinstance(old, dict)):
+        return False
+    pairs = [(new, old), *((new[key], old[key]) for key in new.keys() & old.keys())]
+    return any(not o.keys() <= n.keys() for n, o in pairs if isinstance(n, dict) and isinstance(o, dict))
 
 
 def where(machine: dict[str, Any]) -> str:

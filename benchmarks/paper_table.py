@@ -149,12 +149,18 @@ def evaluate(
                                                        *suite.evaluate)  # fmt: skip
     folders = finish(list(jobs.values()), workers)
     em = {key: per_task(folder, "em") for key, folder in zip(jobs, folders, strict=True)}
+    common: dict[tuple[str, str], list[int]] = {}  # tasks that no fault ended, whoever played them
+    for place in places:
+        rows = [tasks for key, tasks in em.items() if key[2:] == place]
+        common[place] = sorted(set(rows[0]).intersection(*rows))
+        if left := max(map(len, rows)) - len(common[place]):
+            print(f"{' '.join(place)}: {left} tasks are left out, which a fault ended for one of the rows")
     scores: dict[str, Scores] = {}
     for label, policies in models.items():
         scores[label] = {}
         for column, (env_id, split, hops) in suite.columns.items():
             rows = [em[label, seed, env_id, split] for seed in range(1, len(policies) + 1)]
-            tasks = [task for task in rows[0] if hops is None or number_of_hops(split, task) == hops]
+            tasks = [task for task in common[env_id, split] if hops is None or number_of_hops(split, task) == hops]
             scores[label][column] = np.array([[row[task] for task in tasks] for row in rows])
     return scores
 
@@ -257,7 +263,6 @@ def main() -> None:
     scores = evaluate(suite, model, trained, args.workers, args.rows)
     table, numbers = tables(suite, scores, trained)
     print(table)
-    plot(scores, trained, ROOT / "docs" / "images" / f"{name}.png")
     command = f"python benchmarks/paper_table.py --suite {args.suite} --seeds {args.seeds} --workers {args.workers}"
     if args.suite == "wiki":
         command += " --model NAME --data DATA"
@@ -265,7 +270,9 @@ def main() -> None:
         command += " --rows " + " ".join(map(shlex.quote, args.rows))
     if args.episodes:
         command += f" --episodes {args.episodes}"
-    record_results(name, numbers, table, command + (f' --flags "{args.flags}"' if args.flags else ""), args.force)
+    command += f' --flags "{args.flags}"' if args.flags else ""
+    name = record_results(name, numbers, table, command, args.force)
+    plot(scores, trained, ROOT / "docs" / "images" / f"{name}.png")
 
 
 if __name__ == "__main__":

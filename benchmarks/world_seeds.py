@@ -102,10 +102,10 @@ def main() -> None:
         for world in args.worlds
         for learner in args.learners
     }
-    plot(curves, "success on held-out tasks (greedy)", "training episodes", ROOT / "docs/images/world_seeds.png")
     given = given_flags(parser, args, "worlds", "learners", "seeds", "workers", "episodes", "flags")
     command = f"python benchmarks/world_seeds.py{given}"
-    record_results("world_seeds", results, table, command, args.force)
+    name = record_results("world_seeds", results, table, command, args.force)
+    plot(curves, "success on held-out tasks (greedy)", "training episodes", ROOT / f"docs/images/{name}.png")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from evidence_parts.runs import Run, make, successes
-from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval
+from evidence_parts.runs import Run, make, table
+from evidence_parts.scores import Claim, cell, claims_table, environment, interval
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ PLACES = {
     }, 9),
 }  # fmt: skip
 EPISODES = 7_680
+GREEDY, SAMPLED = "greedy", "sampled"
+TEMPERATURES = {GREEDY: 0, SAMPLED: 1}
 SHOWN = "ten longer demonstrations alone"
 
 
@@ -93,26 +95,25 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         make([*shown, *(run for group in trained.values() for run in group)], args)
         models: dict[str, list[Run | str]] = {"shipped policy": [tiny(place)], SHOWN: starts[True]}
         models |= {row: [*group] for row, group in trained.items()}
-        plays = {(row, temperature): [play(place, row, seed, model, args.episodes, temperature)
-                                      for seed, model in enumerate(group, 1)]
-                 for row, group in models.items() for temperature in (0, 1)}  # fmt: skip
-        make([run for group in plays.values() for run in group], args)
-        played = {key: make(group, args) for key, group in plays.items()}
-        scores: dict[str, Scores] = {row: {"success": successes(played[row, 0])} for row in models}
-        long = {row: float(np.mean([share_of_long(line, place.calls) for line in played[row, 1]])) for row in models}
+        plays = {(row, name): [play(place, row, seed, model, args.episodes, temperature)
+                               for seed, model in enumerate(group, 1)]
+                 for row, group in models.items() for name, temperature in TEMPERATURES.items()}  # fmt: skip
+        scores = table(plays, args)
+        long = {row: float(np.mean([share_of_long(line, place.calls) for line in make(plays[row, SAMPLED], args)]))
+                for row in models}  # fmt: skip
         lines_of = {row: make(group, args) for row, group in trained.items()}
         budget = min(line["eval_turns"][-1] for group in lines_of.values() for line in group)
         then = {row: at_budget(group, budget) for row, group in lines_of.items()}
         lines = [f"| {name} | success, greedy | sampled episodes with {place.calls} calls or more | "
                  f"success after {budget:,.0f} turns, each seed |", "|---|---|---|---|"]  # fmt: skip
-        for row, found in scores.items():
+        for row in scores:
             seeds = ", ".join(f"{value:.3f}" for value in then.get(row, ()))
-            lines.append(f"| {row} | {cell(*interval(found))} | {long[row]:.3f} | {seeds} |")
+            lines.append(f"| {row} | {cell(*interval(scores[row], None, [GREEDY]))} | {long[row]:.3f} | {seeds} |")
         first, *others = place.rows
-        claims = [Claim(f"{name}: {row} above {first}", 0.0, interval(scores[row], scores[first]), args.seeds)
+        claims = [Claim(f"{name}: {row} above {first}", 0.0, interval(scores[row], scores[first], [GREEDY]), args.seeds)
                   for row in others]  # fmt: skip
         results[name] = {
-            "success": {row: interval(found) for row, found in scores.items()},
+            "success": {row: {c: interval(found, None, [c]) for c in found} for row, found in scores.items()},
             "long": long,
             "turns": float(budget),
             "at_turns": then,

@@ -57,6 +57,7 @@ def noise_of(depths: Sequence[int], args: Any) -> dict[tuple[int, str], Ratios]:
     runs = {(depth, name): grpo("noise", 1, depth, True, episodes, f"--eval-episodes 0 {args.flags}")
             for depth in depths for name, episodes in CHECKPOINTS.items()}  # fmt: skip
     keys = {place: f"{run.key} noise {args.batches}" for place, run in runs.items()}
+    args.used.update(keys.values())
     known = recorded()
     missing = {place: run for place, run in runs.items() if keys[place] not in known}
     models = dict(zip(missing, folders(list(missing.values()), args.workers), strict=True))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from evidence_parts.runs import Run, make, successes
-from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval
+from evidence_parts.runs import Run, make, table
+from evidence_parts.scores import Claim, cell, claims_table, environment, interval
 from evidence_parts.teachers import CRAFT, EPISODES, World, play
 
 WORLD = World(CRAFT, {"depth": 4}, {"in domain": ("test", {"depth": 4}), "deeper": ("depth_5", {}),
@@ -39,10 +39,8 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     plays = {(row, column): [play(WORLD, f"masks, {row}", seed, split, kwargs, run, args.episodes)
                              for seed, run in zip(numbers, trained[row], strict=True)]
              for row in ROWS for column, (split, kwargs) in WORLD.columns.items()}  # fmt: skip
-    make([run for group in (*trained.values(), *plays.values()) for run in group], args)
-    scores: dict[str, Scores] = {
-        row: {column: successes(make(plays[row, column], args)) for column in WORLD.columns} for row in ROWS
-    }
+    make([run for group in trained.values() for run in group], args)
+    scores = table(plays, args)
     lines = ["| CraftWorld, depth 4: success, greedy | " + " | ".join(WORLD.columns) + " |"]
     lines.append("|---" * (len(WORLD.columns) + 1) + "|")
     for row, found in scores.items():

@@ -13,14 +13,18 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from machine import RESULTS, describe_machine, where
 
+from agent_r1 import tiny_policy
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "learner"))
+from evidence_parts.scores import Scores  # noqa: E402
 from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 
@@ -39,9 +43,13 @@ class Run:
 
     @property
     def key(self) -> str:
-        """What it does, in a few letters; the same wherever its files lie."""
+        """What it does, and from which weights, in a few letters; the same wherever its files lie."""
         words = [flag.key if isinstance(flag, Run | Successes) else str(flag).removeprefix(f"{ROOT}/")
                  for flag in self.flags]  # fmt: skip
+        given = dict(zip(self.flags, self.flags[1:], strict=False))
+        if not isinstance(model := given.get("--model", "tiny"), Run):
+            folder = tiny_policy(str(given["--env-id"])) if model == "tiny" else str(model)
+            words.append(weights(Path(folder) / "model.safetensors"))
         return hashlib.sha256(json.dumps([self.script, self.seed, *words]).encode()).hexdigest()[:16]
 
     @property
@@ -92,6 +100,12 @@ class Successes:
         return path
 
 
+@cache
+def weights(path: Path) -> str:
+    """A file by what is in it, in a few letters."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def recorded() -> dict[str, dict[str, Any]]:
     """The lines of the record by key, the last one where there are several."""
     if not RECORD.is_file():
@@ -107,8 +121,12 @@ def record(key: str, label: str, facts: Mapping[str, Any], force: bool) -> None:
 
 
 def make(runs: Iterable[Run], args: Any) -> list[dict[str, Any]]:
-    """What is kept of each run (`keep`), in order; those without a line are run, `args.workers` at a time."""
+    """What is kept of each run (`keep`), in order; those without a line are run, `args.workers` at a time.
+
+    `args.used` gets the keys.
+    """
     runs = list(runs)
+    args.used.update(run.key for run in runs)
     lines = recorded()
     missing = [run for run in dict.fromkeys(runs) if run.key not in lines]
     for first in range(0, len(missing), AT_ONCE * args.workers):
@@ -135,9 +153,13 @@ def folders(runs: Sequence[Run], workers: int) -> list[Path]:
 
 
 def keep(folder: Path) -> dict[str, Any]:
-    """What the tables need: of an evaluation its tasks, of a training its cost and its evaluations on the way."""
+    """What the tables need: of an evaluation its tasks, of a training its cost and its evaluations on the way.
+
+    What a fault ended is no result.
+    """
     if (folder / "evaluation.json").is_file():
-        rows = [json.loads(row) for row in (folder / "trajectories.jsonl").read_text().splitlines()]
+        rows = [row for line in (folder / "trajectories.jsonl").read_text().splitlines()
+                if not (row := json.loads(line))["fault"]]  # fmt: skip
         rows.sort(key=lambda row: row["task_index"])
         calls = Counter(int(row["stats"]["tool_calls"]) for row in rows)
         return {
@@ -161,9 +183,21 @@ def keep(folder: Path) -> dict[str, Any]:
     return kept | {"eval_turns": at.tolist(), "eval_success": np.round(success, 4).tolist()}
 
 
-def successes(lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Success in evaluations of the same tasks [seeds, tasks]. SystemExit where they differ: faults left some out."""
-    if len({line["tasks_hash"] for line in lines}) > 1:
-        labels = ", ".join(line["label"] for line in lines)
-        raise SystemExit(f"these evaluations are not of the same tasks: {labels}")
-    return np.array([[float(letter) for letter in line["success"]] for line in lines])
+def table(plays: Mapping[tuple[str, str], Sequence[Run]], args: Any) -> dict[str, Scores]:
+    """Row and column -> its evaluations, one a seed, to success in them.
+
+    SystemExit where those of a column aren't of the same tasks: faults left some out.
+    """
+    make([run for group in plays.values() for run in group], args)
+    lines = {place: make(group, args) for place, group in plays.items()}
+    columns = dict.fromkeys(column for _, column in plays)
+    for column in columns:
+        there = [line for (_, other), group in lines.items() if other == column for line in group]
+        if len({line["tasks_hash"] for line in there}) > 1:
+            fewest = min(there, key=lambda line: line["tasks"])
+            raise SystemExit(f"{column}: evaluations aren't of the same tasks; {fewest['label']} has {fewest['tasks']}")
+    return {
+        row: {column: np.array([[float(letter) for letter in line["success"]] for line in lines[row, column]])
+              for column in columns if (row, column) in lines}
+        for row in dict.fromkeys(row for row, _ in plays)
+    }  # fmt: skip

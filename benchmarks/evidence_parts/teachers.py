@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evidence_parts.runs import Run, Successes, make, successes
+from evidence_parts.runs import Run, Successes, make, table
 from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval
 
 STEPS = {100: 60, 500: 120, 2000: 240, 5120: 480}  # demonstrations -> optimizer steps on 32 of them
@@ -121,7 +121,10 @@ def train(world: World, rows: Sequence[str], args: Any) -> dict[str, list[Run]]:
                for row in ROWS if row in needed and row not in (SAME_TIME, *OWN)}  # fmt: skip
     make([run for group in trained.values() for run in group], args)
     if SAME_TIME in needed:
-        one, other = (np.mean([line["seconds"] for line in make(trained[row], args)]) for row in (SAME, "GRPO"))
+        lines = {row: make(trained[row], args) for row in (SAME, "GRPO")}
+        if len({line["on"] for group in lines.values() for line in group}) > 1:
+            raise SystemExit(f"{SAME_TIME}: {SAME} and GRPO ran on different machines, so their times say nothing")
+        one, other = (np.mean([line["seconds"] for line in group]) for group in lines.values())
         steps = round(float(other / one) * STEPS[500])
         trained[SAME_TIME] = [imitate(world, SAME_TIME, seed, steps, *OF_SAME) for seed in numbers]
         make(trained[SAME_TIME], args)
@@ -170,10 +173,7 @@ def evaluate(world: World, trained: dict[str, list[Run]], args: Any) -> dict[str
                           for seed, model in enumerate(models[label], 1)]
         for label in models for column, (split, kwargs) in world.columns.items()
     }  # fmt: skip
-    make([run for group in plays.values() for run in group], args)
-    return {
-        label: {column: successes(make(plays[label, column], args)) for column in world.columns} for label in models
-    }
+    return table(plays, args)
 
 
 def claims(name: str, scores: dict[str, Scores], seeds: int) -> list[Claim]:

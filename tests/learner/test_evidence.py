@@ -58,21 +58,67 @@ def test_turns_to_half_success_are_between_two_evaluations():
 def test_a_difference_is_of_the_same_tasks():
     with pytest.raises(ValueError, match="of the same tasks"):
         scores.interval({"a": np.ones((1, 3))}, {"a": np.zeros((1, 5))})
-    lines = [{"tasks_hash": name, "label": name, "success": "01"} for name in "ab"]
-    with pytest.raises(SystemExit, match="not of the same tasks: a, b"):
-        runs.successes(lines)
 
 
 def test_a_run_is_known_by_what_it_does():
     def run(seed, *flags):
-        return runs.Run("a", "sft_llm.py", seed, flags)
+        return runs.Run("a", "sft_llm.py", seed, ("--env-id", "AgentR1/CraftWorld-v0", *flags))
 
     start = run(1, "--num-steps", 2)
-    assert start.key == runs.Run("another name", "sft_llm.py", 1, ("--num-steps", "2")).key
+    assert start.key == replace(start, label="another name", flags=(*start.flags[:-1], "2")).key
     after = run(1, "--model", start)
     assert after.needs == [start] and after.key != run(1, "--model", run(2, "--num-steps", 2)).key
     own = run(1, "--data", runs.Successes((start, after)))
     assert own.needs == [start, after] and own.key not in (start.key, after.key)
+
+
+def test_the_weights_that_a_run_begins_with_are_in_its_key(tmp_path):
+    from agent_r1 import tiny_policy
+
+    def run(*flags):
+        return runs.Run("a", "grpo_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0", *flags)).key
+
+    assert run() != run("--model", "tiny") and run("--model", "tiny") != run("--model", tiny_policy(teachers.SHOP))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    keys = set()
+    for content in (b"one", b"two"):
+        (folder / "model.safetensors").write_bytes(content)
+        runs.weights.cache_clear()
+        keys.add(run("--model", str(folder)))
+    assert len(keys) == 2
+
+
+def write_evaluation(folder, rows):
+    folder.mkdir()
+    (folder / "evaluation.json").write_text('{"seconds": 1.0}')
+    full = [{"task_index": index, "fault": fault, "stats": {"success": ok, "turns": 2, "tool_calls": 1}}
+            for index, ok, fault in rows]  # fmt: skip
+    (folder / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in full))
+    return folder
+
+
+def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
+    clean = runs.keep(write_evaluation(tmp_path / "a", [(1, True, None), (0, False, None), (2, True, None)]))
+    broken = runs.keep(write_evaluation(tmp_path / "b", [(1, True, None), (0, False, "tool"), (2, True, None)]))
+    assert clean["success"] == "011" and clean["tasks"] == 3
+    assert broken["success"] == "11" and broken["tasks"] == 2 and broken["turns"] == 4 and broken["calls"] == {"1": 2}
+    assert scores.per_task(tmp_path / "b") == {1: 1.0, 2: 1.0}
+
+    monkeypatch.setattr(runs, "RECORD", tmp_path / "runs.jsonl")
+    here = [runs.Run(name, "evaluate_llm.py", 1, ("--model", str(tmp_path / name))) for name in "abc"]
+    for folder in (tmp_path / name for name in "abc"):
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_bytes(b"")
+    for run, facts in zip(here, (clean, broken, clean), strict=True):
+        runs.record(run.key, f"{run.label}, seed 1", facts, force=True)
+    args = Namespace(used=set())
+    plays = {("one", "test"): [here[0], here[2]], ("two", "test"): [here[2]], ("two", "deeper"): [here[1]]}
+    table = runs.table(plays, args)
+    assert table["one"]["test"].tolist() == [[0, 1, 1]] * 2 and table["two"]["deeper"].tolist() == [[1, 1]]
+    assert args.used == {run.key for run in here}
+    with pytest.raises(SystemExit, match="test: evaluations aren't of the same tasks; b, seed 1 has 2"):
+        runs.table({("one", "test"): [here[0]], ("two", "test"): [here[1]]}, args)
 
 
 def test_a_flag_of_another_part_is_refused():
@@ -103,7 +149,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "RECORD", tmp_path / "evidence_runs.jsonl")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    return Namespace(seeds=1, workers=1, episodes=4, flags=RUN, force=True)
+    return Namespace(seeds=1, workers=1, episodes=4, flags=RUN, force=True, used=set())
 
 
 @pytest.mark.slow

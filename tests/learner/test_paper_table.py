@@ -56,4 +56,4 @@ def test_noise_to_signal_of_known_noise():
     assert value == pytest.approx(0.75, abs=0.05) and low < value < high
     silent = {kind: (g := rng.normal(size=(40, 2000))) @ g.T for kind in found}
     values = gradient_noise.noise_to_signal(silent, 200)
-    assert {kind: gradient_noise.shown(one, ".1f") for kind, one in values.items()} == dict.fromkeys(values, "no signal")
+    assert [gradient_noise.shown(one, ".1f") for one in values.values()] == ["no signal"] * 3
