@@ -297,3 +297,20 @@ def test_bridges_reads_the_run_that_it_started(bridges, tmp_path, monkeypatch):
     results, _ = bridges("model", "--model", str(TINY), "--ids", "MultihopWorld", "--threads", "1")
     assert results["MultihopWorld"]["found"]["turns"] >= 1
     assert results["MultihopWorld"]["command"].endswith("--model MultihopWorld-v0 --ids MultihopWorld --threads 1")
+
+
+def test_a_part_leaves_the_recorded_whole_as_it_is(tmp_path, monkeypatch):
+    import machine
+
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    whole = {"rows": {"GRPO": [1, 2], "PPO": [3]}, "more": {"a": 1}}
+    assert machine.record_results("table", whole, "| all |", "python all") == "table"
+    for part in ({"rows": {"GRPO": [5]}, "more": {"a": 1}}, {"rows": whole["rows"]}):
+        assert machine.record_results("table", part, "| a part |", "python part") == "table_part"
+        assert json.loads((tmp_path / "table.json").read_text())["results"] == whole
+        assert "| a part |" in (tmp_path / "table_part.md").read_text()
+    again = {"rows": {"GRPO": [5], "PPO": [], "RLOO": [1]}, "more": {"a": 2}}
+    assert machine.record_results("table", again, "| again |", "python all") == "table"
+    assert "| again |" in (tmp_path / "table.md").read_text()
+    assert machine.record_results("list", [1, 2], "", "") == "list"
+    assert machine.record_results("list", [3], "", "") == "list_part"

@@ -1,5 +1,6 @@
 """benchmarks/evidence.py: what a claim is worth, what is compared, and its parts in small."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from evidence_parts import exploration, horizons, masks, noise, runs, scores, teachers
+from evidence_parts import exploration, horizons, masks, noise, page, runs, scores, teachers
 
 from agent_r1 import probes
 
@@ -112,7 +113,7 @@ def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
         (folder / "model.safetensors").write_bytes(b"")
     for run, facts in zip(here, (clean, broken, clean), strict=True):
         runs.record(run.key, f"{run.label}, seed 1", facts, force=True)
-    args = Namespace(used=set())
+    args = Namespace(used=set(), workers=1)
     plays = {("one", "test"): [here[0], here[2]], ("two", "test"): [here[2]], ("two", "deeper"): [here[1]]}
     table = runs.table(plays, args)
     assert table["one"]["test"].tolist() == [[0, 1, 1]] * 2 and table["two"]["deeper"].tolist() == [[1, 1]]
@@ -139,6 +140,40 @@ def test_a_new_query_is_paid_once_and_at_most_four_times():
     assert paid == pytest.approx([0.1, 0, 0, 0.1, 0.1, 0.1, 0, 0])
     test = gym.make("exploring_world:AgentR1Exploring/MultihopWorld-v0", split="test").unwrapped
     assert test.make_task(0).question not in {env.make_task(index).question for index in range(200)}
+
+
+FOUND = {
+    "teachers": {"success": {row: {"in domain": (0.5, 0.4, 0.6), "deeper": (0.1, 0.0, 0.2)} for row in "ab"}},
+    "horizons": {"steps": {"3": 9.3}, "noise": {"3 early": {"dense": [[1, 0.5, 2], [0.2, 0.1, 0.3]]},
+                                                "3 late": {"dense": [[1, 0.5, 2], None]}}},
+    "exploration": {"curves": {row: [[[0, 90, 200], [0, 0.1, 0.4]], [[0, 80, 190], [0, 0.2, 0.5]]] for row in "ab"}},
+    "masks": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", page.PLOTS)
+def test_tables_and_plots_stand_on_the_page(part, tmp_path):
+    (tmp_path / "images").mkdir()
+    marks = [f"<!-- {name} -->\nold\n<!-- end of {name} -->\nwords\n" for name in page.PLOTS]
+    (tmp_path / "evidence.md").write_text("".join(marks))
+    for _ in range(2):
+        page.write(part, {name: FOUND[part] | {"table": f"| {name} |"} for name in ("one", "two")}, tmp_path)
+    text = (tmp_path / "evidence.md").read_text()
+    begin, end = text.index(f"<!-- {part} -->"), text.index(f"<!-- end of {part} -->")
+    assert f"images/evidence_{part}.png)\n\n| one |\n\n| two |\n" in text[begin:end]
+    assert text.count("old") == 3 and text.count("words") == 4 and text.count("| one |") == 1
+    assert (tmp_path / f"images/evidence_{part}.png").stat().st_size > 5_000
+    (tmp_path / "evidence.md").write_text("no marks")
+    with pytest.raises(ValueError, match="has no lines"):
+        page.write(part, {}, tmp_path)
+
+
+@pytest.mark.parametrize("part", page.PLOTS)
+def test_what_is_recorded_stands_on_the_page(part):
+    path = runs.RESULTS / f"evidence_{part}.json"
+    text = (page.DOCS / "evidence.md").read_text().partition(f"<!-- {part} -->")[2].partition("<!-- end")[0]
+    tables = [found["table"] for found in json.loads(path.read_text())["results"].values()] if path.is_file() else []
+    assert all(table in text for table in tables) and bool(tables) == bool(text.strip())
 
 
 @pytest.fixture
