@@ -24,12 +24,17 @@ TINY = ROOT / "envs" / "agent_r1" / "policies" / "MultihopWorld-v0"
 RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatches 1"
 SMALL = {  # script -> flags that make it small, and what it needs
     "arithmetic_seeds": (f'--seeds 1 --splits test --episodes 8 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
-    "bridges": ("--part oracle --ids BabyAI --tasks 2", ("minigrid",)),
+    "bridges --part oracle": ("--ids BabyAI --tasks 2", ("minigrid",)),
+    "bridges --part load": ("--ids BabyAI --episodes 2 --force", ("minigrid",)),
+    "bridges --part model": (f"--ids BabyAI --model {TINY} --threads 1", ("minigrid", *LEARNING)),
     "check_dialects": (f"--tokenizer {TINY} --count 10 --force", ("renderers", "transformers")),
     "dtype_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "estimators": ("--games 4 --steps 10", LEARNING),
-    "evidence --part": (
-        f'horizons --depths 1 --batches 10 --seeds 1 --workers 1 --flags "{RUN} --group-size 2" --force', LEARNING
+    "evidence --part horizons": (
+        f'--depths 1 --batches 10 --seeds 1 --workers 1 --flags "{RUN} --group-size 2" --force', LEARNING
+    ),
+    "evidence --part teachers": (
+        '--worlds CraftWorld --rows "SFT, 100 of expert" --seeds 1 --episodes 4 --workers 1 --force', LEARNING
     ),
     "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
     "fuzz_spans": ("--spans 300", ()),
@@ -72,8 +77,11 @@ SMALL = {  # script -> flags that make it small, and what it needs
 }  # fmt: skip
 RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
     "arithmetic_seeds": ["arithmetic_seeds", "arithmetic_splits"],
-    "bridges": ["bridges_oracle"],
-    "evidence --part": ["evidence_horizons"],
+    "bridges --part oracle": ["bridges_oracle"],
+    "bridges --part load": ["bridges_load"],
+    "bridges --part model": ["bridges_model"],
+    "evidence --part horizons": ["evidence_horizons"],
+    "evidence --part teachers": ["evidence_teachers"],
     "preflight --sizes": [],
     "real_data": ["real_data_baselines", "real_data_problems"],
     "sandbox_speed": [],
@@ -83,9 +91,11 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "vector_throughput --episodes": ["vector_memory"],
 }
 SLOW = {
-    "arithmetic_seeds", "dtype_seeds", "evidence --part", "gradient_noise", "kill_resume", "multihop_seeds",
-    "paper_table", "preflight", "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
+    "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part teachers", "gradient_noise",
+    "kill_resume", "multihop_seeds", "paper_table", "preflight", "real_data", "real_model", "threads", "trl_comparison",
+    "two_processes", "world_seeds",
 }  # fmt: skip
+SLOWLY = [pytest.mark.slow, pytest.mark.timeout(900)]
 DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
 
 
@@ -96,10 +106,10 @@ def documented() -> list[str]:
 
 
 def case_of(command: str) -> str:
-    """The entry of SMALL that starts this command: one with a flag of its own, or that of the script."""
+    """The entry of SMALL that starts this command: the one that has most of its first words."""
     script, *flags = shlex.split(command)
-    name = Path(script).stem
-    return next((f"{name} {flag}" for flag in flags if f"{name} {flag}" in SMALL), name)
+    words = " ".join([Path(script).stem, *flags])
+    return max((case for case in SMALL if f"{words} ".startswith(f"{case} ")), key=len, default=words)
 
 
 def test_every_documented_command_has_a_small_run():
@@ -128,6 +138,8 @@ def make_clone(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("results", "__pycache__", "runs"))
     for name in ("envs", "tools"):
         (folder / name).symlink_to(ROOT / name)
+    (folder / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "evidence.md", folder / "docs")
     return folder
 
 
@@ -174,12 +186,12 @@ def runs(request, tmp_path_factory, places):
                 name, *first = case.split()
                 words = [f"benchmarks/{name}.py", *first, *shlex.split(SMALL[case][0].format(**places))]
                 folder = make_clone(tmp_path_factory.mktemp(name))
-                found[case] = folder, pool.submit(start, folder, *words)
+                found[case] = folder, pool.submit(start, folder, *words, timeout=900 if case in SLOW else 240)
         yield found
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in SLOW)) for c in SMALL])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=SLOWLY * (c in SLOW)) for c in SMALL])
 def test_a_benchmark_runs(case, runs):
     if missing(case):
         pytest.skip(f"not installed: {', '.join(missing(case))}")

@@ -42,6 +42,7 @@ def draw(part: str, results: Mapping[str, Any], path: Path) -> None:
         place.set_title(name)
         place.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
+    path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

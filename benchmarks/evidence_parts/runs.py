@@ -116,6 +116,7 @@ def recorded() -> dict[str, dict[str, Any]]:
 def record(key: str, label: str, facts: Mapping[str, Any], force: bool) -> None:
     """Write a line."""
     line = {"key": key, "label": label, "on": where(describe_machine()), "forced": force, **facts}
+    RECORD.parent.mkdir(exist_ok=True)
     with RECORD.open("a") as file:
         file.write(json.dumps(line) + "\n")
 

@@ -153,7 +153,6 @@ FOUND = {
 
 @pytest.mark.parametrize("part", page.PLOTS)
 def test_tables_and_plots_stand_on_the_page(part, tmp_path):
-    (tmp_path / "images").mkdir()
     marks = [f"<!-- {name} -->\nold\n<!-- end of {name} -->\nwords\n" for name in page.PLOTS]
     (tmp_path / "evidence.md").write_text("".join(marks))
     for _ in range(2):
