@@ -135,6 +135,7 @@ def test_an_attack_comes_to_nothing(name, tmp_path):
     assert query("SELECT count(*) FROM people").data["rows"] == [["200"]]
 
 
+NOW = "2024-07-26 00:00:00"
 READS_THE_CLOCK = [
     "date()", "date('now')", "date('no' || 'w')", "date(x'6e4f57')", "date('now' || char(0) || 'x')", "time('NOW')",
     "datetime('now', '+0 days')", "datetime('now', 'localtime')", "datetime('now', 'utc')", "julianday('now')",
@@ -143,40 +144,89 @@ READS_THE_CLOCK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("call", READS_THE_CLOCK)
-def test_the_clock_decides_no_result(call, file):
+@pytest.fixture(params=["by_symbol", "by_connection"])
+def way(request, tmp_path, monkeypatch):
+    """The server in another time zone, with one of the ways to the clock; "no way" where a test names it."""
+    server, there = tmp_path / "server.py", str(sql.SERVER.parent)
+    ways = "" if request.param == "no way" else f"sql_clock.{request.param}"
+    server.write_text(
+        f"import sys; sys.path.insert(0, {there!r}); import sql_clock; sql_clock.WAYS = [{ways}]\n"
+        "import sql_server; sql_server.serve()"
+    )
+    monkeypatch.setattr(sql, "SERVER", server)
+    monkeypatch.setenv("TZ", "JST-9")
+    sql._end_all()
+    yield
+    sql._end_all()
+
+
+@pytest.mark.usefixtures("way")
+def test_the_clock_decides_no_result(file):
     """At any moment and in any time zone: what SQLite itself gives, of that moment in UTC."""
-    fixed = "'2024-07-26 00:00:00'"
+    fixed = f"'{NOW}'"
     there = sqlite3.connect(":memory:").execute("SELECT datetime('subsec')").fetchone()[0] is not None
-    wanted = {
+    special = {
         "date()": f"date({fixed})", "julianday()": f"julianday({fixed})", "unixepoch()": f"unixepoch({fixed})",
         "strftime('%s')": f"strftime('%s', {fixed})", "datetime('subsec')": f"{fixed} || '.000'" if there else "NULL",
         "date('no' || 'w')": f"date({fixed})", "date(x'6e4f57')": f"date({fixed})", "time('NOW')": f"time({fixed})",
         "date('now' || char(0) || 'x')": f"date({fixed})", "datetime('now', 'localtime')": fixed,
         "datetime('now', 'utc')": fixed, "current_date": f"date({fixed})", "CURRENT_TIME": f"time({fixed})",
         "current_timestamp": f"datetime({fixed})",
-    }.get(call, call.replace("'now'", fixed))  # fmt: skip
-    for database in (DATABASE, Database(file=str(file))):
-        assert query(f"SELECT {call} AS x", database).data["rows"] == query(f"SELECT {wanted} AS x").data["rows"]
-    assert same_result(DATABASE, "SELECT 1", f"SELECT {call} IS {wanted}")[0]
+    }  # fmt: skip
+    for call in READS_THE_CLOCK:
+        wanted = special.get(call, call.replace("'now'", fixed))
+        for database in (DATABASE, Database(file=str(file))):
+            assert query(f"SELECT {call} AS x", database).data["rows"] == query(f"SELECT {wanted} AS x").data["rows"]
+        assert same_result(DATABASE, "SELECT 1", f"SELECT {call} IS {wanted}")[0]
 
 
+@pytest.mark.usefixtures("way")
 def test_dates_are_what_sqlite_makes_of_them():
     calls = ["date('2024-02-29', '+1 year')", "strftime('now', 'now') IS NULL", "date(NULL)", "date('x')",
              "date(2460000.5)", "strftime()", "strftime('%W|%j', '2023-05-06')", "date('2023-01-01', 'now')",
-             "time('05:06')"]  # fmt: skip
+             "time('05:06')", "date(char(55296))", "date(CAST(x'ff' AS TEXT))", "strftime('é%Y', 1)"]  # fmt: skip
     script = SCRIPT + (
         "CREATE VIEW v AS SELECT strftime('%Y') AS y, strftime('%m', '2020-03-04') AS m, current_date AS d;"
+        "CREATE TABLE made (at DEFAULT current_timestamp, x); INSERT INTO made (x) VALUES (CAST(x'32ff' AS TEXT));"
     )
     own = sqlite3.connect(":memory:")
     for call in calls:
         (value,) = own.execute(f"SELECT {call}").fetchone()
         assert query(f"SELECT {call} AS x").data["rows"] == [["NULL" if value is None else str(value)]]
     assert query("SELECT * FROM v", Database(script=script)).data["rows"] == [["2024", "03", "2024-07-26"]]
+    assert query("SELECT at, date(x) FROM made", Database(script=script)).data["rows"] == [[NOW, "NULL"]]
+    assert same_result(Database(script=script), "SELECT date(x) FROM made", "SELECT NULL FROM made") == (True, "")
     many = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 20000) "
     assert query(f"{many} SELECT count(DISTINCT date(x)) FROM c").data["rows"] == [["20000"]]
     arguments = ", ".join(["'now'"] * 64)
     assert query(f"SELECT date({arguments})").data["rows"] == [["NULL"]]
+
+
+def test_many_dates_are_bounded_by_steps_only():
+    """Whether a query is gold or not: its dates cost what SQLite's own functions cost."""
+    dates = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 200000) SELECT"
+    years = f"{dates} max(strftime('%Y', x)) FROM c"
+    assert query(years).data["rows"] == [["-4713"]]  # as a text, the greatest
+    assert same_result(DATABASE, years, years) == (True, "no copy")
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux")
+def test_dates_leave_no_memory_taken():
+    dates = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 2000) SELECT"
+    wide = ", ".join(["printf('%0100d', x)"] * 60)
+    sql._end_all()
+    assert query(f"{dates} count(max({wide})) FROM c").ok
+    before = address_space(sql._idle[0])
+    assert query(f"{dates} count(date({wide})) FROM c").ok
+    assert address_space(sql._idle[0]) - before < 2 << 20
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("way", ["no way"], indirect=True)
+def test_where_the_clock_goes_no_date_is_told():
+    for call in READS_THE_CLOCK:
+        assert "not authorized" in query(f"SELECT {call}").content
+    assert query("SELECT count(*) FROM people").data["rows"] == [["200"]]
 
 
 @pytest.mark.parametrize("name", ["insert", "drop", "writable schema", "attach a file", "write a copy"])
@@ -281,6 +331,7 @@ def test_a_part_of_a_database_that_is_not_copied_is_made_of_views(script, tmp_pa
         assert same_result(database, gold, wrong) == (False, "another result")
 
 
+@pytest.mark.usefixtures("way")
 def test_a_view_of_the_data_may_call_no_more_than_a_query(tmp_path):
     path = tmp_path / "people.sqlite"
     with sqlite3.connect(path, isolation_level=None) as connection:
