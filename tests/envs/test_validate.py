@@ -194,7 +194,7 @@ def test_a_command_that_is_wrong(words, capsys):
         ("vending.py", "without .py: give vending:ID"),
         ("vending.py:Mine/Vending-v0", "without .py: give vending:Mine/Vending-v0"),
         ("CartPole-v1", "CartPoleEnv is no ToolEnv"),
-        ("checked_environments:Checked/Closed-v0", "Closed takes no split; let __init__ take **kwargs and hand them to"),
+        ("checked_environments:Checked/Closed-v0", "Closed takes no split; let __init__ take **kwargs and hand"),
         ("checked_environments:Checked/Rihgt-v0", "checked_environments registers Checked/"),
     ],
 )
