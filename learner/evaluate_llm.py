@@ -24,12 +24,13 @@ import tyro
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
+from agent_r1.ids import creator
 from agent_r1.naive_rag import BASELINES
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import arguments, distributed, run_files, threads
 from llm_utils.compare import bootstrap
 from llm_utils.engine import EngineDied
-from llm_utils.environments import env_kwargs, environment_spec, make_class, plain_errors
+from llm_utils.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.evaluation_files import REPORT, Episodes, load_args
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.logger import run_name
@@ -169,7 +170,7 @@ if __name__ == "__main__":
     tokenizer = tokenizer_source(args.tokenizer or ("byte" if args.api is not None else None), source, args.env_id)
     spec, kwargs = environment_spec(args.env_id), {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
     if args.mode in BASELINES:
-        make: Any = partial(ToolVectorEnv, BASELINES[args.mode](make_class(spec.id)), **spec.kwargs)
+        make: Any = partial(ToolVectorEnv, BASELINES[args.mode](creator(spec.id)), **spec.kwargs)
     else:
         make = partial(gym.make_vec, spec)
     with plain_errors(args.env_id):

@@ -72,9 +72,11 @@ class Args:
     teacher: str | None = None
     """who shows every task instead (but --rag-share's): one of the environment's teachers, such as fallible_50"""
     only_successes: bool = False
-    """leave out all demonstrations that did not end in success (the expert's are left out in any case)"""
+    """leave out all demonstrations that did not end in success, --rag-share's too (the expert's other ones are
+    left out in any case)"""
     rag_share: float = 0.0
-    """share of one-turn demonstrations in the naive RAG prompt, so that the policy has seen that baseline's prompt"""
+    """share of one-turn demonstrations in the naive RAG prompt, so that the policy has seen that baseline's prompt and
+    the form of an answer without search, right or wrong"""
     num_demonstrations: int = 80_000
     """tasks that are demonstrated before training (a split with fewer gives what it has)"""
     first_demonstration: int = 0

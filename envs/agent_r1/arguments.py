@@ -8,9 +8,12 @@ from numbers import Real
 from typing import Any
 
 
-class ArgumentError(ValueError, TypeError):
+class ArgumentError(ValueError):
     """An argument of an environment that isn't there, or is out of range: the mistake of who gave it, and no bug. An
-    environment of your own may raise it, too: the learners then say what it says, without a traceback."""
+    environment of your own may raise it, too: the learners then say what it says, without a traceback.
+
+    It is no TypeError, not even for an unknown keyword: to those `gym.make` adds all arguments, data included.
+    """
 
 
 def integer(name: str, value: Any, least: int | None = None) -> int:

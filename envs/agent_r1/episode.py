@@ -20,7 +20,8 @@ Tokens = NDArray[np.int32]
 class Task:
     """One task: what is asked, which answers are right, and what the judges need to know beyond that.
 
-    Raises TypeError where `answers` is a text: its letters would be the answers.
+    Raises TypeError where one of them is of another type, also where `answers` is a text: its letters would be the
+    answers.
     """
 
     id: str
@@ -30,9 +31,16 @@ class Task:
     instructions: str | None = None  # the system message; None: that of the environment
 
     def __post_init__(self) -> None:
-        answers: object = self.answers
-        if isinstance(answers, str):
-            raise TypeError(f"answers is a list of texts, got {answers!r}")
+        said: dict[str, object] = vars(self)
+        for name in ("id", "question"):
+            if not isinstance(said[name], str):
+                raise TypeError(f"Task: {name} is a text, got {said[name]!r:.200}")
+        if isinstance(said["answers"], str) or not isinstance(said["answers"], Sequence):
+            raise TypeError(f"Task: answers is a list of texts, got {said['answers']!r:.200}")
+        if not isinstance(said["metadata"], Mapping):
+            raise TypeError(f"Task: metadata is a dict, got {said['metadata']!r:.200}")
+        if not isinstance(said["instructions"], str | None):
+            raise TypeError(f"Task: instructions is a text or None, got {said['instructions']!r:.200}")
 
 
 @dataclass(frozen=True)

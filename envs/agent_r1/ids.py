@@ -3,47 +3,86 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import sys
+from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from agent_r1.arguments import ArgumentError
+from agent_r1.tool_env import ToolEnv
 
 
 def find_environment(env_id: str) -> EnvSpec:
     """The registration of an id. "module:id" imports the module first, also from the folder that the program was
-    started in. Raises ArgumentError where there is no such module or environment."""
+    started in. Raises ArgumentError where there is no such module or environment, and where it is no `ToolEnv` or one
+    that doesn't take what every program gives it."""
     module, _, name = env_id.rpartition(":")
     if (module or name).endswith(".py"):
-        given = (module or name).removesuffix(".py").replace(os.sep, ".")
-        raise ArgumentError(
-            f"a module is named as in import, without .py: give {given}:{name if module else 'ID'}"
-        )
+        file = Path(module or name)
+        place = "" if file.parent.resolve() == Path.cwd() else f", with {file.parent} in PYTHONPATH"
+        given = f"{file.stem}:{name if module else 'ID'}"
+        raise ArgumentError(f"a module is named as in import, without .py: give {given}{place}")
     if module and name not in gym.registry:
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
-        try:
-            found = importlib.util.find_spec(module)
-        except (ImportError, ValueError):  # of a package that isn't there; of ".name"
-            found = None
-        if found is None:
+        own = _import(module)
+        if own is None:
             raise ArgumentError(f"there is no module {module} here, nor among what is installed")
-        importlib.import_module(module)
+        if name not in gym.registry:
+            raise ArgumentError(f"there is no such environment; {_registers(module, own)}")
     if name not in gym.registry:
-        raise ArgumentError(f"there is no such environment; {_remedy(module, name)}")
+        raise ArgumentError(f"there is no such environment; {_remedy(name)}")
+    _check_maker(creator(name))
     return gym.spec(name)
 
 
-def _remedy(module: str, name: str) -> str:
-    if module:
-        own = sorted(name for name, spec in gym.registry.items() if is_of(spec, module))
-        return f"{module} registers {', '.join(own) or 'none'}"
+def creator(name: str) -> Any:
+    """What makes the environment of a registered id: its class, or a function."""
+    entry_point = gym.spec(name).entry_point
+    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+
+
+def _check_maker(maker: Any) -> None:
+    name, is_class = getattr(maker, "__name__", str(maker)), isinstance(maker, type)
+    if is_class and not issubclass(maker, ToolEnv):
+        raise ArgumentError(f"{name} is no ToolEnv, so there are no tokens to learn from")
+    takes = inspect.signature(maker).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+        return
+    for argument in ("split", "tokenizer"):
+        if argument not in takes:
+            way = "__init__ take **kwargs and hand them to super().__init__" if is_class else "it take **kwargs"
+            raise ArgumentError(f"{name} takes no {argument}; let {way}")
+
+
+def _import(module: str) -> list[str] | None:
+    """Import a module. Which ids it registers, by their class or by the import itself; None where there is none."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # of a package that isn't there; of ".name"
+        found = None
+    if found is None:
+        return None
+    before = set(gym.registry)
+    importlib.import_module(module)
+    return sorted(name for name, spec in gym.registry.items() if name not in before or is_of(spec, module))
+
+
+def _registers(module: str, own: list[str]) -> str:
+    return f"{module} registers {', '.join(own) or 'none'}"
+
+
+def _remedy(name: str) -> str:
     ours = ", ".join(sorted(name for name in gym.registry if name.startswith("AgentR1/")))
     if name.startswith("AgentR1/"):
         return f"there are {ours}"
+    if name.replace(".", "").isidentifier() and (own := _import(name)) is not None:
+        return f"{name} is a module: give {name}:ID; {_registers(name, own)}"
     return f"give the module that registers it: MODULE:{name}. Without a module there are {ours}"
 
 

@@ -111,12 +111,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if unknown:
             name, there = type(self).__name__, ", ".join(self._argument_names())
             raise ArgumentError(f"{name} got an unexpected keyword argument {next(iter(unknown))!r}; it has {there}")
-        if not isinstance(self.splits, Mapping) or not self.splits:
-            example = "{'train': 'train'}"
-            raise TypeError(f"{type(self).__name__}.splits is a dict of names, such as {example}, got {self.splits!r}")
+        self._check_class()
         if not isinstance(tools, Sequence) or not all(isinstance(tool, Tool) for tool in tools):
             remedy = "a function becomes one by Tool.from_function(function)"
-            raise TypeError(f"the tools of {type(self).__name__} are a list of Tools, got {tools!r:.200}; {remedy}")
+            raise ArgumentError(f"the tools of {type(self).__name__} are a list of Tools, got {tools!r:.200}; {remedy}")
         if not isinstance(strict, bool | None):
             raise ArgumentError(f"strict must be True, False or None, got {strict!r}")
         is_strict(strict)  # raises for what AGENT_R1_STRICT doesn't know
@@ -164,14 +162,40 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     @classmethod
     def _argument_names(cls) -> list[str]:
-        """The keyword arguments of the constructor, its own ones first."""
+        """What the constructor takes by name, its own ones first; without `tools`, which a task gives itself."""
         names: dict[str, None] = {}
         for one in cls.__mro__[: cls.__mro__.index(ToolEnv) + 1]:
             init = one.__dict__.get("__init__")
-            for parameter in inspect.signature(init).parameters.values() if init else ():
-                if parameter.kind is parameter.KEYWORD_ONLY:
+            for parameter in list(inspect.signature(init).parameters.values())[1:] if init else ():
+                by_name = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+                if by_name and (one is not ToolEnv or parameter.name != "tools"):
                     names[parameter.name] = None
         return list(names)
+
+    def _check_class(self) -> None:
+        """Raise where what the class says has a wrong type."""
+        name = type(self).__name__
+        if not isinstance(self.splits, Mapping) or not self.splits:
+            example = "{'train': 'train'}"
+            raise ArgumentError(f"{name}.splits is a dict of names, such as {example}, got {self.splits!r:.200}")
+        for member in ("instructions", "outcome_term"):
+            if not isinstance(said := getattr(self, member), str):
+                raise ArgumentError(f"{name}.{member} is a text, got {said!r:.200}")
+        if not isinstance(self.PROCESS_WEIGHTS, Mapping):
+            raise ArgumentError(f"{name}.PROCESS_WEIGHTS is a dict of numbers, got {self.PROCESS_WEIGHTS!r:.200}")
+        for term, weight in self.PROCESS_WEIGHTS.items():
+            finite(f"{name}.PROCESS_WEIGHTS[{term!r}]", weight)
+
+    def _check_built(self) -> None:
+        """Raise where the class has its own constructor and ToolEnv's was never run."""
+        if "_task" not in vars(self):
+            raise ArgumentError(f"{type(self).__name__}.__init__ must call super().__init__(tools, **kwargs)")
+
+    @property
+    def unwrapped(self) -> ToolEnv:
+        """Itself: `gym.make` asks for it first, so a constructor that forgot ToolEnv's is said there."""
+        self._check_built()
+        return self
 
     # ------------------------------------------------------------------ what a task says
 
@@ -186,6 +210,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def count_tasks(self) -> int:
         """`num_tasks`. Raises ArgumentError where the class gives no number of tasks."""
+        self._check_built()
         return integer(f"{type(self).__name__}.num_tasks", self.num_tasks, least=1)
 
     def start_episode(self, task: Task) -> None:
@@ -550,8 +575,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         what = f"{type(self).__name__}.make_task({index})"
         if not isinstance(task, Task):
             raise TypeError(f"{what} must give a Task, got {task!r:.200}")
-        if not isinstance(task.question, str):
-            raise TypeError(f"{what}: the question must be a text, got {task.question!r:.200}")
         return task
 
     def _begin_broken(self, index: int, max_turns: int, fault: str) -> None:

@@ -91,8 +91,10 @@ class Demonstrations:
         """Demonstrations of `count` tasks from `first` on. They are the same for any number of processes.
 
         A row is the expert's with probability `expert_share`, else sloppy; with probability `rag_share` it is instead a
-        one-turn answer in the prompt of naive RAG. A `teacher` shows all but these instead. Where even the expert fails
-        (a search that doesn't find the title, a context that is too short), the task gives no row.
+        one-turn answer in the prompt of naive RAG. A `teacher` shows all but these instead. Where the expert shows a
+        task and fails (a search that doesn't find the title, a context that is too short), the task gives no row. An
+        answer to naive RAG is a row right or wrong (without `only_successes`): it shows the form of an answer without
+        search.
         """
         stop = first + count
         jobs = [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(first, stop, 500)]

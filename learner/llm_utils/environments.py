@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec
 
-from agent_r1 import ArgumentError, ToolEnv
-from agent_r1.ids import find_environment
+from agent_r1 import ArgumentError
+from agent_r1.ids import creator, find_environment
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.vector import vector_spec
 
@@ -20,26 +19,18 @@ def environment_spec(env_id: str) -> EnvSpec:
     """What `gym.make_vec` takes for `--env-id`, registered with a vector environment or without.
 
     "module:id" imports the module first, also from the folder that the program was started in. SystemExit where there
-    is no such module or environment, or none of tokens.
+    is no such module or environment, none of tokens, or one that doesn't take what the learners give it.
     """
     try:
         name = find_environment(env_id).id
     except ArgumentError as error:
         raise SystemExit(f"--env-id {env_id}: {error}") from None
-    if isinstance(creator := make_class(name), type) and not issubclass(creator, ToolEnv):
-        raise SystemExit(f"--env-id {env_id}: {creator.__name__} is no ToolEnv, so there are no tokens to learn from")
     return vector_spec(name)
-
-
-def make_class(name: str) -> Any:
-    """What makes the environment: its class, or a function."""
-    entry_point = gym.spec(name).entry_point
-    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def evaluation_split(env_id: str, split: str) -> str:
     """The split to evaluate on where none is named: test, validation or dev if there is one, else `split`."""
-    splits = getattr(make_class(environment_spec(env_id).id), "splits", {})
+    splits = getattr(creator(environment_spec(env_id).id), "splits", {})
     return next((name for name in ("test", "validation", "dev") if name in splits), split)
 
 
@@ -58,7 +49,7 @@ def plain_errors(env_id: str) -> Iterator[None]:
     try:
         yield
     except (ImportError, OSError, TypeError, ValueError) as error:
-        maker = getattr(make_class(env_id.rpartition(":")[2]), "__module__", "")
+        maker = getattr(creator(env_id.rpartition(":")[2]), "__module__", "")
         said = isinstance(error, ArgumentError | DataFormatError | DataNotFoundError)
         if not said and not maker.startswith("agent_r1."):
             raise

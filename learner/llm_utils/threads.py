@@ -73,12 +73,13 @@ def use(args: Any) -> None:
     number, why = args.num_threads, "--num-threads"
     if not number and (processes > 1 or getattr(args, "deterministic", False)):
         cores = len(load.cpus) if processes > 1 else load.cores  # torchrun sets OMP_NUM_THREADS to 1
-        number, why = max(1, cores // processes), f"{cores} cores, {processes} process{'es' * (processes > 1)}"
+        number = max(1, cores // processes)
+        why = f"{cores} core{'s' * (cores > 1)}, {processes} process{'es' * (processes > 1)}"
     elif not number:
         time.sleep(0.3)
         others, _followed = load.others(), load
         number = load.threads(others)
-        why = f"{load.cores} cores{load.why}, others use {others:.1f}; it follows the load"
+        why = f"{load.cores} core{'s' * (load.cores > 1)}{load.why}, others use {others:.1f}; it follows the load"
     torch.set_num_threads(number)
     if distributed.rank() == 0:
         print(f"torch computes with {number} thread{'s' * (number > 1)} ({why})", file=sys.stderr)

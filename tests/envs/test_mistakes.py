@@ -29,13 +29,59 @@ def play(env, text):
 
 @pytest.mark.parametrize("splits", [["train"], {}, "train"])
 def test_splits(splits):
-    with pytest.raises(TypeError, match="Mine.splits is a dict of names, such as {'train': 'train'}, got"):
+    with pytest.raises(ArgumentError, match="Mine.splits is a dict of names, such as {'train': 'train'}, got"):
         like(splits=splits)()
+
+
+@pytest.mark.parametrize("member", ["instructions", "outcome_term"])
+@pytest.mark.parametrize("text", [None, ["Answer."]])
+def test_texts(member, text):
+    with pytest.raises(ArgumentError, match=f"Mine.{member} is a text, got"):
+        like(**{member: text})()
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"x": float("nan")}, r"\['x'\] must be a number, got nan"),
+        ({"x": "1"}, r"\['x'\] must be a number, got '1'"),
+        (["x"], " is a dict of numbers, got"),
+    ],
+)
+@pytest.mark.parametrize("process_reward", [True, False, {}])
+def test_process_weights(weights, message, process_reward):
+    with pytest.raises(ArgumentError, match=f"Mine.PROCESS_WEIGHTS{message}"):
+        like(PROCESS_WEIGHTS=weights)(process_reward=process_reward)
+
+
+def test_a_forgotten_constructor(monkeypatch):
+    wrong = like(__init__=lambda self: None)
+    monkeypatch.setitem(gym.registry, "Forgotten-v0", gym.envs.registration.EnvSpec("Forgotten-v0", wrong))
+    ways = [lambda: wrong().reset(seed=1), lambda: ToolVectorEnv(wrong)]
+    ways += [lambda: gym.make("Forgotten-v0"), lambda: gym.make("Forgotten-v0", disable_env_checker=True)]
+    for make in ways:
+        with pytest.raises(ArgumentError, match=r"Mine.__init__ must call super\(\).__init__\(tools, \*\*kwargs\)"):
+            make()
+
+
+@pytest.mark.parametrize("wrong", [{"max_turns": 0}, {"max_tunrs": 3}])
+def test_what_gymnasium_says_has_no_data_in_it(wrong):
+    with pytest.raises(ArgumentError) as caught:
+        gym.make("AgentR1/Rows-v0", data=[{"question": "Say yes.", "answer": "yes"}] * 1000, **wrong)
+    assert next(iter(wrong)) in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_an_unknown_argument_names_all_that_there_are():
+    def __init__(self, low=1, *, high=2, **kwargs):
+        Right.__init__(self, **kwargs)
+
+    with pytest.raises(ArgumentError, match="argument 'hihg'; it has low, high, tokenizer, dialect"):
+        like(__init__=__init__)(hihg=3)
 
 
 @pytest.mark.parametrize("tools", [[print], print, Tool.from_function(lambda: 1, name="f"), {"a": 1}])
 def test_tools(tools):
-    with pytest.raises(TypeError, match="the tools of Mine are a list of Tools, got .* by Tool.from_function"):
+    with pytest.raises(ArgumentError, match="the tools of Mine are a list of Tools, got .* by Tool.from_function"):
         like()(tools)
 
 
@@ -71,11 +117,19 @@ def test_num_tasks(count, message):
 
 @pytest.mark.parametrize(
     ("task", "message"),
-    [(None, r"make_task\(1\) must give a Task, got None"), (Task("a", 7, []), "the question must be a text, got 7")],
+    [
+        (lambda: None, r"Mine.make_task\(1\) must give a Task, got None"),
+        (lambda: Task(3, "q", []), "Task: id is a text, got 3"),
+        (lambda: Task("a", 7, []), "Task: question is a text, got 7"),
+        (lambda: Task("a", "q", None), "Task: answers is a list of texts, got None"),
+        (lambda: Task("a", "q", [], ["x"]), "Task: metadata is a dict, got"),
+        (lambda: Task("a", "q", [], None), "Task: metadata is a dict, got None"),
+        (lambda: Task("a", "q", [], {}, ["x"]), "Task: instructions is a text or None, got"),
+    ],
 )
 def test_make_task(task, message):
-    with pytest.raises(TypeError, match=f"Mine.*{message}"):
-        like(make_task=lambda self, index: task)().reset(options={"task_index": 1})
+    with pytest.raises(TypeError, match=message):
+        like(make_task=lambda self, index: task())().reset(options={"task_index": 1})
 
 
 @pytest.mark.parametrize("said", [3, ("x", {}), UserTurn(3)])

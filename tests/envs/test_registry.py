@@ -18,6 +18,7 @@ from gymnasium.utils.env_checker import check_env
 from registered import BRIDGES, ENVIRONMENTS, IDS
 
 import agent_r1
+from agent_r1 import ArgumentError
 from agent_r1_tools.python import probe
 
 POLICIES = files("agent_r1") / "policies"
@@ -239,7 +240,7 @@ def test_an_unknown_render_mode_names_those_there_are(env_id):
 
 @pytest.mark.parametrize("env_id", IDS)
 def test_a_wrong_argument_is_named(env_id):
-    with pytest.raises(TypeError, match="max_tunrs"):
+    with pytest.raises(ArgumentError, match="max_tunrs"):
         gym.make(env_id, max_tunrs=3)
 
 
@@ -261,7 +262,7 @@ def test_no_argument_does_nothing(env_id, tmp_path):
     nowhere = {"data_dir": str(tmp_path / "nowhere"), "corpus": str(tmp_path / "nowhere.jsonl")}
     for name, value in (nowhere | {"corpus": "own", "top_k": 5}).items():
         if name not in takes(env_id):
-            with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'; it has .*\bmax_turns\b"):
+            with pytest.raises(ArgumentError, match=rf"unexpected keyword argument '{name}'; it has .*\bmax_turns\b"):
                 gym.make(env_id, **{name: value})
     for name in nowhere.keys() & takes(env_id):
         with pytest.raises((FileNotFoundError, ValueError), match=rf"nowhere|{name} is what the tool search searches"):

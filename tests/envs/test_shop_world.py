@@ -393,7 +393,7 @@ def test_without_the_search_library_no_shop_is_made(monkeypatch):
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="page_size must be at least 1"):
         ShopWorldEnv(page_size=0)
-    with pytest.raises(TypeError, match="'corpus'; it has world_seed, data_dir, human_goals, page_size, split, nouns"):
+    with pytest.raises(ValueError, match="'corpus'; it has world_seed, data_dir, human_goals, page_size, split, nouns"):
         gym.make("AgentR1/ShopWorld-v0", corpus="own")
 
 

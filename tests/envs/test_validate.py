@@ -108,7 +108,7 @@ def test_one_without_tools_is_validated():
 
 def test_a_mistake_in_a_constructor_is_a_line():
     report = validate.validate(subject("WithoutSuper", 5))
-    assert "does its __init__ call super().__init__(tools, **kwargs)?" in report.failed["build"]
+    assert "WithoutSuper.__init__ must call super().__init__(tools, **kwargs)" in report.failed["build"]
 
 
 def test_calls_of_the_expert_that_fail_are_said(capsys):
@@ -193,6 +193,8 @@ def test_a_command_that_is_wrong(words, capsys):
         ("nomodule:X-v0", "no module nomodule"),
         ("vending.py", "without .py: give vending:ID"),
         ("vending.py:Mine/Vending-v0", "without .py: give vending:Mine/Vending-v0"),
+        ("CartPole-v1", "CartPoleEnv is no ToolEnv"),
+        ("checked_environments:Checked/Closed-v0", "Closed takes no split; let __init__ take **kwargs and hand"),
         ("checked_environments:Checked/Rihgt-v0", "checked_environments registers Checked/"),
     ],
 )

@@ -46,10 +46,22 @@ class UnbuiltEnv(EchoEnv):
         raise TypeError("a bug of its author, at a keyword argument")
 
 
+class ClosedEnv(EchoEnv):
+    def __init__(self, low=1):
+        super().__init__()
+
+
+def closed(split="train"):
+    return EchoEnv(split=split)
+
+
 gym.register("Mine/Echo-v0", entry_point=EchoEnv)
+gym.register("Mine/Closed-v0", entry_point=ClosedEnv)
+gym.register("Mine/ClosedMaker-v0", entry_point=closed)
 gym.register("Mine/Broken-v0", entry_point=BrokenEnv)
 gym.register("Mine/Unbuilt-v0", entry_point=UnbuiltEnv)
 """
+REGISTERS = 'import gymnasium\ngymnasium.register("Mine/Y-v0", entry_point="echo_world:EchoEnv")\n'
 SMALL = ["--tokenizer", "byte", "--num-envs", 4, "--total-episodes", 8, "--episodes-per-iteration", 8]
 SMALL += ["--eval-episodes", 3, "--num-minibatches", 1, "--num-threads", 1, "--no-cuda"]
 SMALL += ["--env-kwargs", '{"max_turns": 2, "max_action_tokens": 8}']
@@ -59,14 +71,15 @@ SMALL += ["--env-kwargs", '{"max_turns": 2, "max_action_tokens": 8}']
 def module(tmp_path, monkeypatch):
     """The module stands in the folder that a script is started in, as a user's does."""
     (tmp_path / "echo_world.py").write_text(MODULE)
+    (tmp_path / "registers.py").write_text(REGISTERS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     importlib.invalidate_caches()
     yield
-    sys.modules.pop("echo_world", None)
-    sys.modules.pop("guess", None)
-    for name in ("Mine/Echo-v0", "Mine/Broken-v0", "Mine/Unbuilt-v0", "Mine/GuessTheNumber-v0"):
-        gym.registry.pop(name, None)
+    for name in ("echo_world", "registers", "guess"):
+        sys.modules.pop(name, None)
+    for name in [name for name in gym.registry if name.startswith("Mine/")]:
+        gym.registry.pop(name)
 
 
 def test_it_is_played_by_the_vector_environment():
@@ -127,12 +140,19 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
     ("words", "message"),
     [
         (["--env-id", "nowhere:Mine/Echo-v0"], "there is no module nowhere here"),
-        (["--env-id", "echo_world:Mine/Eco-v0"], "echo_world registers Mine/Broken-v0, Mine/Echo-v0, Mine/Unbuilt-v0$"),
+        (["--env-id", "echo_world:Mine/Eco-v0"], "echo_world registers Mine/Broken-v0, .*Mine/Unbuilt-v0$"),
         (["--env-id", "Mine/Vending-v0"], "the module that registers it: MODULE:Mine/Vending-v0. .*are AgentR1/2Wiki"),
         (["--env-id", "AgentR1/Vending-v0"], "no such environment; there are AgentR1/2Wiki"),
         (["--env-id", "json:Mine/Echo-v0"], "json registers none"),
         (["--env-id", "echo_world.py:Mine/Echo-v0"], "without .py: give echo_world:Mine/Echo-v0"),
-        (["--env-id", "sub/echo_world.py"], "without .py: give sub.echo_world:ID"),
+        (["--env-id", "./echo_world.py:Mine/Echo-v0"], "without .py: give echo_world:Mine/Echo-v0$"),
+        (["--env-id", "sub/echo_world.py"], "without .py: give echo_world:ID, with sub in PYTHONPATH$"),
+        (["--env-id", "/abs/path/mine.py"], "without .py: give mine:ID, with /abs/path in PYTHONPATH$"),
+        (["--env-id", "registers:Mine/Z-v0"], "registers registers Mine/Y-v0$"),
+        (["--env-id", "registers"], "registers is a module: give registers:ID; registers registers Mine/Y-v0$"),
+        (["--env-id", "echo_world:Mine/Closed-v0"],
+         r"ClosedEnv takes no split; let __init__ take \*\*kwargs and hand them to super\(\).__init__$"),
+        (["--env-id", "echo_world:Mine/ClosedMaker-v0"], r"closed takes no tokenizer; let it take \*\*kwargs$"),
         (["--env-id", "echo_world:Mine/Echo-v0", "--split", "nope"], "EchoEnv has no split 'nope'; it has train"),
         (["--env-id", "echo_world:Mine/Unbuilt-v0", "--env-kwargs", '{"size": 10}'], ": size is at most 9"),
         *[(["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", json.dumps({name: value})], f": {message}")
@@ -143,7 +163,7 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
         (["--env-id", "CartPole-v1"], "CartPoleEnv is no ToolEnv"),
         (["--split", "tst"], "has no split 'tst'; it has train, test"),
         (["--env-kwargs", '{"max_turn": 4}'], "unexpected keyword argument 'max_turn'; it has .*max_turns"),
-        (["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", '{"x": 1}'], "'x'; it has loud, .*max_turns"),
+        (["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", '{"x": 1}'], "'x'; it has word, loud, .*max_turns"),
         (["--env-id", "AgentR1/HotpotQA-v0", "--data-dir", "nowhere"], "nowhere"),
         (["--data-dir", "nowhere"], "unexpected keyword argument 'data_dir'; it has world_seed, .*max_turns"),
     ],

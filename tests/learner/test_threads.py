@@ -57,6 +57,14 @@ def test_the_number_follows_the_load(hogs, monkeypatch):
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.parametrize(("deterministic", "why"), [(False, "1 core (OMP_NUM_THREADS=1), oth"), (True, "1 core, 1 p")])
+def test_one_core_is_one(monkeypatch, capsys, deterministic, why):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    threads.use(SimpleNamespace(num_threads=0, deterministic=deterministic))
+    assert f"({why}" in capsys.readouterr().err
+
+
 def test_a_number_that_is_given_stays(capsys):
     threads.use(SimpleNamespace(num_threads=3))
     assert torch.get_num_threads() == 3 and "torch computes with 3 threads (--num-threads)" in capsys.readouterr().err

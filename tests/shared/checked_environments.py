@@ -216,6 +216,11 @@ class TeachesTooWell(Right):
     teachers = ("expert", "fallible_25")
 
 
+class Closed(Right):
+    def __init__(self, low=1):
+        super().__init__()
+
+
 for _one in [one for one in vars().copy().values() if isinstance(one, type) and issubclass(one, ToolEnv)]:
     if _one.__module__ == __name__:
         gym.register(f"Checked/{_one.__name__}-v0", entry_point=_one)

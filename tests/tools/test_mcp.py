@@ -472,7 +472,7 @@ class Counting(ToolEnv):
     num_tasks = 4
 
     def make_task(self, index: int) -> Task:
-        return Task(f"count/{index}", "Bring the count to 3.", None)
+        return Task(f"count/{index}", "Bring the count to 3.", [])
 
     def judge_result(self, call: Any, result: ToolResult) -> dict[str, float] | End:
         return End(1.0) if result.content == "The count is 3." else {}

@@ -51,7 +51,9 @@ class BridgeEnv(ToolEnv):
     }
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
 
-    def __init__(self, schemas: Iterable[Mapping[str, Any]] = (), *, timeout: float = math.inf, **kwargs: Any) -> None:
+    def __init__(
+        self, schemas: Iterable[Mapping[str, Any]] = (), /, *, timeout: float = math.inf, **kwargs: Any
+    ) -> None:
         self._world: World | None = None
         super().__init__([self.make_tool(schema, timeout) for schema in schemas], **kwargs)
 

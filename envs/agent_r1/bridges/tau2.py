@@ -33,7 +33,7 @@ class Tau2Env(BridgeEnv):
     outcome_term: ClassVar[str] = "outcome/solved"
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test", "base": "base"}
 
-    def __init__(self, schemas: Iterable[Mapping[str, Any]], **kwargs: Any) -> None:
+    def __init__(self, schemas: Iterable[Mapping[str, Any]], /, **kwargs: Any) -> None:
         if kwargs.get("tokenizer") is None:
             kwargs.setdefault("max_context_tokens", BYTES)
         super().__init__(schemas, **kwargs)
