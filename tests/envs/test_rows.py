@@ -126,6 +126,8 @@ def test_a_score_out_of_range_is_a_bug_of_the_function():
     for said in (3, None, "0.5", float("nan")):
         with pytest.raises(ValueError, match=rf"from 0 to 1; the reward function .*lambda> gave {said!r} in row q0"):
             answer(make(reward=lambda answer, row, said=said: said), "x")
+    with pytest.raises(ValueError, match=r"lambda> gave array\(\[0, 1\]\) in row q0"):
+        answer(make(reward=lambda answer, row: np.arange(2)), "x")
 
 
 def test_a_reward_function_that_is_none_or_async_is_refused_at_once():
@@ -164,10 +166,13 @@ def test_what_the_arguments_get_wrong_is_said_before_the_rows_are_read(tmp_path)
     ("row", "message"),
     [
         (3, "expected an object, found a int"),
-        ({"answer": "a"}, "question: expected a text"),
+        ({"Question": "q", "answer": "a"}, "question: expected a text, found none; the row has Question, answer"),
+        ({}, "question: expected a text, found none; the row has no fields"),
         ({"question": " ", "answer": "a"}, "question: expected a text"),
         ({"question": "q", "answer": True}, "answer: expected a text, a number"),
         ({"question": "q", "answer": ["a", {}]}, "answer: expected a text, a number"),
+        ({"question": "q", "answer": float("nan")}, r"row 1, answer: expected .* \(a finite one\).*, found nan"),
+        ({"question": "q", "answer": ["a", float("-inf")]}, "row 1, answer: .*finite"),
         ({"question": "q"}, "answer: reward 'exact_match' needs an answer"),
         ({"question": "q", "answer": "a", "system": 1}, "system: expected a text"),
         ({"question": "q", "answer": "a", "tools": ["python"]}, "tools: expected names among none"),
@@ -185,9 +190,21 @@ def test_a_file_that_is_wrong_is_named(tmp_path):
         make(path)
     with pytest.raises(ValueError, match="give one of them"):
         gym.make(ID, data=ROWS, data_dir=str(tmp_path))
-    for empty in ([], write(tmp_path / "e.jsonl", [])):
-        with pytest.raises(DataFormatError, match="there are no rows"):
+    for empty, message in (([], "^there are no rows"), (write(tmp_path / "e.jsonl", []), "e.jsonl: there are no rows")):
+        with pytest.raises(DataFormatError, match=message):
             make(empty)
+
+
+def test_what_is_no_list_of_rows_is_said_with_the_remedy():
+    pandas = pytest.importorskip("pandas")
+    for data, message in (
+        (pandas.DataFrame(ROWS), r'found a DataFrame; give df.to_dict\("records"\)'),
+        ({"train": ROWS}, "found a dict; .* the list of one, or data_dir=FOLDER with train.jsonl and test.jsonl"),
+        (3, "data: expected a file, a folder or a list of rows, found 3"),
+    ):
+        with pytest.raises(DataFormatError, match=message):
+            make(data)
+    assert make(pandas.DataFrame(ROWS).to_dict("records")).num_tasks == 18
 
 
 def test_one_row_is_enough():
@@ -201,11 +218,20 @@ def test_an_id_names_one_row(tmp_path):
         make(path)
 
 
+def test_a_row_without_an_id_has_one_that_nobody_gave(tmp_path):
+    """Two of null were both "None", and the third was "3" beside a row that had that."""
+    ids = [None, "", "3", float("nan"), " ", None, "#6", 0, 0.5]
+    rows = [{"question": "q", "answer": "a", "id": one} for one in ids] + [{"question": "q", "answer": "a"}] * 2
+    both = [make(rows, split=split) for split in ("train", "test")]
+    found = [env.make_task(index).id for env in both for index in range(env.num_tasks)]
+    assert found == ["#1", "#2", "3", "#4", "#5", "##6", "#6", "0", "0.5", "#10", "#11"]
+
+
 def test_a_file_of_another_form_is_named_with_the_remedy(tmp_path):
     ending = "whose name ends in .jsonl has JSON lines, one that ends in .json a list"
     for name, text in (
         ("a.jsonl", json.dumps(ROWS)), ("b.jsonl", json.dumps(ROWS, indent=1)),
-        ("c.json", "\n".join(map(json.dumps, ROWS))),
+        ("c.json", "\n".join(map(json.dumps, ROWS))), ("one.txt", json.dumps(ROWS[0])),
     ):  # fmt: skip
         (tmp_path / name).write_text(text)
         with pytest.raises(DataFormatError, match=ending):
@@ -213,6 +239,8 @@ def test_a_file_of_another_form_is_named_with_the_remedy(tmp_path):
     (tmp_path / "d.csv").write_text("question,answer\nWho?,Ada\n")
     with pytest.raises(DataFormatError, match="d.csv: rows are JSON, .*pandas.read_csv"):
         make(tmp_path / "d.csv")
+    assert make(write(tmp_path / "r.jsonl", ROWS).rename(tmp_path / "R.JSONL")).num_tasks == 18
+    assert make(write(tmp_path / "r.jsonl.gz", ROWS).rename(tmp_path / "R.JSONL.GZ")).num_tasks == 18
     for name in ("e.jsonl", "e.json"):  # as Windows writes it
         path = write(tmp_path / name, ROWS)
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())

@@ -1,6 +1,7 @@
 """Tools from what people have: async functions, pydantic models, Annotated, a JSON schema; and results as JSON."""
 
 import asyncio
+import copy
 import dataclasses
 import datetime
 import functools
@@ -20,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
@@ -33,6 +35,7 @@ from agent_r1_tools.text import as_text
 from agent_r1_tools.threads import OneThread
 
 pydantic = pytest.importorskip("pydantic")
+typing_extensions = pytest.importorskip("typing_extensions")
 Field = pydantic.Field
 
 # --- async functions --------------------------------------------------------------------------------------------------
@@ -113,6 +116,32 @@ def test_a_timeout_that_no_call_keeps_is_refused(timeout: Any) -> None:
     with pytest.raises(ValueError, match=r"timeout of the tool double must be .* above 0 \(math.inf .*\), got"):
         Tool.from_function(double, timeout=timeout)
     Tool.from_function(double, timeout=1)
+
+
+@pytest.mark.parametrize("timeout", [np.float32(3), np.int64(3), Fraction(1, 2), np.float64("inf")])
+def test_a_timeout_may_be_any_real_number(timeout: Any) -> None:
+    for function in (double, lambda x: 2 * x):
+        tool = Tool.from_function(function, timeout=timeout, name="f", parameters={})
+        assert [result.data for result in (run_tool(tool, {"x": 3}), *run_batch(tool, [{"x": 4}] * 2))] == [6, 8, 8]
+    late = Tool.from_function(lambda: time.sleep(5), name="f", timeout=Fraction(1, 2))
+    assert run_tool(late, {}).content == "Error in f: no result within 0.5 seconds"
+
+
+def test_a_tool_without_a_name_is_said() -> None:
+    class Greet(Tool):
+        parameters = {"type": "object"}
+
+        def execute(self, arguments: dict[str, Any]) -> ToolResult:
+            return ToolResult("Hello.")
+
+    class Named(Greet):
+        def __init__(self) -> None:
+            self.name, self.description = "greet", "Greet."
+
+    for use in (lambda: run_tool(Greet(), {}), lambda: Greet().schema):
+        with pytest.raises(AttributeError, match="the tool Greet has no name; a Tool sets name, description and param"):
+            use()
+    assert not hasattr(Greet, "description") and run_tool(copy.deepcopy(Named()), {}).content == "Hello."
 
 
 @pytest.mark.parametrize("most", [0, -1, None, 2.5])
@@ -327,10 +356,22 @@ def test_a_schema_and_a_callable_make_a_tool() -> None:
     assert Tool.from_function(lambda: 1, name="f", parameters={}).parameters == {}
 
 
-@pytest.mark.parametrize("schema", [[], {"type": "string"}, {"properties": 5}, {"type": "object", "required": "to"}])
+WRONG = [{"a": {"type": "number"}}, {"required": ["a"]}, {"type": {"type": "string"}}]  # the wrapper is forgotten
+
+
+@pytest.mark.parametrize(
+    "schema", [[], {"type": "string"}, {"properties": 5}, {"type": "object", "required": "to"}, *WRONG]
+)
 def test_what_is_no_schema_is_refused(schema: Any) -> None:
     with pytest.raises(TypeError, match="the parameters of f are"):
         Tool.from_function(lambda **words: words, name="f", parameters=schema)
+
+
+@pytest.mark.parametrize("function", [None, 6, "double"])
+def test_what_is_no_function_is_refused(function: Any) -> None:
+    for options in ({}, {"name": "f"}, {"name": "f", "parameters": {}}):
+        with pytest.raises(TypeError, match=r"a tool is made of a function \(f, .*\), got"):
+            Tool.from_function(function, **options)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -360,6 +401,26 @@ def test_an_enum_and_a_dataclass_are_arguments() -> None:
     refused = run_tool(tool, {"color": "blue", "at": [{"x": 1}]}, strict=True)
     assert refused.data == {"error": "bad_arguments"}
     assert "'color' 'blue' is not one of ['red']" in refused.content and "'at.0' missing 'where'" in refused.content
+
+
+class Place(typing_extensions.TypedDict):
+    city: str
+    nights: typing_extensions.NotRequired[int]
+
+
+def test_a_typed_dict_is_an_argument() -> None:
+    def stay(at: Place, more: list[Place] | None = None) -> int:
+        return at.get("nights", 1) + len(more or [])
+
+    tool = Tool.from_function(stay)
+    Draft202012Validator.check_schema(tool.parameters)
+    assert run_tool(tool, {"at": {"city": "Oslo", "nights": 2.0}, "more": [{"city": "Rome"}]}).data == 3
+    assert "'at' missing 'city'" in run_tool(tool, {"at": {"nights": 2}}).content
+    with pytest.raises(TypeError, match="an Enum, a dataclass, a TypedDict or a pydantic model"):
+        Tool.from_function(hinted_otherwise)
+
+
+def hinted_otherwise(x: complex) -> None: ...
 
 
 def test_the_form_that_fits_best_says_what_is_wrong() -> None:

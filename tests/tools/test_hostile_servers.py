@@ -15,6 +15,7 @@ import tracemalloc
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -363,6 +364,68 @@ def test_who_asks_for_too_much_hears_why(port: int) -> None:
     assert len(HTTPRetriever(f"http://127.0.0.1:{port}").search(["nothing"] * 256, 100)) == 256  # in parts
     tool = SearchTool(HTTPRetriever(f"http://127.0.0.1:{port}"), 1)
     assert [result.ok for result in run_batch(tool, [{"query": "text"}] * 100)] == [True] * 100  # one by one
+
+
+def test_what_a_client_asked_for_that_has_gone_is_searched_for_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        timeout = 60.0
+        asked: list[str] = []
+
+        def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+            self.asked += queries
+            time.sleep(0.02)
+            return [[] for _ in queries]
+
+    monkeypatch.setattr(server, "SLICE_CHARS", 1)  # a query at a time
+    monkeypatch.setattr(server, "MAX_WAITING_CHARS", 150_000)  # one of these, and no more
+
+    async def leave(app: Any, method: str) -> None:
+        body = json.dumps({"queries": ["q" * 100] * 100, "topk": 10}).encode()
+        leaving = iter([{"type": "http.request", "body": body, "more_body": False}])
+        before = len(Slow.asked)
+
+        async def receive() -> dict[str, Any]:
+            for message in leaving:
+                return message
+            while len(Slow.asked) == before:
+                await asyncio.sleep(0.001)
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            assert message.get("status", 499) == 499
+
+        query = b"query=q" if method == "GET" else b""
+        path = "/search" if method == "GET" else "/retrieve"
+        await app({"type": "http", "method": method, "path": path, "query_string": query, "headers": []}, receive, send)
+
+    async def ask_all() -> None:
+        app = server.create_app(Slow())
+        async with app.router.lifespan_context(app):
+            for method in ("POST", "POST", "GET"):  # each has all the room
+                await asyncio.wait_for(leave(app, method), 20)
+        assert len(Slow.asked) < 20
+
+    asyncio.run(ask_all())
+
+
+def test_a_small_answer_has_room_beside_those_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_UNSENT_BYTES", 200_000)
+
+    async def write() -> None:
+        answers = server._Answers()
+        large = await answers.write("result", ["x" * 265_521])  # fills the room to the last byte
+        assert answers.unsent == 200_000
+        for _ in range(3):
+            assert (await answers.write("result", [["x"]])).status_code == 200
+        with pytest.raises(server.HTTPException, match="429"):
+            await answers.write("result", ["x" * 65_536])
+
+        async def send(message: object) -> None: ...
+
+        await large({}, None, send)  # type: ignore[arg-type]
+        assert answers.unsent == 0 and len((await answers.write("result", ["x" * 65_536])).body) > 65_536
+
+    asyncio.run(write())
 
 
 @pytest.mark.parametrize("path", ["/retrieve", "/search"])

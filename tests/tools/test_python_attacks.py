@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent_r1_tools.python import CallError, Limits, choose, open_sandbox, probe, process, remote
+from agent_r1_tools.python import CallError, Limits, choose, guest, open_sandbox, probe, process, remote
 
 SECRET = "the-hidden-tests-say-42-0b5c"
 MARK = f"agent-r1-attack-{os.getpid()}"
@@ -749,6 +749,40 @@ def test_a_value_of_too_many_parts_is_said(backend):
             session.call("f", [150_000])
         ran = session.run("ask([[]] * 150_000)", {"ask": asked.append})
         assert ran.status == "exception" and "brackets and commas" in ran.error and not asked
+        for code in ("0] * 262_000", "[0, 1]] * 87_000", "(0, 1)] * 65_000"):  # what docs/tools/python.md says
+            session.run(f"def g():\n    return [{code}")
+            assert session.call("g") == eval(f"[{code}")
+        session.run("def g():\n    return {n: 0 for n in range(87_000)}")
+        assert session.call("g") == dict.fromkeys(range(87_000), 0)
+
+
+@pytest.mark.parametrize("backend", choose.LOCAL)
+def test_brackets_and_commas_in_texts_are_no_parts(backend):
+    """A table of comma-separated values is one text."""
+    texts = [",".join(["ab"] * 300_000), '[{"\\' * 80_000, "\\", '\\"', '"']
+    heard = []
+    with opened(backend, replace(LIMITS, wall_seconds=20, cpu_seconds=20)).session() as session:
+        session.run(f"texts = [','.join(['ab'] * 300_000), {texts[1][:4]!r} * 80_000, *{texts[2:]!r}]")
+        session.run("def f():\n    return texts")
+        assert session.call("f") == texts
+        assert session.run("ask(texts)", {"ask": lambda value: heard.append(value)}).ok and heard == [texts]
+
+
+@pytest.mark.parametrize("lead", ['"', '"\\"",', '"\\\\",', "\\", '\\"', '"\\\\\\"",'])
+def test_what_is_no_json_is_no_way_around_the_parts(lead):
+    """As many lists as there are before the first mistake are counted."""
+    lists = "[]," * 150_000
+    for text in (f"[{lists}{lead}", f"[{lists}{lead}]", f'["{lead}{lists}', f"[{lead}{lists}0]"):
+        try:
+            guest.check_size(text)
+        except guest.NotLiteral:
+            continue
+        with pytest.raises(ValueError, match="column [0-9]{1,2} "):  # read to there, and no further
+            json.loads(text)
+    began = time.monotonic()
+    for text in ('"' * guest.MAX_MESSAGE, "\\" * guest.MAX_MESSAGE, '"\\"' * (guest.MAX_MESSAGE // 4)):
+        guest._without_texts(text + lists)
+    assert time.monotonic() - began < 5
 
 
 def test_an_answer_by_a_server_has_no_more_parts(monkeypatch):

@@ -26,6 +26,8 @@ class FunctionTool(Tool):
         description: str | None,
         parameters: dict[str, Any] | None,
     ) -> None:
+        if not callable(function):
+            raise TypeError(f"a tool is made of a function (f, and not what f(...) gives), got {function!r:.200}")
         self.function = function
         self.name = name if name is not None else getattr(function, "__name__", "")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):
@@ -61,7 +63,7 @@ def wait_for(awaitable: Any, timeout: float) -> Any:
     """What an awaitable gives or raises. One beyond its time, for which nobody waits any more, is cancelled."""
 
     async def bounded() -> Any:
-        limit = None if timeout == math.inf else timeout + 1  # `run_tool` says at `timeout` that it is late
+        limit = None if timeout == math.inf else float(timeout) + 1  # `run_tool` says at `timeout` that it is late
         return await asyncio.wait_for(awaitable, limit)
 
     coroutine: Coroutine[Any, Any, Any] = bounded()

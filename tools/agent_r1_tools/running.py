@@ -160,8 +160,8 @@ def _in_time(tool: Tool, function: Callable[[Any], Any], argument: Any, one: One
         thread, finished = start_call(f"tool-{tool.name}", work) if one is None else one.start(work)
     except RuntimeError:
         return _Failed("exception", "no thread could be started", fault=True)
-    if not finished.wait(min(tool.timeout, threading.TIMEOUT_MAX)) and thread.leave(tool, finished):
-        return _Failed("timeout", f"no result within {tool.timeout:g} seconds", fault=tool.timeout_is_fault)
+    if not finished.wait(float(min(tool.timeout, threading.TIMEOUT_MAX))) and thread.leave(tool, finished):
+        return _Failed("timeout", f"no result within {float(tool.timeout):g} seconds", fault=tool.timeout_is_fault)
     return outcomes[0]
 
 

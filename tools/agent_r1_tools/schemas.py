@@ -161,6 +161,9 @@ def check_schema(schema: Any, name: str) -> None:
 
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise TypeError(f"the parameters of {name} are a JSON schema of an object, got {schema!r}")
+    if schema and "type" not in schema and "properties" not in schema:  # unknown words check nothing
+        form = '{"type": "object", "properties": {...}, "required": [...]}'
+        raise TypeError(f"the parameters of {name} are a JSON schema of an object, {form}; got {schema!r:.200}")
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError):
@@ -226,7 +229,7 @@ def function_schema(
 def _holds_model(hint: Any) -> bool:
     """Whether a type hint names what pydantic makes: a model, a dataclass, an Enum, a TypedDict. pydantic itself is not
     needed to see that."""
-    if hasattr(hint, "__pydantic_core_schema__") or typing.is_typeddict(hint):
+    if hasattr(hint, "__pydantic_core_schema__") or hasattr(hint, "__required_keys__"):  # typing_extensions' TypedDict
         return True
     if isinstance(hint, type) and (issubclass(hint, Enum) or dataclasses.is_dataclass(hint)):
         return True
@@ -289,7 +292,8 @@ def _type_schema(hint: Any) -> dict[str, Any]:
         return {"anyOf": options}
     raise TypeError(
         f"{hint!r} has no schema here; use str, int, float, bool, list, dict, Optional, Union, Literal, Annotated, an "
-        "Enum, a dataclass or a pydantic model, or give the JSON schema: from_function(..., parameters={...})"
+        "Enum, a dataclass, a TypedDict or a pydantic model, or give the JSON schema: from_function(..., "
+        "parameters={...})"
     )
 
 

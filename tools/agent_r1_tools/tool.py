@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from agent_r1_tools.schemas import checker, json_type, kind
@@ -82,7 +82,8 @@ def check_limits(tool: Tool) -> None:
     """Raise ValueError where the bounds of a tool's calls would break every call."""
     seconds: Any = tool.timeout
     longest: Any = tool.max_result_chars
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not is_number or not seconds > 0:  # NaN isn't
         form = "a number of seconds above 0 (math.inf for a tool that never blocks)"
         raise ValueError(f"timeout of the tool {tool.name} must be {form}, got {seconds!r}")
     if isinstance(longest, bool) or not isinstance(longest, Integral) or longest < 1:
@@ -94,6 +95,21 @@ def inner(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
     return function
+
+
+class _Missing:
+    """Stands for an attribute that a subclass has to set, and says so."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, tool: Tool | None, kind: type) -> Any:
+        problem = f"the tool {kind.__name__} has no {self.name}; a Tool sets name, description and parameters"
+        raise AttributeError(problem, name=self.name, obj=tool)
+
+
+def _missing() -> Any:
+    return _Missing()
 
 
 @dataclass(frozen=True)
@@ -139,9 +155,9 @@ class Tool(ABC):
             True: the machinery hangs, a fault; for a tool that bounds by itself what its arguments can cost.
     """
 
-    name: str
-    description: str
-    parameters: dict[str, Any]
+    name: str = _missing()
+    description: str = _missing()
+    parameters: dict[str, Any] = _missing()
     timeout: float = DEFAULT_TIMEOUT
     concurrency_safe: bool = True
     max_result_chars: int = DEFAULT_MAX_RESULT_CHARS
@@ -235,8 +251,8 @@ class Tool(ABC):
         """Make a tool of a function: a typed one with a Google-style docstring, or any with a JSON schema.
 
         The schema comes from the type hints (str, int, float, bool, list, dict, Optional, Union, Literal, Any,
-        Annotated with a description and bounds; where pydantic is there its models, dataclasses and Enums), the
-        descriptions from Annotated or else the docstring, and parameters with a default are optional. Whole numbers
+        Annotated with a description and bounds; where pydantic is there its models, dataclasses, TypedDicts and Enums),
+        the descriptions from Annotated or else the docstring, and parameters with a default are optional. Whole numbers
         come as an int where the schema says integer. `parameters` takes its place; the function is then called with the
         arguments by name. An async function runs on an event loop that all of them share, in a thread of its own.
 
@@ -249,7 +265,8 @@ class Tool(ABC):
             concurrency_safe: None: True, but False for an object that is called, or a method of one: it has its state.
 
         Raises:
-            TypeError: the signature cannot be written as a JSON schema (*args, other types), or `parameters` is none.
+            TypeError: `function` can't be called, its signature cannot be written as a JSON schema (*args, other
+                types), or `parameters` is none.
             ValueError: the function has no usable name (a lambda) and none was given; `timeout` isn't above 0, or
                 `max_result_chars` below 1.
         """

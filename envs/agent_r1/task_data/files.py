@@ -34,12 +34,12 @@ def read_rows(path: Path) -> Iterator[Any]:
 
     Raises DataFormatError where the file isn't JSON. JSON lines are read one by one, a JSON list as a whole.
     """
-    if path.name.removesuffix(".gz").endswith(".jsonl"):
+    if path.name.lower().removesuffix(".gz").endswith(".jsonl"):
         yield from (row for _, row in read_lines(path))
         return
     rows = read_json(path)
     if not isinstance(rows, list):
-        raise DataFormatError(f"{path}: expected a JSON list of rows, found a {type(rows).__name__}")
+        raise DataFormatError(f"{path}: expected a JSON list of rows, found a {type(rows).__name__}; {ENDINGS}")
     yield from rows
 
 
@@ -72,12 +72,12 @@ def read_json(path: Path, expected: str = "JSON") -> Any:
 
 
 def _open(path: Path) -> Any:
-    opened: Any = gzip.open if path.suffix == ".gz" else open
+    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
     return opened(path, "rt", encoding="utf-8-sig")  # some programs begin a file with a mark of its encoding
 
 
 def _damaged(path: Path, where: str, error: Exception) -> DataFormatError:
-    return DataFormatError(f"{where}: expected {'gzipped ' if path.suffix == '.gz' else ''}UTF-8: {error}")
+    return DataFormatError(f"{where}: expected {'gzipped ' if path.suffix.lower() == '.gz' else ''}UTF-8: {error}")
 
 
 def _parse(text: str, where: str, expected: str) -> Any:

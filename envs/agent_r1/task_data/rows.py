@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ def load_rows(data: Any, data_dir: Any, split: str, tools: tuple[str, ...]) -> t
     if where is None:
         raise DataNotFoundError(f"there are no rows. {WAYS}")
     if not isinstance(where, str | os.PathLike):
+        _check_list(where)
         return _part(_read_all(where, "", tools), split)
     path = Path(where)
     if path.is_file():
@@ -65,18 +68,31 @@ def _file(path: Path, mtime_ns: int, size: int, tools: tuple[str, ...]) -> tuple
     return _read_all(read_rows(path), f"{path}, ", tools)
 
 
+def _check_list(data: Any) -> None:
+    """DataFormatError with the remedy where this is no list of rows."""
+    found = f"{data!r:.100}"
+    if type(data).__name__ == "DataFrame":
+        found = 'a DataFrame; give df.to_dict("records")'
+    elif isinstance(data, Mapping):
+        found = "a dict; of rows by split give the list of one, or data_dir=FOLDER with train.jsonl and test.jsonl"
+    elif isinstance(data, Iterable) and not isinstance(data, bytes):
+        return
+    raise DataFormatError(f"data: expected a file, a folder or a list of rows, found {found}")
+
+
 def _read_all(rows: Iterable[Any], file: str, tools: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
     """Rows as the environment keeps them. DataFormatError where there are none, or two have the same id."""
-    read: dict[str, dict[str, Any]] = {}
-    for number, fields in enumerate(rows, 1):
-        row = _read(fields, f"{file}row {number}", tools)
-        if row["id"] in read:
-            before = list(read).index(row["id"]) + 1
+    read = [_read(fields, f"{file}row {number}", tools) for number, fields in enumerate(rows, 1)]
+    given: dict[str, int] = {}
+    for number, row in enumerate(read, 1):
+        if row["id"] is not None and (before := given.setdefault(row["id"], number)) != number:
             raise DataFormatError(f"{file}row {number}, id: {row['id']!r} is that of row {before}; give each its own")
-        read[row["id"]] = row
     if not read:
-        raise DataFormatError(f"{file}there are no rows")
-    return tuple(read.values())
+        raise DataFormatError(f"{file[:-2]}{': ' if file else ''}there are no rows")
+    for number, row in enumerate(read, 1):
+        if row["id"] is None:  # "#3", or with more of # where a row has that already
+            row["id"] = next(name for marks in count(1) if (name := "#" * marks + str(number)) not in given)
+    return tuple(read)
 
 
 def _read(row: Any, where: str, tools: tuple[str, ...]) -> dict[str, Any]:
@@ -85,14 +101,16 @@ def _read(row: Any, where: str, tools: tuple[str, ...]) -> dict[str, Any]:
         raise DataFormatError(f"{where}: expected an object, found a {type(row).__name__}")
 
     def wrong(field: str, expected: str) -> DataFormatError:
-        return DataFormatError(f"{where}, {field}: expected {expected}, found {row.get(field)!r:.100}")
+        others = ", ".join(map(str, row))
+        said = f"none; the row has {others or 'no fields':.200}" if field not in row else f"{row[field]!r:.100}"
+        return DataFormatError(f"{where}, {field}: expected {expected}, found {said}")
 
     question, answer, system = row.get("question"), row.get("answer"), row.get("system")
     if not isinstance(question, str) or not question.strip():
         raise wrong("question", "a text")
     answers = answer if isinstance(answer, list) else [] if answer is None else [answer]
-    if not all(type(one) in (str, int, float) and str(one).strip() for one in answers):
-        raise wrong("answer", "a text, a number, or a list of them")
+    if not all(type(one) in (str, int, float) and str(one).strip() and not _is_nan(one) for one in answers):
+        raise wrong("answer", "a text, a number (a finite one), or a list of them")
     if system is not None and not isinstance(system, str):
         raise wrong("system", "a text")
     names = row.get("tools", list(tools))
@@ -103,11 +121,17 @@ def _read(row: Any, where: str, tools: tuple[str, ...]) -> dict[str, Any]:
         json.dumps(rest, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise DataFormatError(f"{where}: expected JSON values, found others ({error})") from None
+    given = row.get("id")  # a missing one of a table is None, "" or NaN
     return {
-        "id": str(row.get("id", where.rpartition("row ")[2])),
+        "id": None if given is None or _is_nan(given) or not str(given).strip() else str(given),
         "question": question,
         "answers": tuple(str(one) for one in answers),
         "system": system,
         "tools": tuple(names),
         "rest": rest,
     }
+
+
+def _is_nan(value: Any) -> bool:
+    """Whether this is NaN or infinite: a number that is missing."""
+    return isinstance(value, float) and not math.isfinite(value)

@@ -195,7 +195,7 @@ def _score(reward: Reward, answer: str, row: Mapping[str, Any]) -> float:
     try:
         if 0 <= said <= 1:
             return float(said)
-    except TypeError:  # a text, None
+    except (TypeError, ValueError, RuntimeError):  # a text, None; an array, a tensor
         pass
     raise ValueError(
         f"a score is a number from 0 to 1; the reward function {_name(reward)} gave {said!r:.100} in row {row['id']}"

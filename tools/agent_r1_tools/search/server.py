@@ -6,7 +6,8 @@ It answers POST /retrieve (Search-R1's protocol), GET and POST /search (Agent-R1
 within a few milliseconds of each other go to the retriever together, the queries of large requests in slices, so that
 nobody waits long for others. A request that is too large or malformed gets status 422, and so does one that the
 retriever refuses; one for which there is no room gets 429, one whose body doesn't come 408. A client that doesn't take
-its answer is dropped. There is no authentication: let it listen on an address that only the training machines reach.
+its answer is dropped, and for one that went away nothing is searched any more. There is no authentication: let it
+listen on an address that only the training machines reach.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -46,9 +47,9 @@ MAX_WAITING_CHARS = 16 * 1024 * 1024
 HIT_CHARS = 100
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-"""Of all answers that have been written and not been taken."""
+"""Of all answers that have been written and not been taken, beyond the first `PIECE_BYTES` of each."""
 PIECE_BYTES = 65_536
-"""What is handed over of an answer at a time."""
+"""What is handed over of an answer at a time. One that is no larger always has room."""
 BODY_SECONDS = 30.0
 """How long a body may take to come."""
 HEADER_SECONDS = 10.0
@@ -121,6 +122,9 @@ class Batcher:
             return await request.answer
         finally:
             self._chars -= chars
+            if request.asked < len(queries):  # it failed, or its client went away: its texts take no room for longer
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(request)
 
     async def run(self) -> None:
         """Answer forever."""
@@ -221,21 +225,22 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
     @app.post("/retrieve")
     async def retrieve(request: Request) -> Response:
         body = await bodies.read(request, RetrieveRequest)
-        found = await batcher.search(body.queries, body.topk or default_top_k)
+        found = await _unless_gone(request, batcher.search(body.queries, body.topk or default_top_k))
         scored = body.return_scores
         return await answers.write("result", (_retrieved(hits, scored) for hits in found))
 
     @app.post("/search")
     async def search(request: Request) -> Response:
         body = await bodies.read(request, SearchRequest)
-        return await search_all(body.queries, body.top_k)
+        return await search_all(request, body.queries, body.top_k)
 
     @app.get("/search")
-    async def search_one(query: Query, top_k: TopK = 10) -> Response:
-        return await search_all([query], top_k)
+    async def search_one(request: Request, query: Query, top_k: TopK = 10) -> Response:
+        return await search_all(request, [query], top_k)
 
-    async def search_all(queries: list[str], top_k: int) -> Response:
-        found = zip(queries, await batcher.search(queries, top_k), strict=True)
+    async def search_all(request: Request, queries: list[str], top_k: int) -> Response:
+        hits = await _unless_gone(request, batcher.search(queries, top_k))
+        found = zip(queries, hits, strict=True)
         return await answers.write("query_results", ({"query": q, "results": _retrieved(hits)} for q, hits in found))
 
     @app.get("/health")
@@ -243,6 +248,24 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
         return {"status": "healthy", "retriever": type(retriever).__name__}
 
     return app
+
+
+async def _unless_gone(request: Request, search: Coroutine[Any, Any, list[list[Hit]]]) -> list[list[Hit]]:
+    """What a search finds; where the client goes away before, the search is cancelled."""
+
+    async def wait_until_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    searching, leaving = asyncio.create_task(search), asyncio.create_task(wait_until_gone())
+    try:
+        await asyncio.wait((searching, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if searching.done():
+            return searching.result()
+        raise HTTPException(499, "the client has gone")  # which nobody hears
+    finally:
+        searching.cancel()
+        leaving.cancel()
 
 
 class _Bodies:
@@ -275,8 +298,8 @@ class _Bodies:
 
 
 class _Answers:
-    """Writes answers, one at a time and in another thread: none larger than `MAX_ANSWER_BYTES`, all that haven't been
-    taken together no larger than `MAX_UNSENT_BYTES`."""
+    """Writes answers, one at a time and in another thread: none larger than `MAX_ANSWER_BYTES`, and all that haven't
+    been taken, but for the first `PIECE_BYTES` of each, together no larger than `MAX_UNSENT_BYTES`."""
 
     def __init__(self) -> None:
         self.unsent = 0  # bytes
@@ -286,10 +309,11 @@ class _Answers:
         """The JSON object whose one field has these parts."""
         async with self._turn:
             body = await asyncio.to_thread(_json, name, parts)
-            if self.unsent + len(body) > MAX_UNSENT_BYTES:
+            excess = max(0, len(body) - PIECE_BYTES)
+            if excess and self.unsent + excess > MAX_UNSENT_BYTES:
                 raise HTTPException(429, "too many answers have not been taken")
-            self.unsent += len(body)
-            return _Answer(body, self)
+            self.unsent += excess
+            return _Answer(body, self, excess)
 
 
 class _Answer(Response):
@@ -297,9 +321,9 @@ class _Answer(Response):
 
     media_type = "application/json"
 
-    def __init__(self, body: bytearray, answers: _Answers) -> None:
+    def __init__(self, body: bytearray, answers: _Answers, excess: int) -> None:
         super().__init__(memoryview(body))
-        self._answers = answers
+        self._answers, self._excess = answers, excess
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         size = len(self.body)
@@ -310,7 +334,7 @@ class _Answer(Response):
                 await send({"type": "http.response.body", "body": bytes(self.body[start:end]), "more_body": end < size})
                 await asyncio.sleep(0)  # others have their turn
         finally:
-            self._answers.unsent -= size
+            self._answers.unsent -= self._excess
 
 
 def _json(name: str, parts: Iterable[Any]) -> bytearray:
