@@ -119,7 +119,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise TypeError(f"the tools of {type(self).__name__} are a list of Tools, got {tools!r:.200}; {remedy}")
         if not isinstance(strict, bool | None):
             raise ArgumentError(f"strict must be True, False or None, got {strict!r}")
-        is_strict(strict)  # raises for what AGENT_R1_STRICT doesn't know
+        try:
+            is_strict(strict)
+        except ValueError as error:  # AGENT_R1_STRICT says what nobody knows
+            raise ArgumentError(str(error)) from None
         if split not in self.splits:
             raise ArgumentError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:

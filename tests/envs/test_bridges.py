@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Text
 
-from agent_r1 import ToolFault, ToolResult
+from agent_r1 import ArgumentError, ToolFault, ToolResult
 from agent_r1.bridges import BridgeEnv, GymToolEnv
 from agent_r1.bridges.bridge import MOST_BREAKS, digest
 from agent_r1.vector import ToolVectorEnv
@@ -283,7 +283,7 @@ def test_a_score_is_from_0_to_1(lock, command, reward):
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(wrong, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ArgumentError, match=said):
         GymToolEnv(**{"make_env": Lock, **wrong})
 
 

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_r1 import ArgumentError
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.task_data.sql import _is_ordered
 from agent_r1.tasks.sql_tasks import KINDS, SPLITS, THEMES, UNSEEN_THEMES, generate_task
@@ -255,9 +256,9 @@ def test_a_database_that_is_none_is_named(tmp_path):
 def test_missing_files_and_splits_are_named(tmp_path):
     with pytest.raises(DataNotFoundError, match="has no dev.json"):
         SQLWorldEnv(data_dir=tmp_path, split="dev")
-    with pytest.raises(ValueError, match="no split 'dev' without data_dir; it has train, test"):
+    with pytest.raises(ArgumentError, match="no split 'dev' without data_dir; it has train, test"):
         SQLWorldEnv(split="dev")
-    with pytest.raises(ValueError, match="no split 'more_tables' with data_dir; it has train, dev, test"):
+    with pytest.raises(ArgumentError, match="no split 'more_tables' with data_dir; it has train, dev, test"):
         SQLWorldEnv(data_dir=tmp_path, split="more_tables")
 
 

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_r1 import ArgumentError
 from agent_r1.task_data import DataFormatError, DataNotFoundError, harbor
 from agent_r1.task_data.harbor import load_tasks, read_task, write_task
 from agent_r1.tasks import terminal
@@ -143,7 +144,7 @@ def test_process_terms_cannot_be_farmed(say):
 
 
 def test_limits_are_limits():
-    with pytest.raises(ValueError, match="limits are agent_r1_tools.python.Limits, .* got 5"):
+    with pytest.raises(ArgumentError, match="limits are agent_r1_tools.python.Limits, .* got 5"):
         TerminalEnv(limits=5)
 
 

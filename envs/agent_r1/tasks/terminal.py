@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import integer
+from agent_r1.arguments import ArgumentError, integer
 from agent_r1.dialects import Call
 from agent_r1.task_data.harbor import TerminalTask, load_tasks
 from agent_r1.tasks import terminal_tasks
@@ -79,7 +79,7 @@ class TerminalEnv(ToolEnv):
         from agent_r1_tools.shell import LIMITS, ShellTool
 
         if not isinstance(limits, Limits | None):
-            raise ValueError(f"limits are agent_r1_tools.python.Limits, which is for Python alone; got {limits!r}")
+            raise ArgumentError(f"limits are agent_r1_tools.python.Limits, which is for Python alone; got {limits!r}")
         self.limits = limits or LIMITS
         submit = Tool.from_function(self._submit, name="submit", timeout=SUBMIT_SECONDS, timeout_is_fault=True)
         super().__init__([ShellTool(), submit], max_turns=max_turns, **kwargs)
