@@ -2,12 +2,12 @@
 
 A process of its own, because SQLite can't bound its memory by connection, and some of its functions run long without
 asking whether they may go on. What a query may use: `CPU_SECONDS` and `MEMORY` end the process; before that, `STEPS` of
-SQLite's machine end the query, always at the same place. Started by its path; imports nothing of this package.
+SQLite's machine end the query, always at the same place. Started by its path; imports nothing of this package but
+`sql_clock.py` beside it.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -17,10 +17,16 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from agent_r1_tools.sql_clock import stop_clock
+else:  # by its bare name: there is no package where only the path is known
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from sql_clock import stop_clock
 
 CPU_SECONDS = 1.0
 """Of processor time, for a query: a backstop for what `STEPS` can't see. A gold query may use ten times as much, and an
@@ -60,8 +66,8 @@ LIMITS = {
 }
 ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 """What a query may do, besides calling a function of this list; all else is refused when it is prepared. The list has
-no random numbers, and no clock that goes (see `CLOCKS`), so that a query has one result; and nothing that reaches files
-or the library itself."""
+no random numbers, and no clock that goes (see `sql_clock.py`), so that a query has one result; and nothing that reaches
+files or the library itself."""
 FUNCTIONS = frozenset(
     """abs char coalesce concat concat_ws format glob hex ifnull iif if instr length like likelihood likely unlikely
     lower ltrim max min nullif octet_length printf quote replace round rtrim sign substr substring trim typeof unhex
@@ -72,14 +78,6 @@ FUNCTIONS = frozenset(
     json_array_length json_error_position json_extract json_insert json_object json_patch json_quote json_remove
     json_replace json_set json_type json_valid json_group_array json_group_object -> ->>""".split()
 )
-
-NOW = "2024-07-26 00:00:00"
-"""What the clock says, always: else the same query would give something else tomorrow."""
-CLOCKS = {
-    "date": -1, "time": -1, "datetime": -1, "julianday": -1, "unixepoch": -1, "strftime": -1, "timediff": 2,
-    "current_date": 0, "current_time": 0, "current_timestamp": 0,
-}  # fmt: skip
-"""SQLite's functions that read the clock, and how many arguments they take (-1: any number)."""
 
 Rows = list[tuple[Any, ...]]
 _open: dict[str, sqlite3.Connection] = {}
@@ -131,8 +129,8 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
     connection.execute("PRAGMA temp_store=MEMORY")
     if mutant is not None:
         _lessen(connection, mutant, in_file)
-    _stop_clock(connection)
-    # Trusted: views may call the functions of _stop_clock. What is authorized is so in views, too.
+    stop_clock(connection, LIMITS[sqlite3.SQLITE_LIMIT_FUNCTION_ARG])
+    # Trusted: views may call the functions of stop_clock. What is authorized is so in views, too.
     for pragma in ("query_only=ON", "trusted_schema=ON"):
         connection.execute(f"PRAGMA {pragma}")
     for limit, value in LIMITS.items():
@@ -146,52 +144,6 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
             del _golds[gold]
         oldest.close()
     return connection
-
-
-def _stop_clock(connection: sqlite3.Connection) -> None:
-    """Put functions in the place of SQLite's own for which it is always `NOW`."""
-    there = {name for (name,) in _aside().execute("SELECT name FROM pragma_function_list")}
-    for name, count in CLOCKS.items():
-        if name in there:
-            connection.create_function(name, count, _at_now(name), deterministic=True)
-
-
-@functools.cache
-def _aside() -> sqlite3.Connection:
-    """A connection that has SQLite's own functions."""
-    return sqlite3.connect(":memory:")
-
-
-@functools.cache
-def _at_now(name: str) -> Callable[..., Any]:
-    """The function that gives what SQLite's gives at that moment."""
-    execute, place = _aside().execute, int(name == "strftime")  # of the time, among the arguments
-    at_now = {"current_date": "date", "current_time": "time", "current_timestamp": "datetime"}.get(name, name)
-    most = LIMITS[sqlite3.SQLITE_LIMIT_FUNCTION_ARG] + 2
-    calls = [f"SELECT {at_now}({', '.join('?' * count)})" for count in range(most)]
-
-    def compute(*arguments: Any) -> Any:
-        given = list(arguments) if len(arguments) != place else [*arguments, NOW]
-        for index, one in enumerate(given):
-            if index < place or not isinstance(one, str | bytes):
-                continue
-            # A blob counts as its text, and a text ends at a zero.
-            word = (one if isinstance(one, str) else one.decode("latin-1")).partition("\0")[0].lower()
-            if word == "now":
-                given[index] = NOW
-            elif word in ("subsec", "subsecond") and index == place:
-                given[index : index + 1] = [NOW, word]
-        return execute(calls[len(given)], given).fetchone()[0]
-
-    kept = functools.lru_cache(4096, typed=True)(compute)  # many rows have few days
-
-    def function(*arguments: Any) -> Any:
-        for one in arguments:
-            if isinstance(one, str | bytes) and len(one) > 100:
-                return compute(*arguments)
-        return kept(*arguments)
-
-    return function
 
 
 def _lessen(connection: sqlite3.Connection, mutant: int, in_file: bool) -> None:
