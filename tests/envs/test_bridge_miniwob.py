@@ -309,6 +309,25 @@ def test_no_page_pays_what_miniwob_does_not(reward):
     assert not browser.alive()
 
 
+def test_a_page_that_does_not_load_is_a_fault_and_a_bug_of_ours_is_not(monkeypatch):
+    from miniwob.selenium_instance import SeleniumInstance
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SeleniumInstance, "RESET_BLOCK_MAX_ATTEMPT", 0)
+        with pytest.raises(ToolFault, match="the page didn't load: .*does not load properly"):
+            Page("click-test", 1, "train")
+
+    def bug(self):
+        raise RuntimeError("a bug")
+
+    page = Page("click-test", 1, "train")
+    browser = page.loan.held
+    monkeypatch.setattr(miniwob_page.Browser, "result", bug)
+    with pytest.raises(RuntimeError, match="a bug"):
+        page.act("press", {"key": "Tab"})
+    assert not browser.alive()  # nobody knows what became of it
+
+
 def test_a_browser_that_does_not_start_is_a_fault(monkeypatch):
     BROWSERS.clear()
     chromium, driver = miniwob_page.find_chromium()
