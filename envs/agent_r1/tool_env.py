@@ -475,7 +475,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if episode.fault is not None:  # it never began: there is nothing to hand to the tools
             self._episode, self._task = episode, Task(state["task_id"], "", [])
             return
-        task = self._make_task(episode.task_index) if episode.task_index < self.num_tasks else None
+        task = self._make_task(episode.task_index) if episode.task_index < self.count_tasks() else None
         if task is None or task.id != state["task_id"]:
             raise ValueError(
                 f"the snapshot is of task {state['task_id']!r}, but task {episode.task_index} is "

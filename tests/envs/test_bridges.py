@@ -228,6 +228,15 @@ def test_a_game_that_breaks_again_and_again_is_not_played_for_ever(lock):
     assert info["tool_calls"][0]["ok"]
 
 
+def test_a_call_of_a_game_has_no_arguments_but_the_command(lock):
+    env = make()
+    env.reset(options={"task_index": 7})
+    text = env.dialect.tool_call("act", {"command": code_of(env)[0], "loud": True}) + env.dialect.end_of_turn
+    *_, info = env.step(np.array(env.tokenizer.encode(text), np.int32))
+    assert not info["tool_calls"][0]["ok"] and "unknown 'loud'" in env.messages[-1]["content"]
+    assert "log" not in env.memory
+
+
 def test_a_games_own_limit_cuts_the_episode(lock):
     env = make()
     env.reset(options={"task_index": 7})

@@ -67,6 +67,11 @@ def test_num_tasks(count, message):
     for make in (lambda: wrong().reset(seed=1), lambda: ToolVectorEnv(wrong)):
         with pytest.raises(ArgumentError, match=f"Mine.num_tasks must be {message}"):
             make()
+    env = like()()
+    env.reset(seed=1)
+    type(env).num_tasks = count
+    with pytest.raises(ArgumentError, match=f"Mine.num_tasks must be {message}"):
+        env.set_state(env.get_state())
 
 
 @pytest.mark.parametrize(
