@@ -39,7 +39,7 @@ def pytest_configure(config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session) -> None:
-    """No process is left after the tests: with `-n` all that they started has ended with the processes that ran them."""
+    """No process is left after the tests: with `-n` all that they started ends with the processes that ran them."""
     if sys.platform != "linux" or not session.config.pluginmanager.has_plugin("dsession"):
         return
     deadline = time.monotonic() + 10

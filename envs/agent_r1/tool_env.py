@@ -117,7 +117,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise ArgumentError(f"the tools of {type(self).__name__} are a list of Tools, got {tools!r:.200}; {remedy}")
         if not isinstance(strict, bool | None):
             raise ArgumentError(f"strict must be True, False or None, got {strict!r}")
-        is_strict(strict)  # raises for what AGENT_R1_STRICT doesn't know
+        try:
+            is_strict(strict)
+        except ValueError as error:  # AGENT_R1_STRICT says what nobody knows
+            raise ArgumentError(str(error)) from None
         if split not in self.splits:
             raise ArgumentError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
@@ -497,7 +500,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if episode.fault is not None:  # it never began: there is nothing to hand to the tools
             self._episode, self._task = episode, Task(state["task_id"], "", [])
             return
-        task = self._make_task(episode.task_index) if episode.task_index < self.num_tasks else None
+        task = self._make_task(episode.task_index) if episode.task_index < self.count_tasks() else None
         if task is None or task.id != state["task_id"]:
             raise ValueError(
                 f"the snapshot is of task {state['task_id']!r}, but task {episode.task_index} is "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
+from agent_r1.arguments import ArgumentError
 from agent_r1_tools import ToolFault
 from agent_r1_tools.running import describe, is_strict
 from agent_r1_tools.tool import is_fault
@@ -14,18 +15,18 @@ User = Callable[[list[dict[str, str]]], str]
 
 
 def find_user(user: User | str | None) -> User | None:
-    """The function, also by its name "module:function". Raises ValueError for anything else, and one not found."""
+    """The function, also by its name "module:function". Raises ArgumentError for anything else, and one not found."""
     if isinstance(user, str):
         module, _, attribute = user.partition(":")
         if not attribute:
-            raise ValueError(f"user is a function, or module:function; got {user!r}")
+            raise ArgumentError(f"user is a function, or module:function; got {user!r}")
         try:
             user = getattr(importlib.import_module(module), attribute)
         except (ModuleNotFoundError, AttributeError) as error:
-            raise ValueError(f"user {user!r}: {error}; the module must be found (PYTHONPATH=.)") from None
+            raise ArgumentError(f"user {user!r}: {error}; the module must be found (PYTHONPATH=.)") from None
     if user is None or callable(user):
         return user
-    raise ValueError(f"user is a function of chat messages, or module:function; got {user!r}")
+    raise ArgumentError(f"user is a function of chat messages, or module:function; got {user!r}")
 
 
 def ask_user(user: User, messages: list[dict[str, str]], strict: bool | None = None) -> str:

@@ -6,7 +6,8 @@
     python -m agent_r1.validate --data-dir DATA --write benchmarks/results/validation.md
     python -m agent_r1.validate AgentR1/ShopWorld-v0 --write benchmarks/results/validation.md     its row, no other
 
-The checks are in `checks.py`, the players in `probes.py`. The status is 1 where one fails.
+The checks are in `checks.py`, the players in `probes.py`, the table in `validation_record.py`. The status is 1 where a
+check fails. Rows are written one by one.
 """
 
 from __future__ import annotations
@@ -14,16 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import re
 import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
@@ -34,33 +32,9 @@ from agent_r1.checks import CHECKS, Failed, Subject, digest_elsewhere, has_exper
 from agent_r1.ids import find_environment
 from agent_r1.probes import Played, Probe, play
 from agent_r1.task_data import DataNotFoundError
+from agent_r1.validation_record import Report, machine, read, table, write
 
 __all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "index", "main", "measure", "table", "validate"]
-
-@dataclass
-class Report:
-    """What came out for an id: a row of the table, and which checks failed, with the reason.
-
-    `missing`: what it needs and isn't there, data or a package (of a row that was read: the same in a word or two).
-    `command` gives the row again, `machine` is where it was measured.
-    """
-
-    env_id: str
-    row: dict[str, Any] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    missing: DataNotFoundError | ImportError | str | None = None
-    note: str = ""  # what may be right, and is mostly a mistake
-    command: str = ""
-    machine: str = ""
-
-    @property
-    def lacks(self) -> str:
-        """What is missing, in a word or two: the table names no folder of this machine."""
-        if self.missing is None or isinstance(self.missing, str):
-            return self.missing or ""
-        extra = re.search(r"agent-r1\[\w+\]", str(self.missing))
-        return "its data" if isinstance(self.missing, DataNotFoundError) else extra[0] if extra else "a package"
-
 
 # ------------------------------------------------------------------------------------------------------------- figures
 
@@ -157,84 +131,6 @@ def validate(subject: Subject) -> Report:
     return report
 
 
-# --------------------------------------------------------------------------------------------------------------- table
-
-
-def table(reports: Sequence[Report]) -> str:
-    """The figures and verdicts as a Markdown table."""
-    head = ["id", "tasks", "played", "splits", "expert", "fallible", "null", "random", "stuffing", "copying"]
-    head += ["shortcuts", "steps/s", "build ms", "checks"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for report in reports:
-        name = report.env_id.removeprefix("AgentR1/")
-        if not report.row:
-            reason = f"not checked: {report.lacks}" if report.missing else f"failed: {', '.join(report.failed)}"
-            lines.append("| " + " | ".join([name, *[""] * (len(head) - 2), reason]) + " |")
-            continue
-        row, success = report.row, report.row["success"]
-        plain = ("expert", "null", "random", "stuffing", "many answers", "copying")
-        fallible = " ".join(f"{share:.2f}" for name, share in success.items() if name.startswith("fallible"))
-        tricks = {n: s for n, s in success.items() if n not in plain and not n.startswith("fallible")}
-        lines.append(
-            "| "
-            + " | ".join(
-                [
-                    name,
-                    f"{row['tasks']:,}" if row["tasks"] < 2**31 - 1 else "no end",
-                    f"{row['played']:,}",
-                    str(row["splits"]),
-                    f"{success['expert']:.3f}" if "expert" in success else "none",
-                    fallible,
-                    f"{success['null']:.3f}",
-                    f"{success['random']:.3f}",
-                    f"{max(success['stuffing'], success['many answers']):.3f}",
-                    f"{success['copying']:.3f}",
-                    ", ".join(f"{name.replace('_', ' ')} {share:.3f}" for name, share in tricks.items()),
-                    f"{row['steps_per_second']:,.0f}",
-                    f"{row['build_ms']:.0f}",
-                    "pass" if not report.failed else f"failed: {', '.join(report.failed)}",
-                ]
-            )
-            + " |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def read(path: Path) -> list[Report]:
-    """The rows that `write` recorded; none where there is no such file. ValueError where it is damaged."""
-    try:
-        return [Report(**row) for row in json.loads(path.with_suffix(".json").read_text())]
-    except FileNotFoundError:
-        return []
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path.with_suffix('.json')}: {error}") from None
-
-
-def write(path: Path, reports: Sequence[Report]) -> None:
-    """Record rows: the table at `path`, JSON beside it. Rows of other ids stay; so do those that couldn't be repeated.
-
-    A row that was there keeps its place, and others come behind.
-    """
-    rows = {report.env_id: report for report in read(path)}
-    for report in reports:
-        old = rows.get(report.env_id, report)
-        rows[report.env_id] = old if report.missing else report
-    path.write_text(table(list(rows.values())))
-    content = [vars(replace(report, missing=report.lacks)) for report in rows.values()]
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-
-
-def machine() -> str:
-    """Cores, processor, and how busy they are: the load of the last minute."""
-    try:  # Linux
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        found = None
-    processor = found[1] if found else platform.machine()
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{os.cpu_count()} cores ({processor}){load}"
-
-
 def index(pages: Path) -> str:
     """A table of all ids with what they ask of a policy. `pages` holds a page for each, titled by the id."""
     page_of = {page.read_text().partition("\n")[0].removeprefix("# "): page.name for page in sorted(pages.glob("*.md"))}
@@ -303,9 +199,9 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"  {name}: {reason}", flush=True)
         if report.note:
             print(f"  note: {report.note}", flush=True)
+        if args.write:
+            write(args.write, [report])  # what was measured stays, however this ends
     print("\n" + table(reports), end="")
-    if args.write:
-        write(args.write, reports)
     return int(any(report.failed or (report.missing and args.ids) for report in reports))
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("agentdojo")
 
 from bridge_cases import call, forgotten, run_elsewhere, say
 
-from agent_r1 import probes
+from agent_r1 import ArgumentError, probes
 from agent_r1.bridges import agentdojo, bridge
 from agent_r1.bridges.agentdojo import AgentDojoEnv
 
@@ -42,9 +42,9 @@ def test_another_version_is_named_once():
 
 
 def test_what_there_isnt_is_said():
-    with pytest.raises(ValueError, match="AgentDojo has no attack 'dos'; it has direct, ignore_previous"):
+    with pytest.raises(ArgumentError, match="AgentDojo has no attack 'dos'; it has direct, ignore_previous"):
         AgentDojoEnv(attack="dos")
-    with pytest.raises(ValueError, match="AgentDojo has no version 'v9'; it has v1, "):
+    with pytest.raises(ArgumentError, match="AgentDojo has no version 'v9'; it has v1, "):
         AgentDojoEnv(version="v9")
     with pytest.raises(ValueError, match="AgentDojoEnv has no split 'home'; it has workspace"):
         AgentDojoEnv(split="home")

@@ -11,7 +11,7 @@ pytest.importorskip("alfworld.info")
 
 from bridge_cases import act, check_others_play_the_same, check_package
 
-from agent_r1 import probes
+from agent_r1 import ArgumentError, probes
 from agent_r1.bridges import alfworld
 from agent_r1.bridges.alfworld import KINDS, ALFWorldEnv
 from agent_r1.bridges.alfworld_rooms import draw_game, floor_plan
@@ -56,11 +56,11 @@ def test_unseen_rooms_are_others():
 def test_the_kinds_can_be_chosen():
     env = ALFWorldEnv(games="generated", kinds=["look_at_obj_in_light"])
     assert env.make_task(0).metadata["kind"] == env.make_task(1).metadata["kind"] == "look_at_obj_in_light"
-    with pytest.raises(ValueError, match="kinds must be some of pick_and_place_simple"):
+    with pytest.raises(ArgumentError, match="kinds must be some of pick_and_place_simple"):
         ALFWorldEnv(kinds=["dance"])
-    with pytest.raises(ValueError, match="kinds must be some of pick_and_place_simple"):
+    with pytest.raises(ArgumentError, match="kinds must be some of pick_and_place_simple"):
         ALFWorldEnv(kinds=[])
-    with pytest.raises(ValueError, match="games must be 'auto', 'generated' or 'official'"):
+    with pytest.raises(ArgumentError, match="games must be 'auto', 'generated' or 'official'"):
         ALFWorldEnv(games="all")
 
 

@@ -7,7 +7,7 @@ pytest.importorskip("minigrid")
 
 from bridge_cases import call
 
-from agent_r1 import probes
+from agent_r1 import ArgumentError, probes
 from agent_r1.bridges import babyai
 from agent_r1.bridges.babyai import LEVELS, BabyAIEnv
 from agent_r1.checks import CHECKS, Subject
@@ -29,7 +29,7 @@ def test_there_are_forty_levels():
     assert len(set(LEVELS)) == len(LEVELS) == 40
     for level in LEVELS:
         babyai.find_level(level)
-    with pytest.raises(ValueError, match="BabyAI has no level 'Nowhere'; it has ActionObjDoor"):
+    with pytest.raises(ArgumentError, match="BabyAI has no level 'Nowhere'; it has ActionObjDoor"):
         BabyAIEnv(level="Nowhere")
 
 

@@ -18,7 +18,7 @@ if not (shutil.which("chromedriver") and (shutil.which("chromium") or shutil.whi
 import psutil
 from bridge_cases import check_others_play_the_same, check_package, forgotten
 
-from agent_r1 import ToolFault, probes
+from agent_r1 import ArgumentError, ToolFault, probes
 from agent_r1.bridges import miniwob_page
 from agent_r1.bridges.miniwob import MiniWoBEnv, first_view
 from agent_r1.bridges.miniwob_page import BROWSERS, Page
@@ -246,9 +246,9 @@ def test_pages_reach_no_network():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="tasks must be some of .*click-button"):
+    with pytest.raises(ArgumentError, match="tasks must be some of .*click-button"):
         MiniWoBEnv(tasks=["click-nothing"])
-    with pytest.raises(ValueError, match="list of names"):
+    with pytest.raises(ArgumentError, match="list of names"):
         MiniWoBEnv(tasks="click-test")
     env = MiniWoBEnv(tasks=["tic-tac-toe"])
     env.reset(seed=1)
@@ -295,7 +295,7 @@ def test_a_second_choice_takes_an_option_of_several_back():
 
 
 def test_a_page_that_runs_what_is_typed_is_no_task():
-    with pytest.raises(ValueError, match="tasks must be some of"):
+    with pytest.raises(ArgumentError, match="tasks must be some of"):
         MiniWoBEnv(tasks=["terminal"])
 
 
@@ -307,6 +307,25 @@ def test_no_page_pays_what_miniwob_does_not(reward):
     with pytest.raises(ToolFault, match="the page paid"):
         page.act("press", {"key": "Tab"})
     assert not browser.alive()
+
+
+def test_a_page_that_does_not_load_is_a_fault_and_a_bug_of_ours_is_not(monkeypatch):
+    from miniwob.selenium_instance import SeleniumInstance
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SeleniumInstance, "RESET_BLOCK_MAX_ATTEMPT", 0)
+        with pytest.raises(ToolFault, match="the page didn't load: .*does not load properly"):
+            Page("click-test", 1, "train")
+
+    def bug(self):
+        raise RuntimeError("a bug")
+
+    page = Page("click-test", 1, "train")
+    browser = page.loan.held
+    monkeypatch.setattr(miniwob_page.Browser, "result", bug)
+    with pytest.raises(RuntimeError, match="a bug"):
+        page.act("press", {"key": "Tab"})
+    assert not browser.alive()  # nobody knows what became of it
 
 
 def test_a_browser_that_does_not_start_is_a_fault(monkeypatch):

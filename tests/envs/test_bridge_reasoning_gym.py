@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from bridge_cases import run_elsewhere
 
-from agent_r1 import probes
+from agent_r1 import ArgumentError, probes
 
 pytest.importorskip("sympy")
 if find_spec("reasoning_gym") is None:  # it stays out of this process
@@ -90,7 +90,7 @@ def test_splits_share_no_item():
     ],
 )
 def test_what_there_is_not_is_named(arguments, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ArgumentError, match=re.escape(words)):
         ReasoningGymEnv(**arguments)
 
 

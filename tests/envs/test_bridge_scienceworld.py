@@ -16,7 +16,7 @@ if shutil.which("java") is None:
 
 from bridge_cases import act, check_others_play_the_same, check_package, forgotten, run_elsewhere
 
-from agent_r1 import ToolFault, probes
+from agent_r1 import ArgumentError, ToolFault, probes
 from agent_r1.bridges import java_random, scienceworld
 from agent_r1.bridges.scienceworld import SIMULATORS, TASKS, ScienceWorldEnv, variations
 
@@ -225,11 +225,11 @@ def test_only_the_time_is_taken_out_of_javas_random():
 
 
 def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="tasks must be some of boil, melt"):
+    with pytest.raises(ArgumentError, match="tasks must be some of boil, melt"):
         ScienceWorldEnv(tasks=["dance"])
-    with pytest.raises(ValueError, match="tasks must be some of boil, melt"):
+    with pytest.raises(ArgumentError, match="tasks must be some of boil, melt"):
         ScienceWorldEnv(tasks="boil")
-    with pytest.raises(ValueError, match="simplifications are easy, teleportAction"):
+    with pytest.raises(ArgumentError, match="simplifications are easy, teleportAction"):
         ScienceWorldEnv(simplifications="easy,wings")
     env = ScienceWorldEnv(tasks=["boil"], simplifications="easy")
     assert probes.play(env, 0, probes.expert).success

@@ -11,7 +11,7 @@ pytest.importorskip("loguru")
 
 from bridge_cases import call, run_elsewhere
 
-from agent_r1 import probes
+from agent_r1 import ArgumentError, probes
 from agent_r1.bridges import tau2 as bridge
 from agent_r1.bridges.bridge import check_version
 from agent_r1.bridges.tau2 import Tau2TelecomEnv, arithmetic
@@ -210,7 +210,7 @@ def test_another_version_is_named(monkeypatch):
 def test_the_workflow_is_another_text():
     texts = [Tau2TelecomEnv(policy=policy).instructions for policy in ("manual", "workflow")]
     assert texts[0] != texts[1] and all("</policy>" in text for text in texts)
-    with pytest.raises(ValueError, match="policy must be 'manual' or 'workflow'"):
+    with pytest.raises(ArgumentError, match="policy must be 'manual' or 'workflow'"):
         Tau2TelecomEnv(policy="none")
 
 

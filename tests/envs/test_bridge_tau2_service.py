@@ -9,7 +9,7 @@ pytest.importorskip("loguru")
 
 from bridge_cases import call, check_others_play_the_same, say
 
-from agent_r1 import probes
+from agent_r1 import ArgumentError, probes
 from agent_r1.bridges import tau2_service as service
 from agent_r1.bridges.tau2 import Desk, load
 from agent_r1.bridges.tau2_service import Tau2AirlineEnv, Tau2RetailEnv, Tau2ServiceEnv
@@ -160,9 +160,9 @@ def test_a_customer_who_breaks_is_a_fault():
     env.reset(options={"task_index": 0})
     _, reward, terminated, truncated, info = say(env, "What is it?")
     assert truncated and reward == 0 and "user: KeyError" in info["fault"]
-    with pytest.raises(ValueError, match="user is a function"):
+    with pytest.raises(ArgumentError, match="user is a function"):
         Tau2RetailEnv(user="nobody")
-    with pytest.raises(ValueError, match="user 'nowhere:user'"):
+    with pytest.raises(ArgumentError, match="user 'nowhere:user'"):
         Tau2RetailEnv(user="nowhere:user")
 
 

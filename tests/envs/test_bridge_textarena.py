@@ -12,7 +12,7 @@ pytest.importorskip("textarena")
 
 from bridge_cases import run_elsewhere
 
-from agent_r1 import ToolFault, probes
+from agent_r1 import ArgumentError, ToolFault, probes
 from agent_r1.bridges import textarena as bridge
 from agent_r1.bridges.textarena import GAMES, TextArenaEnv
 
@@ -110,7 +110,7 @@ def test_an_opponent_that_fails_is_a_fault():
     ],
 )
 def test_what_there_is_not_is_named(arguments, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ArgumentError, match=re.escape(words)):
         TextArenaEnv(**arguments)
 
 
@@ -119,7 +119,7 @@ def test_games_that_lack_something_are_named(monkeypatch):
     with pytest.raises(ImportError, match="Hangman-v0 needs words of nltk: python -m nltk.downloader words"):
         TextArenaEnv(game="Hangman-v0")
     if sys.version_info < (3, 12):
-        with pytest.raises(ValueError, match="Chess-v0 is written for a Python newer than 3.11"):
+        with pytest.raises(ArgumentError, match="Chess-v0 is written for a Python newer than 3.11"):
             TextArenaEnv(game="Chess-v0")
 
 

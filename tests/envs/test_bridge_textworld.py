@@ -10,7 +10,7 @@ pytest.importorskip("textworld")
 
 from bridge_cases import act, check_others_play_the_same, check_package
 
-from agent_r1 import probes
+from agent_r1 import ArgumentError, probes
 from agent_r1.bridges import textworld
 from agent_r1.bridges.textworld import GAMES, TextWorldEnv
 
@@ -136,9 +136,9 @@ def test_global_random_states_are_left_alone():
 
 
 def test_what_cannot_be_made_is_said():
-    with pytest.raises(ValueError, match="there is no game 'chess'; there are cooking, coin_collector"):
+    with pytest.raises(ArgumentError, match="there is no game 'chess'; there are cooking, coin_collector"):
         TextWorldEnv(game="chess")
-    with pytest.raises(ValueError, match="cooking has no setting 'rooms'; it has recipe"):
+    with pytest.raises(ArgumentError, match="cooking has no setting 'rooms'; it has recipe"):
         TextWorldEnv(settings={"rooms": 3})
     with pytest.raises(ValueError, match="TextWorld makes no coin_collector game of seed 0 with settings"):
         TextWorldEnv(game="coin_collector", settings={"level": 3000}).reset(options={"task_index": 0})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Text
 
-from agent_r1 import ToolFault, ToolResult
+from agent_r1 import ArgumentError, ToolFault, ToolResult
 from agent_r1.bridges import BridgeEnv, GymToolEnv
 from agent_r1.bridges.bridge import MOST_BREAKS, digest
 from agent_r1.vector import ToolVectorEnv
@@ -228,6 +228,15 @@ def test_a_game_that_breaks_again_and_again_is_not_played_for_ever(lock):
     assert info["tool_calls"][0]["ok"]
 
 
+def test_a_call_of_a_game_has_no_arguments_but_the_command(lock):
+    env = make()
+    env.reset(options={"task_index": 7})
+    text = env.dialect.tool_call("act", {"command": code_of(env)[0], "loud": True}) + env.dialect.end_of_turn
+    *_, info = env.step(np.array(env.tokenizer.encode(text), np.int32))
+    assert not info["tool_calls"][0]["ok"] and "unknown 'loud'" in env.messages[-1]["content"]
+    assert "log" not in env.memory
+
+
 def test_a_games_own_limit_cuts_the_episode(lock):
     env = make()
     env.reset(options={"task_index": 7})
@@ -283,7 +292,7 @@ def test_a_score_is_from_0_to_1(lock, command, reward):
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(wrong, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ArgumentError, match=said):
         GymToolEnv(**{"make_env": Lock, **wrong})
 
 

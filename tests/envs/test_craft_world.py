@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_r1 import probes
+from agent_r1 import ArgumentError, probes
 from agent_r1.tasks.craft_world import (
     ITEMS,
     MISTAKES,
@@ -131,9 +131,9 @@ def test_depth_is_an_argument():
         for index in range(20):
             env.reset(options={"task_index": index})
             assert env.task.metadata["depth"] == depth and env.task == generate_task(0, "train", index, depth)
-    with pytest.raises(ValueError, match="depth must be None or one of 1, 2, 3, 4, 5 in split 'test', got 6"):
+    with pytest.raises(ArgumentError, match="depth must be None or one of 1, 2, 3, 4, 5 in split 'test', got 6"):
         CraftWorldEnv(split="test", depth=6)
-    with pytest.raises(ValueError, match="None or one of 4 in split 'depth_4', got 3"):
+    with pytest.raises(ArgumentError, match="None or one of 4 in split 'depth_4', got 3"):
         CraftWorldEnv(split="depth_4", depth=3)
 
 

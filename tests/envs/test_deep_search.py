@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 
+from agent_r1 import ArgumentError
 from agent_r1.tasks.deep_search import DeepSearchEnv, Page, generate_task
 from agent_r1.tasks.deep_search.environment import read_citations
 from agent_r1.tasks.deep_search.experts import MISTAKES, work
@@ -479,9 +480,9 @@ def test_splits_of_a_data_set_are_by_gold_pages(hotpot):
     sizes = {len(question.supports) for question in everything.questions}
     for pages in sizes:
         assert DeepSearchEnv(**(hotpot | {"split": f"pages_{pages}"})).num_tasks <= everything.num_tasks
-    with pytest.raises(ValueError, match="no question of hotpotqa fits split 'pages_8'"):
+    with pytest.raises(ArgumentError, match="no question of hotpotqa fits split 'pages_8'"):
         DeepSearchEnv(**(hotpot | {"split": "pages_8"}))
-    with pytest.raises(ValueError, match="of the generated web"):
+    with pytest.raises(ArgumentError, match="of the generated web"):
         DeepSearchEnv(**(hotpot | {"split": "unseen_entities"}))
     with pytest.raises(ValueError, match="makes mistakes"):
         env = DeepSearchEnv(**hotpot)
@@ -493,7 +494,7 @@ def test_splits_of_a_data_set_are_by_gold_pages(hotpot):
     "kwargs", [{"corpus": "pooled"}, {"data_dir": "x"}, {"questions": "gsm8k"}]
 )
 def test_arguments_that_do_not_go_together_are_refused(kwargs):
-    with pytest.raises(ValueError, match="hotpotqa, 2wikimultihopqa, musique"):
+    with pytest.raises(ArgumentError, match="hotpotqa, 2wikimultihopqa, musique"):
         DeepSearchEnv(**kwargs)
 
 

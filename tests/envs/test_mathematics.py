@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("math_verify")
 
+from agent_r1 import ArgumentError
 from agent_r1.math_judge import COPIED, UNREADABLE
 from agent_r1.task_data import DataFormatError, load_questions
 
@@ -156,7 +157,7 @@ def test_tools_by_choice(tools):
 
 @pytest.mark.parametrize("tools", ["python", (), ("search",)])
 def test_other_tools_are_refused(tools):
-    with pytest.raises(ValueError, match="any of 'calculator' and 'python', as a tuple"):
+    with pytest.raises(ArgumentError, match="any of 'calculator' and 'python', as a tuple"):
         gym.make("AgentR1/GSM8K-v0", tools=tools)
 
 

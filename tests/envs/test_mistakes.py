@@ -113,6 +113,11 @@ def test_num_tasks(count, message):
     for make in (lambda: wrong().reset(seed=1), lambda: ToolVectorEnv(wrong)):
         with pytest.raises(ArgumentError, match=f"Mine.num_tasks must be {message}"):
             make()
+    env = like()()
+    env.reset(seed=1)
+    type(env).num_tasks = count
+    with pytest.raises(ArgumentError, match=f"Mine.num_tasks must be {message}"):
+        env.set_state(env.get_state())
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ def test_strict_is_a_truth(strict):
 
 def test_a_variable_that_nobody_knows_is_said_at_once(monkeypatch):
     monkeypatch.setenv("AGENT_R1_STRICT", "off")
-    with pytest.raises(ValueError, match="AGENT_R1_STRICT is 0, 1, true or false, got 'off'"):
+    with pytest.raises(ArgumentError, match="AGENT_R1_STRICT is 0, 1, true or false, got 'off'"):
         Right()
 
 

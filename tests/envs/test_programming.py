@@ -10,7 +10,7 @@ import math_and_code_data
 import numpy as np
 import pytest
 
-from agent_r1 import code_judge
+from agent_r1 import ArgumentError, code_judge
 from agent_r1.code_judge import Suite, check_program, judge_sandbox
 from agent_r1.task_data import DataFormatError, Program, load_questions
 from agent_r1.tasks.programming import complete_program, humaneval_task, mbpp_task
@@ -416,13 +416,13 @@ def test_more_tests_in_the_prompt():
     env = gym.make("AgentR1/MBPP-v0", shown_tests=2).unwrapped
     env.reset(options={"task_index": 0})
     assert env.task.question.count("assert ") == 2 and len(env.task.metadata["hidden"].tests) == 3
-    with pytest.raises(ValueError, match="shown_tests must be at least 1"):
+    with pytest.raises(ArgumentError, match="shown_tests must be at least 1"):
         gym.make("AgentR1/MBPP-v0", shown_tests=0)
 
 
 @pytest.mark.parametrize("tools", ["python", (), ("calculator",)])
 def test_other_tools_are_refused(tools):
-    with pytest.raises(ValueError, match="any of 'python' and 'run_tests', as a tuple"):
+    with pytest.raises(ArgumentError, match="any of 'python' and 'run_tests', as a tuple"):
         gym.make("AgentR1/MBPP-v0", tools=tools)
 
 

@@ -15,6 +15,7 @@ from gymnasium.utils.env_checker import check_env
 from made_up_data import musique_row, wiki_row
 
 import agent_r1  # noqa: F401  (registers the environments)
+from agent_r1 import ArgumentError
 from agent_r1.task_data import DataNotFoundError
 from agent_r1_tools.search import BM25Retriever, Passage, RetrievalError
 
@@ -400,7 +401,7 @@ def test_corpus_may_be_a_retriever(make, data):
     copy = pickle.loads(pickle.dumps(env))
     search(copy, "and now?")
     assert last_message(copy) == last_message(env)
-    with pytest.raises(ValueError, match="a retriever or a retrieval server only searches"):
+    with pytest.raises(ArgumentError, match="a retriever or a retrieval server only searches"):
         make(corpus=retriever, tools=("search", "lookup"))
     envs = gym.make_vec(IDS["hotpotqa"], num_envs=2, data_dir=str(data / "hotpotqa"), corpus=retriever, top_k=1)
     envs.reset(seed=[0, 0])
@@ -448,7 +449,7 @@ def test_retrieval_server(make, path):
     server = Server([Passage("Ada Quill", "The playwright."), Passage("Rome", "A city.")])
     address = f"http://127.0.0.1:{server.port}{path}"
     try:
-        with pytest.raises(ValueError, match="a retrieval server only searches"):
+        with pytest.raises(ArgumentError, match="a retrieval server only searches"):
             make(corpus=address, tools=("search", "lookup"))
         env = make(corpus=address)
         assert search(env, "playwright")[1] == pytest.approx(0.15)

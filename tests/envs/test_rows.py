@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chat_server import KEY, ChatServer
 
-from agent_r1 import Tool
+from agent_r1 import ArgumentError, Tool
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.tasks import rows as module
 
@@ -88,9 +88,9 @@ def test_search_goes_over_a_corpus(tmp_path):
     *_, info = env.step(np.array(env.tokenizer.encode(call, add_special_tokens=False), np.int32))
     assert info["tool_calls"][0]["ok"] and "born in Lornby" in env.messages[-1]["content"]
     for wrong in ({"tools": ["search"]}, {"corpus": str(corpus)}):
-        with pytest.raises(ValueError, match="give both of them or neither"):
+        with pytest.raises(ArgumentError, match="give both of them or neither"):
             make(**wrong)
-    with pytest.raises(ValueError, match="no tool 'serch'; by name there are calculator, python, search"):
+    with pytest.raises(ArgumentError, match="no tool 'serch'; by name there are calculator, python, search"):
         make(tools=["serch"])
 
 
@@ -139,9 +139,9 @@ def test_a_reward_function_that_is_none_or_async_is_refused_at_once():
             return 1.0
 
     for function in (later, functools.partial(later), Later()):
-        with pytest.raises(ValueError, match="the reward function .*ater.* is async; give a plain one"):
+        with pytest.raises(ArgumentError, match="the reward function .*ater.* is async; give a plain one"):
             make(reward=function)
-    with pytest.raises(ValueError, match="a function, or module:function; got 7"):
+    with pytest.raises(ArgumentError, match="a function, or module:function; got 7"):
         make(reward=7)
 
 
@@ -151,14 +151,14 @@ def test_a_reward_function_that_is_none_or_async_is_refused_at_once():
      ("model", "goes with judge_url and judge_model")],
 )  # fmt: skip
 def test_rewards_that_are_not_there(reward, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         make(reward=reward)
 
 
 def test_what_the_arguments_get_wrong_is_said_before_the_rows_are_read(tmp_path):
-    with pytest.raises(ValueError, match="reward is one of exact_match"):
+    with pytest.raises(ArgumentError, match="reward is one of exact_match"):
         make([], reward="nonsense")
-    with pytest.raises(ValueError, match="goes with judge_url"):
+    with pytest.raises(ArgumentError, match="goes with judge_url"):
         gym.make("AgentR1/Rows-v0", data=tmp_path / "nowhere.jsonl", reward="model")
 
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_wrong_is_named(tmp_path):
     path = write(tmp_path / "r.jsonl", [*ROWS[:4], {"question": 3}])
     with pytest.raises(DataFormatError, match=r"r.jsonl, row 5, question: expected a text, found 3"):
         make(path)
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ArgumentError, match="give one of them"):
         gym.make(ID, data=ROWS, data_dir=str(tmp_path))
     for empty, message in (([], "^there are no rows"), (write(tmp_path / "e.jsonl", []), "e.jsonl: there are no rows")):
         with pytest.raises(DataFormatError, match=message):

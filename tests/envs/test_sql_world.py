@@ -8,10 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_r1 import ArgumentError
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.task_data.sql import _is_ordered
 from agent_r1.tasks.sql_tasks import KINDS, SPLITS, THEMES, UNSEEN_THEMES, generate_task
 from agent_r1.tasks.sql_world import SQLWorldEnv
+from agent_r1_tools import child_process, sql
 
 
 def play(env, texts):
@@ -255,9 +257,9 @@ def test_a_database_that_is_none_is_named(tmp_path):
 def test_missing_files_and_splits_are_named(tmp_path):
     with pytest.raises(DataNotFoundError, match="has no dev.json"):
         SQLWorldEnv(data_dir=tmp_path, split="dev")
-    with pytest.raises(ValueError, match="no split 'dev' without data_dir; it has train, test"):
+    with pytest.raises(ArgumentError, match="no split 'dev' without data_dir; it has train, test"):
         SQLWorldEnv(split="dev")
-    with pytest.raises(ValueError, match="no split 'more_tables' with data_dir; it has train, dev, test"):
+    with pytest.raises(ArgumentError, match="no split 'more_tables' with data_dir; it has train, dev, test"):
         SQLWorldEnv(data_dir=tmp_path, split="more_tables")
 
 
@@ -292,3 +294,45 @@ def test_the_vocabulary_covers_the_questions():
             said = {word.strip("?,.:'()").removesuffix("s") for word in task.answers[0].replace(".", " ").split()}
             stems = {word for word in said if word.isalpha() and word not in words and word + "s" not in words}
             assert not {stem for stem in stems if not any(part in words for part in stem.split("_"))}, stems
+
+
+# --- a server that is killed ------------------------------------------------------------------------------------------
+
+
+def calls(env, sql="SELECT 41 + 1"):
+    return env.dialect.tool_call("query", {"sql": sql})
+
+
+def test_a_server_that_is_killed_between_two_calls_is_not_noticed():
+    env = SQLWorldEnv(fault_deadline=0.05)
+    env.reset(options={"task_index": 0})
+    for _ in range(2):
+        _, _, info = play(env, [calls(env)])
+        assert info["tool_calls"][0]["ok"] and "42" in env.messages[-1]["content"] and info.get("fault") is None
+        assert sql._idle
+        for process in sql._idle:
+            process.kill()
+    assert play(env, [f"<answer>{env.task.answers[0]}</answer>"])[2]["is_success"]
+
+
+@pytest.mark.parametrize("where", ["tool query", "judge"])
+def test_a_server_that_is_killed_again_and_again_is_a_fault_of_its_episode_alone(where, monkeypatch):
+    """And no wrong answer: the query is right, or could be."""
+    lost, other = SQLWorldEnv(fault_deadline=0.05), SQLWorldEnv(fault_deadline=0.05)
+    for env in (lost, other):
+        env.reset(options={"task_index": 0})
+        play(env, [calls(env)])
+    right = f"<answer>{lost.task.answers[0]}</answer>"
+
+    def killed(process, request, read, exchange=child_process.exchange):
+        process.kill()
+        process.wait()
+        return exchange(process, request, read)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(child_process, "exchange", killed)
+        total, terminated, info = play(lost, [right if where == "judge" else calls(lost, "SELECT 1")])
+    assert info["fault"].startswith(f"{where}: ") and "killed again and again" in info["fault"]
+    assert info["truncation_reason"] == "fault" and (total, terminated, info["is_success"]) == (0.0, False, False)
+    assert play(other, [calls(other), right])[2]["is_success"]
+    assert answered(lost, lost.task.answers[0])[2]["is_success"]

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from agent_r1 import ArgumentError
 from agent_r1 import task_data as data
 from agent_r1.task_data import DataFormatError, DataNotFoundError, load_questions
 from agent_r1_tools.search import Passage
@@ -233,9 +234,9 @@ def test_hub_columns_become_the_official_format():
 
 
 def test_unknown_names_are_listed(tmp_path):
-    with pytest.raises(ValueError, match="no split 'test'; it has train, dev, validation"):
+    with pytest.raises(ArgumentError, match="no split 'test'; it has train, dev, validation"):
         load_questions("hotpotqa", "test", tmp_path)
-    with pytest.raises(ValueError, match="'hotpot'.*hotpotqa, 2wikimultihopqa, musique"):
+    with pytest.raises(ArgumentError, match="'hotpot'.*hotpotqa, 2wikimultihopqa, musique"):
         load_questions("hotpot", "train", tmp_path)
 
 

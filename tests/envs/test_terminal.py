@@ -2,18 +2,23 @@
 
 import json
 import os
+import select
+import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_r1 import ArgumentError
 from agent_r1.task_data import DataFormatError, DataNotFoundError, harbor
 from agent_r1.task_data.harbor import load_tasks, read_task, write_task
 from agent_r1.tasks import terminal
 from agent_r1.tasks.terminal import TerminalEnv, run_tests
 from agent_r1.tasks.terminal_tasks import KINDS, NUM_TASKS, UNSEEN_KINDS, generate_task
 from agent_r1_tools.python import SandboxError, choose, layout, probe
+from agent_r1_tools.python.bubblewrap import Bubblewrap
 from agent_r1_tools.shell import LIMITS, Machine, pack
 
 needs_bubblewrap = pytest.mark.skipif(probe("bubblewrap") is not None, reason=f"bubblewrap: {probe('bubblewrap')}")
@@ -43,6 +48,76 @@ def submit(env):
 def some(names, quick):
     """Parameters: those that are quick, or that nothing else stands for, and the rest for `make test-slow`."""
     return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
+
+
+# --- a sandbox that dies ----------------------------------------------------------------------------------------------
+
+
+def kill_sandbox(guest):
+    signal.pidfd_send_signal(guest.pidfd, signal.SIGKILL)
+    assert select.select([guest.pidfd], [], [], 10)[0]
+
+
+@pytest.fixture
+def dying(monkeypatch):
+    """Every sandbox that is started inside dies at once."""
+
+    @contextmanager
+    def outage():
+        start = Bubblewrap.start
+
+        def doomed(self, code):
+            guest = start(self, code)
+            kill_sandbox(guest)
+            return guest
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Bubblewrap, "start", doomed)
+            yield
+
+    return outage
+
+
+@needs_bubblewrap
+def test_a_sandbox_that_dies_between_two_commands_is_no_failed_call(env):
+    env.reset(options={"task_index": 0})
+    do(env, "echo kept > kept.txt")
+    kill_sandbox(env.tools["shell"].machine._session._guest)
+    *_, info = do(env, "cat kept.txt")
+    assert info["tool_calls"][0]["ok"] and "kept" in env.messages[-1]["content"] and info.get("fault") is None
+
+
+@needs_bubblewrap
+def test_a_sandbox_that_dies_again_and_again_is_a_fault_of_its_episode_alone(dying):
+    lost, other = TerminalEnv(fault_deadline=0.05), TerminalEnv(fault_deadline=0.05)
+    for one in (lost, other):
+        one.reset(options={"task_index": 0})
+        do(one, "echo kept > kept.txt")
+    kill_sandbox(lost.tools["shell"].machine._session._guest)
+    with dying():
+        _, reward, terminated, truncated, info = do(lost, "ls")
+        assert do(other, "cat kept.txt")[4].get("fault") is None and "kept" in other.messages[-1]["content"]
+    assert info["fault"].startswith("tool shell: ") and info["truncation_reason"] == "fault"
+    assert (reward, terminated, truncated, info["is_success"]) == (0.0, False, True, False)
+    lost.reset(options={"task_index": 0})
+    assert "kept.txt" not in lost.messages[-1]["content"] and do(lost, *lost.demonstration())[4]["is_success"]
+    for one in (lost, other):
+        one.close()
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("end", ["<answer>done</answer>", "submit"])
+def test_a_sandbox_that_dies_under_the_tests_pays_nobody_and_blames_nobody(dying, end):
+    env = TerminalEnv(fault_deadline=0.05)
+    env.reset(options={"task_index": 0})
+    do(env, *env.demonstration()[:-1])
+    with dying():
+        _, reward, terminated, truncated, info = submit(env) if end == "submit" else do(env, end)
+    assert info["fault"].startswith("judge: " if end != "submit" else "tool submit: ")
+    assert (reward, terminated, truncated, info["is_success"]) == (0.0, False, True, False)
+    env.reset(options={"task_index": 0})
+    assert do(env, *env.demonstration())[4]["is_success"]
+    env.close()
 
 
 # --- the tasks that come with the package -----------------------------------------------------------------------------
@@ -143,7 +218,7 @@ def test_process_terms_cannot_be_farmed(say):
 
 
 def test_limits_are_limits():
-    with pytest.raises(ValueError, match="limits are agent_r1_tools.python.Limits, .* got 5"):
+    with pytest.raises(ArgumentError, match="limits are agent_r1_tools.python.Limits, .* got 5"):
         TerminalEnv(limits=5)
 
 

@@ -12,7 +12,7 @@ import pytest
 from registered import BRIDGES
 
 import agent_r1
-from agent_r1 import Tool, ToolResult, probes, validate
+from agent_r1 import Tool, ToolResult, probes, validate, validation_record
 from agent_r1.validate import CHECKS, Failed, Report, Subject, above
 
 ROOT = Path(__file__).parents[2]
@@ -143,18 +143,59 @@ def test_rows_that_are_not_measured_stay(tmp_path, monkeypatch, capsys):
     first, second = "AgentR1/ArithmeticWorld-v0", "AgentR1/CraftWorld-v0"
     for ids, tasks in (([first, second], "2"), ([first], "3")):
         assert validate.main([*ids, *words, tasks]) == 0
-    read, command = validate.read(tmp_path / "t.md"), "python -m agent_r1.validate"
+    read, command = validation_record.read(tmp_path / "t.md"), "python -m agent_r1.validate"
     assert [(row.env_id, row.row["played"]) for row in read] == [(first, 3), (second, 2)]
     assert [row.command for row in read] == [f"{command} {first} --tasks 3", f"{command} {second} --tasks 2"]
     assert all("cores" in row.machine for row in read)
     assert [line[:28] for line in (tmp_path / "t.md").read_text().splitlines()[2:]] == [
         "| ArithmeticWorld-v0 | 9 | 3", "| CraftWorld-v0 | 9 | 2 | 1 "]  # fmt: skip
-    validate.write(tmp_path / "t.md", [Report(first, missing=ImportError("no such package"))])
-    assert validate.read(tmp_path / "t.md") == read
+    validation_record.write(tmp_path / "t.md", [Report(first, missing=ImportError("no such package"))])
+    assert validation_record.read(tmp_path / "t.md") == read
     (tmp_path / "t.json").write_text("[{")
     with pytest.raises(SystemExit):
         validate.main([first, *words, "1"])
     assert "t.json: " in capsys.readouterr().err
+
+
+def test_what_was_measured_stays_where_the_next_is_interrupted(tmp_path, monkeypatch):
+    path, first = tmp_path / "t.md", "AgentR1/ArithmeticWorld-v0"
+
+    def measured(one):
+        if one.env_id != first:
+            raise KeyboardInterrupt
+        return Report(one.env_id, failed={"farming": "it pays"})
+
+    monkeypatch.setattr(validate, "validate", measured)
+    with pytest.raises(KeyboardInterrupt):
+        validate.main([first, "AgentR1/CraftWorld-v0", "--write", str(path)])
+    assert [row.env_id for row in validation_record.read(path)] == [first] and "failed: farming" in path.read_text()
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "t.md"
+    validation_record.write(path, [Report("A", failed={"farming": ""})])
+    before = {one.name: one.read_text() for one in tmp_path.iterdir()}
+    assert set(before) == {"t.md", "t.json"}
+
+    def full(file, text):
+        with open(file, "w") as half:
+            half.write(text[:5])
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        validation_record.write(path, [Report("B", failed={"farming": ""})])
+    monkeypatch.undo()
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == before
+
+
+def test_the_machine_has_the_cores_that_this_process_may_use(monkeypatch):
+    """As benchmarks/machine.py counts them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
+    assert validation_record.machine().startswith("3 cores (")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert validation_record.machine().startswith("7 cores (")
 
 
 def test_what_fails_is_said_and_the_status_is_one(capsys):
@@ -164,8 +205,8 @@ def test_what_fails_is_said_and_the_status_is_one(capsys):
 
 def test_a_package_that_is_missing_is_named_by_its_extra():
     error = ImportError('BM25 search needs bm25s and PyStemmer: pip install "agent-r1[search]"')
-    assert validate.Report("AgentR1/X-v0", missing=error).lacks == "agent-r1[search]"
-    assert validate.Report("Mine/X-v0", missing=ImportError("no module mine")).lacks == "a package"
+    assert Report("AgentR1/X-v0", missing=error).lacks == "agent-r1[search]"
+    assert Report("Mine/X-v0", missing=ImportError("no module mine")).lacks == "a package"
 
 
 def test_data_that_is_missing_is_no_failure_unless_it_was_asked_for(monkeypatch, tmp_path, capsys):

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_r1 import ArgumentError
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.task_data.webshop import Goal, Product, find_webshop, load_webshop, price_limit, split_goals
 from agent_r1.tasks.shop_world.reward import COLORS, normalize_color, purchase_score, title_nouns, token_set_ratio
@@ -375,11 +376,11 @@ def test_an_episode_with_webshops_files(tmp_path, say):
     assert env.messages[-1]["content"] == (
         "$3.99 B2: Tea Shampoo B2\nWith tea tree.\nFor dry hair 500 ml\ncolor: red | green, blue"
     )
-    with pytest.raises(ValueError, match="split 'unseen_types' is of the generated shop; WebShop's data has train"):
+    with pytest.raises(ArgumentError, match="split 'unseen_types' is of the generated shop; WebShop's data has train"):
         gym.make("AgentR1/ShopWorld-v0", data_dir=str(tmp_path), split="unseen_types")
     (tmp_path / "items_human_ins.json").write_text(json.dumps({"B1": [instruction()]}))
     assert gym.make("AgentR1/ShopWorld-v0", data_dir=str(tmp_path)).unwrapped.num_tasks == 1
-    with pytest.raises(ValueError, match="split 'test' has no goal"):
+    with pytest.raises(ArgumentError, match="split 'test' has no goal"):
         gym.make("AgentR1/ShopWorld-v0", data_dir=str(tmp_path), split="test")
 
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 MODULE = """
 import gymnasium as gym
 from agent_r1 import ArgumentError, Task, ToolEnv
+from agent_r1.tasks.craft_world import CraftWorldEnv
 
 
 class EchoEnv(ToolEnv):
@@ -55,6 +56,11 @@ def closed(split="train"):
     return EchoEnv(split=split)
 
 
+class MyCraftEnv(CraftWorldEnv):
+    pass
+
+
+gym.register("Mine/Craft-v0", entry_point=MyCraftEnv)
 gym.register("Mine/Echo-v0", entry_point=EchoEnv)
 gym.register("Mine/Closed-v0", entry_point=ClosedEnv)
 gym.register("Mine/ClosedMaker-v0", entry_point=closed)
@@ -155,6 +161,7 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
         (["--env-id", "echo_world:Mine/ClosedMaker-v0"], r"closed takes no tokenizer; let it take \*\*kwargs$"),
         (["--env-id", "echo_world:Mine/Echo-v0", "--split", "nope"], "EchoEnv has no split 'nope'; it has train"),
         (["--env-id", "echo_world:Mine/Unbuilt-v0", "--env-kwargs", '{"size": 10}'], ": size is at most 9"),
+        (["--env-id", "echo_world:Mine/Craft-v0", "--env-kwargs", '{"depth": 9}'], ": depth must be None or one of 1,"),
         *[(["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", json.dumps({name: value})], f": {message}")
           for name, value, message in [
               ("max_turns", 0, "max_turns must be at least 1, got 0"), ("dialect", "x", "unknown dialect 'x'"),
@@ -172,6 +179,13 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
 def test_mistakes_end_with_one_line(learn, policy_folder, script, words, message):
     with pytest.raises(SystemExit, match=message):
         learn(script, "--model", policy_folder, "--tokenizer", "byte", "--no-cuda", *words)
+
+
+def test_a_variable_that_nobody_knows_ends_with_one_line(learn, policy_folder, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_STRICT", "off")
+    words = ["--env-id", "echo_world:Mine/Echo-v0", "--model", policy_folder, "--tokenizer", "byte", "--no-cuda"]
+    with pytest.raises(SystemExit, match="AGENT_R1_STRICT is 0, 1, true or false, got 'off'"):
+        learn("evaluate_llm", *words)
 
 
 def test_an_error_of_ones_own_environment_keeps_its_traceback(learn, policy_folder):

@@ -33,6 +33,7 @@ from agent_r1_tools import Tool, ToolResult, run_batch, run_tool
 from agent_r1_tools.running import at_work
 from agent_r1_tools.text import as_text
 from agent_r1_tools.threads import OneThread
+from agent_r1_tools.whole_numbers import whole_numbers
 
 pydantic = pytest.importorskip("pydantic")
 typing_extensions = pytest.importorskip("typing_extensions")
@@ -169,6 +170,52 @@ def test_a_whole_float_is_an_int_where_the_hint_says_so() -> None:
     assert run_tool(Tool.from_function(lambda n: list(range(n)), name="f", parameters={
         "type": "object", "properties": {"n": {"type": "integer", "minimum": 0}}}), {"n": 3.0}).data == [0, 1, 2]
     assert "must be integer" in run_tool(tool, given | {"a": 2.5}).content
+
+
+def picked(schema: dict[str, Any], value: Any, **more: Any) -> str:
+    """What a tool gets as `n` where a policy gives `value`."""
+    parameters = {"type": "object", "properties": {"n": schema}, **more}
+    return run_tool(Tool.from_function(lambda n: repr(n), name="f", parameters=parameters), {"n": value}).content
+
+
+def test_a_whole_float_is_the_int_that_a_literal_names() -> None:
+    def pick(n: Literal[1, 2], m: Literal[3] | None) -> str:
+        return "abc"[n] + "x" * (m or 0)
+
+    assert run_tool(Tool.from_function(pick), {"n": 2.0, "m": 3.0}).content == "cxxx"
+    assert picked({"const": 2}, 2.0) == "2" and picked({"type": "number", "enum": [1, 2, "2"]}, 2.0) == "2"
+    assert picked({"enum": [1.5, 2.0]}, 2.0) == "2.0" and picked({"enum": ["a", True, 1.0]}, 1.0) == "1.0"
+
+
+def test_a_whole_float_is_an_int_where_what_a_schema_names_says_so() -> None:
+    whole, some = {"type": "integer"}, {"type": "number"}
+    definitions = {"$defs": {"a/b": whole, "tree": {"type": "object", "properties": {
+        "size": {"$ref": "#/$defs/a~1b"}, "below": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}}}
+    assert picked({"allOf": [{"minimum": 0}, whole]}, 2.0) == "2"
+    assert picked({"oneOf": [{"type": "string"}, {"allOf": [whole]}]}, 2.0) == "2"
+    assert picked({"oneOf": [{"type": "string"}, some]}, 2.0) == picked({"anyOf": [whole, some]}, 2.0) == "2.0"
+    assert picked({"$ref": "#/$defs/a~1b"}, 2.0, **definitions) == "2"
+    tree = {"size": 1.0, "below": [{"size": 2.0, "below": []}]}
+    assert picked({"$ref": "#/$defs/tree"}, tree, **definitions) == "{'size': 1, 'below': [{'size': 2, 'below': []}]}"
+    kinds = [{"properties": {"kind": {"const": kind}, "x": x}} for kind, x in (("a", whole), ("b", some))]
+    assert picked({"anyOf": kinds}, {"kind": "a", "x": 2.0}) == "{'kind': 'a', 'x': 2}"
+    assert picked({"oneOf": kinds}, {"kind": "b", "x": 2.0}) == "{'kind': 'b', 'x': 2.0}"
+    assert picked({"prefixItems": [some], "items": whole}, [1.0, 2.0]) == "[1.0, 2]"
+    deep: Any = 2.0
+    for _ in range(5_000):
+        deep = [deep]
+    assert whole_numbers({"properties": {"n": {}}}, {"n": deep})["n"][0] is deep[0]
+    lost = {"$ref": "#/nowhere"}  # nobody follows it: the first fits
+    assert picked({"anyOf": [whole, lost]}, 2.0) == "2"
+
+
+def test_a_schema_that_names_itself_ends() -> None:
+    """jsonschema gives up on it; a number beside it, which it never comes to, is looked at."""
+    loop = {"$ref": "#/$defs/loop"}
+    definitions = {"loop": {"allOf": [loop, loop]}}
+    assert whole_numbers({"allOf": [loop, {"type": "integer"}], "$defs": definitions}, 2.0) == 2
+    many = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{j}"} for j in range(12)]} for i in range(12)}
+    assert whole_numbers({"$ref": "#/$defs/d0", "$defs": many}, [2.0]) == [2.0]
 
 
 # --- Annotated --------------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agent_r1_tools.schemas import whole_numbers
 from agent_r1_tools.text import as_text, clean_text
 from agent_r1_tools.threads import OneThread, start_call
 from agent_r1_tools.tool import Tool, ToolResult, inner, is_fault
+from agent_r1_tools.whole_numbers import whole_numbers
 
 # The most calls of one batch that run at the same time; a call counts its timeout from its own start.
 MAX_PARALLEL_CALLS = min(32, (os.cpu_count() or 1) + 4)

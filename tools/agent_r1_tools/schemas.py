@@ -118,30 +118,6 @@ def _problem(error: Any) -> str:
     return f"'{where}' {text}" if where else text
 
 
-def whole_numbers(schema: Any, value: Any) -> Any:
-    """A value that fits a schema, with 2 for 2.0 where that says integer and not number: to JSON both are one, to
-    range() they aren't. What it refers to by $ref stays as it is."""
-    if not isinstance(schema, dict):
-        return value
-    if type(value) is float:
-        kinds = {name for one in (schema, *schema.get("anyOf", ())) for name in _names(one)}
-        return int(value) if value.is_integer() and "integer" in kinds and "number" not in kinds else value
-    for option in schema.get("anyOf", ()) if isinstance(value, list | dict) else ():
-        value = whole_numbers(option, value)
-    if isinstance(value, list) and "items" in schema:
-        return [whole_numbers(schema["items"], one) for one in value]
-    if isinstance(value, dict):
-        known, others = schema.get("properties", {}), schema.get("additionalProperties")
-        return {name: whole_numbers(known.get(name, others), one) for name, one in value.items()}
-    return value
-
-
-def _names(schema: Any) -> list[str]:
-    """The types that a schema names."""
-    names = schema.get("type") if isinstance(schema, dict) else None
-    return [names] if isinstance(names, str) else names or []
-
-
 def kind(schema: Any) -> str:
     """What a property may be, in a word or two."""
     if isinstance(schema, dict) and isinstance(schema.get("enum"), list):

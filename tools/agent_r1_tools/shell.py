@@ -18,7 +18,8 @@ from typing import Any
 from agent_r1_tools.python.bubblewrap import Bubblewrap
 from agent_r1_tools.python.choose import LOCAL, probe
 from agent_r1_tools.python.launch import START_SECONDS
-from agent_r1_tools.python.sandbox import CallError, Limits, SandboxError, Session, cut
+from agent_r1_tools.python.process import ProcessSession
+from agent_r1_tools.python.sandbox import CallError, Limits, SandboxError, cut
 from agent_r1_tools.running import describe
 from agent_r1_tools.tool import Tool, ToolResult
 
@@ -107,7 +108,7 @@ class Machine:
         )
         folders = [folder, "/tmp", *writable]
         self._sandbox = Bubblewrap(outer, folders=folders, programs=True, files=files, hide=hide)
-        self._session: Session | None = None
+        self._session: ProcessSession | None = None
         self._packed = b""
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -115,6 +116,10 @@ class Machine:
             self._session = self._sandbox.session()
             self._session.run(INSIDE.read_text())
         return self._session.call(name, arguments)
+
+    def alive(self) -> bool:
+        """Whether its processes run; a machine in which nothing was done has none."""
+        return self._session is not None and self._session.alive()
 
     def run(self, command: str, variables: Mapping[str, str] | None = None) -> tuple[str, int | None]:
         """What a command wrote, cut, and its exit status; None where it ran out of time. All its processes end with it.
@@ -207,7 +212,8 @@ class ShellTool(Tool):
             problem = "it has a NUL" if "\0" in command else f"it is longer than {MAX_COMMAND_CHARS} characters"
             return ToolResult(f"The command was not run: {problem}.", ok=False)
         try:
-            if self._runs_in != os.getpid():
+            # Nothing of the policy's is at work between two commands: who ends it then is the machinery.
+            if self._runs_in != os.getpid() or not self.machine.alive():
                 self.machine.close()
                 self.machine.unpack(self._state)
                 self._runs_in = os.getpid()

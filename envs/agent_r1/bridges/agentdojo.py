@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import finite
+from agent_r1.arguments import ArgumentError, finite
 from agent_r1.bridges.bridge import BridgeEnv, World, check_version
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
@@ -234,11 +234,11 @@ def require_agentdojo() -> None:
 
 @cache
 def find_suite(version: str, name: str) -> Any:
-    """A suite of tasks. Raises ValueError for a version that AgentDojo doesn't have."""
+    """A suite of tasks. Raises ArgumentError for a version that AgentDojo doesn't have."""
     from agentdojo.task_suite.load_suites import _SUITES, get_suite
 
     if version not in list(_SUITES):
-        raise ValueError(f"AgentDojo has no version {version!r}; it has {', '.join(_SUITES)}")
+        raise ArgumentError(f"AgentDojo has no version {version!r}; it has {', '.join(_SUITES)}")
     return get_suite(version, name)
 
 
@@ -246,13 +246,13 @@ def find_suite(version: str, name: str) -> Any:
 def find_attack(version: str, suite: str, name: str) -> Any:
     """How injections are worded.
 
-    Raises ValueError for what AgentDojo doesn't have, asks people for, or has no goal ("dos").
+    Raises ArgumentError for what AgentDojo doesn't have, asks people for, or has no goal ("dos").
     """
     from agentdojo.attacks.attack_registry import ATTACKS, load_attack
 
     there = [attack for attack, kind in ATTACKS.items() if attack != "manual" and not kind.is_dos_attack]
     if name not in there:
-        raise ValueError(f"AgentDojo has no attack {name!r}; it has {', '.join(there)}")
+        raise ArgumentError(f"AgentDojo has no attack {name!r}; it has {', '.join(there)}")
     return load_attack(name, find_suite(version, suite), SimpleNamespace(name="local"))
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.bridges.bridge import World, check_version
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.bridges.textworld import find_textworld
@@ -77,10 +78,10 @@ class ALFWorldEnv(TextGameEnv):
         kwargs.setdefault("max_turns", 50)
         kwargs.setdefault("max_action_tokens", 512)
         if games not in ("auto", "generated", "official"):
-            raise ValueError(f"games must be 'auto', 'generated' or 'official', got {games!r}")
+            raise ArgumentError(f"games must be 'auto', 'generated' or 'official', got {games!r}")
         self.kinds = tuple(KINDS if kinds is None else kinds)
         if not self.kinds or not set(self.kinds) <= set(KINDS):
-            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, got {kinds!r}")
+            raise ArgumentError(f"kinds must be some of {', '.join(KINDS)}, got {kinds!r}")
         folder = Path(data_dir or os.environ.get("ALFWORLD_DATA", "~/.cache/alfworld")).expanduser() / "json_2.1.1"
         there = folder.is_dir()
         if not there and (games == "official" or data_dir is not None):

@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema, check_version
 from agent_r1.dialects import Call
 from agent_r1.tasks.draw import pick
@@ -305,7 +306,7 @@ def _back(came: Mapping[Any, Any], at: Any) -> Iterator[int]:
 
 @cache
 def find_level(level: str) -> str:
-    """The id of a level. Raises ImportError without minigrid, ValueError for a level that BabyAI doesn't have."""
+    """The id of a level. Raises ImportError without minigrid, ArgumentError for a level that isn't there."""
     try:
         import minigrid  # noqa: F401  (registers its ids)
     except ImportError as error:
@@ -314,7 +315,7 @@ def find_level(level: str) -> str:
     ids = [name for name in gym.registry if name.startswith("BabyAI-")]
     there = {name.removeprefix("BabyAI-").rpartition("-v")[0]: name for name in ids}
     if level not in there:
-        raise ValueError(f"BabyAI has no level {level!r}; it has {', '.join(sorted(there))}")
+        raise ArgumentError(f"BabyAI has no level {level!r}; it has {', '.join(sorted(there))}")
     return there[level]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from agent_r1.arguments import finite
+from agent_r1.arguments import ArgumentError, finite
 from agent_r1.bridges.bridge import World
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import Task
@@ -43,15 +43,15 @@ class GymToolEnv(TextGameEnv):
     ) -> None:
         kwargs.setdefault("max_turns", 30)
         if not isinstance(instructions, str):
-            raise ValueError(f"instructions must be a text, got {instructions!r}")
+            raise ArgumentError(f"instructions must be a text, got {instructions!r}")
         if not callable(make_env):
-            raise ValueError(f"make_env must be a function that makes a game, got {make_env!r}")
+            raise ArgumentError(f"make_env must be a function that makes a game, got {make_env!r}")
         if finite("max_return", max_return) <= 0:
-            raise ValueError(f"max_return must be above 0, got {max_return!r}")
+            raise ArgumentError(f"max_return must be above 0, got {max_return!r}")
         self.instructions, self.make_env, self.max_return = instructions, make_env, max_return
         self.seeds = seeds or {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
         if sorted(self.seeds) != sorted(self.splits) or not all(self.seeds.values()):
-            raise ValueError(f"seeds must have tasks for {' and '.join(self.splits)}, got {self.seeds!r}")
+            raise ArgumentError(f"seeds must have tasks for {' and '.join(self.splits)}, got {self.seeds!r}")
         super().__init__(command=command, **kwargs)
         self._first: dict[int, str] = {}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema
 from agent_r1.bridges.miniwob_page import CALL_TIMEOUT, KEYS, MOST_TEXT, Page, find_chromium, task_names
 from agent_r1.bridges.miniwob_scripts import SCRIPTS
@@ -55,11 +56,11 @@ class MiniWoBEnv(FinalRewardEnv):
         kwargs.setdefault("max_turns", 20)
         kwargs.setdefault("max_action_tokens", 512)
         if isinstance(tasks, str):
-            raise ValueError(f"tasks must be a list of names, got {tasks!r}")
+            raise ArgumentError(f"tasks must be a list of names, got {tasks!r}")
         find_chromium()
         self.names = tuple(SCRIPTS if tasks is None else tasks)
         if not self.names or set(self.names) - set(task_names()):
-            raise ValueError(f"tasks must be some of {', '.join(task_names())}; got {tasks!r}")
+            raise ArgumentError(f"tasks must be some of {', '.join(task_names())}; got {tasks!r}")
         super().__init__(TOOLS, timeout=CALL_TIMEOUT, **kwargs)
 
     @property

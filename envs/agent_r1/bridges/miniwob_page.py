@@ -127,7 +127,7 @@ class Page:
         from selenium.common.exceptions import WebDriverException
         from urllib3.exceptions import HTTPError
 
-        return self.loan.at_work(WebDriverException, HTTPError, OSError, RuntimeError)
+        return self.loan.at_work(WebDriverException, HTTPError, OSError)
 
 
 class Browser:
@@ -171,7 +171,10 @@ class Browser:
         task.driver = self.driver
         self.driver.get(task.url)
         self.driver.execute_script(BEGIN)
-        task.begin_task(seed)
+        try:
+            task.begin_task(seed)
+        except RuntimeError as error:  # miniwob has no class of its own for it
+            raise ToolFault(f"the page didn't load: {error!r:.300}") from error
         self.task = task
         return self.look()
 

@@ -12,7 +12,7 @@ from typing import IO, Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import integer
+from agent_r1.arguments import ArgumentError, integer
 from agent_r1.bridges import reasoning_server
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task, ToolEnv
@@ -49,7 +49,7 @@ class ReasoningGymEnv(ToolEnv):
         level: a level of the set's curriculum, from 0; beyond the last one it is the last.
         attempts: how many answers there are.
 
-    Raises: ImportError without reasoning-gym; ValueError for a set or setting that there isn't.
+    Raises: ImportError without reasoning-gym; ArgumentError for a set or setting that there isn't.
     """
 
     instructions = (  # the package's own default
@@ -147,7 +147,7 @@ class ReasoningGymEnv(ToolEnv):
 
 
 def choose(dataset: Any, config: Mapping[str, Any] | None, level: int | None) -> tuple[tuple[str, str], ...]:
-    """The sets that are meant, each with its settings as JSON. Raises ValueError for what there isn't."""
+    """The sets that are meant, each with its settings as JSON. Raises ArgumentError for what there isn't."""
     there = names()
     if dataset == "all":
         some = there["names" if level is None else "levels"]
@@ -156,15 +156,15 @@ def choose(dataset: Any, config: Mapping[str, Any] | None, level: int | None) ->
         dataset = {dataset: config or {}}
         config = None
     if config is not None:
-        raise ValueError("config is for one data set; of several give each its own: dataset={name: config, ...}")
+        raise ArgumentError("config is for one data set; of several give each its own: dataset={name: config, ...}")
     if not isinstance(dataset, Mapping):
         dataset = dict.fromkeys(dataset, {})
     if not dataset:
-        raise ValueError("dataset names no data set")
+        raise ArgumentError("dataset names no data set")
     try:
         chosen = tuple((str(name), json.dumps(dict(settings), sort_keys=True)) for name, settings in dataset.items())
     except (TypeError, ValueError) as error:
-        raise ValueError(f"settings of a data set are a dict as JSON has it: {error}") from error
+        raise ArgumentError(f"settings of a data set are a dict as JSON has it: {error}") from error
     if level is not None or len(chosen) < len(there["names"]) - len(LEFT_OUT):
         for name, settings in chosen:
             check_set(name, settings, level)
@@ -186,8 +186,11 @@ def names() -> dict[str, list[str]]:
 
 @lru_cache(maxsize=1024)
 def check_set(name: str, config: str, level: int | None) -> None:
-    """Raises ValueError for a data set that cannot be made."""
-    server.ask(name=name, config=json.loads(config), level=level)
+    """Raises ArgumentError for a data set that cannot be made."""
+    try:
+        server.ask(name=name, config=json.loads(config), level=level)
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
 
 
 @lru_cache(maxsize=1024)  # the episodes of a group play the same task

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.bridges.bridge import World, check_version
 from agent_r1.bridges.java_random import JAVA_OPTIONS, patched_random, seed_java
 from agent_r1.bridges.pool import Pool
@@ -79,9 +80,9 @@ class ScienceWorldEnv(TextGameEnv):
             kwargs.setdefault("max_context_tokens", 65_536)
         self.names = tuple(TASKS if tasks is None else tasks)
         if not self.names or not set(self.names) <= set(TASKS):
-            raise ValueError(f"tasks must be some of {', '.join(TASKS)}, got {tasks!r}")
+            raise ArgumentError(f"tasks must be some of {', '.join(TASKS)}, got {tasks!r}")
         if wrong := [one for one in simplifications.split(",") if one and one not in SIMPLIFICATIONS]:
-            raise ValueError(f"simplifications are {', '.join(SIMPLIFICATIONS)}, got {', '.join(wrong)}")
+            raise ArgumentError(f"simplifications are {', '.join(SIMPLIFICATIONS)}, got {', '.join(wrong)}")
         self.simplifications = simplifications
         find_scienceworld()
         super().__init__(command="such as: open door to kitchen", timeout=CALL_TIMEOUT, **kwargs)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.bridges.bridge import BridgeEnv, World, check_version
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
@@ -125,7 +126,7 @@ class Tau2TelecomEnv(Tau2Env):
 
     def __init__(self, *, policy: str = "manual", **kwargs: Any) -> None:
         if policy not in ("manual", "workflow"):
-            raise ValueError(f"policy must be 'manual' or 'workflow', got {policy!r}")
+            raise ArgumentError(f"policy must be 'manual' or 'workflow', got {policy!r}")
         kwargs.setdefault("max_turns", 50)
         text, schemas = telecom(policy)
         self.policy = policy

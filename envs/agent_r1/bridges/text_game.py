@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from agent_r1.bridges.bridge import BridgeEnv
+from agent_r1.bridges.bridge import BridgeEnv, call_schema
 from agent_r1.dialects import Call
 from agent_r1.tool_env import End
 from agent_r1_tools import ToolResult
@@ -26,9 +26,8 @@ class TextGameEnv(BridgeEnv):
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "game": 0.0}
 
     def __init__(self, *, command: str = "a command of the game", **kwargs: Any) -> None:
-        properties = {"command": {"type": "string", "description": command}}
-        parameters = {"type": "object", "properties": properties, "required": ["command"]}
-        super().__init__([{"name": "act", "description": "Do something.", "parameters": parameters}], **kwargs)
+        act = call_schema("act", "Do something.", command={"type": "string", "description": command})
+        super().__init__([act], **kwargs)
 
     def full_score(self) -> float:
         """The sum of rewards of a game that is won."""

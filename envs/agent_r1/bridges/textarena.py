@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema
 from agent_r1.bridges.textarena_players import MOVES, SOLVED, base, solve
 from agent_r1.dialects import Call
@@ -71,7 +72,7 @@ class TextArenaEnv(FinalRewardEnv):
         player: which side is played, 0 or 1; None for both, in turn.
         timeout: seconds of a move, for an opponent that blocks.
 
-    Raises: ImportError without textarena or what a game needs; ValueError for a game that cannot be played here.
+    Raises: ImportError without textarena or what a game needs; ArgumentError for a game that cannot be played.
     """
 
     instructions = (
@@ -89,14 +90,14 @@ class TextArenaEnv(FinalRewardEnv):
         **kwargs: Any,
     ) -> None:
         if player not in (None, 0, 1):
-            raise ValueError(f"player must be None, 0 or 1, got {player!r}")
+            raise ArgumentError(f"player must be None, 0 or 1, got {player!r}")
         self.games = GAMES if game == "all" else (game,) if isinstance(game, str) else tuple(game)
         if not self.games:
-            raise ValueError("game names no game")
+            raise ArgumentError("game names no game")
         self.opponent, self.player = opponent, player
         for name in self.games:
             if find_players(name) == 2 and opponent is None and base(name) not in MOVES:
-                raise ValueError(f"there is no scripted player of {name}; give opponent=, a callable")
+                raise ArgumentError(f"there is no scripted player of {name}; give opponent=, a callable")
         kwargs.setdefault("max_turns", 100)
         super().__init__(TOOLS, **kwargs)
         self._first: dict[str, Task] = {}
@@ -337,13 +338,13 @@ def make(game: str) -> Any:
 def find_players(game: str) -> int:
     """How many players a game has, 1 or 2.
 
-    Raises ValueError for a game that there isn't, or that can't be played here; ImportError where it lacks something.
+    Raises ArgumentError for a game that isn't there or can't be played here; ImportError where it lacks something.
     """
     there = importlib.import_module(f"{load().__name__}.envs.registration").ENV_REGISTRY
     if game not in there:
-        raise ValueError(f"TextArena has no game {game!r}; it has {', '.join(sorted(there))}")
+        raise ArgumentError(f"TextArena has no game {game!r}; it has {', '.join(sorted(there))}")
     if base(game) in JUDGED:
-        raise ValueError(f"{game} asks a model over the network who has won")
+        raise ArgumentError(f"{game} asks a model over the network who has won")
     for players in (2, 1):
         try:
             with fence(), contextlib.redirect_stdout(io.StringIO()):
@@ -357,11 +358,11 @@ def find_players(game: str) -> int:
             raise ImportError(f"{game} needs words of nltk: {words}") from error
         except SyntaxError as error:
             version = ".".join(map(str, sys.version_info[:2]))
-            raise ValueError(f"{game} is written for a Python newer than {version}") from error
+            raise ArgumentError(f"{game} is written for a Python newer than {version}") from error
         except OSError as error:
-            raise ValueError(f"{game} lacks files that the package doesn't ship: {error}") from error
+            raise ArgumentError(f"{game} lacks files that the package doesn't ship: {error}") from error
         except ImportError as error:
             raise ImportError(f"{game} needs what the package doesn't ask for: {error}") from error
         if state.num_players == players:
             return players
-    raise ValueError(f"{game} isn't for one or two players")
+    raise ArgumentError(f"{game} isn't for one or two players")

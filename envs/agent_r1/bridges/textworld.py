@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.bridges.bridge import World, check_version
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import ONLY_EXPERTS, Task
@@ -72,10 +73,10 @@ class TextWorldEnv(TextGameEnv):
         kwargs.setdefault("max_turns", 50)
         kwargs.setdefault("max_action_tokens", 512)
         if game not in GAMES:
-            raise ValueError(f"there is no game {game!r}; there are {', '.join(GAMES)}")
+            raise ArgumentError(f"there is no game {game!r}; there are {', '.join(GAMES)}")
         if unknown := set(settings or {}) - set(GAMES[game]):
             there = ", ".join(GAMES[game])
-            raise ValueError(f"{game} has no setting {', '.join(map(repr, sorted(unknown)))}; it has {there}")
+            raise ArgumentError(f"{game} has no setting {', '.join(map(repr, sorted(unknown)))}; it has {there}")
         find_textworld()
         self.game, self.settings = game, dict(GAMES[game]) | dict(settings or {})
         super().__init__(command="such as: open fridge", **kwargs)

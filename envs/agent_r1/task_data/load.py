@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.task_data import gsm8k, hotpotqa, humaneval, math, mbpp, musique, two_wiki
 from agent_r1.task_data.files import read_json, read_lines, read_rows
 from agent_r1.task_data.records import DataFormatError, DataNotFoundError, DataSet, Row, shown
@@ -41,13 +42,13 @@ def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[
         split: one of the set's splits, such as "train" or "dev" (also called "validation").
         data_dir: the folder of the set; None looks at `AGENT_R1_DATA` and then downloads.
 
-    Raises: DataNotFoundError, DataFormatError; ValueError for a set or split that there isn't.
+    Raises: DataNotFoundError, DataFormatError; ArgumentError for a set or split that there isn't.
     """
     if name not in DATA_SETS:
-        raise ValueError(f"there is no data set {name!r}; there are {', '.join(DATA_SETS)}")
+        raise ArgumentError(f"there is no data set {name!r}; there are {', '.join(DATA_SETS)}")
     data_set = DATA_SETS[name]
     if split not in data_set.splits:
-        raise ValueError(f"{data_set.name} has no split {split!r}; it has {', '.join(data_set.splits)}")
+        raise ArgumentError(f"{data_set.name} has no split {split!r}; it has {', '.join(data_set.splits)}")
     split = data_set.splits[split]
     path = find_file(data_set, split, data_dir)
     if path is None:

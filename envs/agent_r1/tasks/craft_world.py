@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import integer
+from agent_r1.arguments import ArgumentError, integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import paper_outcome
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
@@ -278,7 +278,7 @@ class CraftWorldEnv(ToolEnv):
         super().__init__([Tool.from_function(tool, timeout=math.inf) for tool in tools], **kwargs)
         if depth is not None and depth not in DEPTHS.get(self.split, (1, 2, 3, 4, 5)):
             there = ", ".join(map(str, DEPTHS.get(self.split, (1, 2, 3, 4, 5))))
-            raise ValueError(f"depth must be None or one of {there} in split {self.split!r}, got {depth!r}")
+            raise ArgumentError(f"depth must be None or one of {there} in split {self.split!r}, got {depth!r}")
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.depth = depth
         depths = (depth,) if depth is not None else DEPTHS.get(self.split, (1, 2, 3))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.dialects import Call
 from agent_r1.math_judge import judge, require_math_verify
 from agent_r1.task_data import load_questions
@@ -61,7 +62,7 @@ class MathematicsEnv(ToolEnv):
         **kwargs: Any,
     ) -> None:
         if isinstance(tools, str) or not tools or not {"calculator", "python"}.issuperset(tools):
-            raise ValueError(f"tools are any of 'calculator' and 'python', as a tuple; got {tools!r}")
+            raise ArgumentError(f"tools are any of 'calculator' and 'python', as a tuple; got {tools!r}")
         super().__init__([Calculator() if name == "calculator" else _python(sandbox) for name in tools], **kwargs)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:

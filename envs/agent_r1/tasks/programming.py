@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.code_judge import RunTests, Suite, check_program, judge_sandbox
 from agent_r1.dialects import Call
 from agent_r1.task_data import Program, load_questions
@@ -61,7 +62,7 @@ class ProgrammingEnv(ToolEnv):
         from agent_r1_tools.python import PythonTool
 
         if isinstance(tools, str) or not tools or not {"python", "run_tests"}.issuperset(tools):
-            raise ValueError(f"tools are any of 'python' and 'run_tests', as a tuple; got {tools!r}")
+            raise ArgumentError(f"tools are any of 'python' and 'run_tests', as a tuple; got {tools!r}")
         self._judge_sandbox = judge_sandbox(sandbox)
         self._run_tests = RunTests(self._judge_sandbox)
         made: dict[str, Callable[[], Tool]] = {
@@ -203,7 +204,7 @@ class MBPPEnv(ProgrammingEnv):
         **kwargs: Any,
     ) -> None:
         if shown_tests < 1:
-            raise ValueError(f"shown_tests must be at least 1 (a test names the function), got {shown_tests}")
+            raise ArgumentError(f"shown_tests must be at least 1 (a test names the function), got {shown_tests}")
         self.programs: list[Program] = load_questions("mbpp", split, data_dir)
         self.shown_tests = shown_tests
         super().__init__(split=split, **kwargs)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.dialects import Call
 from agent_r1.rewards import PROCESS_WEIGHTS, exact_match, f1
 from agent_r1.task_data import load_questions
@@ -117,7 +118,7 @@ class QuestionAnsweringEnv(ToolEnv):
     ) -> None:
         unknown = [name for name in tools if name not in ("search", "lookup")]
         if unknown or not tools or isinstance(tools, str):
-            raise ValueError(f"tools are any of 'search' and 'lookup', as a tuple; got {tools!r}")
+            raise ArgumentError(f"tools are any of 'search' and 'lookup', as a tuple; got {tools!r}")
         if isinstance(corpus, str | os.PathLike) or not hasattr(corpus, "search"):
             corpus = str(corpus)
         self.corpus: str | Retriever = corpus
@@ -135,7 +136,7 @@ class QuestionAnsweringEnv(ToolEnv):
 
     def pooled_passages(self) -> tuple[Passage, ...]:
         """The passages of corpus "pooled", each once."""
-        raise ValueError(f"{type(self).__name__} has no corpus 'pooled'")
+        raise ArgumentError(f"{type(self).__name__} has no corpus 'pooled'")
 
     def _shared_tools(self) -> list[Tool]:
         """The tools over a corpus that all episodes share; for "own" over nothing, until an episode begins."""
@@ -148,7 +149,7 @@ class QuestionAnsweringEnv(ToolEnv):
         if found is not None:
             return self._tools(retriever, found)
         if self._tool_names != ("search",):
-            raise ValueError(
+            raise ArgumentError(
                 "a retriever or a retrieval server only searches; lookup needs corpus 'own', 'pooled' or a file"
             )
         return [SearchTool(retriever, self.top_k)]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.math_judge import judge, require_math_verify
 from agent_r1.rewards import exact_match, f1
 from agent_r1.task_data import DataFormatError
@@ -93,15 +94,15 @@ class RowsEnv(ToolEnv):
         **kwargs: Any,
     ) -> None:
         if isinstance(tools, str):
-            raise ValueError(f"tools is a list of names or Tools, got {tools!r}")
+            raise ArgumentError(f"tools is a list of names or Tools, got {tools!r}")
         if (corpus is None) == ("search" in tools):
-            raise ValueError("corpus is what the tool search searches: give both of them or neither")
+            raise ArgumentError("corpus is what the tool search searches: give both of them or neither")
         made = [_tool(tool, corpus, top_k, sandbox) for tool in tools]
         self._names = [tool.name for tool in made]
         if data is not None and data_dir is not None:
-            raise ValueError("data and data_dir both say where the rows are; give one of them")
+            raise ArgumentError("data and data_dir both say where the rows are; give one of them")
         if (reward == "model") != (judge_url is not None and judge_model is not None):
-            raise ValueError("reward 'model' goes with judge_url and judge_model")
+            raise ArgumentError("reward 'model' goes with judge_url and judge_model")
         named = isinstance(reward, str) and reward in REWARDS
         function = _function(reward) if isinstance(reward, str) and not named else reward
         self.reward = function if named else _check(function)
@@ -175,7 +176,7 @@ def _tool(tool: str | Tool, corpus: str | os.PathLike[str] | Retriever | None, t
         from agent_r1_tools.python import PythonTool
 
         return PythonTool(backend=sandbox)
-    raise ValueError(f"there is no tool {tool!r}; by name there are {', '.join(NAMES)}, others are given as Tools")
+    raise ArgumentError(f"there is no tool {tool!r}; by name there are {', '.join(NAMES)}, others are given as Tools")
 
 
 # ---------------------------------------------------------------------- rewards
@@ -183,9 +184,9 @@ def _tool(tool: str | Tool, corpus: str | os.PathLike[str] | Retriever | None, t
 def _check(reward: Any) -> Reward:
     """The function. Raises ValueError for what is none, or has to be awaited."""
     if not callable(reward):
-        raise ValueError(f"reward is one of {', '.join(REWARDS)}, a function, or module:function; got {reward!r}")
+        raise ArgumentError(f"reward is one of {', '.join(REWARDS)}, a function, or module:function; got {reward!r}")
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
-        raise ValueError(f"the reward function {_name(reward)} is async; give a plain one, which may block")
+        raise ArgumentError(f"the reward function {_name(reward)} is async; give a plain one, which may block")
     return reward
 
 
@@ -209,11 +210,11 @@ def _name(function: Any) -> str:
 def _function(name: str) -> Reward:
     module, _, attribute = name.partition(":")
     if not attribute:
-        raise ValueError(f"reward is one of {', '.join(REWARDS)}, a function, or module:function; got {name!r}")
+        raise ArgumentError(f"reward is one of {', '.join(REWARDS)}, a function, or module:function; got {name!r}")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"reward {name!r}: {error}; the module must be found (PYTHONPATH=.)") from None
+        raise ArgumentError(f"reward {name!r}: {error}; the module must be found (PYTHONPATH=.)") from None
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import integer
+from agent_r1.arguments import ArgumentError, integer
 from agent_r1.task_data.sql import FILES, load_sql
 from agent_r1.tasks import sql_tasks
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
@@ -62,7 +62,7 @@ class SQLWorldEnv(ToolEnv):
         there = sql_tasks.SPLITS if data_dir is None else tuple(FILES)
         if self.split not in there:
             what = "without data_dir" if data_dir is None else "with data_dir"
-            raise ValueError(f"SQLWorld has no split {split!r} {what}; it has {', '.join(there)}")
+            raise ArgumentError(f"SQLWorld has no split {split!r} {what}; it has {', '.join(there)}")
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.questions = None if data_dir is None else load_sql(self.split, data_dir)
 

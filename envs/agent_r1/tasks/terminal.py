@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import integer
+from agent_r1.arguments import ArgumentError, integer
 from agent_r1.dialects import Call
 from agent_r1.task_data.harbor import TerminalTask, load_tasks
 from agent_r1.tasks import terminal_tasks
@@ -21,6 +21,7 @@ from agent_r1_tools import Tool, ToolResult
 
 if TYPE_CHECKING:
     from agent_r1_tools.python import Limits
+    from agent_r1_tools.shell import Machine
 
 MAX_TEST_SECONDS = 60.0
 """The tests of a task get what its task.toml says, and at most this."""
@@ -79,7 +80,7 @@ class TerminalEnv(ToolEnv):
         from agent_r1_tools.shell import LIMITS, ShellTool
 
         if not isinstance(limits, Limits | None):
-            raise ValueError(f"limits are agent_r1_tools.python.Limits, which is for Python alone; got {limits!r}")
+            raise ArgumentError(f"limits are agent_r1_tools.python.Limits, which is for Python alone; got {limits!r}")
         self.limits = limits or LIMITS
         submit = Tool.from_function(self._submit, name="submit", timeout=SUBMIT_SECONDS, timeout_is_fault=True)
         super().__init__([ShellTool(), submit], max_turns=max_turns, **kwargs)
@@ -179,12 +180,12 @@ def run_tests(task: TerminalTask, packed: bytes, limits: Limits, hide: list[str]
     try:
         if "run.sh" in task.tests:
             with Machine(task.folder, limits, hide=hide) as machine:
-                machine.unpack(packed)
+                _unpack(machine, packed)
                 machine.run(task.tests["run.sh"].decode("utf-8", "replace"))
                 packed = part(machine.pack(), task.folder)
         files = {f"/tests/{path}": content for path, content in task.tests.items()}
         with Machine(task.folder, limits, files=files, writable=["/logs/verifier"], hide=hide) as machine:
-            machine.unpack(packed)
+            _unpack(machine, packed)
             command = "bash /tests/test.sh" if "test.sh" in task.tests else RUN_PYTHON
             _, code = machine.run(command, {"RAN": "1", "PYTHONSAFEPATH": "1"})
             if code is None or code < 0 or code > 128:
@@ -192,6 +193,16 @@ def run_tests(task: TerminalTask, packed: bytes, limits: Limits, hide: list[str]
             return _reward(machine.read("/logs/verifier/reward.txt"), machine.read("/logs/verifier/reward.json"))
     except CallError:  # what the policy left brought the machine down
         return 0.0
+
+
+def _unpack(machine: Machine, packed: bytes) -> None:
+    """Raises SandboxError where that fails, as in the shell: nothing of the policy's runs yet."""
+    from agent_r1_tools.python import CallError, SandboxError
+
+    try:
+        machine.unpack(packed)
+    except CallError as error:
+        raise SandboxError(f"the machine of the tests is lost: {error}") from None
 
 
 def _reward(text: bytes | None, values: bytes | None) -> float:

@@ -100,6 +100,14 @@ class GuestProcess:
             reason = "it took too long" if isinstance(error, OutOfTime) else said or "its process ended"
             raise SandboxError(f"the sandbox did not start: {reason}") from None
 
+    def alive(self) -> bool:
+        """Whether its process runs, as far as we know."""
+        if self.pidfd is None:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)  # readable when the process has ended
+        return not poll.poll(0)
+
     def begin(self, keep: int) -> None:
         """Go on; forget what was printed, and keep so many bytes from now on."""
         self.drain()
@@ -275,6 +283,10 @@ class ProcessSession(Session):
         except Died:
             self.close()
             raise CallError("Died", "the process ended") from None
+
+    def alive(self) -> bool:
+        """Whether there is a guest, and it runs."""
+        return self._guest is not None and self._guest.alive()
 
     def get_state(self) -> State:
         return State(tuple(self._cells))

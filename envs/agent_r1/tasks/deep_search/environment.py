@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import integer
+from agent_r1.arguments import ArgumentError, integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match, f1
 from agent_r1.task_data import Question, load_questions
@@ -116,12 +116,12 @@ class DeepSearchEnv(ToolEnv):
         if isinstance(corpus, str | os.PathLike) or not hasattr(corpus, "search"):
             corpus = str(corpus)
         if questions is None and (data_dir is not None or corpus == "pooled"):
-            raise ValueError(
+            raise ArgumentError(
                 f"each generated task has a web of its own; data_dir and corpus='pooled' go with questions=, one of "
                 f"{', '.join(QUESTIONS)}; got data_dir={data_dir!r}, corpus={corpus!r}"
             )
         if questions is not None and questions not in QUESTIONS:
-            raise ValueError(f"questions is None or one of {', '.join(QUESTIONS)}, got {questions!r}")
+            raise ArgumentError(f"questions is None or one of {', '.join(QUESTIONS)}, got {questions!r}")
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.questions: list[Question] | None = None
         pool: list[Question] = []
@@ -331,13 +331,13 @@ def read_citations(answer: str, known: set[str]) -> tuple[str, set[str]]:
 def _questions(name: str, split: str, data_dir: str | os.PathLike[str] | None) -> tuple[list[Question], list[Question]]:
     """The questions of a split that name their gold pages, and all of the file; test and pages_N are of the dev set."""
     if split in ("unseen_entities", "other_phrasings"):
-        raise ValueError(f"split {split!r} is of the generated web; {name} has train, test and pages_N")
+        raise ArgumentError(f"split {split!r} is of the generated web; {name} has train, test and pages_N")
     rows = load_questions(name, "train" if split == "train" else "dev", data_dir)
     wanted = int(split.removeprefix("pages_")) if split.startswith("pages_") else None
     gold = [len(question_task(row).metadata["supports"]) for row in rows]
     found = [row for row, number in zip(rows, gold, strict=True) if number and wanted in (None, number)]
     if not found:
-        raise ValueError(f"no question of {name} fits split {split!r}: none has that many gold pages")
+        raise ArgumentError(f"no question of {name} fits split {split!r}: none has that many gold pages")
     return found, rows
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import integer
+from agent_r1.arguments import ArgumentError, integer
 from agent_r1.dialects import Call
 from agent_r1.task_data.webshop import Files, Goal, Product, find_webshop, load_webshop, split_goals
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
@@ -102,9 +102,10 @@ class ShopWorldEnv(ToolEnv):
         self.world_seed, self.page_size, self.nouns = integer("world_seed", world_seed, least=0), page_size, nouns
         self._files: Files | None = None if data_dir is None else find_webshop(data_dir, human_goals)
         if self._files is not None and self.split not in DATA_SPLITS:
-            raise ValueError(f"split {split!r} is of the generated shop; WebShop's data has {', '.join(DATA_SPLITS)}")
+            there = ", ".join(DATA_SPLITS)
+            raise ArgumentError(f"split {split!r} is of the generated shop; WebShop's data has {there}")
         if self._files is not None and not self._goals:
-            raise ValueError(f"split {split!r} has no goal: of fewer than four all are in split 'train'")
+            raise ArgumentError(f"split {split!r} has no goal: of fewer than four all are in split 'train'")
 
     @property
     def shop(self) -> Shop:

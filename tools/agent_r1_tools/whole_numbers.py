@@ -1,0 +1,95 @@
+"""2 for 2.0 where a schema says integer: to JSON both are one, to range() and isinstance() they aren't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import unquote
+
+
+def whole_numbers(schema: dict[str, Any], value: Any) -> Any:
+    """A value that fits a schema, with an int for a whole float where that says integer, or names the int by `enum` or
+    `const`, and nothing says number. Followed are `allOf`, those of `anyOf` and `oneOf` that the value fits, and `$ref`
+    inside of the schema; what stands elsewhere says nothing."""
+    return _whole(schema, [schema], value) if _any_whole(value) else value
+
+
+def _any_whole(value: Any) -> bool:
+    todo = [value]  # as deep as a policy likes, where the schema says nothing
+    while todo:
+        one = todo.pop()
+        if type(one) is float and one.is_integer():
+            return True
+        if isinstance(one, list | dict):
+            todo += one.values() if isinstance(one, dict) else one
+    return False
+
+
+def _whole(root: dict[str, Any], schemas: Iterable[Any], value: Any) -> Any:
+    """`value`, for which all of `schemas` hold."""
+    found = list(_holding(root, schemas, value))
+    if not found:
+        return value
+    if isinstance(value, list):
+        return [_whole(root, [_item(one, place) for one in found], item) for place, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {name: _whole(root, [_property(one, name) for one in found], one) for name, one in value.items()}
+    kinds = {name for one in found for name in _kinds(one, value)}
+    return int(value) if "integer" in kinds and "number" not in kinds else value
+
+
+def _holding(root: dict[str, Any], schemas: Iterable[Any], value: Any) -> Iterator[dict[str, Any]]:
+    """These schemas and those that they name for the same value, each once: one may name itself."""
+    todo, seen = list(schemas), set()
+    while todo:
+        schema = todo.pop()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        yield schema
+        todo += schema.get("allOf", ())
+        todo += [option for key in ("anyOf", "oneOf") for option in schema.get(key, ()) if _fits(root, option, value)]
+        if "$ref" in schema:
+            todo.append(_referred(root, schema["$ref"]))
+
+
+def _fits(root: dict[str, Any], option: Any, value: Any) -> bool:
+    from jsonschema import Draft202012Validator
+
+    try:
+        return Draft202012Validator(root).evolve(schema=option).is_valid(value)
+    except Exception:  # it refers to nothing: nobody asked it where one before it fitted
+        return False
+
+
+def _referred(root: Any, reference: str) -> Any:
+    """What a JSON pointer names; None where it is another kind of reference."""
+    if reference[:2] not in ("#", "#/"):
+        return None
+    found = root
+    try:
+        for part in unquote(reference).split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            found = found[int(part)] if isinstance(found, list) else found[part]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+    return found
+
+
+def _item(schema: dict[str, Any], place: int) -> Any:
+    first = schema.get("prefixItems", ())
+    return first[place] if place < len(first) else schema.get("items")
+
+
+def _property(schema: dict[str, Any], name: str) -> Any:
+    return schema.get("properties", {}).get(name, schema.get("additionalProperties"))
+
+
+def _kinds(schema: dict[str, Any], value: float) -> list[str]:
+    """What a schema says that a number is; the values that it names say more than its type."""
+    named = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    equal = [one for one in named if type(one) in (int, float) and one == value]
+    if equal:
+        return ["integer" if int in map(type, equal) else "number"]
+    names = schema.get("type", ())
+    return [names] if isinstance(names, str) else list(names)
