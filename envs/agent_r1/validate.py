@@ -180,6 +180,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.digest:
         print(digest_elsewhere(subjects[0]))
         return 0
+    if args.write and (args.write.suffix != ".md" or not args.write.parent.is_dir()):
+        parser.error(f"--write: {args.write} must end in .md, in a folder that is there")
     try:
         if args.write:
             read(args.write)

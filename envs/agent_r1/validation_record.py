@@ -42,7 +42,7 @@ class Report:
 def table(reports: Sequence[Report]) -> str:
     """The figures and verdicts as a Markdown table."""
     head = ["id", "tasks", "played", "splits", "expert", "fallible", "null", "random", "stuffing", "copying"]
-    head += ["shortcuts", "steps/s", "build ms", "checks"]
+    head += ["shortcuts", "floor", "steps/s", "build ms", "checks"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for report in reports:
         name = report.env_id.removeprefix("AgentR1/")
@@ -69,6 +69,7 @@ def table(reports: Sequence[Report]) -> str:
                     f"{max(success['stuffing'], success['many answers']):.3f}",
                     f"{success['copying']:.3f}",
                     ", ".join(f"{name.replace('_', ' ')} {share:.3f}" for name, share in tricks.items()),
+                    f"{row['floor']:.2f}",
                     f"{row['steps_per_second']:,.0f}",
                     f"{row['build_ms']:.0f}",
                     "pass" if not report.failed else f"failed: {', '.join(report.failed)}",

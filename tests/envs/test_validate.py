@@ -133,6 +133,13 @@ def test_the_command(tmp_path, capsys):
     assert row["row"]["success"]["expert"] == 1.0 and row["failed"] == {}
 
 
+@pytest.mark.parametrize("name", ["nowhere/t.md", "t.json", "t"])
+def test_where_rows_can_not_be_written_nothing_is_played(name, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        validate.main(["AgentR1/ArithmeticWorld-v0", "--tasks", "4", "--write", str(tmp_path / name)])
+    assert "must end in .md, in a folder that is there" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_rows_that_are_not_measured_stay(tmp_path, monkeypatch, capsys):
     """With their commands; a row that can't be measured here doesn't take the place of one that was."""
     success = dict.fromkeys(("null", "random", "stuffing", "many answers", "copying"), 0.0)
