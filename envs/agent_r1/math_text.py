@@ -47,9 +47,10 @@ _GREEK = frozenset(r"\alpha \beta \gamma \delta \theta \lambda \mu \phi \varphi 
 _FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan log ln exp pi".split())
 _NAME_COMMANDS = frozenset(r"\angle \triangle \overline \vec \Delta \cap \cup \mid \ell \circ".split())
 _QUANTITY = re.compile(rf"(?<![\\a-zA-Z])(?:{'|'.join(_QUANTITIES - _OPERATIONS)})(?![a-zA-Z])", re.IGNORECASE)
-# x, AB, \angle ABC, f(6); but x(6), n(n + 1) are products.
+# x, AB, \angle ABC, f(6), y(6); but x(6), n(n + 1) are products.
 _NAME = re.compile(
-    r"(?:m\s*(?=\\angle))?(?:\\(?:angle|triangle|overline|vec|Delta)(?![a-zA-Z])\s*)*(?![xyz]\s*\()"
+    r"(?:m\s*(?=\\angle))?(?:\\(?:angle|triangle|overline|vec|Delta)(?![a-zA-Z])\s*)*(?![xz]\s*\()"
+    r"(?!y\s*\((?!\s*(?:x|-?\d+(?:\.\d+)?)\s*\)))"
     rf"\{{?\s*([A-Z](?:\s*[A-Z])*|[a-z]|(?:\\ell|{'|'.join(map(re.escape, _GREEK))})(?![a-zA-Z]))\s*\}}?\s*"
     r"(?:_\s*(?:\{[^{}]*\}|.)\s*)?(?:\((?![^()]*\1)[^()]*\))?"
 )
@@ -59,14 +60,23 @@ _UNICODE = str.maketrans({
     "∪": r"\cup ", "°": r"^\circ ", "²": "^2", "³": "^3",
 })  # fmt: skip
 _SPACES = re.compile(r"(?<!\\)\\[ ,;:]|\\q?quad(?![a-zA-Z])|~(?!=)")
+# The thin spaces of thousands: 12\,000.
+_THIN = re.compile(r"(?<![\d.,_^a-zA-Z])[1-9]\d{0,2}(?:(?:\\,|[\u2009\u202f])\d{3})+(?!,?\d)")
 # But between digits, also where a point or the comma of thousands stands there.
 _BLANK = re.compile(r" (?!(?<=\d )\.?\d|(?<=\d\. )\d|(?<=\d, )\d{3}|(?<=\d ), ?\d{3})")
 _BASE = re.compile(r"(?<=[\d)}!])\s*_\s*\{?(\d+|.)\}?")
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
+# In the brackets behind a quantity: area(ABC), gcd(6, 9).
+_ARGUMENT = (
+    r"(?:\\(?:angle|triangle|overline|vec)(?![a-zA-Z])\s*)?"
+    rf"\{{?\s*(?:[A-Z](?:\s*[A-Z])*|[a-z]|-?(?:{_NUMBER}))\s*\}}?"
+)
+_ARGUMENTS = re.compile(rf"(?:\(\s*{_ARGUMENT}(?:\s*,\s*{_ARGUMENT})*\s*\))?")
 _PLAIN = re.compile(rf"{_NUMBER}|[a-zA-Z]+")
 _TOKEN = re.compile(rf"{_NUMBER}|\\[a-zA-Z]+|\\.|[a-zA-Z]+|\S")
 _EQUALS = re.compile(r"(?<![\\<>!=])=|\\in(?![a-zA-Z])")
 _APPROXIMATES = re.compile(r"\\approx(?![a-zA-Z])|≈|~=")
+_EDGE = "#"  # of a formula in a question
 _BRACKETS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("\\fbox{", "}"))
 
 
@@ -78,6 +88,7 @@ class Reading(NamedTuple):
         value: what the answer states, likewise.
         equal: pairs that the answer says are equal (`\\sqrt{49} = 7`).
         rounded: pairs of a value and what the answer rounds it to (`\\frac{14}{3} \\approx 4.67`).
+        members: where each member of a point or interval begins and ends in `value`; none in anything else.
         changed: for each number in `value`, where it begins and ends, and other numbers.
     """
 
@@ -85,6 +96,7 @@ class Reading(NamedTuple):
     value: str
     equal: list[tuple[str, str]]
     rounded: list[tuple[str, str]]
+    members: list[tuple[int, int]]
     changed: list[tuple[int, int, list[str]]]
 
 
@@ -180,7 +192,7 @@ def read(gold: str, answer: str, question: str = "") -> Reading | None:
         equal += [(side, value) for side in left]
         rounded += [(value, side.replace(",", "")) for side in approximate]
     value = ", ".join(values)
-    return Reading(_bare(gold), value, equal, rounded, _changed(value))
+    return Reading(_bare(gold), value, equal, rounded, _members(value), _changed(value))
 
 
 def has_other_symbols(gold: str, value: str) -> bool:
@@ -195,6 +207,7 @@ def has_other_symbols(gold: str, value: str) -> bool:
 def _clean(text: str) -> str:
     r"""The same in the notation of LaTeX, where Python's or sympy's was used, and without spacing commands."""
     text = text.replace("**", "^").replace("==", "=").replace("{,}", ",").translate(_UNICODE)
+    text = _THIN.sub(lambda number: re.sub(r"\D", "", number[0]), text)
     text = re.sub(r"√\s*(\d+|[a-z])", r"\\sqrt{\1}", text)
     text = re.sub(r"(?<!\\)\\!\s*|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?=\s*(?:[()\[\]|]|\\[{}|]))", "", text)
     text = _SPACES.sub(" ", text)
@@ -306,18 +319,23 @@ def _symbols(text: str) -> set[str]:
 def _is_name(side: str, question: str) -> bool:
     r"""Whether it names what is asked for: `x`, `f(6)`, `(x, y)`, `\angle ABC`, `\text{area}`.
 
-    An expression of names (`x^2 + y^2`, `\sin A`) does only where the question has it; one that begins with a sign, or
-    has a root in it, never does: `-x = 7` states another x.
+    An expression of names (`x^2 + y^2`, `\sin A`) does only where the question has it, in whatever notation; one that
+    begins with a sign, or has a root in it, never does: `-x = 7` states another x.
     """
     side = _TEXT.sub(r"\1", side).strip()
     if re.fullmatch(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\)", side):
         return True
+    if not _NO_UNITS.isdisjoint(re.findall(r"(?<![\\a-z])[a-z]+", side.lower())):
+        return False
     rest = _QUANTITY.sub("", side).strip()
-    if rest != side and re.fullmatch(r"(?:\([^()]*\))?", rest):
+    if rest != side and _ARGUMENTS.fullmatch(rest):
         return True
+    rest = re.sub(r"^\|([^|]*[A-Z]\s*[A-Z]\s*\}?\s*)\|$", r"\1", rest)  # |AB|
     if name := _NAME.fullmatch(rest):
         return name[1].lower() not in _NO_UNITS
-    return not side.startswith("-") and _is_expression(side) and _is_asked(side, question)
+    if side.startswith("-") or not (_is_expression(side) or _is_expression(_one_form(side))):
+        return False
+    return _is_asked(side, question)
 
 
 def _is_expression(side: str) -> bool:
@@ -336,15 +354,53 @@ def _is_expression(side: str) -> bool:
 
 def _is_asked(side: str, question: str) -> bool:
     """Whether an expression stands in the question as a whole, and not as a part of another or of an equation."""
-    asked, part = _question(question), _tokens(side)
+    asked, part = _asked(question), _tokens(_one_form(side))
 
-    def goes_on(token: str) -> bool:
+    def goes_on(place: int) -> bool:
+        token = asked[place] if 0 <= place < len(asked) else ";"
+        if len(token) == 1 and token.isalpha():  # a factor, or the article
+            return asked[: max(place, 0)].count(_EDGE) % 2 == 1
         return token[0].isdigit() or token[0] == "\\" and token[1:].isalpha() or token in set("+-*/^_=<>()[]|!'")
 
-    return any(
-        not any(map(goes_on, (*asked[:start][-1:], *asked[start + len(part) :][:1])))
-        for start in _places(asked, part)
-    )
+    return any(not goes_on(start - 1) and not goes_on(start + len(part)) for start in _places(asked, part))
+
+
+@lru_cache(maxsize=1024)
+def _asked(question: str) -> tuple[str, ...]:
+    """The tokens of a question in the form of `_one_form`, with the edges of its formulas."""
+    question = re.sub(r"(?<!\\)(?:\$+|\\[()\[\]])", f" {_EDGE} ", question)
+    return tuple(_tokens(_one_form(_clean(question))))
+
+
+def _one_form(text: str) -> str:
+    r"""`a/b` for `\frac{a}{b}`, `ab` for `a \cdot b`, `\sin x` for `\sin(x)`."""
+
+    def fraction(parts: re.Match[str]) -> str:
+        over, under = (part.strip() for part in parts.groups())
+        over = f"({over})" if re.search("[-+/]", over) else over
+        return f" {over}/{under if _TOKEN.fullmatch(under) else f'({under})'} "
+
+    while (shorter := re.sub(r"\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", fraction, text)) != text:
+        text = shorter
+    letter = r"(?<![a-zA-Z\\])([a-zA-Z])\s*"
+    text = re.sub(letter + r"(?:\\(?:cdot|times)(?![a-zA-Z])|\*)\s*(?=[a-zA-Z](?![a-zA-Z]))", r"\1", text)
+    functions = "|".join(sorted(_FUNCTIONS - {"pi", "sqrt"}))
+    power = r"(?:\s*\^\s*(?:\d|\{\d+\}))?"
+    argument = rf"(?:\\angle\s*)?[A-Z]+|[a-zA-Z]|\\(?:{'|'.join(greek[1:] for greek in _GREEK)})"
+    return re.sub(rf"(\\(?:{functions}){power})\s*\(\s*({argument})\s*\)", r"\1 \2 ", text)
+
+
+def _members(value: str) -> list[tuple[int, int]]:
+    """Where the members of a point or interval begin and end; [] where a value is neither."""
+    found, depth, start = [], 0, 1
+    for bracket in re.finditer(r"[(\[{)\]},]", value):
+        depth += (bracket[0] in "([{") - (bracket[0] in ")]}")
+        if (depth == 1 and bracket[0] == ",") or depth == 0:
+            found.append((start, bracket.start()))
+            start = bracket.end()
+        if depth == 0:
+            break
+    return found if value[:1] in ("(", "[") and start == len(value) and len(found) > 1 else []
 
 
 def _changed(value: str) -> list[tuple[int, int, list[str]]]:
