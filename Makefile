@@ -23,7 +23,7 @@ train: $(VENV)/train.stamp  ## train the default job on this machine; a CPU is e
 test: $(VENV)/dev.stamp  ## lint, type check, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow
@@ -35,7 +35,7 @@ test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gy
 	$(ADAPTERS)/bin/python -m pytest tests/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
 
 test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, in an environment of its own
-	$(WORLDS)/bin/python -m pytest tests/envs/test_bridge*.py
+	$(WORLDS)/bin/python tests/leave_nothing.py $(WORLDS)/bin/python -m pytest tests/envs/test_bridge*.py
 	$(WORLDS)/bin/python -m pytest tests/tools/test_mcp.py tests/tools/test_docs.py -k mcp
 	$(WORLDS)/bin/python -m pytest tests/envs/test_registry.py tests/envs/test_validate.py -m bridge
 	$(WORLDS)/bin/python -m pytest tests/test_benchmarks.py -k "test_a_benchmark_runs and bridges"

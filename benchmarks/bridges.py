@@ -195,7 +195,7 @@ def main() -> None:
             continue
         results[name] = {"found": PARTS[args.part](name, args), **measured}
     print(table(args.part, results))
-    record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force)
+    record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force, merged=True)
     if args.part != "model":
         print(f"\nThe table of docs/bridges.md:\n\n{overview()}")
 

@@ -70,7 +70,7 @@ def main() -> None:
     tables = "\n\n".join([*(one["table"] for one in results.values()), words])
     print(tables)
     command = f"python benchmarks/evidence.py --part {args.part}{given_flags(parser, args, *settings)}"
-    record_results(f"evidence_{args.part}", results, tables, command, forced)
+    record_results(f"evidence_{args.part}", results, tables, command, forced, merged=True)
     page.write(args.part, results)
 
 

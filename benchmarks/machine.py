@@ -13,6 +13,7 @@ import resource
 import shlex
 import sys
 import time
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -110,14 +111,17 @@ def require_quiet_machine(force: bool = False) -> None:
         print(f"warning: {message}", file=sys.stderr)
 
 
-def record_results(name: str, results: Any, table: str, command: str, forced: bool = False) -> str:
+def record_results(
+    name: str, results: Any, table: str, command: str, forced: bool = False, merged: bool = False
+) -> str:
     """Write `results/NAME.json` (with the machine and the command) and `results/NAME.md` (the table).
 
-    Where rows would be lost that were recorded, they stay, and these go to `NAME_part`. Returns the name.
+    Where rows would be lost that were recorded, they stay, and these go to `NAME_part`; `merged`: the results have them
+    already. Returns the name.
     """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    if path.is_file() and _lacks(results, json.loads(path.read_text())["results"]):
+    if path.is_file() and not merged and _lacks(results, json.loads(path.read_text())["results"]):
         print(f"{path.name} has rows that this command leaves out; delete it to replace it. Recorded as {name}_part")
         name = f"{name}_part"
     record = {"command": command, "machine": describe_machine(), "forced": forced, "results": results}
@@ -126,14 +130,20 @@ def record_results(name: str, results: Any, table: str, command: str, forced: bo
     return name
 
 
-def _lacks(new: Any, old: Any) -> bool:
-    """Whether results leave out rows of others: items of a list, or keys of the first two levels."""
+def _lacks(new: Any, old: Any, levels: int = 2) -> bool:
+    """Whether results leave out rows of others: keys of two levels, and items of lists, by what names them."""
     if isinstance(new, list) and isinstance(old, list):
-        return len(new) < len(old)
-    if not (isinstance(new, dict) and isinstance(old, dict)):
+        return bool(Counter(map(_named, old)) - Counter(map(_named, new)))
+    if not levels or not (isinstance(new, dict) and isinstance(old, dict)):
         return False
-    pairs = [(new, old), *((new[key], old[key]) for key in new.keys() & old.keys())]
-    return any(not o.keys() <= n.keys() for n, o in pairs if isinstance(n, dict) and isinstance(o, dict))
+    return not old.keys() <= new.keys() or any(_lacks(new[key], old[key], levels - 1) for key in old)
+
+
+def _named(row: Any) -> str:
+    """A row's texts and its seed; a number has no name."""
+    if not isinstance(row, dict):
+        return row if isinstance(row, str) else ""
+    return json.dumps([[key, row[key]] for key in sorted(row) if isinstance(row[key], str) or key == "seed"])
 
 
 def where(machine: dict[str, Any]) -> str:

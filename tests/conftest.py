@@ -1,10 +1,7 @@
 """What several test modules share."""
 
-import ctypes
 import os
 import signal
-import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,42 +23,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
-
-
-PR_SET_CHILD_SUBREAPER = 36
-
-
-def pytest_configure(config) -> None:
-    """What outlives its parent becomes a child of the process that began the tests; see `pytest_sessionfinish`."""
-    if sys.platform == "linux" and not hasattr(config, "workerinput"):
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session) -> None:
-    """No process is left after the tests: with `-n` all that they started ends with the processes that ran them."""
-    if sys.platform != "linux" or not session.config.pluginmanager.has_plugin("dsession"):
-        return
-    deadline = time.monotonic() + 10
-    while (left := children()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if left:
-        print(f"\nprocesses are left after the tests: {'; '.join(left)}", file=sys.stderr)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def children() -> list[str]:
-    """The commands of this process's children that still run."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:  # it has just ended
-            continue
-        if int(parent) == os.getpid() and state != "Z":
-            found.append(f"{process.name} {command[:200]}")
-    return found
 
 
 def pytest_report_header() -> list[str]:

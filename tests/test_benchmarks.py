@@ -321,8 +321,14 @@ def test_a_part_leaves_the_recorded_whole_as_it_is(tmp_path, monkeypatch):
         assert machine.record_results("table", part, "| a part |", "python part") == "table_part"
         assert json.loads((tmp_path / "table.json").read_text())["results"] == whole
         assert "| a part |" in (tmp_path / "table_part.md").read_text()
-    again = {"rows": {"GRPO": [5], "PPO": [], "RLOO": [1]}, "more": {"a": 2}}
+    again = {"rows": {"GRPO": [5, 6], "PPO": [7], "RLOO": [1]}, "more": {"a": 2}}
     assert machine.record_results("table", again, "| again |", "python all") == "table"
     assert "| again |" in (tmp_path / "table.md").read_text()
     assert machine.record_results("list", [1, 2], "", "") == "list"
     assert machine.record_results("list", [3], "", "") == "list_part"
+    seeds = [{"seed": seed, "learner": "GRPO", "success": 0.1 * seed} for seed in (1, 2, 3)]
+    assert machine.record_results("seeds", {"rows": seeds}, "", "") == "seeds"
+    others = [row | {"seed": row["seed"] + 3} for row in seeds]
+    assert machine.record_results("seeds", {"rows": others}, "", "") == "seeds_part"
+    assert machine.record_results("seeds", {"rows": [*others, *seeds]}, "", "") == "seeds"
+    assert machine.record_results("seeds", {"rows": []}, "", "", merged=True) == "seeds"

@@ -196,7 +196,8 @@ def table(plays: Mapping[tuple[str, str], Sequence[Run]], args: Any) -> dict[str
         there = [line for (_, other), group in lines.items() if other == column for line in group]
         if len({line["tasks_hash"] for line in there}) > 1:
             fewest = min(there, key=lambda line: line["tasks"])
-            raise SystemExit(f"{column}: evaluations aren't of the same tasks; {fewest['label']} has {fewest['tasks']}")
+            why = f"{column}: evaluations aren't of the same tasks; {fewest['label']} has {fewest['tasks']}"
+            raise SystemExit(f"{why}. Delete its line from {RECORD.name} and its folder to play it again")
     return {
         row: {column: np.array([[float(letter) for letter in line["success"]] for line in lines[row, column]])
               for column in columns if (row, column) in lines}

@@ -35,7 +35,10 @@ class Task:
         for name in ("id", "question"):
             if not isinstance(said[name], str):
                 raise TypeError(f"Task: {name} is a text, got {said[name]!r:.200}")
-        if isinstance(said["answers"], str) or not isinstance(said["answers"], Sequence):
+        answers = said["answers"]
+        if isinstance(answers, str | bytes) or not (
+            isinstance(answers, Sequence) and all(isinstance(answer, str) for answer in answers)
+        ):
             raise TypeError(f"Task: answers is a list of texts, got {said['answers']!r:.200}")
         if not isinstance(said["metadata"], Mapping):
             raise TypeError(f"Task: metadata is a dict, got {said['metadata']!r:.200}")

@@ -35,7 +35,7 @@ def find_environment(env_id: str) -> EnvSpec:
             raise ArgumentError(f"there is no such environment; {_registers(module, own)}")
     if name not in gym.registry:
         raise ArgumentError(f"there is no such environment; {_remedy(name)}")
-    _check_maker(creator(name))
+    _check_maker(name)
     return gym.spec(name)
 
 
@@ -45,7 +45,15 @@ def creator(name: str) -> Any:
     return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
 
-def _check_maker(maker: Any) -> None:
+def _check_maker(env_id: str) -> None:
+    if gym.spec(env_id).entry_point is None:  # a vector environment alone
+        return
+    try:
+        maker = creator(env_id)
+    except ImportError:  # what it needs isn't there: who makes one says so
+        return
+    except AttributeError as error:
+        raise ArgumentError(f"its entry point can't be found: {error}") from None
     name, is_class = getattr(maker, "__name__", str(maker)), isinstance(maker, type)
     if is_class and not issubclass(maker, ToolEnv):
         raise ArgumentError(f"{name} is no ToolEnv, so there are no tokens to learn from")
@@ -60,8 +68,7 @@ def _check_maker(maker: Any) -> None:
 
 def _import(module: str) -> list[str] | None:
     """Import a module. Which ids it registers, by their class or by the import itself; None where there is none."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    _look_here()
     try:
         found = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # of a package that isn't there; of ".name"
@@ -73,6 +80,11 @@ def _import(module: str) -> list[str] | None:
     return sorted(name for name, spec in gym.registry.items() if name not in before or is_of(spec, module))
 
 
+def _look_here() -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 def _registers(module: str, own: list[str]) -> str:
     return f"{module} registers {', '.join(own) or 'none'}"
 
@@ -81,8 +93,9 @@ def _remedy(name: str) -> str:
     ours = ", ".join(sorted(name for name in gym.registry if name.startswith("AgentR1/")))
     if name.startswith("AgentR1/"):
         return f"there are {ours}"
-    if name.replace(".", "").isidentifier() and (own := _import(name)) is not None:
-        return f"{name} is a module: give {name}:ID; {_registers(name, own)}"
+    _look_here()
+    if name.isidentifier() and importlib.util.find_spec(name):  # not imported: it may be a script
+        return f"{name} is a module: give {name}:ID"
     return f"give the module that registers it: MODULE:{name}. Without a module there are {ours}"
 
 

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.chat_templates import BYTE_CHAT_TEMPLATE, Message, chat_template, render_chat
 
 __all__ = [
@@ -245,7 +246,7 @@ def load_tokenizer(tokenizer: Any = None) -> Tokenizer:
         return _from_pretrained(os.path.realpath(name) if os.path.isdir(name) else name)
     missing = [m for m in ("encode", "decode", "__len__") if not callable(getattr(tokenizer, m, None))]
     if missing or isinstance(tokenizer, type):
-        raise TypeError(
+        raise ArgumentError(
             f"tokenizer must be None, a Hugging Face name, a folder or a tokenizer object; got {tokenizer!r:.200}"
             + (f", which has no {', '.join(missing)}" if missing else "")
         )

@@ -81,6 +81,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     outcome_term: ClassVar[str] = "outcome/score"
     slow_judge: ClassVar[bool] = False  # True: `judge_answer` takes its time, so many episodes ask it in threads
     floor: float = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
+    floors: ClassVar[Mapping[str, float]] = {}  # of tricks (`shortcut_NAME`) that may solve more
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
     teachers: ClassVar[tuple[str, ...]] = ()  # names for `demonstration(rng, teacher=NAME)`
     choices: ClassVar[tuple[int, int] | None] = None  # (most candidates, features of each), see `candidates`
@@ -121,7 +122,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             is_strict(strict)
         except ValueError as error:  # AGENT_R1_STRICT says what nobody knows
             raise ArgumentError(str(error)) from None
-        if split not in self.splits:
+        if not isinstance(split, str) or split not in self.splits:
             raise ArgumentError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ArgumentError(f"render_mode must be None, 'ansi' or 'human', got {render_mode!r}")
@@ -137,7 +138,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise ValueError(f"two tools are named {', '.join(map(repr, sorted(twice)))}; give each a name of its own")
+            same = ", ".join(map(repr, sorted(twice)))
+            raise ArgumentError(f"two tools are named {same}; give each a name of its own")
         self.split = self.splits[split]
         self.tokenizer = load_tokenizer(tokenizer)
         self.dialect = get_dialect(dialect, self.tokenizer)
@@ -182,7 +184,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             example = "{'train': 'train'}"
             raise ArgumentError(f"{name}.splits is a dict of names, such as {example}, got {self.splits!r:.200}")
         for member in ("instructions", "outcome_term"):
-            if not isinstance(said := getattr(self, member), str):
+            said = vars(self).get(member, inspect.getattr_static(type(self), member))
+            if not isinstance(said, str) and not hasattr(said, "__get__"):  # a property may need what isn't there yet
                 raise ArgumentError(f"{name}.{member} is a text, got {said!r:.200}")
         if not isinstance(self.PROCESS_WEIGHTS, Mapping):
             raise ArgumentError(f"{name}.PROCESS_WEIGHTS is a dict of numbers, got {self.PROCESS_WEIGHTS!r:.200}")

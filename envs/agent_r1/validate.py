@@ -73,6 +73,7 @@ def measure(subject: Subject, report: Report) -> None:
         "played": len(subject.tasks(env, subject.num_tasks)),
         "success": success,
         "floor": env.floor,
+        "floors": dict(env.floors),
         "steps_per_second": steps / seconds,
         "build_ms": median(builds),
     }
@@ -80,8 +81,8 @@ def measure(subject: Subject, report: Report) -> None:
     if success.get("expert", 1) < 1:
         report.failed["expert"] = f"the expert succeeds in {success['expert']:.3f} of {count} episodes"
     for name in ignorant:
-        if above(success[name], env.floor, count):
-            report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes; `floor` is {env.floor}"
+        if above(success[name], floor := env.floors.get(name, env.floor), count):
+            report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes; its floor is {floor}"
     for name in probes.teachers(env):
         meant = name.rsplit("_", 1)[-1]
         if meant.isdecimal() and abs(success[name] - int(meant) / 100) > 0.03 + 2 * (0.25 / count) ** 0.5:

@@ -53,6 +53,7 @@ def table(reports: Sequence[Report]) -> str:
         row, success = report.row, report.row["success"]
         plain = ("expert", "null", "random", "stuffing", "many answers", "copying")
         fallible = " ".join(f"{share:.2f}" for name, share in success.items() if name.startswith("fallible"))
+        floors = row.get("floors", {})
         tricks = {n: s for n, s in success.items() if n not in plain and not n.startswith("fallible")}
         lines.append(
             "| "
@@ -68,8 +69,12 @@ def table(reports: Sequence[Report]) -> str:
                     f"{success['random']:.3f}",
                     f"{max(success['stuffing'], success['many answers']):.3f}",
                     f"{success['copying']:.3f}",
-                    ", ".join(f"{name.replace('_', ' ')} {share:.3f}" for name, share in tricks.items()),
-                    f"{row['floor']:.2f}",
+                    ", ".join(
+                        f"{name.replace('_', ' ')} {share:.3f}"
+                        + (f" (may {floors[name]:.2f})" if name in floors else "")
+                        for name, share in tricks.items()
+                    ),
+                    f"{row.get('floor', 0.0):.2f}",
                     f"{row['steps_per_second']:,.0f}",
                     f"{row['build_ms']:.0f}",
                     "pass" if not report.failed else f"failed: {', '.join(report.failed)}",

@@ -54,6 +54,21 @@ def test_process_weights(weights, message, process_reward):
         like(PROCESS_WEIGHTS=weights)(process_reward=process_reward)
 
 
+def test_a_text_may_need_what_the_constructor_sets_later():
+    class Late(Right):
+        def __init__(self, who="Bob", **kwargs):
+            super().__init__(**kwargs)
+            self.who = who
+
+        @property
+        def instructions(self):
+            return f"You help {self.who}."
+
+    env = Late()
+    env.reset(seed=1)
+    assert "You help Bob." in env.messages[0]["content"]
+
+
 def test_a_forgotten_constructor(monkeypatch):
     wrong = like(__init__=lambda self: None)
     monkeypatch.setitem(gym.registry, "Forgotten-v0", gym.envs.registration.EnvSpec("Forgotten-v0", wrong))
@@ -64,7 +79,11 @@ def test_a_forgotten_constructor(monkeypatch):
             make()
 
 
-@pytest.mark.parametrize("wrong", [{"max_turns": 0}, {"max_tunrs": 3}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_turns": 0}, {"max_tunrs": 3}, {"tokenizer": 5}, {"tools": 5}, {"split": ["x"]}, {"dialect": []},
+     {"reward": "..x:y"}],
+)  # fmt: skip
 def test_what_gymnasium_says_has_no_data_in_it(wrong):
     with pytest.raises(ArgumentError) as caught:
         gym.make("AgentR1/Rows-v0", data=[{"question": "Say yes.", "answer": "yes"}] * 1000, **wrong)
@@ -127,6 +146,8 @@ def test_num_tasks(count, message):
         (lambda: Task(3, "q", []), "Task: id is a text, got 3"),
         (lambda: Task("a", 7, []), "Task: question is a text, got 7"),
         (lambda: Task("a", "q", None), "Task: answers is a list of texts, got None"),
+        (lambda: Task("a", "q", b"abc"), "Task: answers is a list of texts, got b'abc'"),
+        (lambda: Task("a", "q", [1, 2]), r"Task: answers is a list of texts, got \[1, 2\]"),
         (lambda: Task("a", "q", [], ["x"]), "Task: metadata is a dict, got"),
         (lambda: Task("a", "q", [], None), "Task: metadata is a dict, got None"),
         (lambda: Task("a", "q", [], {}, ["x"]), "Task: instructions is a text or None, got"),

@@ -63,6 +63,8 @@ class MyCraftEnv(CraftWorldEnv):
 gym.register("Mine/Craft-v0", entry_point=MyCraftEnv)
 gym.register("Mine/Echo-v0", entry_point=EchoEnv)
 gym.register("Mine/Closed-v0", entry_point=ClosedEnv)
+gym.register("Mine/NoClass-v0", entry_point="echo_world:Nothing")
+gym.register("Mine/Vector-v0", vector_entry_point="agent_r1.vector:ToolVectorEnv")
 gym.register("Mine/ClosedMaker-v0", entry_point=closed)
 gym.register("Mine/Broken-v0", entry_point=BrokenEnv)
 gym.register("Mine/Unbuilt-v0", entry_point=UnbuiltEnv)
@@ -78,6 +80,7 @@ def module(tmp_path, monkeypatch):
     """The module stands in the folder that a script is started in, as a user's does."""
     (tmp_path / "echo_world.py").write_text(MODULE)
     (tmp_path / "registers.py").write_text(REGISTERS)
+    (tmp_path / "script.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     importlib.invalidate_caches()
@@ -93,6 +96,7 @@ def test_it_is_played_by_the_vector_environment():
     assert isinstance(gym.make_vec(spec, num_envs=2), ToolVectorEnv)
     assert isinstance(gym.make_vec("Mine/Echo-v0", num_envs=2), SyncVectorEnv)  # what Gymnasium itself makes of it
     assert gym.spec("Mine/Echo-v0").vector_entry_point is None  # the registry isn't touched
+    assert environment_spec("echo_world:Mine/Vector-v0").entry_point is None
     assert vector_spec("AgentR1/GSM8K-v0") == gym.spec("AgentR1/GSM8K-v0")
 
 
@@ -146,7 +150,7 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
     ("words", "message"),
     [
         (["--env-id", "nowhere:Mine/Echo-v0"], "there is no module nowhere here"),
-        (["--env-id", "echo_world:Mine/Eco-v0"], "echo_world registers Mine/Broken-v0, .*Mine/Unbuilt-v0$"),
+        (["--env-id", "echo_world:Mine/Eco-v0"], "echo_world registers Mine/Broken-v0, .*Mine/Vector-v0$"),
         (["--env-id", "Mine/Vending-v0"], "the module that registers it: MODULE:Mine/Vending-v0. .*are AgentR1/2Wiki"),
         (["--env-id", "AgentR1/Vending-v0"], "no such environment; there are AgentR1/2Wiki"),
         (["--env-id", "json:Mine/Echo-v0"], "json registers none"),
@@ -155,7 +159,9 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
         (["--env-id", "sub/echo_world.py"], "without .py: give echo_world:ID, with sub in PYTHONPATH$"),
         (["--env-id", "/abs/path/mine.py"], "without .py: give mine:ID, with /abs/path in PYTHONPATH$"),
         (["--env-id", "registers:Mine/Z-v0"], "registers registers Mine/Y-v0$"),
-        (["--env-id", "registers"], "registers is a module: give registers:ID; registers registers Mine/Y-v0$"),
+        (["--env-id", "registers"], "registers is a module: give registers:ID$"),
+        (["--env-id", "script"], "script is a module: give script:ID$"),  # and not run
+        (["--env-id", "echo_world:Mine/NoClass-v0"], "its entry point can't be found: .* has no attribute 'Nothing'$"),
         (["--env-id", "echo_world:Mine/Closed-v0"],
          r"ClosedEnv takes no split; let __init__ take \*\*kwargs and hand them to super\(\).__init__$"),
         (["--env-id", "echo_world:Mine/ClosedMaker-v0"], r"closed takes no tokenizer; let it take \*\*kwargs$"),

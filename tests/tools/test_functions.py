@@ -403,7 +403,7 @@ def test_a_schema_and_a_callable_make_a_tool() -> None:
     assert Tool.from_function(lambda: 1, name="f", parameters={}).parameters == {}
 
 
-WRONG = [{"a": {"type": "number"}}, {"required": ["a"]}, {"type": {"type": "string"}}]  # the wrapper is forgotten
+WRONG = [{"a": {"type": "number"}}, {"type": {"type": "string"}}]  # the wrapper is forgotten
 
 
 @pytest.mark.parametrize(
@@ -607,6 +607,33 @@ def test_threads_end_with_what_they_are_of() -> None:
 
 def broken(x: int) -> int:
     return {}[x]  # type: ignore[no-any-return]
+
+
+def test_whole_numbers_take_little_time():
+    """Branches are told apart by type and form, not by patterns of a stranger's, and not again at every level."""
+    hostile = {"anyOf": [{"type": "string", "pattern": "^(a+)+$"}, {"type": "number"}, {"type": "integer"}]}
+    rows = {"properties": {"x": {"anyOf": [{"type": "array", "items": hostile}, {"type": "string"}]}}}
+    tree = {"$defs": {"node": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#/$defs/node"}}]}},
+            "properties": {"x": {"$ref": "#/$defs/node"}}}  # fmt: skip
+    deep: Any = [2.0]
+    for _ in range(150):
+        deep = [deep, *range(20), 3.0]
+    start = time.process_time()
+    assert whole_numbers(rows, {"x": ["a" * 50 + "!", 1.0]}) == {"x": ["a" * 50 + "!", 1.0]}
+    found = whole_numbers(tree, {"x": deep})["x"]
+    assert type(found[-1]) is int and time.process_time() - start < 1.0
+    assert whole_numbers({"properties": {"x": {"type": "integer"}}}, {"x": 2.0}) == {"x": 2}
+
+
+def test_a_schema_without_a_type_at_its_top_is_one():
+    class Node(pydantic.BaseModel):
+        value: int
+        children: list["Node"] = []
+
+    for schema in (Node.model_json_schema(), {"additionalProperties": False}, {"anyOf": [{"required": ["x"]}]}):
+        assert Tool.from_function(lambda **x: "", name="t", description="d", parameters=schema).parameters == schema
+    with pytest.raises(TypeError, match="a JSON schema of an object"):
+        Tool.from_function(lambda **x: "", name="t", description="d", parameters={"a": {"type": "number"}})
 
 
 @pytest.mark.parametrize("timeout", [20.0, math.inf])

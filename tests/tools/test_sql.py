@@ -331,6 +331,12 @@ def test_a_part_of_a_database_that_is_not_copied_is_made_of_views(script, tmp_pa
         assert same_result(database, gold, wrong) == (False, "another result")
 
 
+def test_a_view_of_the_data_may_read_a_virtual_table():
+    script = "CREATE VIRTUAL TABLE box USING rtree(id, x, y); INSERT INTO box VALUES (1, 0, 1), (2, 3, 4);"
+    database = Database(script=f"{script} CREATE VIEW small AS SELECT id FROM box WHERE x < 2;")
+    assert same_result(database, "SELECT id FROM small", "SELECT id FROM box WHERE x = 0")[0]
+
+
 @pytest.mark.usefixtures("way")
 def test_a_view_of_the_data_may_call_no_more_than_a_query(tmp_path):
     path = tmp_path / "people.sqlite"

@@ -131,13 +131,19 @@ def json_type(value: Any) -> str:
     return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
+SAYING = frozenset(
+    "$ref $defs type properties required additionalProperties patternProperties propertyNames allOf anyOf oneOf not if "
+    "enum const dependentRequired dependentSchemas unevaluatedProperties minProperties maxProperties".split()
+)
+
+
 def check_schema(schema: Any, name: str) -> None:
     """TypeError where this is no JSON schema of an object, such as the arguments of the tool `name`."""
     from jsonschema import Draft202012Validator, SchemaError
 
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise TypeError(f"the parameters of {name} are a JSON schema of an object, got {schema!r}")
-    if schema and "type" not in schema and "properties" not in schema:  # unknown words check nothing
+    if schema and not SAYING & schema.keys():  # unknown words check nothing
         form = '{"type": "object", "properties": {...}, "required": [...]}'
         raise TypeError(f"the parameters of {name} are a JSON schema of an object, {form}; got {schema!r:.200}")
     try:

@@ -1,4 +1,7 @@
-"""2 for 2.0 where a schema says integer: to JSON both are one, to range() and isinstance() they aren't."""
+"""2 for 2.0 where a schema says integer: to JSON both are one, to range() and isinstance() they aren't.
+
+Nothing is validated here: a schema may be a stranger's, and its patterns or branches may take for ever.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
+MOST_REFERENCES = 20  # one after the other
+KINDS: dict[type, set[str]] = {
+    bool: {"boolean"}, int: {"integer", "number"}, float: {"integer", "number"}, str: {"string"}, list: {"array"},
+    dict: {"object"}, type(None): {"null"},
+}  # fmt: skip
+
 
 def whole_numbers(schema: dict[str, Any], value: Any) -> Any:
     """A value that fits a schema, with an int for a whole float where that says integer, or names the int by `enum` or
-    `const`, and nothing says number. Followed are `allOf`, those of `anyOf` and `oneOf` that the value fits, and `$ref`
-    inside of the schema; what stands elsewhere says nothing."""
+    `const`, and nothing says number. Followed are `allOf`, those of `anyOf` and `oneOf` that have the value's type and
+    form, and `$ref` inside of the schema; what stands elsewhere says nothing."""
     return _whole(schema, [schema], value) if _any_whole(value) else value
 
 
@@ -48,18 +57,39 @@ def _holding(root: dict[str, Any], schemas: Iterable[Any], value: Any) -> Iterat
         seen.add(id(schema))
         yield schema
         todo += schema.get("allOf", ())
-        todo += [option for key in ("anyOf", "oneOf") for option in schema.get(key, ()) if _fits(root, option, value)]
+        todo += [option for key in ("anyOf", "oneOf") for option in schema.get(key, ()) if _may_be(root, option, value)]
         if "$ref" in schema:
             todo.append(_referred(root, schema["$ref"]))
 
 
-def _fits(root: dict[str, Any], option: Any, value: Any) -> bool:
-    from jsonschema import Draft202012Validator
-
-    try:
-        return Draft202012Validator(root).evolve(schema=option).is_valid(value)
-    except Exception:  # it refers to nothing: nobody asked it where one before it fitted
+def _may_be(root: dict[str, Any], option: Any, value: Any) -> bool:
+    """Whether a value has the type that a branch asks for and, of an object, its fields, and what those name."""
+    for _ in range(MOST_REFERENCES):
+        if not isinstance(option, dict):
+            return False
+        if "$ref" not in option:
+            break
+        option = _referred(root, option["$ref"])
+    else:
         return False
+    types = option.get("type", ())
+    if types and KINDS.get(type(value), set()).isdisjoint([types] if isinstance(types, str) else types):
+        return False
+    if not _named(option, value):
+        return False
+    if not isinstance(value, dict):
+        return True
+    fields = option.get("properties", {})
+    return all(name in value for name in option.get("required", ())) and all(
+        _named(field, value[name]) for name, field in fields.items() if name in value and isinstance(field, dict)
+    )
+
+
+def _named(schema: dict[str, Any], value: Any) -> bool:
+    """Whether `enum` and `const` of a schema, where they are there, name a value; lists and objects aren't compared."""
+    if isinstance(value, list | dict):
+        return True
+    return ("const" not in schema or schema["const"] == value) and ("enum" not in schema or value in schema["enum"])
 
 
 def _referred(root: Any, reference: str) -> Any:
@@ -82,6 +112,8 @@ def _item(schema: dict[str, Any], place: int) -> Any:
 
 
 def _property(schema: dict[str, Any], name: str) -> Any:
+    if "patternProperties" in schema:  # who knows which of them the name is
+        return schema.get("properties", {}).get(name)
     return schema.get("properties", {}).get(name, schema.get("additionalProperties"))
 
 

@@ -54,7 +54,7 @@ def get_dialect(name: str | None, tokenizer: Any) -> Dialect:
     Raises:
         ValueError: an unknown name (`ArgumentError`), or a chat template that cannot be used (see `Dialect`).
     """
-    if name is not None and name not in DIALECTS:
+    if name is not None and not (isinstance(name, str) and name in DIALECTS):
         raise ArgumentError(f"unknown dialect {name!r}; there are {', '.join(DIALECTS)}, or None to recognise it")
     key = (name, id(tokenizer), len(tokenizer), chat_template(tokenizer))  # both change when the user changes them
     if key not in _cache:

@@ -93,7 +93,7 @@ class RowsEnv(ToolEnv):
         judge_model: str | None = None,
         **kwargs: Any,
     ) -> None:
-        if isinstance(tools, str):
+        if isinstance(tools, str) or not isinstance(tools, Sequence):
             raise ArgumentError(f"tools is a list of names or Tools, got {tools!r}")
         if (corpus is None) == ("search" in tools):
             raise ArgumentError("corpus is what the tool search searches: give both of them or neither")
@@ -110,9 +110,10 @@ class RowsEnv(ToolEnv):
         self.slow_judge = reward in ("math", "model")  # type: ignore[misc]
         if reward == "math":
             require_math_verify()
-        if split in self.splits:  # other ones are refused below
+        known = isinstance(split, str) and split in self.splits  # other ones are refused below
+        if known:
             self.rows = load_rows(data, data_dir, split, tuple(self._names))
-        if named and split in self.splits and (row := next((r for r in self.rows if not r["answers"]), None)):
+        if named and known and (row := next((r for r in self.rows if not r["answers"]), None)):
             raise DataFormatError(f"row {row['id']}, answer: reward {reward!r} needs an answer")
         super().__init__(made, split=split, **kwargs)
         self._all_tools = dict(self.tools)
@@ -213,7 +214,7 @@ def _function(name: str) -> Reward:
         raise ArgumentError(f"reward is one of {', '.join(REWARDS)}, a function, or module:function; got {name!r}")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: ".name", ""
         raise ArgumentError(f"reward {name!r}: {error}; the module must be found (PYTHONPATH=.)") from None
 
 

@@ -70,7 +70,9 @@ class ShopWorldEnv(ToolEnv):
     v0: first version.
     """
 
-    floor = 1.0  # with all words as the query the search engine does the reading: see `shortcut_within_limit`
+    floors: ClassVar[Mapping[str, float]] = {  # with all words as the query the search engine does the reading
+        "within_limit": 1.0, "cheapest": 0.66, "first_result": 0.55,
+    }  # fmt: skip
     instructions = (
         "You shop for a customer. Search, open a product of the results, choose its options, then buy it. "
         "Buying ends the visit; what you bought is judged by how well it fits."

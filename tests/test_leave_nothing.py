@@ -1,0 +1,37 @@
+"""tests/leave_nothing.py finds what outlives a command."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "leave_nothing.py"
+LEAVES = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+
+
+def run(code, seconds):
+    """Exit status and messages of the script over a Python command, with so many seconds to wait."""
+    words = f"import sys; sys.argv = ['', {sys.executable!r}, '-c', {code!r}]; "
+    words += f"sys.path.append({str(SCRIPT.parent)!r}); import leave_nothing; "
+    words += f"leave_nothing.SECONDS = {seconds}; sys.exit(leave_nothing.main())"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_command_that_leaves_nothing_keeps_its_status(status):
+    assert run(f"import subprocess, sys; subprocess.run(['true']); sys.exit({status})", 5) == (status, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_what_is_left_behind_is_named_and_ended():
+    status, said = run(LEAVES, 0.5)
+    assert status == 1 and "a process was left behind: " in said and "time.sleep(60)" in said
+    pid = int(said.partition("behind: ")[2].split()[0])
+    assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_what_ends_soon_is_not_left_behind():
+    assert run(LEAVES.replace("60", "0.5"), 20) == (0, "")
