@@ -232,7 +232,7 @@ if __name__ == "__main__":
         count, rest = maker.split_tasks(wanted, args.eval_demonstrations, first)
         if count < 1:
             raise SystemExit(f"--first-demonstration {first}: the split {args.split} has {env.num_tasks} tasks")
-        if count < wanted:
+        if (count, rest) != (wanted, args.eval_demonstrations):
             left = f"the split {args.split} has {count + rest} tasks{f' from {first} on' * (first > 0)}"
             print(f"{left}: {count} to train on, {rest} to evaluate on")
     if args.rag_share and "search" not in env.tools:
@@ -241,9 +241,9 @@ if __name__ == "__main__":
         source = str(run_dir / "scratch")
         if not args.resume:
             words = env.vocabulary()
-            count = min(args.tokenizer_demonstrations, env.num_tasks)
+            some_tasks = min(args.tokenizer_demonstrations, env.num_tasks)
             share = 1.0 if maker.only_experts else 0.5
-            some = maker.make(0, count, share, args.rag_share, args.num_workers)
+            some = maker.make(0, some_tasks, share, args.rag_share, args.num_workers)
             new_tokenizer = make_tokenizer(words, some)
             model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
             checkpoint.save_policy(model, Path(source), model.state_dict())

@@ -47,7 +47,15 @@ def name(page: Path) -> str:
 NEEDS = {"torchrl": "torchrl", "stable_baselines3": "stable_baselines3"}  # pages that `make test-adapters` runs
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.parent.name != "tools"], ids=name)
+SLOW = {"trl"}  # half a minute of imports
+
+
+def cases():
+    some = [page for page in PAGES if page.parent.name != "tools"]
+    return [pytest.param(page, id=name(page), marks=[pytest.mark.slow] * (page.stem in SLOW)) for page in some]
+
+
+@pytest.mark.parametrize("page", cases())
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem])

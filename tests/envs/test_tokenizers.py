@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.tokenizers import (
     ByteTokenizer,
     added_tokens,
@@ -160,7 +161,7 @@ class TestLoadTokenizer:
 
     @pytest.mark.parametrize("thing", [3, ByteTokenizer, b"gpt2", ["gpt2"]])
     def test_an_object_that_is_no_tokenizer(self, thing):
-        with pytest.raises(TypeError, match="tokenizer must be None"):
+        with pytest.raises(ArgumentError, match="tokenizer must be None"):
             load_tokenizer(thing)
 
     def test_a_tokenizer_object_is_returned_as_it_is(self):

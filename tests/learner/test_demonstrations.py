@@ -164,9 +164,15 @@ def test_the_first_demonstration_and_what_is_held_out_after_the_last_one(shown):
     assert shown(6) == [[6, 7, 8, 9], [10, 11]]  # the split's last tasks
 
 
-@pytest.mark.parametrize("first", [7, 12, 10**6])
-def test_a_first_demonstration_that_leaves_too_few_tasks_is_refused(shown, first):
-    with pytest.raises(SystemExit, match=f"--first-demonstration {first}: fewer than 6 tasks are left in train"):
+def test_where_fewer_tasks_are_left_there_are_fewer_demonstrations(shown, capfd):
+    assert shown(7) == [[7, 8, 9, 10], []]
+    assert "the split train has 4 tasks from 7 on: 4 to train on, 0 to evaluate on" in capfd.readouterr().out
+    assert shown(10)[0] == [10, 11]
+
+
+@pytest.mark.parametrize("first", [12, 10**6])
+def test_a_first_demonstration_that_leaves_no_task_is_refused(shown, first):
+    with pytest.raises(SystemExit, match=f"--first-demonstration {first}: the split train has 12 tasks"):
         shown(first)
 
 

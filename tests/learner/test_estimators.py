@@ -90,6 +90,7 @@ def test_a_baseline_carries_the_own_return_into_the_others(monkeypatch):
     assert cosine(truth, expected_gradient(game, entry, 4)["sum"]) < 1 - 1e-4
 
 
+@pytest.mark.slow
 def test_prompts_drawn_at_random_keep_the_direction_if_the_scale_is_of_other_groups():
     """A scale of the prompt's own weighs prompts differently, and may turn their sum.
 

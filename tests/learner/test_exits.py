@@ -112,7 +112,8 @@ def steps_of_scalars(run_dir):
     ("script", "what", "where", "status", "words"),
     [
         ("grpo_llm", "SIGTERM", "rollout", 143, "terminated; go on after the last complete iteration with"),
-        ("ppo_llm", "SIGTERM", "update", 143, "terminated; go on after the last complete iteration with"),
+        pytest.param("ppo_llm", "SIGTERM", "update", 143, "terminated; go on after the last complete iteration with",
+                     marks=pytest.mark.slow),
         ("grpo_llm", "OutOfMemoryError", "update", 1, "CUDA out of memory. Tried to allocate 1.16 GiB.\ngo on after"),
         ("grpo_llm", "EngineDied", "rollout", 1, "EngineDied: the vLLM server http://localhost:8000 is gone\ngo on"),
     ],
@@ -136,7 +137,7 @@ def test_what_ends_a_run_leaves_its_last_complete_iteration(whole, tmp_path, scr
 @pytest.mark.parametrize(
     ("where", "every", "words"),
     [
-        ("rollout", 0, "go on after the last complete iteration with"),
+        pytest.param("rollout", 0, "go on after the last complete iteration with", marks=pytest.mark.slow),
         ("update", 2, "the checkpoint of iteration 2 stands; go on with"),
     ],
 )
@@ -149,6 +150,7 @@ def test_a_large_model_is_saved_during_a_rollout_and_not_in_an_update(whole, tmp
     assert got == 0 and processes.differences(tmp_path, whole("grpo_llm")) == [], printed
 
 
+@pytest.mark.slow
 def test_of_several_processes_the_first_saves_what_another_could_not(tmp_path, environment_of_scripts):
     """The second runs out of memory in the update; small models lie with the first as a whole."""
     flags = [*SMALL, *OF_SCRIPT["grpo_llm"], "--checkpoint-every", "0"]

@@ -167,6 +167,7 @@ def test_a_measured_microbatch_replaces_the_estimate():
     assert report.measured(10**9).at("update") == report.at("update") - size(report, "activations", "logits") + 10**9
 
 
+@pytest.mark.slow
 def test_what_an_entropy_bonus_takes():
     """Of a model that is nothing beside its logits: as many copies of them as the estimate has."""
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": 32_000}

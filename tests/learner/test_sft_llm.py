@@ -366,6 +366,7 @@ def test_the_script_makes_a_policy_from_nothing_and_trains_on_recorded_rows(lear
     assert summary["eval/expert_token_loss_first"] > summary["eval/expert_token_loss_last"] > 0
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_the_weights_are_the_same_to_the_bit(learn, flags, tmp_path):
     folder, moments = tmp_path / "killed", random.Random()  # other moments in every run of the tests
     flags = [*flags, "--num-steps", "40", "--checkpoint-every", "1", "--microbatch-tokens", "100"]
