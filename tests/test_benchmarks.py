@@ -297,6 +297,7 @@ def test_a_row_of_bridges_says_how_it_was_measured(bridges):
     assert [row.count("--tasks 3") for row in rows] == [1, 0] and [row.count("(busy)") for row in rows] == [0, 1]
 
 
+@pytest.mark.slow
 def test_bridges_reads_the_run_that_it_started(bridges, tmp_path, monkeypatch):
     for module in LEARNING:
         pytest.importorskip(module)

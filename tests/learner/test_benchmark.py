@@ -94,6 +94,7 @@ def test_failures_are_listed_an_interrupted_run_goes_on_and_a_finished_one_is_sk
     assert before == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*ppo_llm__*/*")}
 
 
+@pytest.mark.slow
 def test_one_that_began_in_the_background_can_be_stopped(tmp_path, monkeypatch):
     """Such a process ignores SIGINT (`cmd &` in a script, nohup), and so do the runs that it starts."""
     monkeypatch.chdir(tmp_path)

@@ -101,6 +101,7 @@ def hold(folder, ready, done):
     done.wait(60)
 
 
+@pytest.mark.slow
 def test_two_processes_never_write_into_one_folder(evaluate, learn, monkeypatch):
     """Both played on and rewrote the rows by places of their own: most of them were no JSON in the end."""
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
