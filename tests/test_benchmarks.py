@@ -91,7 +91,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "vector_throughput --episodes": ["vector_memory"],
 }
 SLOW = {
-    "check_dialects", "estimators", "preflight --sizes", "tool_latency", "two_candidates",
+    "check_dialects", "estimators", "faults", "preflight --sizes", "sft_bf16", "tool_latency", "two_candidates",
     "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part teachers", "gradient_noise",
     "kill_resume", "multihop_seeds", "paper_table", "preflight", "real_data", "real_model", "threads", "trl_comparison",
     "two_processes", "world_seeds",

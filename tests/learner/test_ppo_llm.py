@@ -90,6 +90,7 @@ def test_options_run(learn, policy_folder, options):
             assert not row["truncated"] or not any(terms.get("outcome/unfinished") for terms in row["reward_terms"])
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_resume_end_where_an_uninterrupted_run_ends(learn, policy_folder):
     options = ["--model", str(policy_folder), *map(str, SMALL), "--total-episodes", "48", "--save-model"]
     process = processes.start("ppo_llm", Path.cwd(), *options, "--exp-name", "stopped")

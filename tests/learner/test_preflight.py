@@ -229,7 +229,8 @@ def test_the_shipped_policy_fits_a_laptop(policy_folder):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="a process's peak is read from /proc")
-@pytest.mark.parametrize("case", [pytest.param({}, marks=pytest.mark.slow), {"critic": True}])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [{}, {"critic": True}])
 def test_a_process_takes_what_was_predicted(case):
     """As the benchmark does for 135M parameters; of a small process more is noise."""
     path = Path(__file__).parents[2] / "benchmarks" / "preflight.py"
