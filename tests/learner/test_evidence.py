@@ -210,6 +210,7 @@ def test_teachers_in_small(small, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_exploration_in_small(small, monkeypatch):
     small.places = ["MultihopWorld"]
     found = exploration.measure(small, {})["MultihopWorld"]
@@ -218,6 +219,8 @@ def test_exploration_in_small(small, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_masks_in_small(small):
+    small.flags = RUN.replace(" --group-size 2", "")  # PPO has none
     found = masks.measure(small, {})["CraftWorld"]
     assert set(found["success"]) == set(masks.ROWS) and len(found["claims"]) == 3
