@@ -25,6 +25,8 @@ def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's
     command = subprocess.Popen(sys.argv[1:], preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    for number in (signal.SIGTERM, signal.SIGHUP):  # are the command's, too
+        signal.signal(number, lambda number, _: command.send_signal(number))
     status = None
     while status is None:
         pid, ended = os.wait()
@@ -37,9 +39,11 @@ def main() -> int:
                 time.sleep(0.1)
         except ChildProcessError:  # there is none
             return status
-    for pid, words in children():
-        print(f"a process was left behind: {pid} {words}", file=sys.stderr)
-        os.kill(pid, signal.SIGKILL)
+    while found := children():  # and what they leave
+        for pid, words in found:
+            print(f"a process was left behind: {pid} {words}", file=sys.stderr)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     return status or 1
 
 

@@ -33,5 +33,20 @@ def test_what_is_left_behind_is_named_and_ended():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_what_is_left_behind_leaves_nothing():
+    status, said = run("import subprocess; subprocess.Popen(['sh', '-c', 'sleep 61 & sleep 62 & wait'])", 0.5)
+    assert status == 1 and "sleep 61" in said and "sleep 62" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_signal_ends_the_command():
+    words = [sys.executable, str(SCRIPT), sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    process.terminate()
+    assert process.wait(20) == 256 - 15 or process.returncode == -15
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_what_ends_soon_is_not_left_behind():
     assert run(LEAVES.replace("60", "0.5"), 20) == (0, "")

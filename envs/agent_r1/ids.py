@@ -52,8 +52,10 @@ def _check_maker(env_id: str) -> None:
         maker = creator(env_id)
     except ImportError:  # what it needs isn't there: who makes one says so
         return
-    except AttributeError as error:
-        raise ArgumentError(f"its entry point can't be found: {error}") from None
+    except (AttributeError, ValueError) as error:
+        raise ArgumentError(f"its entry point can't be found: {error}") from error
+    if not callable(maker):
+        raise ArgumentError(f"its entry point is {maker!r:.200}, which makes no environment")
     name, is_class = getattr(maker, "__name__", str(maker)), isinstance(maker, type)
     if is_class and not issubclass(maker, ToolEnv):
         raise ArgumentError(f"{name} is no ToolEnv, so there are no tokens to learn from")
@@ -94,7 +96,7 @@ def _remedy(name: str) -> str:
     if name.startswith("AgentR1/"):
         return f"there are {ours}"
     _look_here()
-    if name.isidentifier() and importlib.util.find_spec(name):  # not imported: it may be a script
+    if name.isidentifier() and name != "__main__" and importlib.util.find_spec(name):  # not imported: maybe a script
         return f"{name} is a module: give {name}:ID"
     return f"give the module that registers it: MODULE:{name}. Without a module there are {ours}"
 

@@ -18,7 +18,7 @@ import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -185,7 +185,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise ArgumentError(f"{name}.splits is a dict of names, such as {example}, got {self.splits!r:.200}")
         for member in ("instructions", "outcome_term"):
             said = vars(self).get(member, inspect.getattr_static(type(self), member))
-            if not isinstance(said, str) and not hasattr(said, "__get__"):  # a property may need what isn't there yet
+            later = isinstance(said, property | cached_property)  # it may need what isn't there yet
+            if not isinstance(said, str) and not later:
                 raise ArgumentError(f"{name}.{member} is a text, got {said!r:.200}")
         if not isinstance(self.PROCESS_WEIGHTS, Mapping):
             raise ArgumentError(f"{name}.PROCESS_WEIGHTS is a dict of numbers, got {self.PROCESS_WEIGHTS!r:.200}")

@@ -34,7 +34,7 @@ def test_splits(splits):
 
 
 @pytest.mark.parametrize("member", ["instructions", "outcome_term"])
-@pytest.mark.parametrize("text", [None, ["Answer."]])
+@pytest.mark.parametrize("text", [None, ["Answer."], lambda self: "a forgotten @property"])
 def test_texts(member, text):
     with pytest.raises(ArgumentError, match=f"Mine.{member} is a text, got"):
         like(**{member: text})()

@@ -221,6 +221,8 @@ def test_exploration_in_small(small, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_masks_in_small(small):
-    small.flags = RUN.replace(" --group-size 2", "")  # PPO has none
+    # PPO has no groups, and warms its critic up for an iteration.
+    small.flags = RUN.replace(" --group-size 2", "").replace("--total-episodes 8", "--total-episodes 16")
+    small.workers = 2
     found = masks.measure(small, {})["CraftWorld"]
     assert set(found["success"]) == set(masks.ROWS) and len(found["claims"]) == 3

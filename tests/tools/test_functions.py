@@ -623,6 +623,11 @@ def test_whole_numbers_take_little_time():
     found = whole_numbers(tree, {"x": deep})["x"]
     assert type(found[-1]) is int and time.process_time() - start < 1.0
     assert whole_numbers({"properties": {"x": {"type": "integer"}}}, {"x": 2.0}) == {"x": 2}
+    for _ in range(2000):
+        deep = [deep]
+    assert whole_numbers(tree, {"x": deep}) == {"x": deep}
+    broken = {"type": "object", "anyOf": [{"type": "object"}, {"$ref": "#/default"}], "default": {"required": 3}}
+    assert whole_numbers(broken, {"a": 1.0}) == {"a": 1.0}
 
 
 def test_a_schema_without_a_type_at_its_top_is_one():

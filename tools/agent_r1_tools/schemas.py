@@ -132,7 +132,7 @@ def json_type(value: Any) -> str:
 
 
 SAYING = frozenset(
-    "$ref $defs type properties required additionalProperties patternProperties propertyNames allOf anyOf oneOf not if "
+    "$ref type properties required additionalProperties patternProperties propertyNames allOf anyOf oneOf not if "
     "enum const dependentRequired dependentSchemas unevaluatedProperties minProperties maxProperties".split()
 )
 

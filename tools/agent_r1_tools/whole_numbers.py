@@ -20,7 +20,10 @@ def whole_numbers(schema: dict[str, Any], value: Any) -> Any:
     """A value that fits a schema, with an int for a whole float where that says integer, or names the int by `enum` or
     `const`, and nothing says number. Followed are `allOf`, those of `anyOf` and `oneOf` that have the value's type and
     form, and `$ref` inside of the schema; what stands elsewhere says nothing."""
-    return _whole(schema, [schema], value) if _any_whole(value) else value
+    try:
+        return _whole(schema, [schema], value) if _any_whole(value) else value
+    except (RecursionError, TypeError, AttributeError):  # too deep; or a branch that is no schema
+        return value
 
 
 def _any_whole(value: Any) -> bool:
