@@ -35,11 +35,9 @@ LEFT_OUT = ("max_staleness", "kl_coef", "reject_ratio", "loss_mask", "advantage_
 def check(args: Args) -> None:
     """Refuse what this example leaves out of RLOO's arguments, before any work."""
     arguments.check(args)
-    if any(getattr(args, name) != getattr(Args(), name) for name in LEFT_OUT):
-        raise SystemExit(
-            "ReMax here: no --max-staleness, --kl-coef, --reject-ratio, --no-loss-mask, --no-advantage-mask, --credit, "
-            "--group-size, --horizon-schedule"
-        )
+    given = ["--" + name.replace("_", "-") for name in LEFT_OUT if getattr(args, name) != getattr(Args(), name)]
+    if given:
+        raise SystemExit(f"ReMax here takes no {', '.join(given)}: its default stays")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,22 @@ def _remedy(name: str) -> str:
     if name.startswith("AgentR1/"):
         return f"there are {ours}"
     _look_here()
-    if name.isidentifier() and name != "__main__" and importlib.util.find_spec(name):  # not imported: maybe a script
+    if name != "__main__" and _is_module(name):
         return f"{name} is a module: give {name}:ID"
     return f"give the module that registers it: MODULE:{name}. Without a module there are {ours}"
+
+
+def _is_module(name: str) -> bool:
+    """Is there a module of that name? Nothing is imported: it may be a script."""
+    first, *others = name.split(".")
+    if not all(part.isidentifier() for part in (first, *others)):
+        return False
+    found = importlib.util.find_spec(first)
+    for part in others:
+        if found is None or found.submodule_search_locations is None:
+            return False
+        found = PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
+    return found is not None
 
 
 def is_of(spec: EnvSpec, module: str) -> bool:

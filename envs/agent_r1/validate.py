@@ -78,6 +78,9 @@ def measure(subject: Subject, report: Report) -> None:
         "build_ms": median(builds),
     }
     count = report.row["played"]
+    if unknown := env.floors.keys() - ignorant.keys():
+        there = f"there are {', '.join(ignorant)}"
+        report.failed["floors"] = f"{type(env).__name__}.floors names {', '.join(sorted(unknown))}; {there}"
     if success.get("expert", 1) < 1:
         report.failed["expert"] = f"the expert succeeds in {success['expert']:.3f} of {count} episodes"
     for name in ignorant:

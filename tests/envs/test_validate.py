@@ -32,6 +32,7 @@ MEASURED = {
     "stuffing": "TakesWhatContainsIt",
     "copying": "TakesTheQuestion",
     "fallible_25": "TeachesTooWell",
+    "floors": "FloorOfNoTrick",
 }
 
 

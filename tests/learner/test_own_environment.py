@@ -80,7 +80,10 @@ def module(tmp_path, monkeypatch):
     """The module stands in the folder that a script is started in, as a user's does."""
     (tmp_path / "echo_world.py").write_text(MODULE)
     (tmp_path / "registers.py").write_text(REGISTERS)
-    (tmp_path / "script.py").write_text("raise SystemExit('it ran')")
+    for folder in (tmp_path, tmp_path / "rooms"):
+        folder.mkdir(exist_ok=True)
+        (folder / "script.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "rooms" / "__init__.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     importlib.invalidate_caches()
@@ -161,6 +164,8 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
         (["--env-id", "registers:Mine/Z-v0"], "registers registers Mine/Y-v0$"),
         (["--env-id", "registers"], "registers is a module: give registers:ID$"),
         (["--env-id", "script"], "script is a module: give script:ID$"),  # and not run
+        (["--env-id", "rooms.script"], "rooms.script is a module: give rooms.script:ID$"),  # nor what it stands in
+        (["--env-id", "script.nothing"], "the module that registers it: MODULE:script.nothing"),
         (["--env-id", "echo_world:Mine/NoClass-v0"], "its entry point can't be found: .* has no attribute 'Nothing'$"),
         (["--env-id", "echo_world:Mine/Closed-v0"],
          r"ClosedEnv takes no split; let __init__ take \*\*kwargs and hand them to super\(\).__init__$"),

@@ -39,6 +39,10 @@ class Right(ToolEnv):
         return [self.dialect.tool_call("read", {"place": 1}), f"<answer>{self.task.answers[0]}</answer>"]
 
 
+class FloorOfNoTrick(Right):
+    floors = {"reeding": 1.0}  # noqa: RUF012
+
+
 class Farmable(Right):
     def judge_result(self, call, result):
         return {"read": 1.0}

@@ -630,6 +630,17 @@ def test_whole_numbers_take_little_time():
     assert whole_numbers(broken, {"a": 1.0}) == {"a": 1.0}
 
 
+def test_branches_times_items_times_names_end():
+    names = {f"n{number}": {"enum": list(range(30))} for number in range(100)}
+    branches = {"anyOf": [{"type": "object", "properties": names} for _ in range(100)]}
+    item = dict.fromkeys(names, 29.0)
+    schema = {"properties": {"x": {"type": "array", "items": branches}}}
+    start = time.process_time()
+    whole_numbers(schema, {"x": [item] * 3000})
+    assert time.process_time() - start < 5.0
+    assert whole_numbers(schema, {"x": [item]})["x"] == [item]
+
+
 def test_a_schema_without_a_type_at_its_top_is_one():
     class Node(pydantic.BaseModel):
         value: int

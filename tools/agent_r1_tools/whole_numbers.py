@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 MOST_REFERENCES = 20  # one after the other
+MOST_LOOKS = 500_000  # at schemas and the values that they name, of one value
 KINDS: dict[type, set[str]] = {
     bool: {"boolean"}, int: {"integer", "number"}, float: {"integer", "number"}, str: {"string"}, list: {"array"},
     dict: {"object"}, type(None): {"null"},
@@ -21,8 +22,8 @@ def whole_numbers(schema: dict[str, Any], value: Any) -> Any:
     `const`, and nothing says number. Followed are `allOf`, those of `anyOf` and `oneOf` that have the value's type and
     form, and `$ref` inside of the schema; what stands elsewhere says nothing."""
     try:
-        return _whole(schema, [schema], value) if _any_whole(value) else value
-    except (RecursionError, TypeError, AttributeError):  # too deep; or a branch that is no schema
+        return _Reader(schema).whole([schema], value) if _any_whole(value) else value
+    except (RecursionError, TypeError, AttributeError):  # too deep, too much; or a branch that is no schema
         return value
 
 
@@ -37,62 +38,75 @@ def _any_whole(value: Any) -> bool:
     return False
 
 
-def _whole(root: dict[str, Any], schemas: Iterable[Any], value: Any) -> Any:
-    """`value`, for which all of `schemas` hold."""
-    found = list(_holding(root, schemas, value))
-    if not found:
-        return value
-    if isinstance(value, list):
-        return [_whole(root, [_item(one, place) for one in found], item) for place, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {name: _whole(root, [_property(one, name) for one in found], one) for name, one in value.items()}
-    kinds = {name for one in found for name in _kinds(one, value)}
-    return int(value) if "integer" in kinds and "number" not in kinds else value
+class _Reader:
+    """Reads a value by its schema, and counts its looks."""
 
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.root, self.looks = root, 0
 
-def _holding(root: dict[str, Any], schemas: Iterable[Any], value: Any) -> Iterator[dict[str, Any]]:
-    """These schemas and those that they name for the same value, each once: one may name itself."""
-    todo, seen = list(schemas), set()
-    while todo:
-        schema = todo.pop()
-        if not isinstance(schema, dict) or id(schema) in seen:
-            continue
-        seen.add(id(schema))
-        yield schema
-        todo += schema.get("allOf", ())
-        todo += [option for key in ("anyOf", "oneOf") for option in schema.get(key, ()) if _may_be(root, option, value)]
-        if "$ref" in schema:
-            todo.append(_referred(root, schema["$ref"]))
+    def whole(self, schemas: Iterable[Any], value: Any) -> Any:
+        """`value`, for which all of `schemas` hold."""
+        found = list(self.holding(schemas, value))
+        if not found:
+            return value
+        if isinstance(value, list):
+            return [self.whole([_item(one, place) for one in found], item) for place, item in enumerate(value)]
+        if isinstance(value, dict):
+            return {name: self.whole([_property(one, name) for one in found], one) for name, one in value.items()}
+        kinds = {name for one in found for name in _kinds(one, value)}
+        return int(value) if "integer" in kinds and "number" not in kinds else value
 
+    def holding(self, schemas: Iterable[Any], value: Any) -> Iterator[dict[str, Any]]:
+        """These schemas and those that they name for the same value, each once: one may name itself."""
+        todo, seen = list(schemas), set()
+        while todo:
+            self.look()
+            schema = todo.pop()
+            if not isinstance(schema, dict) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            self.look(len(schema.get("enum", ())))
+            yield schema
+            todo += schema.get("allOf", ())
+            options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+            todo += [option for option in options if self.may_be(option, value)]
+            if "$ref" in schema:
+                todo.append(_referred(self.root, schema["$ref"]))
 
-def _may_be(root: dict[str, Any], option: Any, value: Any) -> bool:
-    """Whether a value has the type that a branch asks for and, of an object, its fields, and what those name."""
-    for _ in range(MOST_REFERENCES):
-        if not isinstance(option, dict):
+    def may_be(self, option: Any, value: Any) -> bool:
+        """Whether a value has the type that a branch asks for and, of an object, its fields, and what those name."""
+        for _ in range(MOST_REFERENCES):
+            self.look()
+            if not isinstance(option, dict):
+                return False
+            if "$ref" not in option:
+                break
+            option = _referred(self.root, option["$ref"])
+        else:
             return False
-        if "$ref" not in option:
-            break
-        option = _referred(root, option["$ref"])
-    else:
-        return False
-    types = option.get("type", ())
-    if types and KINDS.get(type(value), set()).isdisjoint([types] if isinstance(types, str) else types):
-        return False
-    if not _named(option, value):
-        return False
-    if not isinstance(value, dict):
-        return True
-    fields = option.get("properties", {})
-    return all(name in value for name in option.get("required", ())) and all(
-        _named(field, value[name]) for name, field in fields.items() if name in value and isinstance(field, dict)
-    )
+        types = option.get("type", ())
+        if types and KINDS.get(type(value), set()).isdisjoint([types] if isinstance(types, str) else types):
+            return False
+        if not self.named(option, value):
+            return False
+        if not isinstance(value, dict):
+            return True
+        fields, required = option.get("properties", {}), option.get("required", ())
+        self.look(len(fields) + len(required))
+        told = {name: field for name, field in fields.items() if name in value and isinstance(field, dict)}
+        return all(name in value for name in required) and all(self.named(told[name], value[name]) for name in told)
 
+    def named(self, schema: dict[str, Any], value: Any) -> bool:
+        """Whether `enum` and `const` of a schema, where they are there, name a value; no list or object is compared."""
+        if isinstance(value, list | dict):
+            return True
+        self.look(len(schema.get("enum", ())))
+        return ("const" not in schema or schema["const"] == value) and ("enum" not in schema or value in schema["enum"])
 
-def _named(schema: dict[str, Any], value: Any) -> bool:
-    """Whether `enum` and `const` of a schema, where they are there, name a value; lists and objects aren't compared."""
-    if isinstance(value, list | dict):
-        return True
-    return ("const" not in schema or schema["const"] == value) and ("enum" not in schema or value in schema["enum"])
+    def look(self, times: int = 1) -> None:
+        self.looks += times
+        if self.looks > MOST_LOOKS:
+            raise RecursionError("a schema of too many branches")
 
 
 def _referred(root: Any, reference: str) -> Any:
