@@ -35,7 +35,7 @@ LEFT_OUT = ("max_staleness", "kl_coef", "reject_ratio", "loss_mask", "advantage_
 def check(args: Args) -> None:
     """Refuse what this example leaves out of RLOO's arguments, before any work."""
     arguments.check(args)
-    given = ["--" + name.replace("_", "-") for name in LEFT_OUT if getattr(args, name) != getattr(Args(), name)]
+    given = [arguments.flag(name) for name in LEFT_OUT if getattr(args, name) != getattr(Args(), name)]
     if given:
         raise SystemExit(f"ReMax here takes no {', '.join(given)}: its default stays")
 
