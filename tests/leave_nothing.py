@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -26,7 +27,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's
     command = subprocess.Popen(sys.argv[1:], preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     for number in (signal.SIGTERM, signal.SIGHUP):  # are the command's, too
-        signal.signal(number, lambda number, _: command.send_signal(number))
+        signal.signal(number, lambda number, _: pass_on(number, command))
     status = None
     while status is None:
         pid, ended = os.wait()
@@ -45,6 +46,13 @@ def main() -> int:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     return status or 1
+
+
+def pass_on(number: int, command: "subprocess.Popen[bytes]") -> None:
+    """Popen.send_signal looks whether the command has ended, and so might bury it before `os.wait` does."""
+    if command.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(command.pid, number)
 
 
 def children() -> list[tuple[int, str]]:

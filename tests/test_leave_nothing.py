@@ -1,5 +1,7 @@
 """tests/leave_nothing.py finds what outlives a command."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +47,18 @@ def test_a_signal_ends_the_command():
     process.stdout.readline()
     process.terminate()
     assert process.wait(20) == 256 - 15 or process.returncode == -15
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits for a process without burying it")
+def test_a_signal_leaves_the_command_that_has_just_ended_to_be_waited_for(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import leave_nothing
+
+    command = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    os.waitid(os.P_PID, command.pid, os.WEXITED | os.WNOWAIT)
+    leave_nothing.pass_on(signal.SIGTERM, command)
+    assert os.waitstatus_to_exitcode(os.waitpid(command.pid, 0)[1]) == 3
+    leave_nothing.pass_on(signal.SIGTERM, command)  # there is none any more
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

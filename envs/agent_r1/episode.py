@@ -102,12 +102,18 @@ class OpenTurn:
     answers: list[str] = field(default_factory=list)
     said: str = ""  # the visible text of a turn without calls
     judged: tuple[float, dict[str, float]] | None = None  # what `judge_answer` said, where it was asked early
+    heard: tuple[Any] | None = None  # what `user_turn` said, where it was asked early
     fault: str | None = None  # what broke, and stayed broken: the episode ends with this turn
 
     @property
     def waiting(self) -> list[PendingCall]:
         """The calls that have a tool and wait to be run."""
         return [pending for pending in self.calls if pending.tool is not None]
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the turn is plain speech: neither a call nor an answer."""
+        return bool(self.said) and not (self.calls or self.answers or self.overflow)
 
 
 @dataclass

@@ -97,7 +97,7 @@ def _remedy(name: str) -> str:
     if name.startswith("AgentR1/"):
         return f"there are {ours}"
     _look_here()
-    if name != "__main__" and _is_module(name):
+    if _is_module(name):
         return f"{name} is a module: give {name}:ID"
     return f"give the module that registers it: MODULE:{name}. Without a module there are {ours}"
 
@@ -105,13 +105,13 @@ def _remedy(name: str) -> str:
 def _is_module(name: str) -> bool:
     """Is there a module of that name? Nothing is imported: it may be a script."""
     first, *others = name.split(".")
-    if not all(part.isidentifier() for part in (first, *others)):
+    if first == "__main__" or not all(part.isidentifier() for part in (first, *others)):
         return False
     found = importlib.util.find_spec(first)
     for part in others:
-        if found is None or found.submodule_search_locations is None:
+        if found is None or not found.submodule_search_locations:
             return False
-        found = PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
+        found = PathFinder.find_spec(part, list(found.submodule_search_locations))  # a list asks for no parent
     return found is not None
 
 

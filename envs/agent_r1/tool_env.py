@@ -79,7 +79,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     instructions: str = "Solve the task. Give the final answer as <answer>your answer</answer>."
     outcome_term: ClassVar[str] = "outcome/score"
-    slow_judge: ClassVar[bool] = False  # True: `judge_answer` takes its time, so many episodes ask it in threads
+    slow_judge: ClassVar[bool] = False  # True: `judge_answer` and `user_turn` take their time: many ask them in threads
     floor: float = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
     floors: ClassVar[Mapping[str, float]] = {}  # of tricks (`shortcut_NAME`) that may solve more
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
@@ -248,8 +248,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """What the task's user says to a turn with neither a call nor an answer in it, whose visible text is `text`.
 
         None, the default, is for a task without a user: the policy then reads a hint and `no_action` counts. A
-        `UserTurn` pays for what was said, an `End` ends the episode. What the user remembers belongs into `memory`. It
-        should be quick: a vector environment waits.
+        `UserTurn` pays for what was said, an `End` ends the episode. What the user remembers belongs into `memory`. One
+        that takes its time (a model, an address) says so with `slow_judge`, or a vector environment waits for it.
         """
         return None
 
@@ -395,23 +395,34 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         episode.messages.append(message)
         return turn
 
-    def judge_early(self, turn: OpenTurn) -> None:
-        """Judge the answer of an open turn, so that `end_turn` need not. May be called in another thread.
+    def takes_time(self, turn: OpenTurn) -> bool:
+        """Whether `judge_early` is worth a thread: the turn is judged, or heard by a user, and that is slow."""
+        heard = turn.speaks and type(self).user_turn is not ToolEnv.user_turn
+        return self.slow_judge and (bool(turn.answers) or heard)
 
-        A judge that faults is asked again here; what lasts is noted in the turn.
+    def judge_early(self, turn: OpenTurn) -> None:
+        """Judge the answer of an open turn, or ask the user about plain speech, so that `end_turn` need not. May be
+        called in another thread.
+
+        Who faults is asked again here; what lasts is noted in the turn.
         """
         answer = turn.answers[-1].strip() if turn.answers else ""
         patience = Patience(self.fault_deadline)
-        while answer and turn.judged is None and turn.fault is None:
+        while turn.fault is None:
             mark = self.episode.mark()
             try:
-                turn.judged = judged(self, call_on(self._session_thread, self.judge_answer, answer))
+                if answer and turn.judged is None:
+                    turn.judged = judged(self, call_on(self._session_thread, self.judge_answer, answer))
+                elif turn.speaks and turn.heard is None:
+                    turn.heard = (call_on(self._session_thread, self.user_turn, turn.said),)
+                else:
+                    return
                 self._check_judge()
             except Exception as error:
+                self.episode.return_to(mark)
+                turn.judged = turn.heard = None
                 if not is_fault(error):
                     raise
-                self.episode.return_to(mark)
-                turn.judged = None
                 if not patience.wait():
                     turn.fault = fault_line("judge", error)
 

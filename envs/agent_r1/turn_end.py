@@ -81,7 +81,7 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
     answered = bool(turn.answers)
     reply = None  # of the user, or a hint
     if not (turn.calls or answered or turn.overflow):
-        heard: Any = env.user_turn(turn.said) if turn.said else None
+        (heard,) = turn.heard or (env.user_turn(turn.said) if turn.said else None,)
         if isinstance(heard, UserTurn):
             _add_judged(env, heard.amounts, amounts)
             heard = heard.reply

@@ -71,12 +71,12 @@ class VectorCalls:
         self.bug: BaseException | None = None  # a tool's own, which was raised
 
     def start(self, episodes: Iterable[InFlight]) -> None:
-        """Run the calls of these turns, which have just begun; a slow judge begins at once."""
+        """Run the calls of these turns, which have just begun; a slow judge or user begins at once."""
         free: dict[Any, list[tuple[PendingCall, InFlight, int]]] = {}  # calls by tool, of all episodes
         for episode in episodes:
             calls = episode.turn.waiting
             episode.results, episode.missing = [None] * len(calls), len(calls)
-            if episode.turn.answers and episode.env.slow_judge:
+            if episode.env.takes_time(episode.turn):
                 self._start_judging(episode)
             elif not calls:
                 self.answered.append(episode)
@@ -140,7 +140,8 @@ class VectorCalls:
         self._threads.start(job)
 
     def _start_judging(self, episode: InFlight) -> None:
-        """Judge an answer in a thread: it delays its own episode only. What it raises shows when the turn ends."""
+        """Judge an answer, or ask the user, in a thread: that delays its own episode only. What it raises shows when
+        the turn ends."""
 
         def run() -> list[ToolResult]:
             with suppress(Exception):

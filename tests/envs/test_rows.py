@@ -3,6 +3,7 @@
 import functools
 import gzip
 import json
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -274,6 +275,33 @@ def test_a_model_judges(judge):
     answer(env, "Bob")
     assert len(judge.asked) == 2  # a verdict is asked for once
     assert not answer(env, "x" * 3_000)[4]["is_success"] and len(judge.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [
+        ("Okay, I must reply yes or no. Lyon is not Paris.\n</think>\n\nno", 0.0),
+        ("Okay, there is no doubt that Paris fits.\n</think>\n\n**Yes**.", 1.0),
+        ("<think>a</think> no <think>yes</think>\nYES!", 1.0),
+        ("<think>I must reply yes or no. Let me thi", None),
+        ("Not yes", None),
+        ("yes or no", None),
+        ("", None),
+        ("<think>" * 16_000, None),
+    ],
+)
+def test_a_model_says_yes_or_no_and_nothing_else(judge, said, score):
+    rows = [{"question": "Who?", "answer": "Ada Quill"}]
+    env = make(rows, reward="model", judge_url=judge.url, judge_model="m", fault_deadline=0)
+    judge.policy = lambda body: {"role": "assistant", "content": said}
+    start = time.perf_counter()
+    _, _, _, truncated, info = answer(env, "Ada")
+    assert time.perf_counter() - start < 5.0
+    if score is None:
+        assert truncated and "is to say yes or no" in info["fault"]
+        assert answer(env, "Ada")[3] and len(judge.asked) == 2  # and isn't kept
+    else:
+        assert info["is_success"] == bool(score)
 
 
 def test_a_judge_that_is_down_is_a_fault(judge):

@@ -379,6 +379,28 @@ def test_tests_in_python(tmp_path):
 
 
 @needs_bubblewrap
+@pytest.mark.parametrize(
+    ("program", "score"),
+    [
+        ("def double(x): return 2 * x", 1),
+        ("def double(x): return x", 0),
+        ("import os; os._exit(0)", 0),
+        ("import sys; sys.exit(0)", 0),
+        ("def double(x): raise SystemExit(0)", 0),
+    ],
+)
+def test_a_program_that_ends_the_tests_in_python_fails_them(program, score, tmp_path):
+    python = "import sys\nsys.path.insert(0, '/work')\ndef test_it():\n    import prog\n    assert prog.double(2) == 4\n"
+    task = read_task(folder(tmp_path, tests__test_dot_sh=None, tests__test_it_dot_py=python))
+    assert verdict(task, pack({"/work/prog.py": (0o644, program.encode())})) == score
+
+
+@needs_bubblewrap
+def test_a_file_without_tests_passes_nothing(tmp_path):
+    assert verdict(read_task(folder(tmp_path, tests__test_dot_sh=None, tests__test_it_dot_py="x = 1\n"))) == 0
+
+
+@needs_bubblewrap
 def test_a_generated_task_can_be_written_and_read(tmp_path):
     task = generate_task(0, "train", list(KINDS).index("mend_shell"))
     again = read_task(write_task(task, tmp_path))

@@ -3,6 +3,9 @@
 The scripted user is PharmaSim's customer, who answers plain speech.
 """
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -94,4 +97,50 @@ def test_users_of_many_episodes_reply_to_their_own():
     for env, text in zip(envs.envs, SPEECH, strict=True):
         assert [message["content"] for message in env.messages][2] == text and env.messages[-1]["role"] == "user"
         assert env.memory["interactions"] == 1
+    envs.close()
+
+
+def test_a_slow_user_keeps_nobody_else_waiting():
+    at_once, most, lock = 0, 0, threading.Lock()
+
+    def user(messages):
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.2)
+        with lock:
+            at_once -= 1
+        return f"You said: {messages[-1]['content']}"
+
+    envs = ToolVectorEnv(PharmaSimEnv, num_envs=8, text=True, user=user)
+    envs.reset(seed=5)
+    start = time.perf_counter()
+    envs.step([f"{SPEECH[0]} {number}" for number in range(8)])
+    assert most > 4 and time.perf_counter() - start < 0.9  # one after the other takes 1.6 s
+    for number, env in enumerate(envs.envs):
+        assert env.messages[-1]["content"] == f"You said: {SPEECH[0]} {number}" and len(env.memory["talk"]) == 1
+    envs.close()
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_slow_user_that_faults_is_asked_again_and_noted_once(lasting):
+    asked = []
+
+    def user(messages):
+        asked.append(messages)
+        if lasting or len(asked) < 3:
+            raise ConnectionError("away")
+        return "Yes."
+
+    results = []
+    for envs in (None, ToolVectorEnv(PharmaSimEnv, num_envs=1, user=user, fault_deadline=0.05 if lasting else 20.0)):
+        asked.clear()
+        env = PharmaSimEnv(user=user, fault_deadline=0.05 if lasting else 20.0) if envs is None else envs.envs[0]
+        (envs or env).reset(seed=5)
+        span = tokens(env, SPEECH[0])
+        _, reward, _, truncated, _ = env.step(span) if envs is None else envs.step([span])
+        assert bool(np.all(truncated)) == lasting and (lasting or len(asked) == 3)
+        results.append((float(np.sum(reward)), env.memory.get("talk", []), env.memory.get("interactions", 0)))
+    assert results[0] == results[1] and len(results[0][1]) == (not lasting)
     envs.close()

@@ -84,6 +84,8 @@ def module(tmp_path, monkeypatch):
         folder.mkdir(exist_ok=True)
         (folder / "script.py").write_text("raise SystemExit('it ran')")
     (tmp_path / "rooms" / "__init__.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "bare" / "games").mkdir(parents=True)  # without __init__.py
+    (tmp_path / "bare" / "games" / "world.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     importlib.invalidate_caches()
@@ -165,6 +167,9 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
         (["--env-id", "registers"], "registers is a module: give registers:ID$"),
         (["--env-id", "script"], "script is a module: give script:ID$"),  # and not run
         (["--env-id", "rooms.script"], "rooms.script is a module: give rooms.script:ID$"),  # nor what it stands in
+        (["--env-id", "bare.games.world"], "bare.games.world is a module: give bare.games.world:ID$"),
+        (["--env-id", "bare.games"], "bare.games is a module: give bare.games:ID$"),
+        (["--env-id", "__main__.x"], "the module that registers it: MODULE:__main__.x"),
         (["--env-id", "script.nothing"], "the module that registers it: MODULE:script.nothing"),
         (["--env-id", "echo_world:Mine/NoClass-v0"], "its entry point can't be found: .* has no attribute 'Nothing'$"),
         (["--env-id", "echo_world:Mine/Closed-v0"],

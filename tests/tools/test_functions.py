@@ -630,6 +630,26 @@ def test_whole_numbers_take_little_time():
     assert whole_numbers(broken, {"a": 1.0}) == {"a": 1.0}
 
 
+def test_only_whole_floats_become_whole_numbers():
+    """One of them beside others leaves those as they are, whatever their schemas allow."""
+
+    def f(count: int, label: int | str, flag: int | bool, note: int | None, share: int | float, most: int | str) -> str:
+        return repr((count, label, flag, note, share, most))
+
+    tool = Tool.from_function(f)
+    given = {"count": 2.0, "label": "12", "flag": True, "note": None, "share": 1.5, "most": "abc"}
+    result = run_tool(tool, given)
+    assert result.ok and result.content == repr((2, "12", True, None, 1.5, "abc"))
+    schema = tool.parameters
+    assert whole_numbers(schema, given | {"share": math.inf})["share"] == math.inf
+    assert whole_numbers({"prefixItems": {"a": 1}}, [2.0]) == [2.0]
+    assert whole_numbers({"$ref": {"a": 1}}, [2.0]) == [2.0]
+    long = {"items": {"$ref": "#" + "/a" * 200_000}}
+    start = time.process_time()
+    assert whole_numbers(long, [2.0] * 3000) == [2.0] * 3000
+    assert time.process_time() - start < 1.0
+
+
 def test_branches_times_items_times_names_end():
     names = {f"n{number}": {"enum": list(range(30))} for number in range(100)}
     branches = {"anyOf": [{"type": "object", "properties": names} for _ in range(100)]}

@@ -23,7 +23,7 @@ def whole_numbers(schema: dict[str, Any], value: Any) -> Any:
     form, and `$ref` inside of the schema; what stands elsewhere says nothing."""
     try:
         return _Reader(schema).whole([schema], value) if _any_whole(value) else value
-    except (RecursionError, TypeError, AttributeError):  # too deep, too much; or a branch that is no schema
+    except (RecursionError, TypeError, AttributeError, LookupError):  # too deep, too much; or no schema
         return value
 
 
@@ -53,6 +53,8 @@ class _Reader:
             return [self.whole([_item(one, place) for one in found], item) for place, item in enumerate(value)]
         if isinstance(value, dict):
             return {name: self.whole([_property(one, name) for one in found], one) for name, one in value.items()}
+        if type(value) is not float or not value.is_integer():
+            return value
         kinds = {name for one in found for name in _kinds(one, value)}
         return int(value) if "integer" in kinds and "number" not in kinds else value
 
@@ -71,7 +73,7 @@ class _Reader:
             options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
             todo += [option for option in options if self.may_be(option, value)]
             if "$ref" in schema:
-                todo.append(_referred(self.root, schema["$ref"]))
+                todo.append(self.referred(schema["$ref"]))
 
     def may_be(self, option: Any, value: Any) -> bool:
         """Whether a value has the type that a branch asks for and, of an object, its fields, and what those name."""
@@ -81,7 +83,7 @@ class _Reader:
                 return False
             if "$ref" not in option:
                 break
-            option = _referred(self.root, option["$ref"])
+            option = self.referred(option["$ref"])
         else:
             return False
         types = option.get("type", ())
@@ -103,24 +105,24 @@ class _Reader:
         self.look(len(schema.get("enum", ())))
         return ("const" not in schema or schema["const"] == value) and ("enum" not in schema or value in schema["enum"])
 
+    def referred(self, reference: str) -> Any:
+        """What a JSON pointer names; None where it is another kind of reference."""
+        self.look(len(reference) // 16)
+        if reference != "#" and not reference.startswith("#/"):
+            return None
+        found: Any = self.root
+        try:
+            for part in unquote(reference).split("/")[1:]:
+                part = part.replace("~1", "/").replace("~0", "~")
+                found = found[int(part)] if isinstance(found, list) else found[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+        return found
+
     def look(self, times: int = 1) -> None:
         self.looks += times
         if self.looks > MOST_LOOKS:
             raise RecursionError("a schema of too many branches")
-
-
-def _referred(root: Any, reference: str) -> Any:
-    """What a JSON pointer names; None where it is another kind of reference."""
-    if reference[:2] not in ("#", "#/"):
-        return None
-    found = root
-    try:
-        for part in unquote(reference).split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            found = found[int(part)] if isinstance(found, list) else found[part]
-    except (KeyError, IndexError, TypeError, ValueError):
-        return None
-    return found
 
 
 def _item(schema: dict[str, Any], place: int) -> Any:

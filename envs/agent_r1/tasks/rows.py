@@ -241,5 +241,8 @@ def _verdict(url: str, model: str, question: str, gold: str, answer: str) -> flo
         said = None
     if not isinstance(said, str):
         raise ToolFault(f"the judge at {url} answered with status {status}, and nothing that can be read")
-    word = re.search(r"\b(yes|no)\b", re.sub(r"<think>.*?</think>", "", said, flags=re.DOTALL).lower())
-    return float(word is not None and word[1] == "yes")
+    verdict = said.rpartition("</think>")[2]  # many templates open the thinking in the prompt
+    word = re.sub(r"[\W_]", "", verdict[-100:]).lower()
+    if word not in ("yes", "no") or len(verdict.strip()) > 20:  # it thinks aloud, or was cut off
+        raise ToolFault(f"the judge at {url} is to say yes or no, and said {verdict.strip()[-100:]!r}")
+    return float(word == "yes")

@@ -29,12 +29,16 @@ SUBMIT_SECONDS = 600.0
 """Then the sandbox hangs: a busy machine takes long to start one."""
 RUN_PYTHON = """python3 -c '
 import runpy, sys
+passed = 0
 for file in sys.argv[1:]:
     found = runpy.run_path(file)
     for name in sorted(found):
         if name.startswith("test_") and callable(found[name]):
             found[name]()
-' /tests/*.py && echo 1 > /logs/verifier/reward.txt"""
+            passed += 1
+with open("/logs/verifier/reward.txt", "w") as file:  # here: a program that they import may end the process
+    file.write("1" if passed else "0")
+' /tests/*.py"""
 """Tests without a test.sh: functions test_* that raise where they fail."""
 
 
