@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from gymnasium.envs.registration import load_env_creator
 
@@ -268,14 +269,22 @@ def test_commands_that_train_models_of_real_size_fit(monkeypatch):
 @pytest.mark.slow
 def test_the_example_of_an_algorithm_trains(tmp_path):
     pytest.importorskip("torch")
+    from llm_utils.compare import read_curve
+
     words = "--total-episodes 16 --episodes-per-iteration 8 --num-minibatches 1 --num-envs 8 --eval-episodes 0".split()
-    words += ["--env-kwargs", '{"max_action_tokens": 64}', "--old-logprobs", "trainer"]
+    words += ["--log-trajectories", "all", "--env-kwargs", '{"max_action_tokens": 64}', "--old-logprobs", "trainer"]
     paths = os.pathsep.join([str(ROOT / "learner"), *sys.path])
     where = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}}
     script = [sys.executable, str(ROOT / "docs" / "examples" / "remax_llm.py")]
     subprocess.run([*script, *words], check=True, **where)
     (summary,) = tmp_path.glob("runs/*/summary.json")
     assert json.loads(summary.read_text())["finished"]
+    rows = [json.loads(line) for line in summary.with_name("trajectories.jsonl").read_text().splitlines()]
+    numbers = [row["episode"] for row in rows]  # the greedy baselines have others, and are in no mean
+    assert numbers == [*range(8), *range(16, 24)]
+    returns = [value for _, value in zip(*read_curve(summary.parent, "charts/episodic_return"), strict=True)]
+    sampled = [np.mean([row["stats"]["return"] for row in rows[first : first + 8]]) for first in (0, 8)]
+    assert returns == pytest.approx(sampled) and read_curve(summary.parent, "charts/episodes")[1].tolist() == [16, 32]
     remax = runpy.run_path(script[1])
     with pytest.raises(SystemExit, match="takes no --kl-coef: "):
         remax["check"](remax["Args"](kl_coef=0.1))

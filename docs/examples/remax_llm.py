@@ -53,16 +53,16 @@ if __name__ == "__main__":
     count = args.episodes_per_iteration
 
     def episodes(iteration: int) -> list[tuple[int, int]]:
-        return draw_episodes(args.seed, iteration, count, run.tasks, first=(iteration - 1) * count)
+        return draw_episodes(args.seed, iteration, count, run.tasks, first=(iteration - 1) * 2 * count)
 
     with checkpoint.saving_at_exit(run.saver, run.state):
         run.start()
         for iteration in range(run.state["iteration"] + 1, run.num_iterations + 1):
             run.begin_iteration(iteration)
             rows = run.collect(iteration, episodes)
-            tasks = [(row.episode, row.task_index) for row in rows]
+            tasks = [(row.episode + count, row.task_index) for row in rows]  # episodes of their own
             greedy = rollout(run.envs, run.eval_engine, tasks, args.seed, args.deterministic) if rows else []
-            run.valid(greedy)  # they count for the axes and for --max-invalid, too
+            run.valid(greedy, sampled=False)  # they count for the axes and for --max-invalid, too
             rows = [row for row, other in zip(rows, greedy, strict=True) if not other.fault]
             greedy = [other for other in greedy if not other.fault]
             run.mark("rollout")

@@ -37,6 +37,14 @@ def finite(name: str, value: Any) -> float:
     return number
 
 
+def share(name: str, value: Any) -> float:
+    """`value` as a float from 0 to 1. Raises ArgumentError where it is none."""
+    number = _real(name, value)
+    if not 0 <= number <= 1:
+        raise ArgumentError(f"{name} must be from 0 to 1, got {value!r}")
+    return number
+
+
 def duration(name: str, value: Any) -> float:
     """`value` in seconds as a float; infinity is one. Raises ArgumentError where it is none, or below 0."""
     number = _real(name, value)

@@ -188,6 +188,9 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             later = isinstance(said, property | cached_property)  # it may need what isn't there yet
             if not isinstance(said, str) and not later:
                 raise ArgumentError(f"{name}.{member} is a text, got {said!r:.200}")
+        if not isinstance(self.teachers, list | tuple) or not all(isinstance(one, str) for one in self.teachers):
+            example = "('fallible_50',)"
+            raise ArgumentError(f"{name}.teachers is a tuple of names, such as {example}, got {self.teachers!r:.200}")
         if not isinstance(self.PROCESS_WEIGHTS, Mapping):
             raise ArgumentError(f"{name}.PROCESS_WEIGHTS is a dict of numbers, got {self.PROCESS_WEIGHTS!r:.200}")
         for term, weight in self.PROCESS_WEIGHTS.items():
@@ -205,6 +208,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return self
 
     # ------------------------------------------------------------------ what a task says
+
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """Whether the constructor takes this split with these arguments: a folder of data may lack some of `splits`.
+
+        Programs ask it where they choose a split to evaluate on.
+        """
+        return split in cls.splits
 
     @property
     def num_tasks(self) -> int:

@@ -18,20 +18,22 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
 from agent_r1 import probes
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import ArgumentError, share
 from agent_r1.checks import CHECKS, Failed, Subject, digest_elsewhere, has_expert
 from agent_r1.ids import find_environment
 from agent_r1.probes import Played, Probe, play
 from agent_r1.task_data import DataNotFoundError
+from agent_r1.tool_env import ToolEnv
 from agent_r1.validation_record import Report, machine, read, table, write
 
 __all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "index", "main", "measure", "table", "validate"]
@@ -42,6 +44,7 @@ __all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "index", "main", "m
 def measure(subject: Subject, report: Report) -> None:
     """Shares of success, speed, and how long it takes to build: the figures of the table."""
     subject.make().close()  # reads files, builds indexes
+    floors = known_floors(subject.make())
     builds = []
     for _ in range(3):
         start = time.perf_counter()
@@ -72,25 +75,34 @@ def measure(subject: Subject, report: Report) -> None:
         "splits": len(set(env.splits.values())),
         "played": len(subject.tasks(env, subject.num_tasks)),
         "success": success,
-        "floor": env.floor,
-        "floors": dict(env.floors),
+        **floors,
         "steps_per_second": steps / seconds,
         "build_ms": median(builds),
     }
     count = report.row["played"]
-    if unknown := env.floors.keys() - ignorant.keys():
+    if unknown := floors["floors"].keys() - ignorant.keys():
         there = f"there are {', '.join(ignorant)}"
         report.failed["floors"] = f"{type(env).__name__}.floors names {', '.join(sorted(unknown))}; {there}"
     if success.get("expert", 1) < 1:
         report.failed["expert"] = f"the expert succeeds in {success['expert']:.3f} of {count} episodes"
     for name in ignorant:
-        if above(success[name], floor := env.floors.get(name, env.floor), count):
+        if above(success[name], floor := floors["floors"].get(name, floors["floor"]), count):
             report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes; its floor is {floor}"
     for name in probes.teachers(env):
         meant = name.rsplit("_", 1)[-1]
         if meant.isdecimal() and abs(success[name] - int(meant) / 100) > 0.03 + 2 * (0.25 / count) ** 0.5:
             report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes"
     env.close()
+
+
+def known_floors(env: ToolEnv) -> dict[str, Any]:
+    """`floor` and `floors` of an environment, which it may set when it is made. Raises ArgumentError for what is no
+    share."""
+    name, floors = type(env).__name__, env.floors
+    if not isinstance(floors, Mapping):
+        raise ArgumentError(f"{name}.floors is a dict of shares by the name of a trick, got {floors!r:.200}")
+    shares = {trick: share(f"{name}.floors[{trick!r}]", value) for trick, value in floors.items()}
+    return {"floor": share(f"{name}.floor", env.floor), "floors": shares}
 
 
 def failing_calls(episodes: Sequence[Played]) -> str:
@@ -193,11 +205,16 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"--write: {error}")
     flags = ["--tasks", str(args.tasks), *(["--env-kwargs", args.env_kwargs] if kwargs else [])]
     flags += ["--data-dir", "DATA"] if args.data_dir else []  # a file that is shared names no folder of this machine
-    reports = []
+    reports: list[Report] = []
     for subject in subjects:
         start = time.perf_counter()
         command, where = ["python", "-m", "agent_r1.validate", subject.env_id, *flags], machine()
-        report = replace(validate(subject), command=shlex.join(command), machine=where)
+        try:
+            report = replace(validate(subject), command=shlex.join(command), machine=where)
+        except KeyboardInterrupt:
+            print(f"\n{subject.env_id}: stopped", file=sys.stderr)
+            print("\n" + table(reports), end="")
+            return 130
         reports.append(report)
         verdict = str(report.missing or "") or ("failed" if report.failed else "pass")
         print(f"{subject.env_id}: {verdict} ({time.perf_counter() - start:.0f} s)", flush=True)

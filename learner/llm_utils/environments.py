@@ -9,7 +9,7 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
-from agent_r1 import ArgumentError
+from agent_r1 import ArgumentError, ToolEnv
 from agent_r1.ids import creator, find_environment
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.vector import vector_spec
@@ -28,10 +28,15 @@ def environment_spec(env_id: str) -> EnvSpec:
     return vector_spec(name)
 
 
-def evaluation_split(env_id: str, split: str) -> str:
-    """The split to evaluate on where none is named: test, validation or dev if there is one, else `split`."""
-    splits = getattr(creator(environment_spec(env_id).id), "splits", {})
-    return next((name for name in ("test", "validation", "dev") if name in splits), split)
+def evaluation_split(args: Any, split: str) -> str:
+    """The split to evaluate on where none is named: test, validation or dev if the environment that the flags name has
+    such a one, else `split`."""
+    spec = environment_spec(args.env_id)
+    maker, kwargs = creator(spec.id), {**spec.kwargs, **env_kwargs(args)}
+    if not isinstance(maker, type) or not issubclass(maker, ToolEnv):  # a function: nobody knows
+        return split
+    with plain_errors(args.env_id):
+        return next((name for name in ("test", "validation", "dev") if maker.has_split(name, **kwargs)), split)
 
 
 def env_kwargs(args: Any) -> dict[str, Any]:

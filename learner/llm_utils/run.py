@@ -74,7 +74,7 @@ def fill_defaults(args: Any) -> dict[str, Any]:
         if getattr(args, name, 0.0) is None:
             chosen[name] = rate
     if args.eval_split is None:
-        chosen["eval_split"] = evaluation_split(args.env_id, args.split)
+        chosen["eval_split"] = evaluation_split(args, args.split)
     dtype = choose_dtype(args.dtype, distributed.device(args.cuda))
     if args.dtype == "auto":
         chosen["dtype"] = str(dtype).removeprefix("torch.")
@@ -121,6 +121,7 @@ class Run:
     log: Logger | None = None
     queued: int = 0  # the last iteration whose episodes were given to the sampler
     played: list[Trajectory] = field(default_factory=list)  # all of this iteration, also those that don't count
+    shown: list[Trajectory] = field(default_factory=list)  # of them those that were sampled
     metrics: list[dict[str, float]] = field(default_factory=list)  # of this iteration's optimizer steps
     seconds: dict[str, float] = field(default_factory=dict)  # of the parts of this iteration
     gap: dict[str, float] = field(default_factory=dict)  # sampler to trainer, where that scored the rows
@@ -134,7 +135,8 @@ class Run:
 
     def begin_iteration(self, iteration: int) -> None:
         """Start the clock and set the learning rate."""
-        self.played, self.metrics, self.seconds, self.gap, self.last_mark = [], [], {}, {}, time.time()
+        self.played, self.shown, self.metrics = [], [], []
+        self.seconds, self.gap, self.last_mark = {}, {}, time.time()
         left = 1 - (iteration - 1) / self.num_iterations
         self.optimizer.scale_learning_rates(left if self.args.anneal_lr else 1.0)
 
@@ -171,10 +173,15 @@ class Run:
         self.sampler.add(episodes, self.horizon(self.queued))
         return self.valid(self.sampler.collect([number for number, _ in episodes]))
 
-    def valid(self, rows: list[Trajectory]) -> list[Trajectory]:
+    def valid(self, rows: list[Trajectory], sampled: bool = True) -> list[Trajectory]:
         """Count episodes as played in this iteration. Returns them without those that a fault of the environment's
-        machinery ended: they say nothing of the policy. RuntimeError where these are more than --max-invalid."""
+        machinery ended: they say nothing of the policy. RuntimeError where these are more than --max-invalid.
+
+        sampled: False for those that were played another way (greedily, as a baseline): the axes count them, the
+            charts don't show what they are like.
+        """
         self.played += rows
+        self.shown += rows if sampled else []
         faults = [row.fault for row in self.played if row.fault]
         share = len(faults) / max(1, len(self.played))
         if share > self.args.max_invalid:
@@ -238,7 +245,7 @@ class Run:
                 scalars["charts/horizon"] = most_turns
             scalars["charts/learning_rate"] = self.optimizer.adam.param_groups[0]["lr"]
             scalars["charts/SPS"] = turns / sum(self.seconds.values())
-            self.log.iteration(rows, self.metrics, self.state, scalars, self.played)
+            self.log.iteration(rows, self.metrics, self.state, scalars, self.shown)
         self.boundary()  # before an evaluation that may fail
         self.evaluate_if_due()
         every = self.args.checkpoint_every

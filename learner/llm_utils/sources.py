@@ -101,7 +101,7 @@ def fill_environment(args: Any) -> list[str]:
         elif name == "env_kwargs" and own not in (None, given):
             said.append(f"the run was trained with --env-kwargs {shlex.quote(str(own))}, which isn't taken over")
     if args.split is None:
-        args.split = evaluation_split(args.env_id, "train")
+        args.split = evaluation_split(args, "train")
     return said + ([f"as the run was trained: {' '.join(taken)}"] if taken else [])
 
 

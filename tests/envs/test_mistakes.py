@@ -1,10 +1,12 @@
 """What a class of a user's own gets wrong is said in its words: which class, what it should give, what it gave."""
 
+import re
+
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_r1 import ArgumentError, Task, Tool, ToolEnv, ToolResult, UserTurn
+from agent_r1 import ArgumentError, Task, Tool, ToolEnv, ToolResult, UserTurn, validate
 from agent_r1.vector import ToolVectorEnv
 
 
@@ -38,6 +40,31 @@ def test_splits(splits):
 def test_texts(member, text):
     with pytest.raises(ArgumentError, match=f"Mine.{member} is a text, got"):
         like(**{member: text})()
+
+
+@pytest.mark.parametrize("teachers", ["fallible_50", {"fallible_50": 0.5}, (50,)])
+def test_teachers(teachers):
+    with pytest.raises(ArgumentError, match=r"Mine.teachers is a tuple of names, such as \('fallible_50',\), got"):
+        like(teachers=teachers)()
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"floor": "0.3"}, "Mine.floor must be from 0 to 1, got '0.3'"),
+        ({"floor": 30}, "Mine.floor must be from 0 to 1, got 30"),
+        ({"floor": float("nan")}, "Mine.floor must be from 0 to 1, got nan"),
+        ({"floors": {"reading": "high"}}, r"Mine.floors\['reading'\] must be from 0 to 1, got 'high'"),
+        ({"floors": {"reading": 3}}, r"Mine.floors\['reading'\] must be from 0 to 1, got 3"),
+        ({"floors": 0.3}, "Mine.floors is a dict of shares by the name of a trick, got 0.3"),
+        ({"num_tasks": "many"}, "Mine.num_tasks must be an integer, got 'many'"),
+    ],
+)
+def test_what_validate_reads(members, message, monkeypatch):
+    made = like(**members)
+    monkeypatch.setitem(gym.registry, "Wrong-v0", gym.envs.registration.EnvSpec("Wrong-v0", made))
+    report = validate.validate(validate.Subject("Wrong-v0", {}, 3))
+    assert re.search(message, "\n".join(report.failed.values())) and not report.row
 
 
 @pytest.mark.parametrize(

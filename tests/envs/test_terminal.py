@@ -390,7 +390,7 @@ def test_tests_in_python(tmp_path):
     ],
 )
 def test_a_program_that_ends_the_tests_in_python_fails_them(program, score, tmp_path):
-    python = "import sys\nsys.path.insert(0, '/work')\ndef test_it():\n    import prog\n    assert prog.double(2) == 4\n"
+    python = "import sys\nsys.path += ['/work']\ndef test_it():\n    import prog\n    assert prog.double(2) == 4\n"
     task = read_task(folder(tmp_path, tests__test_dot_sh=None, tests__test_it_dot_py=python))
     assert verdict(task, pack({"/work/prog.py": (0o644, program.encode())})) == score
 
@@ -511,4 +511,6 @@ def test_no_folder_outside_of_a_task_is_read(name, tmp_path):
 def test_a_split_is_a_folder_where_there_is_one(tmp_path):
     folder(tmp_path / "train", "one"), folder(tmp_path / "test", "two")
     assert [task.id for task in load_tasks(tmp_path, "test")] == ["two"]
-    assert [task.id for task in load_tasks(tmp_path / "train", "test")] == ["one"]
+    assert [task.id for task in load_tasks(tmp_path / "train", "train")] == ["one"]
+    with pytest.raises(DataNotFoundError, match="train has no folder test; its tasks are of split train"):
+        load_tasks(tmp_path / "train", "test")

@@ -165,7 +165,7 @@ def test_rows_that_are_not_measured_stay(tmp_path, monkeypatch, capsys):
     assert "t.json: " in capsys.readouterr().err
 
 
-def test_what_was_measured_stays_where_the_next_is_interrupted(tmp_path, monkeypatch):
+def test_what_was_measured_stays_where_the_next_is_interrupted(tmp_path, monkeypatch, capsys):
     path, first = tmp_path / "t.md", "AgentR1/ArithmeticWorld-v0"
 
     def measured(one):
@@ -174,8 +174,9 @@ def test_what_was_measured_stays_where_the_next_is_interrupted(tmp_path, monkeyp
         return Report(one.env_id, failed={"farming": "it pays"})
 
     monkeypatch.setattr(validate, "validate", measured)
-    with pytest.raises(KeyboardInterrupt):
-        validate.main([first, "AgentR1/CraftWorld-v0", "--write", str(path)])
+    assert validate.main([first, "AgentR1/CraftWorld-v0", "--write", str(path)]) == 130
+    out, err = capsys.readouterr()
+    assert "AgentR1/CraftWorld-v0: stopped" in err and "| ArithmeticWorld-v0 |" in out and "Craft" not in out
     assert [row.env_id for row in validation_record.read(path)] == [first] and "failed: farming" in path.read_text()
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
@@ -110,10 +111,29 @@ def test_only_environments_of_the_module_itself_are_named():
     assert is_of(gym.spec("Mine/Echo-v0"), "echo_world") and not is_of(gym.spec("Mine/Echo-v0"), "echo")
 
 
-def test_splits_to_evaluate_on():
-    splits = {"MultihopWorld": "test", "HotpotQA": "validation", "MBPP": "test"}
-    assert {name: evaluation_split(f"AgentR1/{name}-v0", "train") for name in splits} == splits
-    assert evaluation_split("echo_world:Mine/Echo-v0", "train") == "train"
+def test_splits_to_evaluate_on(tmp_path):
+    def chosen(env_id, **kwargs):
+        args = SimpleNamespace(env_id=env_id, env_kwargs="{}", data_dir=kwargs.get("data_dir"))
+        return evaluation_split(args, "train")
+
+    splits = {"MultihopWorld": "test", "HotpotQA": "validation", "MBPP": "test", "SQLWorld": "test", "Terminal": "test"}
+    assert {name: chosen(f"AgentR1/{name}-v0") for name in splits} == splits
+    assert chosen("echo_world:Mine/Echo-v0") == "train"
+    for names, expected in ((["train.json", "dev.json"], "validation"), (["train.json"], "train"),
+                            (["train.json", "dev.json", "test.json"], "test")):  # fmt: skip
+        folder = tmp_path / expected
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("[]")
+        assert chosen("AgentR1/SQLWorld-v0", data_dir=str(folder)) == expected
+    assert chosen("AgentR1/Rows-v0", data_dir=str(tmp_path / "validation")) == "train"
+    assert chosen("AgentR1/Rows-v0", data_dir=str(tmp_path / "test")) == "test"
+    assert chosen("AgentR1/Rows-v0", data_dir=str(tmp_path / "train" / "train.json")) == "test"  # a file has both
+    (tmp_path / "tasks" / "one").mkdir(parents=True)
+    (tmp_path / "tasks" / "one" / "task.toml").write_text("")
+    assert chosen("AgentR1/Terminal-v0", data_dir=str(tmp_path / "tasks")) == "train"
+    (tmp_path / "tasks").rename(tmp_path / "test" / "test")
+    assert chosen("AgentR1/Terminal-v0", data_dir=str(tmp_path / "test")) == "test"
 
 
 @pytest.mark.parametrize("script", ["ppo_llm", "grpo_llm"])

@@ -57,16 +57,26 @@ class TerminalTask:
 
 
 def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTask]:
-    """The tasks of a folder of task folders, by name; of its folder `split`, where there is one.
+    """The tasks of a folder of task folders, by name; of its folder `split`, where there is one, and else those of
+    train.
 
     Raises: DataNotFoundError; DataFormatError (file, line and reason) also for a task that needs an image.
     """
     root = Path(data_dir)
+    if not has_split(root, split):
+        there = ", ".join(path.name for path in sorted(root.glob("*")) if any(path.glob("*/task.toml"))) or "train"
+        raise DataNotFoundError(f"data_dir={root} has no folder {split}; its tasks are of split {there}")
     folder = root / split if (root / split).is_dir() else root
     found = sorted(path.parent for path in folder.glob("*/task.toml")) if folder.is_dir() else []
     if not found:
         raise DataNotFoundError(f"data_dir={root} has no folders with a task.toml (Harbor's layout)")
     return [read_task(path) for path in found]
+
+
+def has_split(data_dir: str | os.PathLike[str], split: str) -> bool:
+    """Whether a folder has tasks of a split: those that stand in no folder `split` are for training."""
+    root = Path(data_dir)
+    return (root / split).is_dir() or (split == "train" and any(root.glob("*/task.toml"))) or not root.is_dir()
 
 
 def read_task(folder: Path) -> TerminalTask:

@@ -37,9 +37,7 @@ def load_rows(data: Any, data_dir: Any, split: str, tools: tuple[str, ...]) -> t
 
     Raises: DataNotFoundError, DataFormatError (row and field are named).
     """
-    if data is None and data_dir is None and DATA_VARIABLE in os.environ:
-        data_dir = Path(os.environ[DATA_VARIABLE]) / "rows"
-    where = data if data is not None else data_dir
+    where = _where(data, data_dir)
     if where is None:
         raise DataNotFoundError(f"there are no rows. {WAYS}")
     if not isinstance(where, str | os.PathLike):
@@ -48,11 +46,28 @@ def load_rows(data: Any, data_dir: Any, split: str, tools: tuple[str, ...]) -> t
     path = Path(where)
     if path.is_file():
         return _part(_file(path, path.stat().st_mtime_ns, path.stat().st_size, tools), split)
-    names = [f"{split}{ending}" for ending in (".jsonl", ".json", ".jsonl.gz", ".json.gz")]
-    found = next((path / name for name in names if (path / name).is_file()), None)
+    found = _file_of(path, split)
     if found is None:
-        raise DataNotFoundError(f"there is no {path}, or no {' or '.join(names[:2])} in it. {WAYS}")
+        raise DataNotFoundError(f"there is no {path}, or no {split}.jsonl or {split}.json in it. {WAYS}")
     return _file(found, found.stat().st_mtime_ns, found.stat().st_size, tools)
+
+
+def has_split(data: Any, data_dir: Any, split: str) -> bool:
+    """Whether `load_rows` has where to read a split: of a folder that has files of others it may lack one."""
+    where = _where(data, data_dir)
+    folder = isinstance(where, str | os.PathLike) and Path(where).is_dir()
+    return not folder or _file_of(Path(where), split) is not None
+
+
+def _where(data: Any, data_dir: Any) -> Any:
+    if data is None and data_dir is None and DATA_VARIABLE in os.environ:
+        return Path(os.environ[DATA_VARIABLE]) / "rows"
+    return data if data is not None else data_dir
+
+
+def _file_of(folder: Path, split: str) -> Path | None:
+    names = [f"{split}{ending}" for ending in (".jsonl", ".json", ".jsonl.gz", ".json.gz")]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _part(rows: tuple[dict[str, Any], ...], split: str) -> tuple[dict[str, Any], ...]:

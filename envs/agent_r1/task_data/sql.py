@@ -51,8 +51,15 @@ def load_sql(split: str, data_dir: str | os.PathLike[str]) -> list[SQLQuestion]:
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         wanted = " or ".join(names) or f"file for the split {split!r} (there are {', '.join(FILES)})"
-        raise DataNotFoundError(f"data_dir={folder} has no {wanted}; it has to be a folder of Spider or BIRD")
+        there = ", ".join(name for name in FILES if has_split(folder, name))
+        known = f"it has the split {there}" if there else "it has to be a folder of Spider or BIRD"
+        raise DataNotFoundError(f"data_dir={folder} has no {wanted}; {known}")
     return _read(file, file.stat().st_mtime_ns)
+
+
+def has_split(data_dir: str | os.PathLike[str], split: str) -> bool:
+    """Whether a folder of Spider or BIRD has the file of a split."""
+    return any((Path(data_dir) / name).is_file() for name in FILES.get(split, ()))
 
 
 @lru_cache(maxsize=8)

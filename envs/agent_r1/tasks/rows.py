@@ -17,7 +17,7 @@ from agent_r1.arguments import ArgumentError
 from agent_r1.math_judge import judge, require_math_verify
 from agent_r1.rewards import exact_match, f1
 from agent_r1.task_data import DataFormatError
-from agent_r1.task_data.rows import load_rows
+from agent_r1.task_data.rows import has_split, load_rows
 from agent_r1.tasks.question_answering import shared_corpus
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault
@@ -117,6 +117,11 @@ class RowsEnv(ToolEnv):
             raise DataFormatError(f"row {row['id']}, answer: reward {reward!r} needs an answer")
         super().__init__(made, split=split, **kwargs)
         self._all_tools = dict(self.tools)
+
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """Of a folder those that it has a file of."""
+        return super().has_split(split) and has_split(kwargs.get("data"), kwargs.get("data_dir"), split)
 
     @property
     def num_tasks(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
-from agent_r1.task_data.sql import FILES, load_sql
+from agent_r1.task_data.sql import FILES, has_split, load_sql
 from agent_r1.tasks import sql_tasks
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
 from agent_r1.tasks.draw import pick
@@ -65,6 +65,12 @@ class SQLWorldEnv(ToolEnv):
             raise ArgumentError(f"SQLWorld has no split {split!r} {what}; it has {', '.join(there)}")
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.questions = None if data_dir is None else load_sql(self.split, data_dir)
+
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """Of a folder those that it has a file of."""
+        name, data_dir = cls.splits.get(split, ""), kwargs.get("data_dir")
+        return name in sql_tasks.SPLITS if data_dir is None else has_split(data_dir, name)
 
     @property
     def num_tasks(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
 from agent_r1.dialects import Call
-from agent_r1.task_data.harbor import TerminalTask, load_tasks
+from agent_r1.task_data.harbor import TerminalTask, has_split, load_tasks
 from agent_r1.tasks import terminal_tasks
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task, ToolEnv
@@ -51,8 +51,8 @@ class TerminalEnv(ToolEnv):
 
     ## Arguments
     world_seed: which family of tasks; a task is a function of (world_seed, split, index).
-    data_dir: a folder of task folders in Harbor's layout, or with folders train and test of such; the tasks with an
-        image that would have to be built are refused.
+    data_dir: a folder of task folders in Harbor's layout (all for training), or with folders train and test of such;
+        the tasks with an image that would have to be built are refused.
     limits: what a command may use (`agent_r1_tools.shell.LIMITS`).
     And those of `ToolEnv`.
 
@@ -93,6 +93,12 @@ class TerminalEnv(ToolEnv):
         self._tasks = None if data_dir is None else load_tasks(data_dir, self.split)
         # What is ours to know and not the policy's, should it lie inside of what the sandbox shows.
         self._hide = [str(Path(__file__).parents[1]), *([] if data_dir is None else [str(data_dir)])]
+
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """A folder of task folders alone is all training."""
+        data_dir = kwargs.get("data_dir")
+        return super().has_split(split) and (data_dir is None or has_split(data_dir, split))
 
     @property
     def num_tasks(self) -> int:
