@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 from agent_r1_tools.exchange import is_address
 from llm_utils import distributed
 from llm_utils.curriculum import stages
-from llm_utils.environments import environment_spec
+from llm_utils.environments import env_kwargs, environment_spec
 
 # Bounds of numbers; a script has some of these arguments. None is always accepted.
 LEAST = {
@@ -53,6 +52,9 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "gamma_turn": (lambda a: a.advantage == "bilevel", "without --advantage bilevel"),
     "constant_length": (lambda a: a.loss_aggregation == "constant", "without --loss-aggregation constant"),
     "kl_estimator": (lambda a: a.kl_coef > 0 and a.kl_in == "loss", "without --kl-coef above 0 and --kl-in loss"),
+    **dict.fromkeys(("eval_split", "eval_every"),
+                    (lambda a: getattr(a, "eval_episodes", 1) > 0, "with --eval-episodes 0")),
+    "old_logprobs": (lambda a: a.old_logprobs != "sampler" or a.loss_mask, "as sampler with --no-loss-mask"),
     "importance_cap": (  # --no-loss-mask takes the trainer's in any case
         lambda a: a.old_logprobs != "sampler" or not a.loss_mask, "with --old-logprobs sampler"
     ),
@@ -117,12 +119,7 @@ def check_each(args: Any) -> None:
 
 def check_environment(args: Any) -> None:
     """Refuse an --env-id that isn't there, and --env-kwargs that no environment takes."""
-    try:
-        kwargs = json.loads(args.env_kwargs or "{}")  # evaluate_llm.py fills it later
-    except ValueError:
-        kwargs = None
-    if not isinstance(kwargs, dict):
-        raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}")
+    kwargs = env_kwargs(args)
     if doubled := [name for name in FLAGS_OF_THEIR_OWN if name in kwargs]:
         raise SystemExit(f"--env-kwargs takes no {doubled[0]}; give {flag(doubled[0])}")
     if args.env_id:

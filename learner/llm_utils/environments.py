@@ -40,8 +40,14 @@ def evaluation_split(args: Any, split: str) -> str:
 
 
 def env_kwargs(args: Any) -> dict[str, Any]:
-    """The arguments of the environment that a script's flags name: `--env-kwargs`, and `--data-dir`."""
-    kwargs = json.loads(args.env_kwargs)
+    """The arguments of the environment that a script's flags name: `--env-kwargs`, and `--data-dir`. SystemExit where
+    the first are no JSON object."""
+    try:
+        kwargs = json.loads(args.env_kwargs or "{}")  # evaluate_llm.py fills it later
+    except ValueError:
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}")
     return kwargs if args.data_dir is None else {**kwargs, "data_dir": args.data_dir}
 
 

@@ -56,6 +56,9 @@ DEAD = [
     (PLAY, ["--kl-estimator", "k1"], "--kl-estimator does nothing without --kl-coef above 0 and --kl-in loss"),
     (PLAY, [*REWARD, "--kl-estimator", "k1"], "--kl-estimator does nothing without .*--kl-in loss"),
     (PLAY, ["--old-logprobs", "sampler", "--importance-cap", 3], "--importance-cap does nothing with --old-logprobs s"),
+    (PLAY, ["--old-logprobs", "sampler", "--no-loss-mask"], "--old-logprobs does nothing as sampler with --no-loss-m"),
+    (PLAY, ["--eval-episodes", 0, "--eval-every", 3], "--eval-every does nothing with --eval-episodes 0"),
+    (PLAY, ["--eval-episodes", 0, "--eval-split", "test"], "--eval-split does nothing with --eval-episodes 0"),
     (WITHOUT_CRITIC, ["--constant-length", 99], "--constant-length does nothing without --loss-aggregation constant"),
     (PLAY, ["--horizon-every", 3], "--horizon-every does nothing without --horizon-schedule of several stages"),
     (PLAY, ["--horizon-schedule", "4", "--horizon-every", 3], "--horizon-every does nothing without .*several stages"),
@@ -95,7 +98,7 @@ def test_what_is_refused(script, words, message):
     [
         *((script, []) for script in ALL),
         *((script, ["--kl-coef", 0.1, "--kl-estimator", "k1"]) for script in PLAY),
-        *((script, ["--no-loss-mask", "--old-logprobs", "sampler", "--importance-cap", 3]) for script in PLAY),
+        *((script, ["--no-loss-mask", "--importance-cap", 3]) for script in PLAY),
         ("ppo_llm", [*BOOTSTRAP, '{"unfinished_reward": 0}']),
         ("ppo_llm", ["--critic-warmup", 19, "--advantage", "bilevel", "--gamma-turn", 0.5]),
         ("grpo_llm", ["--dynamic-sampling", 1, "--kl-coef", 0.1]),

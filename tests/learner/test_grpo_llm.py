@@ -11,7 +11,7 @@ import rloo_llm
 import torch
 
 from llm_utils.forward import policy_forward
-from llm_utils.trajectory import groups_with_signal, segment_numbers
+from llm_utils.trajectory import groups_with_signal, segment_numbers, token_weights
 
 # ------------------------------------------------------------------------------------------------------- advantages
 
@@ -190,6 +190,17 @@ def test_segments_are_numbered_over_all_rows(make_row):
     assert segment_numbers(segments, by_turn=False).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
     rows[1].train_mask = np.zeros(4, bool)
     assert segment_numbers(segments, by_turn=True).tolist() == [0, 0, 1, 2, 3, 3]
+
+
+def test_an_episode_of_several_segments_counts_as_one(make_row):
+    """A wrapper that rewrites the context cuts an episode; that is no more episodes."""
+    rows = [make_row([(1, 3, 0), (6, 9, 0)], 9, segment_starts=[0, 4]), make_row([(1, 5, 0)], 5)]
+    segments = [segment for row in rows for segment in row.segments()]
+    assert len(segments) == 3
+    weights = token_weights(segments, "sequence", 9, 2, 30)
+    assert weights.tolist() == pytest.approx([1 / 10] * 5 + [1 / 8] * 4)
+    assert token_weights(segments, "token", 9, 2, 30).tolist() == pytest.approx([1 / 9] * 9)
+    assert token_weights(segments, "constant", 9, 2, 30).tolist() == pytest.approx([1 / 60] * 9)
 
 
 def test_tokens_of_a_segment_keep_their_own_advantages():
