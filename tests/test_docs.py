@@ -301,6 +301,30 @@ def test_the_page_of_validation_has_the_table_that_was_recorded():
     assert table in (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
 
 
+RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
+    "benchmarks": "dtype_seeds fuzz_spans fuzz_worlds real_data_baselines real_data_problems retrieval_recall "
+                  "tool_latency_128 tool_latency_512 trl_comparison two_candidates worlds",
+    "environments/arithmetic_world": "arithmetic_seeds arithmetic_splits",
+    "environments/gsm8k": "math_answers",
+    "estimators": "estimators faults",
+    "learners/ppo_llm": "multihop_seeds",
+    "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
+    "paper_table": "paper_table gradient_noise",
+    "scaling": "two_processes_grpo",
+    "stable_baselines3": "sb3_choices",
+    "vector": "vector_throughput",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "names"), RECORDED.items())
+def test_a_page_has_the_tables_that_were_recorded(page, names):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").splitlines()
+    for name in names.split():
+        recorded = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8").splitlines()
+        rows = [line for line in recorded if line.startswith("|")]
+        assert len(rows) > 2 and not set(rows) - set(text), name
+
+
 def test_every_metric_is_explained():
     sources = [*(ROOT / "learner").glob("*_llm.py"), *(ROOT / "learner" / "llm_utils").glob("*.py")]
     source = "".join(path.read_text(encoding="utf-8") for path in sources)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from tqdm import tqdm
 
 from llm_utils.engine import EngineDied, Span
 from llm_utils.vllm_replies import Body, member, parse
@@ -45,6 +47,7 @@ class ChatEngine:
         limits = httpx.Limits(max_connections=None)
         self.http = httpx.Client(timeout=httpx.Timeout(REPLY_SECONDS, connect=10), headers=headers, limits=limits)
         self.replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self.warned = False
         self.rooms: dict[int, int] = {}  # slot -> the most tokens of its span, while it is being sampled
 
     def feed(
@@ -66,6 +69,9 @@ class ChatEngine:
         """The message that the API replies with. EngineDied where it refuses, or where there is none for minutes."""
         why = ""
         for pause in (0.0, *PAUSES):
+            if why and not self.warned:  # once: a wrong address shouldn't look like a slow model
+                self.warned = True
+                tqdm.write(f"{self.url} {why}; asked again for {sum(PAUSES):.0f} s", file=sys.stderr)
             time.sleep(pause)
             limit = self.limit
             try:

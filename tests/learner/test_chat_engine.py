@@ -101,8 +101,8 @@ def test_what_an_api_gets_wrong_is_said(evaluate, server, status, content, said)
         evaluate()
 
 
-def test_nobody_there(monkeypatch):
-    monkeypatch.setattr(chat_engine, "PAUSES", ())
+def test_nobody_there(monkeypatch, capsys):
+    monkeypatch.setattr(chat_engine, "PAUSES", (0.2, 0.3))
     envs = gym.make_vec(ENV_ID, num_envs=1)
     engine = ChatEngine("http://127.0.0.1:9/v1", "m", envs)
     engine.feed(0, *envs.reset(seed=0)[0], 10, [])
@@ -110,6 +110,8 @@ def test_nobody_there(monkeypatch):
         while engine.busy:
             engine.step()
     engine.close()
+    (line,) = capsys.readouterr().err.strip().splitlines()  # at the first time, not after minutes
+    assert re.search("gives no answer: ConnectError.*; asked again for 0 s$", line)
     envs.close()
 
 
