@@ -282,6 +282,17 @@ def test_auto_finds_replacements_across_cells_and_calls():
         assert opened.call("clean", ["(a)", r"\1x", "ab"]) == "axb"
 
 
+@needs_monty
+@pytest.mark.parametrize("hog", ["while True: x.append('a' * 100_000)", "x = 'a' * 10**9", "x = [0] * 10**8"])
+def test_a_session_goes_on_after_it_used_all_memory(hog):
+    with open_sandbox("monty", Limits(memory=64 << 20)).session() as opened:
+        assert opened.run("x, y = [], 5").status == "ok"
+        assert opened.run(hog).status != "ok"
+        for number in range(4):
+            ran = opened.run(f"y + {number}")
+            assert (ran.status, ran.output) == ("ok", f"{5 + number}\n")
+
+
 @needs_both
 def test_auto_stays_in_monty_where_memory_is_as_little_elsewhere():
     with open_sandbox("auto", Limits(memory=64 << 20)).session() as opened:
