@@ -26,8 +26,8 @@ _NO_UNITS = frozenset(
     "anything plus minus times to ou oder "
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion "
-    "dozen half halves third thirds quarter quarters tenth tenths hundredth hundredths thousandth thousandths lakh crore "
-    "score gross negative least most squared cubed twice".split()
+    "dozen half halves third thirds quarter quarters tenth tenths hundredth hundredths thousandth thousandths lakh "
+    "crore score gross negative least most squared cubed twice".split()
 )
 _NO_SYMBOLS = re.compile(r"\\mathbb\s*\{?[A-Z]\}?|\\(?:begin|end)\{[a-z]+\}|infinity|inf|_\s*\{?\w+")
 # What may stand on the left of "= 7", beside letters such as x and AB.
