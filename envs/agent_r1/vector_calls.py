@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -141,10 +141,10 @@ class VectorCalls:
 
     def _start_judging(self, episode: InFlight) -> None:
         """Judge an answer, or ask the user, in a thread: that delays its own episode only. What it raises shows when
-        the turn ends."""
+        the turn ends; with `strict` at once."""
 
         def run() -> list[ToolResult]:
-            with suppress(Exception):
+            with nullcontext() if is_strict(episode.env.strict) else suppress(Exception):
                 episode.env.judge_early(episode.turn)
             return []
 

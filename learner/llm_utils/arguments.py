@@ -52,8 +52,8 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "gamma_turn": (lambda a: a.advantage == "bilevel", "without --advantage bilevel"),
     "constant_length": (lambda a: a.loss_aggregation == "constant", "without --loss-aggregation constant"),
     "kl_estimator": (lambda a: a.kl_coef > 0 and a.kl_in == "loss", "without --kl-coef above 0 and --kl-in loss"),
-    **dict.fromkeys(("eval_split", "eval_every"),
-                    (lambda a: getattr(a, "eval_episodes", 1) > 0, "with --eval-episodes 0")),
+    "eval_split": (lambda a: a.eval_episodes > 0, "with --eval-episodes 0"),
+    "eval_every": (lambda a: getattr(a, "eval_episodes", 1) > 0 or not a.eval_every, "with --eval-episodes 0"),
     "old_logprobs": (lambda a: a.old_logprobs != "sampler" or a.loss_mask, "as sampler with --no-loss-mask"),
     "importance_cap": (  # --no-loss-mask takes the trainer's in any case
         lambda a: a.old_logprobs != "sampler" or not a.loss_mask, "with --old-logprobs sampler"

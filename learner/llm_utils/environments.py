@@ -33,6 +33,7 @@ def evaluation_split(args: Any, split: str) -> str:
     such a one, else `split`."""
     spec = environment_spec(args.env_id)
     maker, kwargs = creator(spec.id), {**spec.kwargs, **env_kwargs(args)}
+    kwargs.pop("split", None)  # of the registration: the split is what is asked for
     if not isinstance(maker, type) or not issubclass(maker, ToolEnv):  # a function: nobody knows
         return split
     with plain_errors(args.env_id):

@@ -25,7 +25,7 @@ from llm_utils.engine import Engine
 from llm_utils.environments import evaluation_split
 from llm_utils.forward import microbatches, score
 from llm_utils.loading import choose_dtype, load_policy, read_config
-from llm_utils.logger import Logger, run_name
+from llm_utils.logger import Logger, run_name, share_of_faults
 from llm_utils.make_engine import make_engine
 from llm_utils.metrics import sampler_gap
 from llm_utils.optimizer import Float32AdamW
@@ -240,6 +240,7 @@ class Run:
             self.state["episodes"] += len(self.played)
             self.state["train_seconds"] += sum(self.seconds.values())
             scalars |= {f"time/{name}": seconds for name, seconds in self.seconds.items()} | self.gap
+            scalars |= share_of_faults(self.played)
             scalars["charts/episodes"] = self.state["episodes"]
             if (most_turns := self.horizon(iteration)) is not None:
                 scalars["charts/horizon"] = most_turns

@@ -283,14 +283,19 @@ def test_a_model_judges(judge):
         ("Okay, I must reply yes or no. Lyon is not Paris.\n</think>\n\nno", 0.0),
         ("Okay, there is no doubt that Paris fits.\n</think>\n\n**Yes**.", 1.0),
         ("<think>a</think> no <think>yes</think>\nYES!", 1.0),
+        ("No, it names another person: yes, another.", 0.0),
+        ("Yes, there is no difference.", 1.0),
+        ("Answer: yes", 1.0),
+        ("yes or no", 0.0),
+        ("Not yes", 0.0),
+        ("I can't help with that.", 0.0),
         ("<think>I must reply yes or no. Let me thi", None),
-        ("Not yes", None),
-        ("yes or no", None),
         ("", None),
+        ("</think>\n", None),
         ("<think>" * 16_000, None),
     ],
 )
-def test_a_model_says_yes_or_no_and_nothing_else(judge, said, score):
+def test_the_first_word_of_a_model_is_its_verdict(judge, said, score):
     rows = [{"question": "Who?", "answer": "Ada Quill"}]
     env = make(rows, reward="model", judge_url=judge.url, judge_model="m", fault_deadline=0)
     judge.policy = lambda body: {"role": "assistant", "content": said}
@@ -298,7 +303,7 @@ def test_a_model_says_yes_or_no_and_nothing_else(judge, said, score):
     _, _, _, truncated, info = answer(env, "Ada")
     assert time.perf_counter() - start < 5.0
     if score is None:
-        assert truncated and "is to say yes or no" in info["fault"]
+        assert truncated and "did not come to a verdict" in info["fault"]
         assert answer(env, "Ada")[3] and len(judge.asked) == 2  # and isn't kept
     else:
         assert info["is_success"] == bool(score)

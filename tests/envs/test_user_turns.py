@@ -123,6 +123,21 @@ def test_a_slow_user_keeps_nobody_else_waiting():
     envs.close()
 
 
+def test_a_bug_of_a_slow_user_is_raised_with_strict():
+    asked = []
+
+    def user(messages):
+        asked.append(messages)
+        raise KeyError("bug")
+
+    envs = ToolVectorEnv(PharmaSimEnv, num_envs=1, text=True, user=user, strict=True)
+    envs.reset(seed=5)
+    with pytest.raises(KeyError, match="bug"):
+        envs.step([SPEECH[0]])
+    assert len(asked) == 1
+    envs.close()
+
+
 @pytest.mark.parametrize("lasting", [False, True])
 def test_a_slow_user_that_faults_is_asked_again_and_noted_once(lasting):
     asked = []

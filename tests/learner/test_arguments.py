@@ -99,6 +99,7 @@ def test_what_is_refused(script, words, message):
         *((script, []) for script in ALL),
         *((script, ["--kl-coef", 0.1, "--kl-estimator", "k1"]) for script in PLAY),
         *((script, ["--no-loss-mask", "--importance-cap", 3]) for script in PLAY),
+        *((script, ["--eval-episodes", 0, "--eval-every", 0]) for script in PLAY),
         ("ppo_llm", [*BOOTSTRAP, '{"unfinished_reward": 0}']),
         ("ppo_llm", ["--critic-warmup", 19, "--advantage", "bilevel", "--gamma-turn", 0.5]),
         ("grpo_llm", ["--dynamic-sampling", 1, "--kl-coef", 0.1]),

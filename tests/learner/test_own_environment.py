@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 
 from agent_r1.ids import is_of
+from agent_r1.tasks.multihop_world import MultihopWorldEnv
 from agent_r1.vector import ToolVectorEnv, vector_spec
 from llm_utils.environments import environment_spec, evaluation_split
 
@@ -111,7 +113,7 @@ def test_only_environments_of_the_module_itself_are_named():
     assert is_of(gym.spec("Mine/Echo-v0"), "echo_world") and not is_of(gym.spec("Mine/Echo-v0"), "echo")
 
 
-def test_splits_to_evaluate_on(tmp_path):
+def test_splits_to_evaluate_on(tmp_path, monkeypatch):
     def chosen(env_id, **kwargs):
         args = SimpleNamespace(env_id=env_id, env_kwargs="{}", data_dir=kwargs.get("data_dir"))
         return evaluation_split(args, "train")
@@ -129,6 +131,15 @@ def test_splits_to_evaluate_on(tmp_path):
     assert chosen("AgentR1/Rows-v0", data_dir=str(tmp_path / "validation")) == "train"
     assert chosen("AgentR1/Rows-v0", data_dir=str(tmp_path / "test")) == "test"
     assert chosen("AgentR1/Rows-v0", data_dir=str(tmp_path / "train" / "train.json")) == "test"  # a file has both
+    (tmp_path / "train.jsonl").write_text("")
+    (tmp_path / "hotpot_train_v1.1.json").write_text("[]")
+    assert chosen("AgentR1/GSM8K-v0", data_dir=str(tmp_path)) == "train"
+    assert chosen("AgentR1/HotpotQA-v0", data_dir=str(tmp_path)) == "train"
+    assert chosen("AgentR1/PharmaSim-v0") == "test"
+    assert chosen("AgentR1/PharmaSim-v0", data_dir=str(tmp_path / "nowhere")) == "train"
+    registered = EnvSpec("Mine/Split-v0", MultihopWorldEnv, kwargs={"split": "train"})
+    monkeypatch.setitem(gym.registry, "Mine/Split-v0", registered)
+    assert chosen("Mine/Split-v0") == "test"
     (tmp_path / "tasks" / "one").mkdir(parents=True)
     (tmp_path / "tasks" / "one" / "task.toml").write_text("")
     assert chosen("AgentR1/Terminal-v0", data_dir=str(tmp_path / "tasks")) == "train"

@@ -12,7 +12,7 @@ share its rows. Rows become `Question`s, `Problem`s or `Program`s; a row that is
 """
 
 from agent_r1.task_data.files import read_rows
-from agent_r1.task_data.load import DATA_SETS, DATA_VARIABLE, find_file, load_questions
+from agent_r1.task_data.load import DATA_SETS, DATA_VARIABLE, find_file, has_questions, load_questions
 from agent_r1.task_data.records import (
     DataFormatError,
     DataNotFoundError,
@@ -34,6 +34,7 @@ __all__ = [
     "Question",
     "Row",
     "find_file",
+    "has_questions",
     "load_questions",
     "read_rows",
 ]

@@ -8,6 +8,7 @@ import re
 import shlex
 import stat
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,6 +23,8 @@ MAX_TEXT, MAX_SETTINGS = 1 << 20, 64 << 10
 """Bytes of instruction.md and solve.sh; of task.toml and the Dockerfile."""
 MAX_DOTS = 200
 """In a line of task.toml: tomllib takes minutes for a key of many parts."""
+TEST = re.compile(rb"^(?:def +|from .* import .*)?test_", re.MULTILINE)
+"""A function in tests/*.py that is called where there is no test.sh."""
 TAKEN = frozenset("usr bin sbin lib lib64 etc dev proc sys tmp tests logs packages programs guest.pyc".split())
 """What the sandbox has for itself, or the tests get: no place for a WORKDIR."""
 DOCKERFILE = """FROM python:3.11-slim
@@ -57,16 +60,15 @@ class TerminalTask:
 
 
 def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTask]:
-    """The tasks of a folder of task folders, by name; of its folder `split`, where there is one, and else those of
-    train.
+    """The tasks of a folder of task folders, by name; of its folder `split`, where there is one. Without such folders
+    every split has the same tasks, which a warning says.
 
     Raises: DataNotFoundError; DataFormatError (file, line and reason) also for a task that needs an image.
     """
     root = Path(data_dir)
-    if not has_split(root, split):
-        there = ", ".join(path.name for path in sorted(root.glob("*")) if any(path.glob("*/task.toml"))) or "train"
-        raise DataNotFoundError(f"data_dir={root} has no folder {split}; its tasks are of split {there}")
     folder = root / split if (root / split).is_dir() else root
+    if split != "train" and folder == root:
+        warnings.warn(f"data_dir={root} has no folder {split!r}: the split has the tasks of training", stacklevel=2)
     found = sorted(path.parent for path in folder.glob("*/task.toml")) if folder.is_dir() else []
     if not found:
         raise DataNotFoundError(f"data_dir={root} has no folders with a task.toml (Harbor's layout)")
@@ -75,8 +77,7 @@ def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTas
 
 def has_split(data_dir: str | os.PathLike[str], split: str) -> bool:
     """Whether a folder has tasks of a split: those that stand in no folder `split` are for training."""
-    root = Path(data_dir)
-    return (root / split).is_dir() or (split == "train" and any(root.glob("*/task.toml"))) or not root.is_dir()
+    return (Path(data_dir) / split).is_dir() or split == "train"
 
 
 def read_task(folder: Path) -> TerminalTask:
@@ -117,6 +118,8 @@ def _read_task(folder: Path) -> TerminalTask:
     tests = {path.relative_to(folder / "tests").as_posix(): _bytes(folder, path) for path in _files(folder / "tests")}
     if "test.sh" not in tests and not any(name.endswith(".py") for name in tests):
         raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or tests in Python")
+    if "test.sh" not in tests and not any(TEST.search(tests[name]) for name in tests if "/" not in name):
+        raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or functions test_* in files of Python")
     return TerminalTask(
         folder.name,
         _text(folder, "instruction.md").strip(),

@@ -58,6 +58,18 @@ def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[
     return _read_file(name, split, path, stat.st_mtime_ns, stat.st_size, aliases if aliases.is_file() else None)
 
 
+def has_questions(name: str, split: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
+    """Whether a folder has the file of a split; without `data_dir` it may still be downloaded."""
+    data_set = DATA_SETS[name]
+    if split not in data_set.splits:
+        return False
+    try:
+        find_file(data_set, data_set.splits[split], data_dir)
+    except DataNotFoundError:
+        return False
+    return True
+
+
 def find_file(data_set: DataSet, split: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
     """The file (of an archive the folder) of a split, or None where only a download is left.
 

@@ -18,7 +18,7 @@ import numpy as np
 from agent_r1.arguments import ArgumentError
 from agent_r1.dialects import Call
 from agent_r1.math_judge import judge, require_math_verify
-from agent_r1.task_data import load_questions
+from agent_r1.task_data import has_questions, load_questions
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.calculator import Calculator
@@ -158,6 +158,11 @@ class GSM8KEnv(MathematicsEnv):
         require_math_verify()
         self.problems = load_questions(self.data_sets.get(split, self.data_sets["train"]), split, data_dir)
         super().__init__(split=split, **kwargs)
+
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """Of a folder those that it has a file of."""
+        return super().has_split(split) and has_questions(cls.data_sets[split], split, kwargs.get("data_dir"))
 
     @property
     def num_tasks(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from agent_r1.arguments import ArgumentError
 from agent_r1.dialects import Call
 from agent_r1.rewards import PROCESS_WEIGHTS, exact_match, f1
-from agent_r1.task_data import load_questions
+from agent_r1.task_data import has_questions, load_questions
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.search import (
@@ -266,6 +266,11 @@ class MultihopQAEnv(QuestionAnsweringEnv):
     ) -> None:
         self.questions = load_questions(self.data_set, split, data_dir)
         super().__init__(split=split, corpus=corpus, top_k=top_k, tools=tools, **kwargs)
+
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """Of a folder those that it has a file of."""
+        return super().has_split(split) and has_questions(cls.data_set, split, kwargs.get("data_dir"))
 
     @property
     def num_tasks(self) -> int:

@@ -35,6 +35,9 @@ VERDICT = (
 )
 
 
+YES = re.compile(r"\W*(?:answer\W+)?yes\b(?!\W+or\b)", re.IGNORECASE)  # its first word; what follows is a reason
+
+
 class RowsEnv(ToolEnv):
     """Questions from a file of yours, with the tools that you name, paid as you say.
 
@@ -241,13 +244,13 @@ def _verdict(url: str, model: str, question: str, gold: str, answer: str) -> flo
     body = json.dumps({"model": model, "messages": messages, "temperature": 0}).encode()
     status, _, content = _exchange().post(f"{url.rstrip('/')}/chat/completions", body, 1 << 20)
     try:
-        said = json.loads(content)["choices"][0]["message"]["content"] if status == 200 else None
-    except (ValueError, LookupError, TypeError, RecursionError):
-        said = None
+        choice = json.loads(content)["choices"][0] if status == 200 else {}
+        said, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        said, cut = None, False
     if not isinstance(said, str):
         raise ToolFault(f"the judge at {url} answered with status {status}, and nothing that can be read")
-    verdict = said.rpartition("</think>")[2]  # many templates open the thinking in the prompt
-    word = re.sub(r"[\W_]", "", verdict[-100:]).lower()
-    if word not in ("yes", "no") or len(verdict.strip()) > 20:  # it thinks aloud, or was cut off
-        raise ToolFault(f"the judge at {url} is to say yes or no, and said {verdict.strip()[-100:]!r}")
-    return float(word == "yes")
+    verdict = said.rpartition("</think>")[2].strip()  # many templates open the thinking in the prompt
+    if cut or not verdict or verdict.startswith("<think>"):
+        raise ToolFault(f"the judge at {url} did not come to a verdict: it said {said[-100:]!r}")
+    return float(YES.match(verdict) is not None)

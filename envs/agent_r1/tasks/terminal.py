@@ -36,7 +36,7 @@ for file in sys.argv[1:]:
         if name.startswith("test_") and callable(found[name]):
             found[name]()
             passed += 1
-with open("/logs/verifier/reward.txt", "w") as file:  # here: a program that they import may end the process
+with open("/logs/verifier/reward.txt", "w") as file:  # and not after the process: what they import may end it
     file.write("1" if passed else "0")
 ' /tests/*.py"""
 """Tests without a test.sh: functions test_* that raise where they fail."""
@@ -51,7 +51,7 @@ class TerminalEnv(ToolEnv):
 
     ## Arguments
     world_seed: which family of tasks; a task is a function of (world_seed, split, index).
-    data_dir: a folder of task folders in Harbor's layout (all for training), or with folders train and test of such;
+    data_dir: a folder of task folders in Harbor's layout (for training), or with folders train and test of such;
         the tasks with an image that would have to be built are refused.
     limits: what a command may use (`agent_r1_tools.shell.LIMITS`).
     And those of `ToolEnv`.
@@ -96,7 +96,7 @@ class TerminalEnv(ToolEnv):
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """A folder of task folders alone is all training."""
+        """A folder of task folders alone is for training."""
         data_dir = kwargs.get("data_dir")
         return super().has_split(split) and (data_dir is None or has_split(data_dir, split))
 

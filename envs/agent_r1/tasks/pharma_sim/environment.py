@@ -12,6 +12,7 @@ import numpy as np
 from agent_r1.arguments import integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match
+from agent_r1.task_data import DataNotFoundError
 from agent_r1.task_data.pharma_sim import Pair
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
 from agent_r1.tasks.draw import pick, sample
@@ -109,6 +110,15 @@ class PharmaSimEnv(ToolEnv):
             split=split,
             **kwargs,
         )
+
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """Of a folder those that it has scenarios of."""
+        data_dir = kwargs.get("data_dir")
+        try:
+            return super().has_split(split) and bool(load_scenarios(cls.splits[split], data_dir and str(data_dir)))
+        except DataNotFoundError:
+            return False
 
     @property
     def num_tasks(self) -> int:
