@@ -30,14 +30,15 @@ def environment_spec(env_id: str) -> EnvSpec:
 
 def evaluation_split(args: Any, split: str) -> str:
     """The split to evaluate on where none is named: test, validation or dev if the environment that the flags name has
-    such a one, else `split`."""
+    such a one, else `split`, else the first that it has."""
     spec = environment_spec(args.env_id)
     maker, kwargs = creator(spec.id), {**spec.kwargs, **env_kwargs(args)}
     kwargs.pop("split", None)  # of the registration: the split is what is asked for
     if not isinstance(maker, type) or not issubclass(maker, ToolEnv):  # a function: nobody knows
         return split
     with plain_errors(args.env_id):
-        return next((name for name in ("test", "validation", "dev") if maker.has_split(name, **kwargs)), split)
+        wanted = ("test", "validation", "dev", split, *maker.splits)
+        return next((name for name in wanted if maker.has_split(name, **kwargs)), split)
 
 
 def env_kwargs(args: Any) -> dict[str, Any]:

@@ -131,6 +131,9 @@ def test_splits_to_evaluate_on(tmp_path, monkeypatch):
     assert chosen("AgentR1/Rows-v0", data_dir=str(tmp_path / "validation")) == "train"
     assert chosen("AgentR1/Rows-v0", data_dir=str(tmp_path / "test")) == "test"
     assert chosen("AgentR1/Rows-v0", data_dir=str(tmp_path / "train" / "train.json")) == "test"  # a file has both
+    parted = EnvSpec("Mine/Parts-v0", type("Parts", (MultihopWorldEnv,), {"splits": {"a": "a", "b": "b"}}))
+    monkeypatch.setitem(gym.registry, "Mine/Parts-v0", parted)
+    assert chosen("Mine/Parts-v0") == "a"
     (tmp_path / "train.jsonl").write_text("")
     (tmp_path / "hotpot_train_v1.1.json").write_text("[]")
     assert chosen("AgentR1/GSM8K-v0", data_dir=str(tmp_path)) == "train"
