@@ -62,7 +62,7 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
         print(f"defaults for --model {args.model} and --env-id {args.env_id}: {flags}", file=sys.stderr)
         if chosen.get("eval_split") == args.split:
-            print(f"{args.env_id} has no test split: evaluations play the tasks of training", file=sys.stderr)
+            print(f"{args.env_id}: evaluations play the tasks of training, split {args.split}", file=sys.stderr)
     return args
 
 

@@ -285,7 +285,10 @@ def test_a_model_judges(judge):
         ("<think>a</think> no <think>yes</think>\nYES!", 1.0),
         ("No, it names another person: yes, another.", 0.0),
         ("Yes, there is no difference.", 1.0),
-        ("Answer: yes", 1.0),
+        ("Final answer: yes", 1.0),
+        ("__Yes__", 1.0),
+        ('{"verdict": "yes"}', 1.0),
+        ("Yes/No", 0.0),
         ("yes or no", 0.0),
         ("Not yes", 0.0),
         ("I can't help with that.", 0.0),
@@ -307,6 +310,16 @@ def test_the_first_word_of_a_model_is_its_verdict(judge, said, score):
         assert answer(env, "Ada")[3] and len(judge.asked) == 2  # and isn't kept
     else:
         assert info["is_success"] == bool(score)
+
+
+@pytest.mark.parametrize(("said", "fault"), [("Okay, the question asks", True), ("Yes, because the", False)])
+def test_a_model_that_is_cut_off(judge, said, fault):
+    rows = [{"question": "Who?", "answer": "Ada Quill"}]
+    env = make(rows, reward="model", judge_url=judge.url, judge_model="m", fault_deadline=0)
+    choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "length"}
+    judge.broken = lambda body: (200, {"choices": [choice]})
+    _, _, _, truncated, info = answer(env, "Ada")
+    assert truncated == fault and info["is_success"] != fault
 
 
 def test_a_judge_that_is_down_is_a_fault(judge):

@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -511,3 +512,21 @@ def test_a_split_is_a_folder_where_there_is_one(tmp_path):
     assert [task.id for task in load_tasks(tmp_path / "train", "train")] == ["one"]
     with pytest.warns(UserWarning, match="train has no folder 'test': the split has the tasks of training"):
         assert [task.id for task in load_tasks(tmp_path / "train", "test")] == ["one"]
+    with pytest.raises(DataNotFoundError, match="of its own; there are the splits test, train"):
+        load_tasks(tmp_path, "unseen_kinds")
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        (b"from b import (\n    test_a,\n)", True),
+        (b"def\ttest_a(): pass", True),
+        (b"\xef\xbb\xbfdef test_a(): pass", True),
+        (b"x = 1\ntest_a = b", True),
+        (b"class A:\n    def test_a(self): pass", False),
+        (b"test_id,x\n" + b"from" * 500_000, False),
+    ],
+)
+def test_what_may_be_a_test_in_python(file, found):
+    start = time.process_time()
+    assert bool(harbor.TEST.search(file)) == found and time.process_time() - start < 1.0

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 MOST_REFERENCES = 20  # one after the other
-MOST_LOOKS = 1_000_000  # at schemas, of one value: about a second
+MOST_LOOKS = 1_000_000  # at schemas, of one value: some two seconds
 KINDS: dict[type, set[str]] = {
     bool: {"boolean"}, int: {"integer", "number"}, float: {"integer", "number"}, str: {"string"}, list: {"array"},
     dict: {"object"}, type(None): {"null"},

@@ -23,8 +23,8 @@ MAX_TEXT, MAX_SETTINGS = 1 << 20, 64 << 10
 """Bytes of instruction.md and solve.sh; of task.toml and the Dockerfile."""
 MAX_DOTS = 200
 """In a line of task.toml: tomllib takes minutes for a key of many parts."""
-TEST = re.compile(rb"^(?:def +|from .* import .*)?test_", re.MULTILINE)
-"""A function in tests/*.py that is called where there is no test.sh."""
+TEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:def[ \t]+test_|test_\w*[ \t]*=|from[ \t])", re.MULTILINE)
+"""What may be a function in tests/*.py that is called where there is no test.sh."""
 TAKEN = frozenset("usr bin sbin lib lib64 etc dev proc sys tmp tests logs packages programs guest.pyc".split())
 """What the sandbox has for itself, or the tests get: no place for a WORKDIR."""
 DOCKERFILE = """FROM python:3.11-slim
@@ -67,11 +67,13 @@ def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTas
     """
     root = Path(data_dir)
     folder = root / split if (root / split).is_dir() else root
-    if split != "train" and folder == root:
-        warnings.warn(f"data_dir={root} has no folder {split!r}: the split has the tasks of training", stacklevel=2)
     found = sorted(path.parent for path in folder.glob("*/task.toml")) if folder.is_dir() else []
     if not found:
-        raise DataNotFoundError(f"data_dir={root} has no folders with a task.toml (Harbor's layout)")
+        there = ", ".join(sorted(path.name for path in root.glob("*") if any(path.glob("*/task.toml"))))
+        which = f"of its own; there are the splits {there}" if there else "(Harbor's layout)"
+        raise DataNotFoundError(f"data_dir={root} has no folders with a task.toml {which}")
+    if split != "train" and folder == root:
+        warnings.warn(f"data_dir={root} has no folder {split!r}: the split has the tasks of training", stacklevel=2)
     return [read_task(path) for path in found]
 
 
@@ -118,7 +120,8 @@ def _read_task(folder: Path) -> TerminalTask:
     tests = {path.relative_to(folder / "tests").as_posix(): _bytes(folder, path) for path in _files(folder / "tests")}
     if "test.sh" not in tests and not any(name.endswith(".py") for name in tests):
         raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or tests in Python")
-    if "test.sh" not in tests and not any(TEST.search(tests[name]) for name in tests if "/" not in name):
+    in_python = [content for name, content in tests.items() if "/" not in name and name.endswith(".py")]
+    if "test.sh" not in tests and not any(map(TEST.search, in_python)):
         raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or functions test_* in files of Python")
     return TerminalTask(
         folder.name,

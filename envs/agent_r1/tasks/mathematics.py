@@ -162,7 +162,9 @@ class GSM8KEnv(MathematicsEnv):
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
         """Of a folder those that it has a file of."""
-        return super().has_split(split) and has_questions(cls.data_sets[split], split, kwargs.get("data_dir"))
+        return super().has_split(split) and has_questions(
+            cls.data_sets.get(split, cls.data_sets["train"]), split, kwargs.get("data_dir")
+        )
 
     @property
     def num_tasks(self) -> int:

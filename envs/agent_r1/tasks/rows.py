@@ -35,9 +35,6 @@ VERDICT = (
 )
 
 
-YES = re.compile(r"\W*(?:answer\W+)?yes\b(?!\W+or\b)", re.IGNORECASE)  # its first word; what follows is a reason
-
-
 class RowsEnv(ToolEnv):
     """Questions from a file of yours, with the tools that you name, paid as you say.
 
@@ -251,6 +248,15 @@ def _verdict(url: str, model: str, question: str, gold: str, answer: str) -> flo
     if not isinstance(said, str):
         raise ToolFault(f"the judge at {url} answered with status {status}, and nothing that can be read")
     verdict = said.rpartition("</think>")[2].strip()  # many templates open the thinking in the prompt
-    if cut or not verdict or verdict.startswith("<think>"):
+    word = _verdict_word(verdict)
+    if not verdict or verdict.startswith("<think>") or (cut and word is None):
         raise ToolFault(f"the judge at {url} did not come to a verdict: it said {said[-100:]!r}")
-    return float(YES.match(verdict) is not None)
+    return float(word == "yes")
+
+
+def _verdict_word(text: str) -> str | None:
+    """yes or no, whichever comes first among the first words; what follows is a reason. None for "yes or no"."""
+    text = text[:200].lower()
+    if re.search(r"yes\W+(?:or|and)\W+no(?![a-z])|yes\s*[/|]\s*no(?![a-z])", text):
+        return None
+    return next((word for word in re.findall(r"[a-z]+", text)[:6] if word in ("yes", "no", "not", "cannot")), None)
