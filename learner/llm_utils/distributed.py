@@ -11,8 +11,10 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,8 +77,21 @@ def leave() -> None:
     """The last line of a run that went well. After an error a process just ends, and torchrun ends the others."""
     if dist.is_initialized():
         dist.barrier()  # a process whose peer has gone may abort while its connections close
-        time.sleep(0.2)  # nor may Python end while gloo's threads let go of tensors: pytorch/pytorch#179291
+        for _ in range(50):  # nor may Python end while gloo's threads let go of tensors: pytorch/pytorch#179291
+            time.sleep(0.2)
+            if not _other_threads_run():  # on a busy machine they may not have had their turn
+                break
         dist.destroy_process_group()
+
+
+def _other_threads_run() -> bool:
+    """Whether a thread of this process but the caller's is running, or waits for a processor (Linux; else False)."""
+    states = []
+    for task in Path("/proc/self/task").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            if int(task.name) != threading.get_native_id():
+                states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return "R" in states
 
 
 def shard(model: nn.Module, device: torch.device) -> nn.Module:

@@ -1,5 +1,6 @@
 """Several processes give the gradients, the weights and the files of one. torchrun starts this file as a worker."""
 
+import hashlib
 import json
 import os
 import runpy
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -330,6 +332,18 @@ for child in busy:
     os.kill(child, 9)
 sys.exit(any(ends))
 """
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_thread_that_runs_is_seen_before_a_process_ends():
+    data = b"x" * (200 << 20)
+    thread = threading.Thread(target=lambda: hashlib.sha256(data).digest())  # without the interpreter's lock
+    thread.start()
+    seen = False
+    while thread.is_alive() and not seen:
+        seen = distributed._other_threads_run()
+    thread.join()
+    assert seen
 
 
 @pytest.mark.slow
