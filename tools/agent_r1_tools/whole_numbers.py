@@ -46,6 +46,8 @@ class _Reader:
 
     def whole(self, schemas: Iterable[Any], value: Any) -> Any:
         """`value`, for which all of `schemas` hold."""
+        if not isinstance(value, list | dict | float) or (isinstance(value, float) and not value.is_integer()):
+            return value
         found = list(self.holding(schemas, value))
         if not found:
             return value
@@ -53,8 +55,6 @@ class _Reader:
             return [self.whole([_item(one, place) for one in found], item) for place, item in enumerate(value)]
         if isinstance(value, dict):
             return {name: self.whole([_property(one, name) for one in found], one) for name, one in value.items()}
-        if type(value) is not float or not value.is_integer():
-            return value
         kinds = {name for one in found for name in _kinds(one, value)}
         return int(value) if "integer" in kinds and "number" not in kinds else value
 
