@@ -255,8 +255,7 @@ def _verdict(url: str, model: str, question: str, gold: str, answer: str) -> flo
 
 
 def _verdict_word(text: str) -> str | None:
-    """yes or no, whichever comes first among the first words; what follows is a reason. None for "yes or no"."""
-    text = text[:200].lower()
-    if re.search(r"yes\W+(?:or|and)\W+no(?![a-z])|yes\s*[/|]\s*no(?![a-z])", text):
-        return None
-    return next((word for word in re.findall(r"[a-z]+", text)[:6] if word in ("yes", "no", "not", "cannot")), None)
+    """The yes or no that a text begins with; what follows is a reason. None for anything else, and for "yes or no"."""
+    lead = r"[\W\d_]*(?:(?:final|answer|verdict|boxed)[\s:*_\"{=]+)*"
+    found = re.match(lead + r"(yes|no)(?![a-z])(?!\s*[/|]|\W+or\W+(?:yes|no)\b)", text[:200].lower())
+    return found[1] if found else None
