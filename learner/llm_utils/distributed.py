@@ -77,11 +77,20 @@ def leave() -> None:
     """The last line of a run that went well. After an error a process just ends, and torchrun ends the others."""
     if dist.is_initialized():
         dist.barrier()  # a process whose peer has gone may abort while its connections close
-        for _ in range(50):  # nor may Python end while gloo's threads let go of tensors: pytorch/pytorch#179291
-            time.sleep(0.2)
-            if not _other_threads_run():  # on a busy machine they may not have had their turn
-                break
+        come_to_rest = _wait_for_other_threads(10.0)
+        dist.barrier()  # so the one whose threads take longest goes last, together with the others
+        _wait_for_other_threads(10.0 if come_to_rest else 0.2)
         dist.destroy_process_group()
+
+
+def _wait_for_other_threads(seconds: float) -> bool:
+    """Nor may Python end while gloo's threads let go of tensors: pytorch/pytorch#179291. Whether they came to rest."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.2)
+        if not _other_threads_run():  # on a busy machine they may not have had their turn
+            return True
+    return False
 
 
 def _other_threads_run() -> bool:

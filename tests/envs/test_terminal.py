@@ -512,7 +512,7 @@ def test_a_split_is_a_folder_where_there_is_one(tmp_path):
     assert [task.id for task in load_tasks(tmp_path / "train", "train")] == ["one"]
     with pytest.warns(UserWarning, match="train has no folder 'test': the split has the tasks of training"):
         assert [task.id for task in load_tasks(tmp_path / "train", "test")] == ["one"]
-    with pytest.raises(DataNotFoundError, match="of its own; there are the splits test, train"):
+    with pytest.raises(DataNotFoundError, match="for the split 'unseen_kinds'; there are test, train"):
         load_tasks(tmp_path, "unseen_kinds")
 
 
@@ -520,13 +520,26 @@ def test_a_split_is_a_folder_where_there_is_one(tmp_path):
     ("file", "found"),
     [
         (b"from b import (\n    test_a,\n)", True),
+        (b"from b import \\\n    test_a\n", True),
+        (b"try:\n    from b import *\nexcept ImportError: pass\n", True),
         (b"def\ttest_a(): pass", True),
         (b"\xef\xbb\xbfdef test_a(): pass", True),
         (b"x = 1\ntest_a = b", True),
+        (b"test_a: object = b", True),
+        (b"if True:\n    def test_a(): pass\n", True),
         (b"class A:\n    def test_a(self): pass", False),
+        (b"from unittest import TestCase\nclass A(TestCase):\n    def test_a(self): pass", False),
+        (b"from math import pi\ntwo = 2 * pi", False),
+        (b"import b as test_b", False),  # a module can't be called
         (b"test_id,x\n" + b"from" * 500_000, False),
+        (b"from x import (\n" * 200_000, False),
+        (b"from " + b" import" * 300_000, False),
+        (b"from x import a" + b"\\\n" * 1_000_000, False),
+        (b" " * 2_000_000, False),
+        (b"class\t" * 300_000 + b"\n" + b" def test" * 300_000, False),
     ],
+    ids=lambda value: value[:24] if isinstance(value, bytes) else None,
 )
 def test_what_may_be_a_test_in_python(file, found):
     start = time.process_time()
-    assert bool(harbor.TEST.search(file)) == found and time.process_time() - start < 1.0
+    assert harbor.may_test(file) == found and time.process_time() - start < 1.0

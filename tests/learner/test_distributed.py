@@ -353,3 +353,33 @@ def test_no_process_aborts_at_its_end(tmp_path):
     script.write_text(LEAVES)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, str(script)], env=environment, timeout=600).returncode == 0
+
+
+NEVER_RESTS = """
+import os, sys, tempfile, threading, time
+import torch.distributed as dist
+from llm_utils import distributed
+store, left = tempfile.mktemp(), []
+read, write = os.pipe()
+for rank in range(2):
+    if not os.fork():
+        dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+        if rank:
+            threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+        distributed.leave()
+        os.write(write, b"%f " % time.monotonic())
+        os._exit(0)
+ends = [os.wait()[1] for _ in range(2)]
+first, second = sorted(map(float, os.read(read, 100).split()))
+print(second - first)
+sys.exit(any(ends) or second - first > 5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_processes_leave_together_where_a_thread_of_one_never_rests(tmp_path):
+    script = tmp_path / "never_rests.py"
+    script.write_text(NEVER_RESTS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, str(script)], env=environment, timeout=600).returncode == 0

@@ -23,8 +23,10 @@ MAX_TEXT, MAX_SETTINGS = 1 << 20, 64 << 10
 """Bytes of instruction.md and solve.sh; of task.toml and the Dockerfile."""
 MAX_DOTS = 200
 """In a line of task.toml: tomllib takes minutes for a key of many parts."""
-TEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:def[ \t]+test_|test_\w*[ \t]*=|from[ \t])", re.MULTILINE)
-"""What may be a function in tests/*.py that is called where there is no test.sh."""
+TEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:def[ \t]+test_|test_\w*[ \t]*[:=])", re.MULTILINE)
+INDENTED_TEST = re.compile(rb"^[ \t]+def[ \t]+test_", re.MULTILINE)
+CLASS = re.compile(rb"^[ \t]*class[ \t]", re.MULTILINE)
+IMPORTED = re.compile(rb"^[ \t]*from[ \t][^\n]*\bimport\b(?:[ \t]*\([^)]*|(?:\\\r?\n|[^\n])*)", re.MULTILINE)
 TAKEN = frozenset("usr bin sbin lib lib64 etc dev proc sys tmp tests logs packages programs guest.pyc".split())
 """What the sandbox has for itself, or the tests get: no place for a WORKDIR."""
 DOCKERFILE = """FROM python:3.11-slim
@@ -70,7 +72,7 @@ def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTas
     found = sorted(path.parent for path in folder.glob("*/task.toml")) if folder.is_dir() else []
     if not found:
         there = ", ".join(sorted(path.name for path in root.glob("*") if any(path.glob("*/task.toml"))))
-        which = f"of its own; there are the splits {there}" if there else "(Harbor's layout)"
+        which = f"for the split {split!r}; there are {there}" if there else "(Harbor's layout)"
         raise DataNotFoundError(f"data_dir={root} has no folders with a task.toml {which}")
     if split != "train" and folder == root:
         warnings.warn(f"data_dir={root} has no folder {split!r}: the split has the tasks of training", stacklevel=2)
@@ -80,6 +82,16 @@ def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTas
 def has_split(data_dir: str | os.PathLike[str], split: str) -> bool:
     """Whether a folder has tasks of a split: those that stand in no folder `split` are for training."""
     return (Path(data_dir) / split).is_dir() or split == "train"
+
+
+def may_test(content: bytes) -> bool:
+    """Whether a file of Python may have functions test_* of its own or of another file: methods are none.
+
+    It isn't parsed, which takes gigabytes for hostile text; this is linear.
+    """
+    if TEST.search(content) or (INDENTED_TEST.search(content) and not CLASS.search(content)):  # under an `if`, say
+        return True
+    return any(re.search(rb"\btest_|\*", found[0]) for found in IMPORTED.finditer(content))
 
 
 def read_task(folder: Path) -> TerminalTask:
@@ -121,7 +133,7 @@ def _read_task(folder: Path) -> TerminalTask:
     if "test.sh" not in tests and not any(name.endswith(".py") for name in tests):
         raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or tests in Python")
     in_python = [content for name, content in tests.items() if "/" not in name and name.endswith(".py")]
-    if "test.sh" not in tests and not any(map(TEST.search, in_python)):
+    if "test.sh" not in tests and not any(map(may_test, in_python)):
         raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or functions test_* in files of Python")
     return TerminalTask(
         folder.name,
