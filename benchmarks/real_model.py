@@ -10,8 +10,9 @@ gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-In
 dev (GSM8K: test) is read by `--part evaluate` only.
 
 Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes its checkpoint, and the same command
-goes on. Finished runs are not repeated (llm_utils/benchmark.py). On a GPU `--rl-flags "--engine vllm"` and the like
-speed things up. Tables and JSON go to results/.
+goes on. Finished runs are not repeated (llm_utils/benchmark.py). `--adapters FOLDER` begins with the adapters of a
+supervised training on demonstrations (RUN/checkpoint/policy of a run with --lora-rank) in place of that run. On a GPU
+`--rl-flags "--engine vllm"` and the like speed things up. Tables and JSON go to results/.
 """
 
 import argparse
@@ -28,14 +29,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from machine import above_0, from_1, record_results
 from paper_table import cell, interval
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
 from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
+from llm_utils.checkpoint import save_model  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 from llm_utils.demonstrations import Demonstrations  # noqa: E402
+from llm_utils.loading import load_policy, merge_adapters  # noqa: E402
 from llm_utils.run_files import write_json  # noqa: E402
 
 
@@ -163,6 +167,11 @@ def write_demonstrations(suite: Suite, model: str, work: Path) -> None:
             write_rows(path, content)
             lengths = [len(r.tokens) for r in rows]
             print(f"{path}: {len(rows)} rows of {np.mean(lengths):.0f} tokens, the longest of {max(lengths)}")
+
+
+def merge(model: str, adapters: Path, folder: Path) -> None:
+    """Write the model with LoRA adapters added to its weights, as learners begin with it."""
+    save_model(merge_adapters(load_policy(model, torch.device("cpu"), whole=True), str(adapters)), folder, model)
 
 
 # --------------------------------------------------------------------------------------------------------------- jobs
@@ -362,6 +371,7 @@ def main() -> None:
     parser.add_argument("--suite", choices=list(SUITES), required=True)
     parser.add_argument("--model", required=True, help="the chat model to begin with: a folder or a Hugging Face name")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets' folders")
+    parser.add_argument("--adapters", type=Path, help="begin with these in place of training on demonstrations")
     parser.add_argument("--learners", nargs="+", choices=list(LEARNERS), default=["GRPO"], help="of parts rl, evaluate")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
@@ -379,13 +389,19 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
     prepared = work / "prepared.json"
-    facts = {"model": model, "data": str(data), "suite": args.suite}
+    adapters = args.adapters and args.adapters.resolve()
+    facts = {"model": model, "data": str(data), "suite": args.suite, "adapters": adapters and str(adapters)}
     if not prepared.is_file() or json.loads(prepared.read_text()) != facts:
         split_questions(suite, data, work)
         write_demonstrations(suite, model, work)
+        if adapters:
+            merge(model, adapters, work / "start")
         write_json(prepared, facts)
     jobs = sft_jobs(suite, model, work, shlex.split(args.sft_flags))
-    runs = {}
+    runs: dict[str, list[Path]] = {}
+    if adapters:
+        del jobs[START]
+        runs[START] = [work / "start"]
     for label, folder in zip(jobs, finish(list(jobs.values()), args.workers), strict=True):
         runs[label] = [folder]
         report = json.loads((folder / "summary.json").read_text())
@@ -410,6 +426,8 @@ def main() -> None:
     print(table)
     command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
     command += f" --data DATA --learners {shlex.join(args.learners)} --seeds {args.seeds}"
+    if adapters:
+        command += " --adapters ADAPTERS"
     for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
         if getattr(args, flag):
             command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'

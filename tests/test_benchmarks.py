@@ -334,3 +334,21 @@ def test_a_part_leaves_the_recorded_whole_as_it_is(tmp_path, monkeypatch):
     assert machine.record_results("seeds", {"rows": others}, "", "") == "seeds_part"
     assert machine.record_results("seeds", {"rows": [*others, *seeds]}, "", "") == "seeds"
     assert machine.record_results("seeds", {"rows": []}, "", "", merged=True) == "seeds"
+
+
+def test_learners_begin_with_the_adapters_that_are_evaluated(tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    real_model = importlib.import_module("real_model")
+    from llm_utils.loading import load_policy, merge_adapters
+
+    def policy(folder: Path = TINY):
+        return load_policy(folder, torch.device("cpu"))
+
+    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    peft.get_peft_model(policy(), config).save_pretrained(tmp_path / "adapters")
+    real_model.merge(str(TINY), tmp_path / "adapters", tmp_path / "start")
+    expected = merge_adapters(policy(), str(tmp_path / "adapters")).state_dict()
+    written = policy(tmp_path / "start").state_dict()
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], weight) for name, weight in expected.items())
+    assert (tmp_path / "start" / "tokenizer.json").is_file()
