@@ -347,6 +347,7 @@ def test_a_thread_that_runs_is_seen_before_a_process_ends():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_no_process_aborts_at_its_end(tmp_path):
     """pytorch/pytorch#179291: without the pause in `leave` 5 of 60 pairs of processes did."""
     script = tmp_path / "leaves.py"
