@@ -187,15 +187,18 @@ def main() -> None:
     command += f" --model {Path(args.model).name}" if args.part == "model" else ""
     command += given_flags(parser, args, "ids", "tasks", "episodes", "threads")
     measured = {"command": command, "machine": describe_machine(), "forced": args.force}
+    newly = []
     for name in args.ids:
         try:
             gym.make(f"AgentR1/{name}-v0").close()
         except ImportError as error:
             print(f"{name} is passed over: {error}")
             continue
+        newly.append(name)
         results[name] = {"found": PARTS[args.part](name, args), **measured}
     print(table(args.part, results))
-    record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force, merged=True)
+    if newly:
+        record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force, merged=True)
     if args.part != "model":
         print(f"\nThe table of docs/bridges.md:\n\n{overview()}")
 

@@ -372,7 +372,8 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="the chat model to begin with: a folder or a Hugging Face name")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets' folders")
     parser.add_argument("--adapters", type=Path, help="begin with these in place of training on demonstrations")
-    parser.add_argument("--learners", nargs="+", choices=list(LEARNERS), default=["GRPO"], help="of parts rl, evaluate")
+    parser.add_argument("--learners", nargs="*", choices=list(LEARNERS), default=["GRPO"],
+                        help="of parts rl and evaluate; without a name only what comes before is evaluated")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
     parser.add_argument("--hours", type=above_0, default=2.0, help="stop after so many hours; the same command goes on")
@@ -419,13 +420,15 @@ def main() -> None:
         print(f"{label}: held-out EM {report['eval/exact_match_first']:.3f} -> {report['eval/exact_match_last']:.3f}, "
               f"{report['train_seconds'] / 3600:.1f} hours; {folder}")  # fmt: skip
     results: dict[str, Any] = {"curves": curves(reinforced)}
-    plot(results["curves"], ROOT / "docs" / "images" / f"{name}.png")
+    if reinforced:
+        plot(results["curves"], ROOT / "docs" / "images" / f"{name}.png")
     if args.part == "rl":
         return
     table, numbers = evaluate(suite, model, data, runs | reinforced, shlex.split(args.evaluate_flags), args.workers)
     print(table)
     command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
-    command += f" --data DATA --learners {shlex.join(args.learners)} --seeds {args.seeds}"
+    command += f" --data DATA --seeds {args.seeds}"
+    command += f" --learners {shlex.join(args.learners)}".rstrip()
     if adapters:
         command += " --adapters ADAPTERS"
     for flag in ("sft_flags", "rl_flags", "evaluate_flags"):

@@ -273,6 +273,7 @@ def test_the_example_of_an_algorithm_trains(tmp_path):
 
     words = "--total-episodes 16 --episodes-per-iteration 8 --num-minibatches 1 --num-envs 8 --eval-episodes 0".split()
     words += ["--log-trajectories", "all", "--env-kwargs", '{"max_action_tokens": 64}', "--old-logprobs", "trainer"]
+    words += ["--exp-name", "mine"]
     paths = os.pathsep.join([str(ROOT / "learner"), *sys.path])
     where = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}}
     script = [sys.executable, str(ROOT / "docs" / "examples" / "remax_llm.py")]
@@ -285,6 +286,9 @@ def test_the_example_of_an_algorithm_trains(tmp_path):
     returns = [value for _, value in zip(*read_curve(summary.parent, "charts/episodic_return"), strict=True)]
     sampled = [np.mean([row["stats"]["return"] for row in rows[first : first + 8]]) for first in (0, 8)]
     assert returns == pytest.approx(sampled) and read_curve(summary.parent, "charts/episodes")[1].tolist() == [16, 32]
+    again = ["--resume", str(summary.parent), "--total-episodes", "24"]  # without the name
+    subprocess.run([*script, *again], check=True, **where)
+    assert read_curve(summary.parent, "charts/episodes")[1].tolist() == [16, 32, 48]
     remax = runpy.run_path(script[1])
     with pytest.raises(SystemExit, match="takes no --kl-coef: "):
         remax["check"](remax["Args"](kl_coef=0.1))

@@ -115,6 +115,11 @@ class OpenTurn:
         """Whether the turn is plain speech: neither a call nor an answer."""
         return bool(self.said) and not (self.calls or self.answers or self.overflow)
 
+    @property
+    def judge(self) -> str:
+        """Who decides what the turn means, as a fault names them."""
+        return "user" if self.speaks and self.heard is None else "judge"
+
 
 @dataclass
 class Episode:

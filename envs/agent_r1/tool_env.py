@@ -18,6 +18,7 @@ import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
@@ -45,6 +46,10 @@ __all__ = [
 ]  # fmt: skip
 
 ONLY_EXPERTS = "{name} has no demonstrator that makes mistakes; take the expert's demonstrations (--expert-share 1)"
+
+
+class PromptTooLong(ArgumentError):
+    """A task's prompt leaves no room in the context."""
 
 
 class ToolEnv(gym.Env[Tokens, Tokens]):
@@ -79,7 +84,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     instructions: str = "Solve the task. Give the final answer as <answer>your answer</answer>."
     outcome_term: ClassVar[str] = "outcome/score"
-    slow_judge: ClassVar[bool] = False  # True: `judge_answer` and `user_turn` take their time: many ask them in threads
+    slow_judge: bool = False  # True: `judge_answer` and `user_turn` take their time: many ask them in threads
     floor: float = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
     floors: ClassVar[Mapping[str, float]] = {}  # of tricks (`shortcut_NAME`) that may solve more
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
@@ -311,7 +316,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """Begin an episode: `seed` draws its task, options `task_index` names it and `max_turns` bounds it.
 
         A vector environment adds `patience`, a `Patience` which it shares among the episodes that it begins together:
-        one that cannot begin is then handed out as an episode that ends with a fault at its first turn.
+        one that cannot begin, or whose question leaves no room in the context, is then handed out as an episode that
+        ends with a fault at its first turn.
 
         Raises ValueError for other options or values, and for a prompt that leaves no room in the context; ToolFault
         for a fault that lasts; and what `make_task` and `start_episode` raise that is no fault (see `is_fault`).
@@ -332,6 +338,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         while True:
             try:
                 self._begin(int(index), horizon)
+                break
+            except PromptTooLong as error:
+                if shared is None:
+                    raise
+                self._begin_broken(int(index), horizon, fault_line("reset", str(error)), shorter=True)
                 break
             except Exception as error:
                 if not is_fault(error):
@@ -435,7 +446,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 if not is_fault(error):
                     raise
                 if not patience.wait():
-                    turn.fault = fault_line("judge", error)
+                    turn.fault = fault_line(turn.judge, error)
 
     def end_turn(
         self, turn: OpenTurn, results: Sequence[ToolResult]
@@ -471,7 +482,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 raise
             self.episode.return_to(mark)
             turn.judged = before
-            raise ToolFault(fault_line("judge", error)) from error
+            raise ToolFault(fault_line(turn.judge, error)) from error
         if turn.fault is not None:  # nothing is judged
             self.episode.return_to(mark)
         self.episode.over = end.terminated or end.truncated
@@ -606,9 +617,12 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise TypeError(f"{what} must give a Task, got {task!r:.200}")
         return task
 
-    def _begin_broken(self, index: int, max_turns: int, fault: str) -> None:
-        """An episode for a task that cannot begin: it has a prompt, and its first turn ends it."""
+    def _begin_broken(self, index: int, max_turns: int, fault: str, shorter: bool = False) -> None:
+        """An episode for a task that cannot begin: it has a prompt, without the question if that is to be shorter, and
+        its first turn ends it."""
         self._task = self._task or Task(f"task {index}", "", [])
+        if shorter:
+            self._task = replace(self._task, question="", instructions="")
         self._open(self._task, index, max_turns)
         self.episode.fault = fault
 
@@ -616,7 +630,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         instructions = self.instructions if task.instructions is None else task.instructions
         prompt = _prompt(self.dialect, instructions, task.question, json.dumps(self.schemas))
         if len(prompt) + self._reserve > self.max_context_tokens:
-            raise ValueError(
+            raise PromptTooLong(
                 f"the prompt of task {task.id!r} has {len(prompt)} tokens and leaves no room in "
                 f"max_context_tokens={self.max_context_tokens}; make that larger"
             )

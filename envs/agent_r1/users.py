@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from agent_r1.arguments import ArgumentError
 from agent_r1_tools import ToolFault
@@ -14,19 +15,20 @@ User = Callable[[list[dict[str, str]]], str]
 """Reads a conversation from the user's side, in which "assistant" is the user, and gives what the user says next."""
 
 
-def find_user(user: User | str | None) -> User | None:
-    """The function, also by its name "module:function". Raises ArgumentError for anything else, and one not found."""
+def find_user(user: Any, what: str = "user") -> Any:
+    """The function, also by its name "module:function", or None. Raises ArgumentError for anything else, and one not
+    found."""
     if isinstance(user, str):
         module, _, attribute = user.partition(":")
         if not attribute:
-            raise ArgumentError(f"user is a function, or module:function; got {user!r}")
+            raise ArgumentError(f"{what} is a function, or module:function; got {user!r}")
         try:
             user = getattr(importlib.import_module(module), attribute)
         except (ModuleNotFoundError, AttributeError) as error:
-            raise ArgumentError(f"user {user!r}: {error}; the module must be found (PYTHONPATH=.)") from None
+            raise ArgumentError(f"{what} {user!r}: {error}; the module must be found (PYTHONPATH=.)") from None
     if user is None or callable(user):
         return user
-    raise ArgumentError(f"user is a function of chat messages, or module:function; got {user!r}")
+    raise ArgumentError(f"{what} is a function, or module:function; got {user!r}")
 
 
 def ask_user(user: User, messages: list[dict[str, str]], strict: bool | None = None) -> str:
@@ -39,4 +41,4 @@ def ask_user(user: User, messages: list[dict[str, str]], strict: bool | None = N
     except Exception as error:
         if is_fault(error) or is_strict(strict):
             raise
-        raise ToolFault(f"user: {describe(error)}") from error  # clients have exceptions of their own
+        raise ToolFault(describe(error)) from error  # clients have exceptions of their own

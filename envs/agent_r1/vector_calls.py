@@ -55,7 +55,7 @@ class _Job:
 class VectorCalls:
     """Runs the calls of open turns; an episode whose calls are all answered is in `answered`.
 
-    Only the thread that made this object touches episodes; the others run tools, slow judges and pauses.
+    Only the thread that made this object ends turns; the others run tools, slow judges and users, and pauses.
 
     Args:
         env: one of the environments, which are all alike.
@@ -68,7 +68,7 @@ class VectorCalls:
         self._occupied: set[int] = set()  # ids of those tools
         self._equal: dict[Any, _Job] = {}  # jobs under way that equal calls can join
         self.answered: deque[InFlight] = deque()  # all calls answered, the turn not yet judged
-        self.bug: BaseException | None = None  # a tool's own, which was raised
+        self.bug: BaseException | None = None  # of a tool, judge or user, which was raised
 
     def start(self, episodes: Iterable[InFlight]) -> None:
         """Run the calls of these turns, which have just begun; a slow judge or user begins at once."""

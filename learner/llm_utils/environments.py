@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,8 +34,8 @@ def evaluation_split(args: Any, split: str) -> str:
     spec = environment_spec(args.env_id)
     maker, kwargs = creator(spec.id), {**spec.kwargs, **env_kwargs(args)}
     kwargs.pop("split", None)  # of the registration: the split is what is asked for
-    if not isinstance(maker, type) or not issubclass(maker, ToolEnv):  # a function: nobody knows
-        return split
+    if not isinstance(maker, type) or not issubclass(maker, ToolEnv) or not isinstance(maker.splits, Mapping):
+        return split  # a function, or a property of what is made: nobody knows
     with plain_errors(args.env_id):
         wanted = ("test", "validation", "dev", split, *maker.splits)
         return next((name for name in wanted if maker.has_split(name, **kwargs)), split)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.trajectories import episode_record
 from llm_utils import threads
 from llm_utils.engine import Engine, Span
@@ -87,7 +88,10 @@ class Sampler:
             mask[slot], tasks[slot], begun[slot] = True, task, episode
             seeds[slot] = episode_seed(self.seed, episode)
         options = {"reset_mask": mask, "task_index": tasks, "max_turns": horizons}
-        states, infos = self.envs.reset(seed=seeds, options=options)
+        try:
+            states, infos = self.envs.reset(seed=seeds, options=options)
+        except ArgumentError as error:
+            raise SystemExit(f"an episode can't begin: {error}") from None
         faults = infos.get("fault", [None] * self.envs.num_envs)
         for slot, episode in begun.items():
             self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])

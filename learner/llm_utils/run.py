@@ -73,13 +73,13 @@ def fill_defaults(args: Any) -> dict[str, Any]:
     for name, rate in zip(("learning_rate", "critic_learning_rate"), rates, strict=True):
         if getattr(args, name, 0.0) is None:
             chosen[name] = rate
-    if args.eval_split is None:
+    if args.eval_split is None and args.eval_episodes:
         chosen["eval_split"] = evaluation_split(args, args.split)
     dtype = choose_dtype(args.dtype, distributed.device(args.cuda))
     if args.dtype == "auto":
         chosen["dtype"] = str(dtype).removeprefix("torch.")
     if args.old_logprobs == "auto":
-        exact = args.engine == "transformers" and dtype == torch.float32
+        exact = args.engine == "transformers" and dtype == torch.float32 and args.loss_mask
         chosen["old_logprobs"] = "sampler" if exact and not args.reject_ratio else "trainer"
     for name, value in chosen.items():
         setattr(args, name, value)

@@ -1,6 +1,8 @@
 """tau2-bench retail and airline: gold actions solve them, a customer talks, and data are copied where they change."""
 
 import json
+import threading
+import time
 
 import pytest
 
@@ -13,6 +15,7 @@ from agent_r1 import ArgumentError, probes
 from agent_r1.bridges import tau2_service as service
 from agent_r1.bridges.tau2 import Desk, load
 from agent_r1.bridges.tau2_service import Tau2AirlineEnv, Tau2RetailEnv, Tau2ServiceEnv
+from agent_r1.vector import ToolVectorEnv
 
 BOTH = (Tau2RetailEnv, Tau2AirlineEnv)
 
@@ -159,7 +162,7 @@ def test_a_customer_who_breaks_is_a_fault():
     env = Tau2RetailEnv(user=user, fault_deadline=0)
     env.reset(options={"task_index": 0})
     _, reward, terminated, truncated, info = say(env, "What is it?")
-    assert truncated and reward == 0 and "user: KeyError" in info["fault"]
+    assert truncated and reward == 0 and info["fault"].startswith("user: ") and "KeyError" in info["fault"]
     with pytest.raises(ArgumentError, match="user is a function"):
         Tau2RetailEnv(user="nobody")
     with pytest.raises(ArgumentError, match="user 'nowhere:user'"):
@@ -255,3 +258,24 @@ def test_metadata_is_json():
 @pytest.mark.parametrize("name", ["Retail", "Airline"])
 def test_another_process_plays_the_same(name):
     assert not check_others_play_the_same(f"AgentR1/Tau2{name}-v0", 5)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_slow_user_keeps_nobody_else_waiting(kind):
+    at_once, most, lock = 0, 0, threading.Lock()
+
+    def user(messages):
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.2)
+        with lock:
+            at_once -= 1
+        return "Yes."
+
+    envs = ToolVectorEnv(kind, num_envs=8, text=True, user=user)
+    envs.reset(seed=5)
+    envs.step(["Anything else?"] * 8)
+    assert most > 4 and all(env.messages[-1]["content"] == "Yes." for env in envs.envs)
+    envs.close()

@@ -106,12 +106,22 @@ def test_an_opponent_that_fails_is_a_fault():
         ({"game": "Stratego-v0"}, "there is no scripted player of Stratego-v0; give opponent="),
         ({"game": "Taboo-v0"}, "isn't for one or two players"),
         ({"game": ()}, "names no game"),
+        ({"game": "TicTacToe-v0", "opponent": 5}, "opponent is a function, or module:function; got 5"),
+        ({"game": "TicTacToe-v0", "opponent": "nowhere:plays"}, "opponent 'nowhere:plays': No module"),
         ({"player": 2}, "player must be None, 0 or 1"),
     ],
 )
 def test_what_there_is_not_is_named(arguments, words):
-    with pytest.raises(ArgumentError, match=re.escape(words)):
+    with pytest.raises(ArgumentError, match=re.escape(words)) as error:
         TextArenaEnv(**arguments)
+    assert len(str(error.value)) < 3_000
+
+
+def test_games_print_nothing(capsys):
+    env = TextArenaEnv(game="LogicPuzzle-v0")
+    env.reset(options={"task_index": 0})
+    act(env, "[Ada a X]")
+    assert capsys.readouterr().out == ""
 
 
 def test_games_that_lack_something_are_named(monkeypatch):

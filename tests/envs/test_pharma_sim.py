@@ -300,7 +300,7 @@ def test_a_user_that_cannot_reply_is_a_fault(say, broken):
 
     _, reward, terminated, truncated, info = say(env := begin(user=user, fault_deadline=0), "Your soap?")
     assert (reward, terminated, truncated, info["truncation_reason"]) == (0.0, False, True, "fault")
-    assert info["fault"].startswith("judge:") and env.memory == {}
+    assert info["fault"].startswith("user:") and env.memory == {}
     if broken is None or isinstance(broken, ClientError):
         with pytest.raises((TypeError, ClientError)):
             say(begin(user=user, fault_deadline=0, strict=True), "Your soap?")

@@ -1,6 +1,7 @@
 """ToolEnv: tool use as a Markov decision process over tokens. Every promise of docs/how_it_works.md, one by one."""
 
 import copy
+import dataclasses
 import json
 import math
 import pickle
@@ -12,10 +13,11 @@ from fuzz_spans import check_step, plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1 import Task, Tool, ToolEnv, ToolResult
+from agent_r1 import ArgumentError, Task, Tool, ToolEnv, ToolResult
 from agent_r1.dialects import DIALECTS
 from agent_r1.tokenizers import render_chat
 from agent_r1.tool_env import CUT, MAX_CALLS, NO_ACTION_HINT
+from agent_r1.vector import ToolVectorEnv
 
 WORDS = ("ant", "bee", "cat", "dog", "emu")
 
@@ -698,6 +700,20 @@ def test_max_new_tokens_tells_a_sampler_its_room(make, say):
 def test_a_prompt_without_room_is_a_mistake_of_the_programmer():
     with pytest.raises(ValueError, match="the prompt of task 'train-.' .* max_context_tokens=100; make that larger"):
         Toy(max_context_tokens=100).reset(seed=0)
+    with pytest.raises(ArgumentError, match="the prompt of task 'train-.' .* max_context_tokens=100; make that larger"):
+        ToolVectorEnv(Toy, num_envs=2, max_context_tokens=100).reset(seed=0)
+
+
+def test_a_question_without_room_ends_its_own_episode_only():
+    class Uneven(Toy):
+        def make_task(self, index):
+            task = super().make_task(index)
+            return dataclasses.replace(task, question="x" * 100_000 * (index == 1) + task.question)
+
+    envs = ToolVectorEnv(Uneven, num_envs=2)
+    _, infos = envs.reset(seed=0, options={"task_index": [0, 1]})
+    assert "the prompt of task 'train-1' has" in infos["fault"][1] and infos["fault"][0] is None
+    assert Uneven(max_context_tokens=200_000).reset(options={"task_index": 1})[0].size > 100_000
 
 
 def test_default_bounds():

@@ -12,6 +12,7 @@ import pytest
 from agent_r1 import ArgumentError
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.task_data.webshop import Goal, Product, find_webshop, load_webshop, price_limit, split_goals
+from agent_r1.tasks.shop_world.environment import DATA_SPLITS, ShopWorldEnv
 from agent_r1.tasks.shop_world.reward import COLORS, normalize_color, purchase_score, title_nouns, token_set_ratio
 
 PRODUCT = Product("B0", "Name 1", "query 1", "a › b › c", "", (), ("tea tree",), {}, 35.0)
@@ -408,3 +409,8 @@ def test_texts_of_files_never_become_special_tokens(tmp_path, say):
             assert [made["name"] for made in info["tool_calls"]] == [name]
         states.append([token for token in state.tolist() if token >= 256])
     assert states[0] == states[1]
+
+
+def test_the_splits_of_webshops_data_are_three():
+    for split in ShopWorldEnv.splits:
+        assert ShopWorldEnv.has_split(split) and ShopWorldEnv.has_split(split, data_dir="x") == (split in DATA_SPLITS)

@@ -28,7 +28,7 @@ from llm_utils.trajectory import Trajectory, Turn
 LEARNER = Path(__file__).parents[2] / "learner"
 SMALL = ["--env-kwargs", '{"max_turns": 3, "max_action_tokens": 24}', "--num-envs", "8", "--num-threads", "1"]
 SMALL += ["--episodes-per-iteration", "16", "--num-minibatches", "2", "--eval-episodes", "4", "--eval-every", "0"]
-SMALL += ["--microbatch-tokens", "700", "--save-model"]
+SMALL += ["--microbatch-tokens", "700", "--save-model", "--no-preflight"]
 
 
 # ---------------------------------------------------------------------------------------------- what the workers do
@@ -313,7 +313,7 @@ if not all(busy):
 torch.set_num_threads(1)
 ends = []
 for _ in range(40):
-    children, store = [], tempfile.mktemp()
+    children, store = [], os.path.abspath(tempfile.mkdtemp(dir=".") + "/store")
     for rank in range(2):
         if not (child := os.fork()):
             sys.setswitchinterval(10)  # this thread keeps the interpreter: those of gloo wait
@@ -346,6 +346,16 @@ def test_a_thread_that_runs_is_seen_before_a_process_ends():
     assert seen
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_process_at_rest_leaves_at_once():
+    script = "from llm_utils import distributed; import time; start = time.monotonic(); "
+    script += "rests = distributed._wait_for_other_threads(60.0); print(rests, time.monotonic() - start)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    rests, seconds = done.stdout.split()
+    assert rests == "True" and float(seconds) < 30
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_process_aborts_at_its_end(tmp_path):
@@ -353,14 +363,14 @@ def test_no_process_aborts_at_its_end(tmp_path):
     script = tmp_path / "leaves.py"
     script.write_text(LEAVES)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, str(script)], env=environment, timeout=600).returncode == 0
+    assert subprocess.run([sys.executable, str(script)], env=environment, cwd=tmp_path, timeout=600).returncode == 0
 
 
 NEVER_RESTS = """
 import os, sys, tempfile, threading, time
 import torch.distributed as dist
 from llm_utils import distributed
-store, left = tempfile.mktemp(), []
+store = os.path.abspath(tempfile.mkdtemp(dir=".") + "/store")
 read, write = os.pipe()
 for rank in range(2):
     if not os.fork():
@@ -383,4 +393,4 @@ def test_processes_leave_together_where_a_thread_of_one_never_rests(tmp_path):
     script = tmp_path / "never_rests.py"
     script.write_text(NEVER_RESTS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, str(script)], env=environment, timeout=600).returncode == 0
+    assert subprocess.run([sys.executable, str(script)], env=environment, cwd=tmp_path, timeout=600).returncode == 0

@@ -174,3 +174,15 @@ def test_the_benchmark_of_learners_refuses_what_would_never_end():
     words = ["--env-ids", "AgentR1/MultihopWorld-v0", "--commands", "python learner/ppo_llm.py", "--workers", "0"]
     done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=200)
     assert done.returncode == 2 and done.stderr.endswith("error: --workers is at least 1\n")
+
+
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if name not in ("sft_llm", "evaluate_llm")])
+@pytest.mark.parametrize("given", [{"loss_mask": False}, {"eval_episodes": 0}])
+def test_the_defaults_that_are_printed_may_be_typed(script, given):
+    from llm_utils.run import fill_defaults
+
+    module = importlib.import_module(script)
+    args = module.Args(**{name: value for name, value in given.items() if hasattr(module.Args, name)})
+    chosen = fill_defaults(args)
+    assert "learning_rate" in chosen and ("eval_split" in chosen) == (args.eval_episodes > 0)
+    module.check(args)

@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 
-from agent_r1.ids import is_of
+from agent_r1 import ArgumentError
+from agent_r1.ids import creator, is_of
+from agent_r1.task_data import DataNotFoundError
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
 from agent_r1.vector import ToolVectorEnv, vector_spec
 from llm_utils.environments import environment_spec, evaluation_split
@@ -143,8 +146,13 @@ def test_splits_to_evaluate_on(tmp_path, monkeypatch):
     registered = EnvSpec("Mine/Split-v0", MultihopWorldEnv, kwargs={"split": "train"})
     monkeypatch.setitem(gym.registry, "Mine/Split-v0", registered)
     assert chosen("Mine/Split-v0") == "test"
+    by_property = type("ByProperty", (MultihopWorldEnv,), {"splits": property(lambda self: {"train": "train"})})
+    monkeypatch.setitem(gym.registry, "Mine/Property-v0", EnvSpec("Mine/Property-v0", by_property))
+    assert chosen("Mine/Property-v0") == "train"
     (tmp_path / "tasks" / "one").mkdir(parents=True)
     (tmp_path / "tasks" / "one" / "task.toml").write_text("")
+    assert chosen("AgentR1/Terminal-v0", data_dir=str(tmp_path / "tasks")) == "train"
+    (tmp_path / "tasks" / "one").rename(tmp_path / "tasks" / "test")  # a task of that name is no split
     assert chosen("AgentR1/Terminal-v0", data_dir=str(tmp_path / "tasks")) == "train"
     (tmp_path / "tasks").rename(tmp_path / "test" / "test")
     assert chosen("AgentR1/Terminal-v0", data_dir=str(tmp_path / "test")) == "test"
@@ -254,3 +262,24 @@ def test_a_policy_from_nothing_for_few_tasks_and_no_vocabulary(learn):
     words += ["--num-threads", 1, "--no-cuda"]
     folder = learn("sft_llm", "--env-id", "checked_environments:Checked/Right-v0", "--expert-share", 1, *words)
     assert json.loads((folder / "summary.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize("env_id", ["DeepSearch", "HotpotQA", "MuSiQue", "GSM8K", "MATH", "MBPP", "Rows"])
+def test_a_class_has_the_splits_that_its_constructor_takes(env_id, made_up_data, tmp_path):
+    """With folders of data: one that has everything, and one without the file of any split but training."""
+    pytest.importorskip("math_verify")
+    maker, kwargs = creator(f"AgentR1/{env_id}-v0"), {"questions": "hotpotqa"} if env_id == "DeepSearch" else {}
+    folder = made_up_data / kwargs.get("questions", env_id.lower())
+    train_only = tmp_path / "train_only"
+    train_only.mkdir()
+    for file in folder.iterdir():
+        if "train" in file.name:
+            shutil.copy(file, train_only)
+    for data_dir in (folder, train_only) if any(train_only.iterdir()) else (folder,):
+        for split in maker.splits:
+            try:
+                maker(split=split, data_dir=str(data_dir), **kwargs)
+                takes = True
+            except (ArgumentError, DataNotFoundError):
+                takes = False
+            assert maker.has_split(split, data_dir=str(data_dir), **kwargs) == takes, split

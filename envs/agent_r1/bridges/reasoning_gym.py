@@ -59,7 +59,7 @@ class ReasoningGymEnv(ToolEnv):
         "answer. When an example is provided, you should strictly follow the format of the output/answer in that "
         "example.\n"
     )
-    slow_judge: ClassVar[bool] = True
+    slow_judge: bool = True
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
     floor = 0.05  # some ask for True or False, or for one of a few
 

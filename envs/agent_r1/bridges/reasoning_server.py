@@ -41,10 +41,10 @@ EXAMPLES = ("possible_answer", "example_answer", "example_correct_answer")
 
 FUNCTIONS = "sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log ln sqrt pi Abs abs"
 FORMULA = re.compile(
-    rf"(?:\s|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])|(?:{FUNCTIONS.replace(' ', '|')}|[A-Za-z]_?\d*)(?!\w)"
-    r"|[-+*/^(),!])*+"
+    rf"(?:\s|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])"
+    rf"|(?:{FUNCTIONS.replace(' ', '|')}|[A-Za-z]_?\d*(?!\s*\())(?!\w)|[-+*/^(),!])*+"
 )
-"""Numbers, symbols of one letter, functions by name, operators: nothing that sympy could call besides."""
+"""Numbers, symbols of one letter, functions by name, operators: nothing that sympy could call besides (N, S, O)."""
 
 
 class Made(NamedTuple):

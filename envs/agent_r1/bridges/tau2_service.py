@@ -48,7 +48,7 @@ class Tau2ServiceEnv(Tau2Env):
     def __init__(self, *, user: User | str | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("max_turns", 40)
         self.user = find_user(user)
-        self.slow_judge = self.user is not None  # type: ignore[misc]
+        self.slow_judge = self.user is not None
         env = base(self.domain)
         self.instructions = f"{type(self).instructions}\n\n<policy>\n{env.policy}\n</policy>"
         super().__init__([tool.openai_schema["function"] for tool in env.get_tools()], **kwargs)

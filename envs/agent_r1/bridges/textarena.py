@@ -23,7 +23,9 @@ from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema
 from agent_r1.bridges.textarena_players import MOVES, SOLVED, base, solve
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
+from agent_r1.users import find_user
 from agent_r1_tools import ToolFault, ToolResult
+from agent_r1_tools.running import is_strict
 
 CHECKED = "0.7.4"
 MAX_CHARS = 1_000  # of an action: as the package's own wrapper clips them
@@ -67,8 +69,8 @@ class TextArenaEnv(FinalRewardEnv):
 
     Args:
         game: the name of a game, such as "TicTacToe-v0" or "Mastermind-v0-hard"; names, which come in turn; or "all".
-        opponent: plays the other side: `opponent(observation, rng)` gives an action for all that it has read so far.
-            None for a scripted player, who makes random moves that the rules allow.
+        opponent: plays the other side: `opponent(observation, rng)` gives an action for all that it has read so far;
+            also as "module:function". None for a scripted player, who makes random moves that the rules allow.
         player: which side is played, 0 or 1; None for both, in turn.
         timeout: seconds of a move, for an opponent that blocks.
 
@@ -85,7 +87,7 @@ class TextArenaEnv(FinalRewardEnv):
         self,
         *,
         game: str | Sequence[str] = "all",
-        opponent: Opponent | None = None,
+        opponent: Opponent | str | None = None,
         player: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -94,7 +96,7 @@ class TextArenaEnv(FinalRewardEnv):
         self.games = GAMES if game == "all" else (game,) if isinstance(game, str) else tuple(game)
         if not self.games:
             raise ArgumentError("game names no game")
-        self.opponent, self.player = opponent, player
+        self.opponent, self.player = find_user(opponent, "opponent"), player
         for name in self.games:
             if find_players(name) == 2 and opponent is None and base(name) not in MOVES:
                 raise ArgumentError(f"there is no scripted player of {name}; give opponent=, a callable")
@@ -166,7 +168,7 @@ class Match:
         self.shown, self.said, self.over = 0, 0, False
         rng = random.Random(f"{game} {seed}")
         self.random: Any = rng.getstate(), rng.getrandbits(32)
-        with self.fenced(), contextlib.redirect_stdout(io.StringIO()):  # some print
+        with self.fenced():
             self.env = make(game)
             self.inner = inner(self.env)
             self.inner.reset(num_players=find_players(game), seed=seed)
@@ -230,6 +232,8 @@ class Match:
         try:
             return str(self.opponent(seen, rng))[:MAX_CHARS]
         except Exception as error:
+            if is_strict(None):
+                raise
             raise ToolFault(f"the opponent failed: {error!r}") from error
 
     def draw_move(self, rng: random.Random) -> str:
@@ -256,8 +260,8 @@ class Match:
 
     @contextlib.contextmanager
     def fenced(self, keep: bool = True) -> Iterator[None]:
-        """Inside, the global random state is the game's own."""
-        with fence():
+        """Inside, the global random state is the game's own, and nothing is printed."""
+        with fence(), contextlib.redirect_stdout(io.StringIO()):  # some print
             random.setstate(self.random[0])
             np.random.seed(self.random[1])
             yield
@@ -342,7 +346,8 @@ def find_players(game: str) -> int:
     """
     there = importlib.import_module(f"{load().__name__}.envs.registration").ENV_REGISTRY
     if game not in there:
-        raise ArgumentError(f"TextArena has no game {game!r}; it has {', '.join(sorted(there))}")
+        names = sorted({name for name in there if name.endswith("-v0")})  # the others are variants of these
+        raise ArgumentError(f"TextArena has no game {game!r}; it has {', '.join(names)}, and variants of them")
     if base(game) in JUDGED:
         raise ArgumentError(f"{game} asks a model over the network who has won")
     for players in (2, 1):

@@ -80,6 +80,8 @@ class TextWorldEnv(TextGameEnv):
         find_textworld()
         self.game, self.settings = game, dict(GAMES[game]) | dict(settings or {})
         super().__init__(command="such as: open fridge", **kwargs)
+        if settings:
+            self.make_task(0)  # or says why there is none
 
     @property
     def num_tasks(self) -> int:
@@ -87,8 +89,8 @@ class TextWorldEnv(TextGameEnv):
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """The story of a seed, of `valid` and `test` behind those of `train`. Raises ValueError for settings of which
-        the generator can make none."""
+        """The story of a seed, of `valid` and `test` behind those of `train`. Raises ArgumentError for settings of
+        which the generator can make none."""
         seed = index + sum(list(SPLITS.values())[: list(SPLITS).index(self.split)])
         story = write_story(self.game, json.dumps(self.settings, sort_keys=True), self.split, seed)
         metadata = {"game": self.game, "settings": self.settings, "seed": seed, "max_score": story.max_score}
@@ -223,7 +225,8 @@ def write_story(game: str, settings: str, split: str, seed: int) -> Story:
             reason = error
         finally:
             textworld.g_rng.set_seed(before)
-    raise ValueError(f"TextWorld makes no {game} game of seed {seed} with settings {settings}: {reason!r}") from reason
+    said = f"TextWorld makes no {game} game of seed {seed} with settings {settings}: {reason!r}"
+    raise ArgumentError(said) from reason
 
 
 def _compile(textworld: Any, made: Any, options: Any) -> Story | None:

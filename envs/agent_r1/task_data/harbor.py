@@ -23,10 +23,11 @@ MAX_TEXT, MAX_SETTINGS = 1 << 20, 64 << 10
 """Bytes of instruction.md and solve.sh; of task.toml and the Dockerfile."""
 MAX_DOTS = 200
 """In a line of task.toml: tomllib takes minutes for a key of many parts."""
-TEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:def[ \t]+test_|test_\w*[ \t]*[:=])", re.MULTILINE)
-INDENTED_TEST = re.compile(rb"^[ \t]+def[ \t]+test_", re.MULTILINE)
+TEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:def[ \t]+test_\w*[ \t]*\(|test_\w*[ \t]*[:=])", re.MULTILINE)
+INDENTED_TEST = re.compile(rb"^[ \t]+(?:async[ \t]+)?def[ \t]+test_", re.MULTILINE)
 CLASS = re.compile(rb"^[ \t]*class[ \t]", re.MULTILINE)
-IMPORTED = re.compile(rb"^[ \t]*from[ \t][^\n]*\bimport\b(?:[ \t]*\([^)]*|(?:\\\r?\n|[^\n])*)", re.MULTILINE)
+NO_FUNCTION = re.compile(rb"^[ \t]*(?:async[ \t]+def[ \t]+test_|def[ \t]+test_\w*[ \t]*\((?!\s*\)))", re.MULTILINE)
+IMPORTED = re.compile(rb"^[ \t]*from[ \t][^\n]*\bimport\b(?:[ \t]*\([^)]*|(?:\\\r?\n|[^\n])*+)", re.MULTILINE)
 TAKEN = frozenset("usr bin sbin lib lib64 etc dev proc sys tmp tests logs packages programs guest.pyc".split())
 """What the sandbox has for itself, or the tests get: no place for a WORKDIR."""
 DOCKERFILE = """FROM python:3.11-slim
@@ -68,7 +69,7 @@ def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTas
     Raises: DataNotFoundError; DataFormatError (file, line and reason) also for a task that needs an image.
     """
     root = Path(data_dir)
-    folder = root / split if (root / split).is_dir() else root
+    folder = root / split if _has_tasks(root / split) else root
     found = sorted(path.parent for path in folder.glob("*/task.toml")) if folder.is_dir() else []
     if not found:
         there = ", ".join(sorted(path.name for path in root.glob("*") if any(path.glob("*/task.toml"))))
@@ -81,17 +82,27 @@ def load_tasks(data_dir: str | os.PathLike[str], split: str) -> list[TerminalTas
 
 def has_split(data_dir: str | os.PathLike[str], split: str) -> bool:
     """Whether a folder has tasks of a split: those that stand in no folder `split` are for training."""
-    return (Path(data_dir) / split).is_dir() or split == "train"
+    return _has_tasks(Path(data_dir) / split) or split == "train"
+
+
+def _has_tasks(folder: Path) -> bool:
+    """Whether it is a folder of task folders, and not a task of that name."""
+    return any(folder.glob("*/task.toml"))
 
 
 def may_test(content: bytes) -> bool:
-    """Whether a file of Python may have functions test_* of its own or of another file: methods are none.
+    """Whether a file of Python may have functions test_* of its own or by their names from another file of the tests.
 
     It isn't parsed, which takes gigabytes for hostile text; this is linear.
     """
-    if TEST.search(content) or (INDENTED_TEST.search(content) and not CLASS.search(content)):  # under an `if`, say
+    if TEST.search(content) or INDENTED_TEST.search(content):  # under an `if`, say
         return True
-    return any(re.search(rb"\btest_|\*", found[0]) for found in IMPORTED.finditer(content))
+    return any(re.search(rb"\btest_", found[0]) for found in IMPORTED.finditer(content))
+
+
+def needs_a_runner(content: bytes) -> bool:
+    """Whether a file of Python seems to have tests that a plain call doesn't run: methods, async, with parameters."""
+    return bool(NO_FUNCTION.search(content) or (CLASS.search(content) and INDENTED_TEST.search(content)))
 
 
 def read_task(folder: Path) -> TerminalTask:
@@ -130,11 +141,13 @@ def _read_task(folder: Path) -> TerminalTask:
             raise DataFormatError(f"{folder / 'environment' / name}: a task of several containers can't be played here")
     workdir, start = _build(folder, dockerfile) if has_dockerfile else ("/app", {})
     tests = {path.relative_to(folder / "tests").as_posix(): _bytes(folder, path) for path in _files(folder / "tests")}
-    if "test.sh" not in tests and not any(name.endswith(".py") for name in tests):
-        raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or tests in Python")
-    in_python = [content for name, content in tests.items() if "/" not in name and name.endswith(".py")]
-    if "test.sh" not in tests and not any(map(may_test, in_python)):
-        raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or functions test_* in files of Python")
+    if "test.sh" not in tests:
+        in_python = {name: content for name, content in tests.items() if "/" not in name and name.endswith(".py")}
+        if wrong := [name for name, content in in_python.items() if needs_a_runner(content)]:
+            why = "methods, async functions and functions with parameters need a test.sh that runs them"
+            raise DataFormatError(f"{folder / 'tests' / wrong[0]}: {why}")
+        if not any(map(may_test, in_python.values())):
+            raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or functions test_* in files of Python")
     return TerminalTask(
         folder.name,
         _text(folder, "instruction.md").strip(),

@@ -109,7 +109,7 @@ class ArithmeticWorldEnv(MathematicsEnv):
         "Solve the problem. Calculate with the tools, one step at a time. "
         "When you know the answer, give it as <answer>your answer</answer>."
     )
-    slow_judge: ClassVar[bool] = False
+    slow_judge: bool = False
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **MathematicsEnv.PROCESS_WEIGHTS,
         "step_found": 0.3,  # times newly found results of steps / all steps

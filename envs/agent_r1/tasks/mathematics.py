@@ -46,7 +46,7 @@ class MathematicsEnv(ToolEnv):
         "answer</answer>."
     )
     outcome_term: ClassVar[str] = "outcome/correct"
-    slow_judge: ClassVar[bool] = True
+    slow_judge: bool = True
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
         "code_ran": 0.05,  # the first program that ran; later ones pay nothing

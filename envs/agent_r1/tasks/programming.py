@@ -45,7 +45,7 @@ class ProgrammingEnv(ToolEnv):
         "program</answer>."
     )
     outcome_term: ClassVar[str] = "outcome/tests_passed"
-    slow_judge: ClassVar[bool] = True
+    slow_judge: bool = True
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
         "tests_passed": 0.3,  # times newly passed tests of the prompt / all of them

@@ -45,7 +45,7 @@ class SQLWorldEnv(ToolEnv):
         "query. Give the final query as <answer>SELECT ...</answer>."
     )
     outcome_term: ClassVar[str] = "outcome/same_result"
-    slow_judge: ClassVar[bool] = True  # a query may take a second
+    slow_judge: bool = True  # a query may take a second
     splits: ClassVar[Mapping[str, str]] = {name: name for name in (*sql_tasks.SPLITS, "dev")} | {"validation": "dev"}
     teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
 

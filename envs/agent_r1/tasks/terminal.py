@@ -29,12 +29,14 @@ SUBMIT_SECONDS = 600.0
 """Then the sandbox hangs: a busy machine takes long to start one."""
 RUN_PYTHON = """python3 -c '
 import runpy, sys
+sys.path.append("/tests")
 passed = 0
 for file in sys.argv[1:]:
     found = runpy.run_path(file)
     for name in sorted(found):
         if name.startswith("test_") and callable(found[name]):
-            found[name]()
+            if any(hasattr(found[name](), mark) for mark in ("__next__", "__await__", "__anext__")):
+                sys.exit(f"{file}: {name} is a generator or async, and was not run")
             passed += 1
 with open("/logs/verifier/reward.txt", "w") as file:  # and not after the process: what they import may end it
     file.write("1" if passed else "0")
@@ -67,7 +69,7 @@ class TerminalEnv(ToolEnv):
         "don't. When it is done, call submit."
     )
     outcome_term: ClassVar[str] = "outcome/tests_passed"
-    slow_judge: ClassVar[bool] = True  # the tests run in a sandbox of their own
+    slow_judge: bool = True  # the tests run in a sandbox of their own
     splits: ClassVar[Mapping[str, str]] = {name: name for name in terminal_tasks.NUM_TASKS}
     teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
 

@@ -14,7 +14,7 @@ import numpy as np
 from agent_r1.arguments import ArgumentError, integer
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match, f1
-from agent_r1.task_data import Question, load_questions
+from agent_r1.task_data import DataNotFoundError, Question, load_questions
 from agent_r1.tasks.deep_search.experts import MISTAKES, work
 from agent_r1.tasks.deep_search.generator import FILLERS, PAGE_IDS, PORTRAIT, SPLITS, WINDOW, YEARS, generate_task
 from agent_r1.tasks.deep_search.pages import (
@@ -149,6 +149,17 @@ class DeepSearchEnv(ToolEnv):
             Tool.from_function(self.open, timeout=retriever.timeout, concurrency_safe=False, timeout_is_fault=True),
             Tool.from_function(self.find, timeout=math.inf, concurrency_safe=False),
         ]
+
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """With `questions` those that its files have a question of."""
+        name = kwargs.get("questions")
+        if name not in QUESTIONS or not super().has_split(split):
+            return super().has_split(split)
+        try:
+            return bool(_questions(name, split, kwargs.get("data_dir"))[0])
+        except (ArgumentError, DataNotFoundError):
+            return False
 
     @property
     def num_tasks(self) -> int:

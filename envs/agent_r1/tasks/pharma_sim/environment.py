@@ -101,7 +101,7 @@ class PharmaSimEnv(ToolEnv):
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.data_dir = None if data_dir is None else str(data_dir)
         self.user = find_user(user)
-        self.slow_judge = self.user is not None  # type: ignore[misc]
+        self.slow_judge = self.user is not None
         if split in self.splits:  # other ones are refused below
             load_scenarios(self.splits[split], self.data_dir)
         tools = (self.ask, self.solve)

@@ -109,6 +109,11 @@ class ShopWorldEnv(ToolEnv):
         if self._files is not None and not self._goals:
             raise ArgumentError(f"split {split!r} has no goal: of fewer than four all are in split 'train'")
 
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """Of WebShop's data the three that its goals are parted in."""
+        return super().has_split(split) and (kwargs.get("data_dir") is None or split in DATA_SPLITS)
+
     @property
     def shop(self) -> Shop:
         """The catalogue, which all environments of a process share."""
