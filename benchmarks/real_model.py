@@ -41,6 +41,7 @@ from llm_utils.compare import read_curve  # noqa: E402
 from llm_utils.demonstrations import Demonstrations  # noqa: E402
 from llm_utils.loading import load_policy, merge_adapters  # noqa: E402
 from llm_utils.run_files import write_json  # noqa: E402
+from llm_utils.sources import fingerprint  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -391,7 +392,8 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
     prepared = work / "prepared.json"
     adapters = args.adapters and args.adapters.resolve()
-    facts = {"model": model, "data": str(data), "suite": args.suite, "adapters": adapters and str(adapters)}
+    facts = {"model": model, "data": str(data), "suite": args.suite}
+    facts |= {"adapters": fingerprint(str(adapters))} if adapters else {}
     if not prepared.is_file() or json.loads(prepared.read_text()) != facts:
         split_questions(suite, data, work)
         write_demonstrations(suite, model, work)

@@ -103,6 +103,7 @@ class OpenTurn:
     said: str = ""  # the visible text of a turn without calls
     judged: tuple[float, dict[str, float]] | None = None  # what `judge_answer` said, where it was asked early
     heard: tuple[Any] | None = None  # what `user_turn` said, where it was asked early
+    asked: str = "judge"  # or "user": who was asked last, as a fault names them
     fault: str | None = None  # what broke, and stayed broken: the episode ends with this turn
 
     @property
@@ -114,11 +115,6 @@ class OpenTurn:
     def speaks(self) -> bool:
         """Whether the turn is plain speech: neither a call nor an answer."""
         return bool(self.said) and not (self.calls or self.answers or self.overflow)
-
-    @property
-    def judge(self) -> str:
-        """Who decides what the turn means, as a fault names them."""
-        return "user" if self.speaks and self.heard is None else "judge"
 
 
 @dataclass

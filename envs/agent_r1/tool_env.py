@@ -18,6 +18,7 @@ import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -319,7 +320,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         one that cannot begin, or whose question leaves no room in the context, is then handed out as an episode that
         ends with a fault at its first turn.
 
-        Raises ValueError for other options or values, and for a prompt that leaves no room in the context; ToolFault
+        Raises ValueError for other options or values, and for a prompt that leaves no room even without its question
+        (alone: for any that leaves none); ToolFault
         for a fault that lasts; and what `make_task` and `start_episode` raise that is no fault (see `is_fault`).
         """
         super().reset(seed=seed)
@@ -342,8 +344,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             except PromptTooLong as error:
                 if shared is None:
                     raise
-                self._begin_broken(int(index), horizon, fault_line("reset", str(error)), shorter=True)
-                break
+                with suppress(PromptTooLong):  # all prompts are: no question is at fault
+                    self._begin_broken(int(index), horizon, fault_line("reset", str(error)), shorter=True)
+                    break
+                raise
             except Exception as error:
                 if not is_fault(error):
                     raise
@@ -436,9 +440,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 if answer and turn.judged is None:
                     turn.judged = judged(self, call_on(self._session_thread, self.judge_answer, answer))
                 elif turn.speaks and turn.heard is None:
+                    turn.asked = "user"
                     turn.heard = (call_on(self._session_thread, self.user_turn, turn.said),)
                 else:
                     return
+                turn.asked = "judge"
                 self._check_judge()
             except Exception as error:
                 self.episode.return_to(mark)
@@ -446,7 +452,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 if not is_fault(error):
                     raise
                 if not patience.wait():
-                    turn.fault = fault_line(turn.judge, error)
+                    turn.fault = fault_line(turn.asked, error)
 
     def end_turn(
         self, turn: OpenTurn, results: Sequence[ToolResult]
@@ -482,7 +488,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 raise
             self.episode.return_to(mark)
             turn.judged = before
-            raise ToolFault(fault_line(turn.judge, error)) from error
+            raise ToolFault(fault_line(turn.asked, error)) from error
         if turn.fault is not None:  # nothing is judged
             self.episode.return_to(mark)
         self.episode.over = end.terminated or end.truncated
@@ -622,7 +628,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         its first turn ends it."""
         self._task = self._task or Task(f"task {index}", "", [])
         if shorter:
-            self._task = replace(self._task, question="", instructions="")
+            self._task = replace(self._task, question="")
         self._open(self._task, index, max_turns)
         self.episode.fault = fault
 

@@ -81,7 +81,9 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
     answered = bool(turn.answers)
     reply = None  # of the user, or a hint
     if not (turn.calls or answered or turn.overflow):
+        turn.asked = "user"
         (heard,) = turn.heard or (env.user_turn(turn.said) if turn.said else None,)
+        turn.asked = "judge"
         if isinstance(heard, UserTurn):
             _add_judged(env, heard.amounts, amounts)
             heard = heard.reply

@@ -190,7 +190,8 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], where: str) -> ArgsT:
         same = type(own) is type(default) or {type(own), type(default)} == {int, float}
         if not (same or None in (own, default) or (name, own) == ("log_trajectories", "all")):
             raise SystemExit(f"--resume {run_dir}: {where} is damaged: its {flag(name)} is {own!r}")
-        if name == "resume" or given == own or flag(name) not in words:
+        left_out = flag(name) not in words if "--resume" in words else given == default  # or a program made `args`
+        if name == "resume" or given == own or left_out:
             continue
         if name not in MAY_GROW + MAY_CHANGE:
             raise SystemExit(

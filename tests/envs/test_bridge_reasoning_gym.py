@@ -151,7 +151,7 @@ def test_formulas():
     for text in ("3*x**2 + C", "sin(2*x)/2", "-1.5e-3*X + log(x)", "(8 - 2) * .5", "x_1**y2", "6!"):
         assert fits(text), text
     for text in ("open(x)", "x.diff(x)", "'x'", "a[0]", "__x", "1 .real", "1..real", "lambda: 1", "x;y", "xx", "{x}",
-                 "N(pi, 99999999)", "O (x)", "S(1)"):  # fmt: skip
+                 "N(pi, 99999999)", "O (x)", "S(1)", "(N)(pi, 9)", "((N)) (1)"):  # fmt: skip
         assert not fits(text), text
 
 

@@ -702,6 +702,9 @@ def test_a_prompt_without_room_is_a_mistake_of_the_programmer():
         Toy(max_context_tokens=100).reset(seed=0)
     with pytest.raises(ArgumentError, match="the prompt of task 'train-.' .* max_context_tokens=100; make that larger"):
         ToolVectorEnv(Toy, num_envs=2, max_context_tokens=100).reset(seed=0)
+    wordy = type("Wordy", (Toy,), {"instructions": "Be short. " * 300})
+    with pytest.raises(ArgumentError, match="the prompt of task 'train-.' has .* max_context_tokens=2500"):
+        ToolVectorEnv(wordy, num_envs=2, max_context_tokens=2_500).reset(seed=0)
 
 
 def test_a_question_without_room_ends_its_own_episode_only():

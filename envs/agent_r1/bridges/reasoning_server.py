@@ -42,7 +42,7 @@ EXAMPLES = ("possible_answer", "example_answer", "example_correct_answer")
 FUNCTIONS = "sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log ln sqrt pi Abs abs"
 FORMULA = re.compile(
     rf"(?:\s|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])"
-    rf"|(?:{FUNCTIONS.replace(' ', '|')}|[A-Za-z]_?\d*(?!\s*\())(?!\w)|[-+*/^(),!])*+"
+    rf"|(?:{FUNCTIONS.replace(' ', '|')}|[A-Za-z]_?\d*(?!\s*\())(?!\w)|\)(?!\s*\()|[-+*/^(,!])*+"
 )
 """Numbers, symbols of one letter, functions by name, operators: nothing that sympy could call besides (N, S, O)."""
 

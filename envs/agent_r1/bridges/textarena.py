@@ -118,7 +118,7 @@ class TextArenaEnv(FinalRewardEnv):
         side = 0 if players == 1 else turn % 2 if self.player is None else self.player
         name = f"{game}-{seed}" + f"-player{side}" * (players == 2)
         if name not in self._first:  # the last one: the episodes of a group begin alike, and a snapshot asks again
-            match = Match(game, seed, side, self.opponent, [])
+            match = Match(game, seed, side, self.opponent, [], self.strict)
             about = {"game": game, "seed": seed, "player": side, "players": players, "opening": match.replies}
             self._first = {name: Task(name, match.news(), [], about)}
         return self._first[name]
@@ -127,7 +127,7 @@ class TextArenaEnv(FinalRewardEnv):
         """The game at its beginning; what the other player has said is said again."""
         about = task.metadata
         replies = self.memory.setdefault("replies", list(about["opening"]))
-        match = Match(about["game"], about["seed"], about["player"], self.opponent, replies)
+        match = Match(about["game"], about["seed"], about["player"], self.opponent, replies, self.strict)
         match.news()
         return match
 
@@ -162,10 +162,13 @@ class Match:
     `replies`: what the other side has said so far; it is said again, and what comes new is appended.
     """
 
-    def __init__(self, game: str, seed: int, player: int, opponent: Opponent | None, replies: list[str]) -> None:
+    def __init__(
+        self, game: str, seed: int, player: int, opponent: Opponent | None, replies: list[str],
+        strict: bool | None = None,
+    ) -> None:  # fmt: skip
         self.game, self.seed, self.player, self.opponent, self.replies = game, seed, player, opponent, replies
         self.read: dict[int, list[tuple[int, str, Any]]] = {0: [], 1: []}
-        self.shown, self.said, self.over = 0, 0, False
+        self.shown, self.said, self.over, self.strict = 0, 0, False, strict
         rng = random.Random(f"{game} {seed}")
         self.random: Any = rng.getstate(), rng.getrandbits(32)
         with self.fenced():
@@ -232,7 +235,7 @@ class Match:
         try:
             return str(self.opponent(seen, rng))[:MAX_CHARS]
         except Exception as error:
-            if is_strict(None):
+            if is_strict(self.strict):
                 raise
             raise ToolFault(f"the opponent failed: {error!r}") from error
 

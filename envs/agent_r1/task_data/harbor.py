@@ -23,10 +23,15 @@ MAX_TEXT, MAX_SETTINGS = 1 << 20, 64 << 10
 """Bytes of instruction.md and solve.sh; of task.toml and the Dockerfile."""
 MAX_DOTS = 200
 """In a line of task.toml: tomllib takes minutes for a key of many parts."""
-TEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:def[ \t]+test_\w*[ \t]*\(|test_\w*[ \t]*[:=])", re.MULTILINE)
+NAME = rb"test_[\w\x80-\xff]*"
+TEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:def[ \t]+" + NAME + rb"[ \t]*\(|" + NAME + rb"[ \t]*[:=])", re.MULTILINE)
 INDENTED_TEST = re.compile(rb"^[ \t]+(?:async[ \t]+)?def[ \t]+test_", re.MULTILINE)
 CLASS = re.compile(rb"^[ \t]*class[ \t]", re.MULTILINE)
-NO_FUNCTION = re.compile(rb"^[ \t]*(?:async[ \t]+def[ \t]+test_|def[ \t]+test_\w*[ \t]*\((?!\s*\)))", re.MULTILINE)
+FOR_A_RUNNER = re.compile(
+    rb"^[ \t]*(?:async[ \t]+def[ \t]+test_|def[ \t]+" + NAME + rb"[ \t]*\(\s*[\w\x80-\xff]+\s*[,:)]"
+    rb"|def[ \t]+(?:setup|teardown)_(?:module|function)\b|@(?:pytest\.)?fixture\b)",
+    re.MULTILINE,
+)
 IMPORTED = re.compile(rb"^[ \t]*from[ \t][^\n]*\bimport\b(?:[ \t]*\([^)]*|(?:\\\r?\n|[^\n])*+)", re.MULTILINE)
 TAKEN = frozenset("usr bin sbin lib lib64 etc dev proc sys tmp tests logs packages programs guest.pyc".split())
 """What the sandbox has for itself, or the tests get: no place for a WORKDIR."""
@@ -101,8 +106,8 @@ def may_test(content: bytes) -> bool:
 
 
 def needs_a_runner(content: bytes) -> bool:
-    """Whether a file of Python seems to have tests that a plain call doesn't run: methods, async, with parameters."""
-    return bool(NO_FUNCTION.search(content) or (CLASS.search(content) and INDENTED_TEST.search(content)))
+    """Whether a file of Python seems to have tests that a plain call doesn't run: methods, async, with fixtures."""
+    return bool(FOR_A_RUNNER.search(content) or (CLASS.search(content) and INDENTED_TEST.search(content)))
 
 
 def read_task(folder: Path) -> TerminalTask:
@@ -144,7 +149,7 @@ def _read_task(folder: Path) -> TerminalTask:
     if "test.sh" not in tests:
         in_python = {name: content for name, content in tests.items() if "/" not in name and name.endswith(".py")}
         if wrong := [name for name, content in in_python.items() if needs_a_runner(content)]:
-            why = "methods, async functions and functions with parameters need a test.sh that runs them"
+            why = "methods, async functions, and functions with parameters or fixtures need a test.sh that runs them"
             raise DataFormatError(f"{folder / 'tests' / wrong[0]}: {why}")
         if not any(map(may_test, in_python.values())):
             raise DataFormatError(f"{folder / 'tests'}: expected test.sh, or functions test_* in files of Python")
