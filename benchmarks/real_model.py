@@ -10,13 +10,15 @@ gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-In
 dev (GSM8K: test) is read by `--part evaluate` only.
 
 Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes its checkpoint, and the same command
-goes on. Finished runs are not repeated (llm_utils/benchmark.py). `--adapters FOLDER` begins with the adapters of a
-supervised training on demonstrations (RUN/checkpoint/policy of a run with --lora-rank) in place of that run. On a GPU
-`--rl-flags "--engine vllm"` and the like speed things up. Tables and JSON go to results/.
+goes on. Finished runs are not repeated (llm_utils/benchmark.py). Each evaluation that ends is a line of
+results/NAME_episodes.jsonl, and what stands there is neither trained nor played again. `--adapters FOLDER` begins with
+the adapters of a supervised training on demonstrations (RUN/checkpoint/policy of a run with --lora-rank) in place of
+that run. On a GPU `--rl-flags "--engine vllm"` and the like speed things up. Tables and JSON go to results/.
 """
 
 import argparse
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -30,18 +32,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import above_0, from_1, record_results
+from machine import RESULTS, above_0, describe_machine, from_1, record_results
 from paper_table import cell, interval
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
-from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
+from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
 from llm_utils.checkpoint import save_model  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 from llm_utils.demonstrations import Demonstrations  # noqa: E402
 from llm_utils.loading import load_policy, merge_adapters  # noqa: E402
 from llm_utils.run_files import write_json  # noqa: E402
-from llm_utils.sources import fingerprint  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ START = "SFT on demonstrations"
 PAIRS = "SFT on question-answer pairs"
 PARTS = ("sft", "rl", "evaluate")
 ERRORS = ("format", "search", "copying", "reasoning")
+Key = tuple[str, str, int]  # policy, set, seed
+Figures = dict[str, list[Any]]
 
 
 # ---------------------------------------------------------------------------------------------------------- questions
@@ -168,6 +171,14 @@ def write_demonstrations(suite: Suite, model: str, work: Path) -> None:
             write_rows(path, content)
             lengths = [len(r.tokens) for r in rows]
             print(f"{path}: {len(rows)} rows of {np.mean(lengths):.0f} tokens, the longest of {max(lengths)}")
+
+
+def hash_of(adapters: Path) -> str:
+    """Of the weights of adapters."""
+    file = adapters / "adapter_model.safetensors"
+    if not file.is_file():
+        raise SystemExit(f"--adapters {adapters}: there is no {file.name}; give a folder that peft saved")
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def merge(model: str, adapters: Path, folder: Path) -> None:
@@ -263,19 +274,23 @@ def proportion(values: Sequence[float]) -> str:
     return cell(float(np.mean(values)), low, high)
 
 
-def tables(suite: Suite, episodes: dict[str, dict[str, list[list[dict[str, Any]]]]]) -> tuple[str, dict[str, Any]]:
-    """`episodes` is label -> set -> one list of episodes a seed. Markdown, and the same as numbers."""
+def figures(rows: Sequence[dict[str, Any]]) -> Figures:
+    """Of each question in order: what is measured (None where it isn't), and the kind of error."""
+    found: Figures = {metric: [row["stats"].get(metric) for row in rows] for metric in METRICS}
+    return found | {"format": [float(well_formed(row)) for row in rows], "error": [row["error"] for row in rows]}
+
+
+def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple[str, dict[str, Any]]:
+    """`episodes` is label -> set -> the figures of each seed. Markdown, and the same as numbers."""
     numbers: dict[str, Any] = {"metrics": {}, "differences": {}, "errors": {}, "questions": {}}
     lines = ["| policy | set | questions | " + " | ".join(METRICS.values()) + " |", "|---" * (3 + len(METRICS)) + "|"]
     scores: dict[str, dict[str, np.ndarray]] = {}
     for label, sets in episodes.items():
         scores[label] = {}
         for name, seeds in sets.items():
-            values = {metric: [[float(row["stats"].get(metric, np.nan)) for row in rows] for rows in seeds]
-                      for metric in METRICS}  # fmt: skip
-            values["format"] = [[float(well_formed(row)) for row in rows] for rows in seeds]
+            values = {metric: [np.array(seed[metric], float) for seed in seeds] for metric in METRICS}
             scores[label][name] = np.array(values["em"])
-            numbers["questions"][name] = len(seeds[0])
+            numbers["questions"][name] = len(seeds[0]["em"])
             numbers["metrics"].setdefault(label, {})[name] = {
                 metric: [float(np.mean(seed)) for seed in found] for metric, found in values.items()
             }
@@ -289,8 +304,8 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[list[dict[str, Any]]
                                  cell(*interval({name: np.array(found)})))  # fmt: skip
                 else:
                     cells.append(f"{flat.mean():.3f}")
-            lines.append(f"| {label} | {name} | {len(seeds[0])} | " + " | ".join(cells) + " |")
-            kinds = {kind: sum(row["error"] == kind for rows in seeds for row in rows) for kind in ERRORS}
+            lines.append(f"| {label} | {name} | {len(seeds[0]['em'])} | " + " | ".join(cells) + " |")
+            kinds = {kind: sum(seed["error"].count(kind) for seed in seeds) for kind in ERRORS}
             numbers["errors"].setdefault(label, {})[name] = kinds
     columns = {name: [name] for name in suite.sets} | suite.columns
     lines += ["", "| EM against " + START + " | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
@@ -347,23 +362,35 @@ def plot(found: dict[str, list[dict[str, list[float]]]], path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- main
 
 
-def evaluate(suite: Suite, model: str, data: Path, runs: dict[str, list[Path]], flags: Sequence[str],
-             workers: int) -> tuple[str, dict[str, Any]]:  # fmt: skip
-    """Play every policy on every set's dev questions; tables and numbers."""
+def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path, model: str, workers: int) -> None:
+    """Play what isn't recorded, and record a line of each evaluation that ends, also when others were interrupted."""
     from agent_r1.tokenizers import load_tokenizer
 
-    policies = {label: [(model, mode)] for label, mode in suite.modes.items()}
-    for label, folders in runs.items():
-        policies[label] = [(str(folder), "closed_book" if label == PAIRS else "agent") for folder in folders]
-    jobs = {
-        (label, name, seed): evaluation_job(suite, name, data, label, seed, policy, mode, flags)
-        for label, group in policies.items() for name in suite.sets for seed, (policy, mode) in enumerate(group, 1)
-    }  # fmt: skip
-    tokenizer = load_tokenizer(model)
-    episodes: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
-    for (label, name, _), folder in zip(jobs, finish(list(jobs.values()), workers), strict=True):
-        episodes.setdefault(label, {}).setdefault(name, []).append(read_episodes(folder, tokenizer))
-    return tables(suite, episodes)
+    jobs = {key: job for key, job in jobs.items() if key not in read_record(record, how)}
+    try:
+        finish(list(jobs.values()), workers)
+    finally:
+        for key, job in jobs.items():
+            folder, finished = find(job)
+            if finished:
+                line = dict(zip(("policy", "set", "seed"), key, strict=True)) | how[key]
+                line["machine"] = describe_machine()
+                line |= figures(read_episodes(folder, load_tokenizer(model)))
+                with record.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures]:
+    """What was recorded of these. SystemExit for a line that was made in another way."""
+    found = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        row = json.loads(line)
+        key = (row["policy"], row["set"], row["seed"])
+        if key in how and any(row[name] != value for name, value in how[key].items()):
+            said = f"{path} has {', '.join(map(str, key))} with other flags"
+            raise SystemExit(f"{said}; delete that line, or give --name")
+        found[key] = row
+    return found
 
 
 def main() -> None:
@@ -393,40 +420,69 @@ def main() -> None:
     prepared = work / "prepared.json"
     adapters = args.adapters and args.adapters.resolve()
     facts = {"model": model, "data": str(data), "suite": args.suite}
-    facts |= {"adapters": fingerprint(str(adapters))} if adapters else {}
+    facts |= {"adapters": hash_of(adapters)} if adapters else {}
     if not prepared.is_file() or json.loads(prepared.read_text()) != facts:
         split_questions(suite, data, work)
         write_demonstrations(suite, model, work)
         if adapters:
             merge(model, adapters, work / "start")
         write_json(prepared, facts)
+    # what is recorded needs no run
+    wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
+    trained = {"sft_flags": args.sft_flags, "adapters": adapters and hash_of(adapters)}
+    how_of = {**dict.fromkeys(suite.modes, {}), PAIRS: {"sft_flags": args.sft_flags}, START: trained}
+    how_of |= dict.fromkeys(args.learners, trained | {"rl_flags": args.rl_flags})
+    policies = [(label, 1) for label in (*suite.modes, START, PAIRS)] + wanted
+    how = {(label, which, seed): how_of[label] for label, seed in policies for which in suite.sets}
+    record = RESULTS / f"{name}_episodes.jsonl"
+    recorded = read_record(record, how) if args.part == "evaluate" else {}
+    missing = [(label, seed) for label, seed in policies if any((label, x, seed) not in recorded for x in suite.sets)]
+    rl_wanted = [policy for policy in wanted if args.part == "rl" or policy in missing]
+
+    # train
+    runs: dict[tuple[str, int], tuple[str, str]] = {(label, 1): (model, mode) for label, mode in suite.modes.items()}
     jobs = sft_jobs(suite, model, work, shlex.split(args.sft_flags))
-    runs: dict[str, list[Path]] = {}
     if adapters:
-        del jobs[START]
-        runs[START] = [work / "start"]
-    for label, folder in zip(jobs, finish(list(jobs.values()), args.workers), strict=True):
-        runs[label] = [folder]
+        runs[START, 1] = (str(work / "start"), "agent")
+    needed = [label for label in jobs if args.part == "sft" or (label, 1) in missing or (label == START and rl_wanted)]
+    needed = [label for label in needed if (label, 1) not in runs]
+    for label, folder in zip(needed, finish([jobs[label] for label in needed], args.workers), strict=True):
+        runs[label, 1] = (str(folder), "closed_book" if label == PAIRS else "agent")
         report = json.loads((folder / "summary.json").read_text())
         print(f"{label}: loss {report['eval/expert_token_loss_first']:.3f} -> "
               f"{report['eval/expert_token_loss_last']:.3f} on held-out questions, "
               f"{report['train_seconds'] / 60:.0f} minutes; {folder}")  # fmt: skip
     if args.part == "sft":
         return
-    wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
-    rl_jobs = [rl_job(suite, work, runs[START][0], label, seed, shlex.split(args.rl_flags)) for label, seed in wanted]
+    start = Path(runs[START, 1][0]) if rl_wanted else work
+    rl_jobs = [rl_job(suite, work, start, label, seed, shlex.split(args.rl_flags)) for label, seed in rl_wanted]
     reinforced: dict[str, list[Path]] = {}
-    for (label, _), folder in zip(wanted, finish(rl_jobs, args.workers), strict=True):
+    for (label, seed), folder in zip(rl_wanted, finish(rl_jobs, args.workers), strict=True):
+        runs[label, seed] = (str(folder), "agent")
         reinforced.setdefault(label, []).append(folder)
         report = json.loads((folder / "summary.json").read_text())
         print(f"{label}: held-out EM {report['eval/exact_match_first']:.3f} -> {report['eval/exact_match_last']:.3f}, "
               f"{report['train_seconds'] / 3600:.1f} hours; {folder}")  # fmt: skip
-    results: dict[str, Any] = {"curves": curves(reinforced)}
+    before = RESULTS / f"{name}.json"
+    results = {"curves": json.loads(before.read_text())["results"]["curves"] if before.is_file() else {}}
     if reinforced:
+        results["curves"] |= curves(reinforced)
         plot(results["curves"], ROOT / "docs" / "images" / f"{name}.png")
     if args.part == "rl":
         return
-    table, numbers = evaluate(suite, model, data, runs | reinforced, shlex.split(args.evaluate_flags), args.workers)
+
+    # evaluate
+    evaluations = {
+        (label, which, seed): evaluation_job(
+            suite, which, data, label, seed, *runs[label, seed], shlex.split(args.evaluate_flags)
+        )
+        for label, seed in missing for which in suite.sets
+    }  # fmt: skip
+    evaluate(evaluations, how, record, model, args.workers)
+    episodes: dict[str, dict[str, list[Figures]]] = {}
+    for (label, which, _), found in read_record(record, how).items():
+        episodes.setdefault(label, {}).setdefault(which, []).append(found)
+    table, numbers = tables(suite, episodes)
     print(table)
     command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
     command += f" --data DATA --seeds {args.seeds}"
@@ -436,7 +492,7 @@ def main() -> None:
     for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
         if getattr(args, flag):
             command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
-    record_results(name, results | numbers, table, command)
+    record_results(name, results | numbers, table, command, merged=True)
 
 
 if __name__ == "__main__":

@@ -352,3 +352,34 @@ def test_learners_begin_with_the_adapters_that_are_evaluated(tmp_path):
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[name], weight) for name, weight in expected.items())
     assert (tmp_path / "start" / "tokenizer.json").is_file()
+
+
+def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    real_model = importlib.import_module("real_model")
+    key, other = ("GRPO", "HotpotQA", 1), ("GRPO", "MuSiQue", 1)
+    rows = [
+        {"stats": {"em": 1.0, "f1": 1.0, "success": 1.0}, "reward_terms": [{"outcome/em": 1.0}], "error": None},
+        {"stats": {"em": 0.0, "f1": 0.5}, "reward_terms": [{"outcome/format": -1.0}], "error": "format"},
+    ]
+    monkeypatch.setattr(real_model, "read_episodes", lambda folder, tokenizer: rows)
+    started = []
+
+    def interrupted(jobs, workers):  # after the first of two
+        started.append(jobs)
+        raise SystemExit(130)
+
+    monkeypatch.setattr(real_model, "finish", interrupted)
+    monkeypatch.setattr(real_model, "find", lambda job: (tmp_path, job == "first"))
+    how = {key: {"rl_flags": "--seed 1"}, other: {"rl_flags": "--seed 1"}}
+    record = tmp_path / "episodes.jsonl"
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            real_model.evaluate({key: "first", other: "second"}, how, record, str(TINY), 1)
+    assert started == [["first", "second"], ["second"]]
+    found = real_model.read_record(record, how)
+    assert list(found) == [key] and found[key]["em"] == [1.0, 0.0] and found[key]["format"] == [1.0, 0.0]
+    table, numbers = real_model.tables(real_model.WIKI, {"GRPO": {"HotpotQA": [found[key]]}})
+    assert "| GRPO | HotpotQA | 2 | 0.500" in table and numbers["errors"]["GRPO"]["HotpotQA"]["format"] == 1
+    with pytest.raises(SystemExit, match="GRPO, HotpotQA, 1 with other flags"):
+        real_model.read_record(record, {key: {"rl_flags": "--seed 2"}})

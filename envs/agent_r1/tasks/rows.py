@@ -242,7 +242,7 @@ def _verdict(url: str, model: str, question: str, gold: tuple[str, ...], answer:
     if len(answer) > LONGEST_ANSWER:
         return 0.0
     shown = json.dumps({"question": question, "right answers": gold, "given answer": answer}, ensure_ascii=False)
-    code = hashlib.sha256(shown.encode(errors="replace")).hexdigest()[:6]  # an answer can't hold it, so no quotation is a verdict
+    code = hashlib.sha256(shown.encode(errors="replace")).hexdigest()[:6]  # no answer can hold its own
     shown = re.sub(r"<|\[(?=/?\w+\])", lambda mark: f"\\u{ord(mark[0]):04x}", shown)  # a chat's own marks
     messages = [{"role": "system", "content": VERDICT.format(code=code)}, {"role": "user", "content": shown}]
     body = json.dumps({"model": model, "messages": messages, "temperature": 0}).encode()
