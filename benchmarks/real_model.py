@@ -376,6 +376,7 @@ def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path,
                 line = dict(zip(("policy", "set", "seed"), key, strict=True)) | how[key]
                 line["machine"] = describe_machine()
                 line |= figures(read_episodes(folder, load_tokenizer(model)))
+                record.parent.mkdir(exist_ok=True)
                 with record.open("a") as file:
                     file.write(json.dumps(line) + "\n")
 
