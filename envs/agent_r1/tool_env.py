@@ -628,7 +628,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         its first turn ends it."""
         self._task = self._task or Task(f"task {index}", "", [])
         if shorter:
-            self._task = replace(self._task, question="")
+            self._task = replace(self._task, question="", instructions=None)
         self._open(self._task, index, max_turns)
         self.episode.fault = fault
 

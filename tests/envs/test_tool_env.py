@@ -711,11 +711,13 @@ def test_a_question_without_room_ends_its_own_episode_only():
     class Uneven(Toy):
         def make_task(self, index):
             task = super().make_task(index)
-            return dataclasses.replace(task, question="x" * 100_000 * (index == 1) + task.question)
+            system = "x" * 100_000 if index == 2 else None
+            return dataclasses.replace(task, question="x" * 100_000 * (index == 1) + task.question, instructions=system)
 
-    envs = ToolVectorEnv(Uneven, num_envs=2)
-    _, infos = envs.reset(seed=0, options={"task_index": [0, 1]})
-    assert "the prompt of task 'train-1' has" in infos["fault"][1] and infos["fault"][0] is None
+    envs = ToolVectorEnv(Uneven, num_envs=3)
+    _, infos = envs.reset(seed=0, options={"task_index": [0, 1, 2]})
+    assert infos["fault"][0] is None
+    assert all(f"the prompt of task 'train-{index}' has" in infos["fault"][index] for index in (1, 2))
     assert Uneven(max_context_tokens=200_000).reset(options={"task_index": 1})[0].size > 100_000
 
 
