@@ -373,7 +373,9 @@ def test_any_right_answer_counts_for_a_model(judge):
     assert answer(env, "3")[4]["is_success"] and not answer(env, "4")[4]["is_success"]
 
 
-@pytest.mark.parametrize(("said", "fault"), [("Okay, the question asks", True), ("I must say yes if", True), ("Yes.", False)])
+@pytest.mark.parametrize(
+    ("said", "fault"), [("Okay, the question asks", True), ("I must say yes if", True), ("Yes.", False)]
+)
 def test_a_model_that_is_cut_off(judge, said, fault):
     rows = [{"question": "Who?", "answer": "Ada Quill"}]
     env = make(rows, reward="model", judge_url=judge.url, judge_model="m", fault_deadline=0)
