@@ -624,8 +624,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return task
 
     def _begin_broken(self, index: int, max_turns: int, fault: str, shorter: bool = False) -> None:
-        """An episode for a task that cannot begin: it has a prompt, without the question if that is to be shorter, and
-        its first turn ends it."""
+        """An episode for a task that cannot begin: it has a prompt (if that is to be shorter, without question and
+        system text of the task's own), and its first turn ends it."""
         self._task = self._task or Task(f"task {index}", "", [])
         if shorter:
             self._task = replace(self._task, question="", instructions=None)

@@ -238,7 +238,7 @@ def _exchange() -> Any:
 @lru_cache(maxsize=65_536)
 def _verdict(url: str, model: str, question: str, gold: tuple[str, ...], answer: str) -> float:
     """1 if the model says yes, else 0. ToolFault where it can't be asked; that is not kept as a verdict."""
-    if len(answer) > LONGEST_ANSWER or re.search(r"</?think", answer, re.IGNORECASE):  # quoted, it would end thoughts
+    if len(answer) > LONGEST_ANSWER or re.search(r"[</]\s*think", answer, re.IGNORECASE):  # quoted, it ends thoughts
         return 0.0
     shown = json.dumps({"question": question, "right answers": gold, "given answer": answer}, ensure_ascii=False)
     shown = re.sub(r"<|\[(?=/?\w+\])", lambda mark: f"\\u{ord(mark[0]):04x}", shown)  # a chat's own marks
@@ -263,6 +263,7 @@ def _verdict(url: str, model: str, question: str, gold: tuple[str, ...], answer:
 
 def _verdict_word(text: str) -> str | None:
     """The yes or no that a text is, but for marks and labels. None for one with more words: it may be quoting."""
-    labels = r"[\W_]*(?:(?:the|final|answer|verdict|is|boxed|text)[\W_]+)*"
-    found = re.fullmatch(labels + r"(yes|no)(?:</answer>|[\W_])*+", text.lower()) if len(text) <= 100 else None
+    marks = r"[\s*_`\"'.!$\\{}()<>:]"
+    labels = rf"{marks}*(?:(?:final|answer|verdict|boxed|text){marks}+)*"
+    found = re.fullmatch(rf"{labels}(yes|no)(?:</answer>|{marks})*+", text.lower()) if len(text) <= 100 else None
     return found[1] if found else None
