@@ -362,6 +362,16 @@ def plot(found: dict[str, list[dict[str, list[float]]]], path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- main
 
 
+def builds_on(part: str, missing: Sequence[tuple[str, int]], reinforced: Sequence[tuple[str, int]]) -> list[str]:
+    """The supervised policies that a part needs: reinforcement begins with one, an evaluation plays what is missing."""
+    if part == "sft":
+        return [START, PAIRS]
+    wanted = {START} if reinforced else set()
+    if part == "evaluate":
+        wanted |= {label for label, _ in missing}
+    return [label for label in (START, PAIRS) if label in wanted]
+
+
 def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path, model: str, workers: int) -> None:
     """Play what isn't recorded, and record a line of each evaluation that ends, also when others were interrupted."""
     from agent_r1.tokenizers import load_tokenizer
@@ -445,8 +455,7 @@ def main() -> None:
     jobs = sft_jobs(suite, model, work, shlex.split(args.sft_flags))
     if adapters:
         runs[START, 1] = (str(work / "start"), "agent")
-    needed = [label for label in jobs if args.part == "sft" or (label, 1) in missing or (label == START and rl_wanted)]
-    needed = [label for label in needed if (label, 1) not in runs]
+    needed = [label for label in builds_on(args.part, missing, rl_wanted) if (label, 1) not in runs]
     for label, folder in zip(needed, finish([jobs[label] for label in needed], args.workers), strict=True):
         runs[label, 1] = (str(folder), "closed_book" if label == PAIRS else "agent")
         report = json.loads((folder / "summary.json").read_text())

@@ -354,6 +354,17 @@ def test_learners_begin_with_the_adapters_that_are_evaluated(tmp_path):
     assert (tmp_path / "start" / "tokenizer.json").is_file()
 
 
+def test_reinforcement_of_a_real_model_trains_no_other_baseline_first():
+    real_model = importlib.import_module("real_model")
+    start, pairs, learner = real_model.START, real_model.PAIRS, ("GRPO", 1)
+    everything = [(start, 1), (pairs, 1), learner]
+    assert real_model.builds_on("sft", everything, []) == [start, pairs]
+    assert real_model.builds_on("rl", everything, [learner]) == [start]
+    assert real_model.builds_on("evaluate", everything, [learner]) == [start, pairs]
+    assert real_model.builds_on("evaluate", [(pairs, 1)], []) == [pairs]
+    assert real_model.builds_on("evaluate", [learner], [learner]) == [start]
+
+
 def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     real_model = importlib.import_module("real_model")

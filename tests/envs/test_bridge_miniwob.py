@@ -34,9 +34,10 @@ def env():
 
 @pytest.fixture(scope="module", autouse=True)
 def leave_no_process():
+    others = set(browsers(os.getpid()))  # what other modules' environments keep
     yield
     BROWSERS.clear()
-    wait_for(lambda: not browsers(os.getpid()))
+    wait_for(lambda: set(browsers(os.getpid())) <= others)
 
 
 def browsers(pid):
