@@ -366,7 +366,7 @@ def builds_on(part: str, missing: Sequence[tuple[str, int]], reinforced: Sequenc
     """The supervised policies that a part needs: reinforcement begins with one, an evaluation plays what is missing."""
     if part == "sft":
         return [START, PAIRS]
-    wanted = {START} if reinforced else set()
+    wanted = {START} if reinforced or part == "rl" else set()
     if part == "evaluate":
         wanted |= {label for label, _ in missing}
     return [label for label in (START, PAIRS) if label in wanted]

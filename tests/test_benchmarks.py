@@ -359,7 +359,7 @@ def test_reinforcement_of_a_real_model_trains_no_other_baseline_first():
     start, pairs, learner = real_model.START, real_model.PAIRS, ("GRPO", 1)
     everything = [(start, 1), (pairs, 1), learner]
     assert real_model.builds_on("sft", everything, []) == [start, pairs]
-    assert real_model.builds_on("rl", everything, [learner]) == [start]
+    assert real_model.builds_on("rl", everything, [learner]) == real_model.builds_on("rl", everything, []) == [start]
     assert real_model.builds_on("evaluate", everything, [learner]) == [start, pairs]
     assert real_model.builds_on("evaluate", [(pairs, 1)], []) == [pairs]
     assert real_model.builds_on("evaluate", [learner], [learner]) == [start]

@@ -70,7 +70,7 @@ class Exchange:
         ):
             coding = response.headers.get("Content-Encoding", "identity").lower()
             if response.status_code != 200 or coding != "identity":
-                most = 200
+                most = 4_000
             data = bytearray()
             async for chunk in response.aiter_raw():
                 data += chunk
