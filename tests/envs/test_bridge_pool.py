@@ -1,12 +1,15 @@
 """The pool of simulators, each a small process: lent to one at a time, never twice, never across a fork."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -112,6 +115,22 @@ def test_one_in_which_a_call_is_stuck_serves_nobody_else(pool):
     loan.close()
     thread.join(timeout=30)
     assert faults and not echo.alive() and len(pool) == 0
+
+
+def test_a_loan_that_nobody_closed_ends_with_the_next_one(pool):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # pipes that nobody closed, too
+        for end in (lambda: pool.lend().close(), pool.clear):
+            loan = pool.lend()
+            echo = weakref.ref(loan.held)
+            process = loan.held.process
+            del loan
+            gc.collect()
+            assert process.poll() is None  # nothing waits where objects are freed
+            end()
+            gc.collect()
+            assert echo() is None and process.returncode == -signal.SIGKILL and process.stdin.closed
+    assert len(pool) == 0
 
 
 def test_many_threads_share_nothing(pool):

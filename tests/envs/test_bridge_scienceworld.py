@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -243,3 +244,13 @@ def test_missing_things_and_another_version_are_said():
         patched.setenv("PATH", "")
         with pytest.raises(ImportError, match="needs Java 17.*openjdk-17-jre-headless"):
             ScienceWorldEnv()
+
+
+def test_a_simulator_leaves_nothing_open():
+    simulator = scienceworld.Simulator()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        simulator.end()
+        del simulator
+        gc.collect()
+    assert not found

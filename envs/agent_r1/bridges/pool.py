@@ -7,6 +7,7 @@ import ctypes
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -37,6 +38,7 @@ class Pool(Generic[S]):
     def __init__(self, make: Callable[[], S], most_idle: int) -> None:
         self.make, self.most_idle = make, most_idle
         self._idle: list[S] = []
+        self._forgotten: deque[S] = deque()  # of loans that nobody closed
         self._all: weakref.WeakSet[S] = weakref.WeakSet()
         self._lock = threading.Lock()  # never held while a simulator starts or ends
         os.register_at_fork(
@@ -45,6 +47,7 @@ class Pool(Generic[S]):
 
     def lend(self) -> Loan[S]:
         """A simulator that nobody uses, or a new one. Raises what `make` raises."""
+        self._end_forgotten()
         while True:
             with self._lock:
                 simulator = self._idle.pop() if self._idle else None
@@ -72,15 +75,21 @@ class Pool(Generic[S]):
             waiting, self._idle = self._idle, []
         for simulator in waiting:
             simulator.end()
+        self._end_forgotten()
 
     def __len__(self) -> int:
         """How many wait."""
         return len(self._idle)
 
+    def _end_forgotten(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._forgotten.pop().end()
+
     def _begin_in_child(self) -> None:
         for simulator in self._all:  # never freed here, not even at exit: a destructor may end the parent's process
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(simulator))
-        self._idle, self._all = [], weakref.WeakSet()
+        self._idle, self._forgotten, self._all = [], deque(), weakref.WeakSet()
         self._lock.release()
 
 
@@ -94,6 +103,8 @@ class Loan(Generic[S]):
         self.pool, self.owner = pool, os.getpid()
         self.held: S | None = simulator
         self.busy = False
+        self._forget = weakref.finalize(self, _forget, pool, simulator, self.owner)
+        self._forget.atexit = False  # processes end with this one
 
     @contextlib.contextmanager
     def at_work(self, *lost: type[Exception]) -> Iterator[S]:
@@ -117,9 +128,16 @@ class Loan(Generic[S]):
     def close(self) -> None:
         """Give it back, or end it where it is busy: a call that ran out of time is still at work in it."""
         simulator, self.held = self.held, None
+        self._forget.detach()
         if simulator is None or self.owner != os.getpid():
             return
         if self.busy:
             simulator.end()
         else:
             self.pool.take_back(simulator)
+
+
+def _forget(pool: Pool[S], simulator: S, owner: int) -> None:
+    """Ends nothing: this may run anywhere, in the middle of what ends it."""
+    if owner == os.getpid():
+        pool._forgotten.append(simulator)

@@ -214,6 +214,7 @@ class Simulator:
         with contextlib.suppress(Exception):  # what talks to it notices
             self.env.close()
         process.stdin.close()
+        self.env._obj_tree_tempdir.cleanup()
 
 
 SIMULATORS = Pool(Simulator, MOST_IDLE)
