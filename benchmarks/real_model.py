@@ -13,7 +13,8 @@ Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes 
 goes on. Finished runs are not repeated (llm_utils/benchmark.py). Each evaluation that ends is a line of
 results/NAME_episodes.jsonl, and what stands there is neither trained nor played again. `--adapters FOLDER` begins with
 the adapters of a supervised training on demonstrations (RUN/checkpoint/policy of a run with --lora-rank) in place of
-that run. On a GPU `--rl-flags "--engine vllm"` and the like speed things up. Tables and JSON go to results/.
+that run; `GRPO=FOLDER` beside it evaluates those of a learner, on top, in place of its run with seed 1. On a GPU
+`--rl-flags "--engine vllm"` and the like speed things up. Tables and JSON go to results/.
 """
 
 import argparse
@@ -173,6 +174,16 @@ def write_demonstrations(suite: Suite, model: str, work: Path) -> None:
             print(f"{path}: {len(rows)} rows of {np.mean(lengths):.0f} tokens, the longest of {max(lengths)}")
 
 
+def name_and_folder(text: str) -> tuple[str, Path]:
+    """Whose adapters, and where they are, of "GRPO=FOLDER" or "FOLDER"."""
+    name, given, folder = text.partition("=")
+    if name in LEARNERS and given:
+        return name, Path(folder).resolve()
+    if given and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(LEARNERS)}")
+    return START, Path(text).resolve()
+
+
 def hash_of(adapters: Path) -> str:
     """Of the weights of adapters."""
     file = adapters / "adapter_model.safetensors"
@@ -322,22 +333,27 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
     return "\n".join(lines), numbers
 
 
-def curves(runs: dict[str, list[Path]]) -> dict[str, list[dict[str, list[float]]]]:
-    """Training return and held-out EM of each run, against episodes and hours of training."""
-    found: dict[str, list[dict[str, list[float]]]] = {}
-    for label, folders in runs.items():
-        for folder in folders:
-            one = {}
-            for metric in ("charts/episodic_return", "charts/exact_match", "eval/em"):
-                for x in ("episodes", "seconds"):
-                    at, values = read_curve(folder, metric, x)
-                    one[f"{metric} at {x}"] = at.tolist()
-                    one[metric] = values.tolist()
-            found.setdefault(label, []).append(one)
+def record_curves(jobs: dict[tuple[str, int], Job], path: Path) -> dict[str, dict[str, Any]]:
+    """Training return and held-out EM of each run, against episodes and seconds of training, also of one that isn't
+    finished. Those of other runs stay in the file."""
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
+    for (label, seed), job in jobs.items():
+        folder, _ = find(job)
+        one = {}
+        for metric in ("charts/episodic_return", "charts/exact_match", "eval/em") if folder else ():
+            for x in ("episodes", "seconds"):
+                at, values = read_curve(folder, metric, x)
+                one[f"{metric} at {x}"] = at.tolist()
+                one[metric] = values.tolist()
+        if one:
+            found.setdefault(label, {})[str(seed)] = one
+    if found:
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, found)
     return found
 
 
-def plot(found: dict[str, list[dict[str, list[float]]]], path: Path) -> None:
+def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
     """Left the training return, right the greedy exact match on held-out questions."""
     import matplotlib
 
@@ -348,7 +364,7 @@ def plot(found: dict[str, list[dict[str, list[float]]]], path: Path) -> None:
     for axes, metric, shown in zip(panels, ("charts/episodic_return", "eval/em"),
                                    ("training return", "exact match, greedy, held-out questions"), strict=True):
         for number, (label, runs) in enumerate(found.items()):
-            for index, run in enumerate(runs):
+            for index, run in enumerate(runs.values()):
                 axes.plot(run[f"{metric} at episodes"], run[metric], color=f"C{number}", linewidth=1.5,
                           label=label if index == 0 else None)  # fmt: skip
         axes.set(xlabel="training episodes", ylabel=shown)
@@ -410,7 +426,8 @@ def main() -> None:
     parser.add_argument("--suite", choices=list(SUITES), required=True)
     parser.add_argument("--model", required=True, help="the chat model to begin with: a folder or a Hugging Face name")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets' folders")
-    parser.add_argument("--adapters", type=Path, help="begin with these in place of training on demonstrations")
+    parser.add_argument("--adapters", type=name_and_folder, nargs="*", default=[], metavar="[LEARNER=]FOLDER",
+                        help="in place of training on demonstrations; with a learner's name, of its run")
     parser.add_argument("--learners", nargs="*", choices=list(LEARNERS), default=["GRPO"],
                         help="of parts rl and evaluate; without a name only what comes before is evaluated")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
@@ -429,32 +446,36 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
     prepared = work / "prepared.json"
-    adapters = args.adapters and args.adapters.resolve()
-    facts = {"model": model, "data": str(data), "suite": args.suite}
-    facts |= {"adapters": hash_of(adapters)} if adapters else {}
+    adapters: dict[str, Path] = dict(args.adapters)
+    if adapters and START not in adapters:
+        parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
+    hashes = {label: hash_of(folder) for label, folder in adapters.items()}
+    facts = {"model": model, "data": str(data), "suite": args.suite} | hashes
     if not prepared.is_file() or json.loads(prepared.read_text()) != facts:
         split_questions(suite, data, work)
         write_demonstrations(suite, model, work)
         if adapters:
-            merge(model, adapters, work / "start")
+            merge(model, adapters[START], work / "start")
+        for label in hashes.keys() - {START}:
+            merge(str(work / "start"), adapters[label], work / label)
         write_json(prepared, facts)
     # what is recorded needs no run
     wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
-    trained = {"sft_flags": args.sft_flags, "adapters": adapters and hash_of(adapters)}
+    trained = {"sft_flags": args.sft_flags, "adapters": hashes.get(START)}
     how_of = {**dict.fromkeys(suite.modes, {}), PAIRS: {"sft_flags": args.sft_flags}, START: trained}
-    how_of |= dict.fromkeys(args.learners, trained | {"rl_flags": args.rl_flags})
+    how_of |= {one: trained | {"rl_flags": args.rl_flags, "on_top": hashes.get(one)} for one in args.learners}
     policies = [(label, 1) for label in (*suite.modes, START, PAIRS)] + wanted
     how = {(label, which, seed): how_of[label] for label, seed in policies for which in suite.sets}
     record = RESULTS / f"{name}_episodes.jsonl"
     recorded = read_record(record, how) if args.part == "evaluate" else {}
     missing = [(label, seed) for label, seed in policies if any((label, x, seed) not in recorded for x in suite.sets)]
     rl_wanted = [policy for policy in wanted if args.part == "rl" or policy in missing]
+    rl_wanted = [(label, seed) for label, seed in rl_wanted if args.part == "rl" or label not in adapters or seed > 1]
 
     # train
     runs: dict[tuple[str, int], tuple[str, str]] = {(label, 1): (model, mode) for label, mode in suite.modes.items()}
     jobs = sft_jobs(suite, model, work, shlex.split(args.sft_flags))
-    if adapters:
-        runs[START, 1] = (str(work / "start"), "agent")
+    runs |= {(label, 1): (str(work / ("start" if label == START else label)), "agent") for label in adapters}
     needed = [label for label in builds_on(args.part, missing, rl_wanted) if (label, 1) not in runs]
     for label, folder in zip(needed, finish([jobs[label] for label in needed], args.workers), strict=True):
         runs[label, 1] = (str(folder), "closed_book" if label == PAIRS else "agent")
@@ -465,19 +486,19 @@ def main() -> None:
     if args.part == "sft":
         return
     start = Path(runs[START, 1][0]) if rl_wanted else work
-    rl_jobs = [rl_job(suite, work, start, label, seed, shlex.split(args.rl_flags)) for label, seed in rl_wanted]
-    reinforced: dict[str, list[Path]] = {}
-    for (label, seed), folder in zip(rl_wanted, finish(rl_jobs, args.workers), strict=True):
+    rl_jobs = {
+        (label, seed): rl_job(suite, work, start, label, seed, shlex.split(args.rl_flags)) for label, seed in rl_wanted
+    }
+    try:
+        folders = finish(list(rl_jobs.values()), args.workers)
+    finally:
+        if found := record_curves(rl_jobs, RESULTS / f"{name}_curves.json"):
+            plot(found, ROOT / "docs" / "images" / f"{name}.png")
+    for (label, seed), folder in zip(rl_wanted, folders, strict=True):
         runs[label, seed] = (str(folder), "agent")
-        reinforced.setdefault(label, []).append(folder)
         report = json.loads((folder / "summary.json").read_text())
         print(f"{label}: held-out EM {report['eval/exact_match_first']:.3f} -> {report['eval/exact_match_last']:.3f}, "
               f"{report['train_seconds'] / 3600:.1f} hours; {folder}")  # fmt: skip
-    before = RESULTS / f"{name}.json"
-    results = {"curves": json.loads(before.read_text())["results"]["curves"] if before.is_file() else {}}
-    if reinforced:
-        results["curves"] |= curves(reinforced)
-        plot(results["curves"], ROOT / "docs" / "images" / f"{name}.png")
     if args.part == "rl":
         return
 
@@ -498,11 +519,12 @@ def main() -> None:
     command += f" --data DATA --seeds {args.seeds}"
     command += f" --learners {shlex.join(args.learners)}".rstrip()
     if adapters:
-        command += " --adapters ADAPTERS"
+        given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label in adapters]
+        command += f" --adapters {shlex.join(given)}"
     for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
         if getattr(args, flag):
             command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
-    record_results(name, results | numbers, table, command, merged=True)
+    record_results(name, numbers, table, command, merged=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import machine
+import numpy as np
 import pytest
 from made_up_data import write_made_up_data
 
@@ -363,6 +364,28 @@ def test_reinforcement_of_a_real_model_trains_no_other_baseline_first():
     assert real_model.builds_on("evaluate", everything, [learner]) == [start, pairs]
     assert real_model.builds_on("evaluate", [(pairs, 1)], []) == [pairs]
     assert real_model.builds_on("evaluate", [learner], [learner]) == [start]
+
+
+def test_adapters_are_of_the_run_that_is_named():
+    real_model = importlib.import_module("real_model")
+    assert real_model.name_and_folder("/a/b") == (real_model.START, Path("/a/b"))
+    assert real_model.name_and_folder("GRPO, outcome only=/a=b") == ("GRPO, outcome only", Path("/a=b"))
+    with pytest.raises(argparse.ArgumentTypeError, match="'RLOO' is none of GRPO"):
+        real_model.name_and_folder("RLOO=/a")
+
+
+def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch):
+    real_model = importlib.import_module("real_model")
+    folders = {"one": (tmp_path / "one", False), "two": (tmp_path / "two", True), "three": (None, False)}
+    monkeypatch.setattr(real_model, "find", folders.__getitem__)
+    monkeypatch.setattr(real_model, "read_curve", lambda folder, metric, x: (np.arange(2), np.array([0.0, 0.5])))
+    path = tmp_path / "results" / "curves.json"
+    real_model.record_curves({("GRPO", 1): "one", ("PPO", 1): "three"}, path)
+    found = real_model.record_curves({("GRPO", 2): "two"}, path)
+    assert json.loads(path.read_text()) == found and {k: list(v) for k, v in found.items()} == {"GRPO": ["1", "2"]}
+    assert found["GRPO"]["1"]["eval/em"] == [0.0, 0.5] and found["GRPO"]["2"]["eval/em at episodes"] == [0, 1]
+    real_model.plot(found, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1_000
 
 
 def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypatch):
