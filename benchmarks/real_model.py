@@ -26,11 +26,12 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from machine import RESULTS, above_0, describe_machine, from_1, record_results
@@ -272,6 +273,40 @@ def read_episodes(folder: Path, tokenizer: Any) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["task_index"])
 
 
+def make_env(args: dict[str, Any]) -> Any:
+    """The environment that an evaluation with these arguments played."""
+    return gym.make(args["env_id"], split=args["split"], **json.loads(args["env_kwargs"])).unwrapped
+
+
+SHOWN = 3  # episodes of each error that are recorded to be read
+
+
+def examples(rows: Sequence[dict[str, Any]], answers: Callable[[int], list[str]]) -> list[dict[str, Any]]:
+    """The first of each error, as texts: what was asked, what is right, and what the policy and the tools said."""
+    found = []
+    for kind in ERRORS:
+        for row in [row for row in rows if row["error"] == kind][:SHOWN]:
+            said = [[message["role"], spoken(message)] for message in row["messages"][2:]]
+            one = {"error": kind, "task": row["task_id"], "question": row["question"], "said": said}
+            found.append(one | {"right": answers(row["task_index"])})
+    return found
+
+
+def spoken(message: dict[str, Any]) -> str:
+    calls = [f"{x['function']['name']}({x['function']['arguments']})" for x in message.get("tool_calls") or []]
+    return " ".join([message.get("content") or "", *calls]).strip()
+
+
+def story(example: dict[str, Any], longest: int = 300) -> str:
+    """An example in Markdown, a line a turn."""
+    lines = [f"**{example['error']}**, task {example['task']}: {example['question']}", ""]
+    for role, text in example["said"]:
+        text = " ".join(text.split())
+        cut = text if len(text) <= longest else text[:longest] + " ..."
+        lines.append(f"- {role}: `{cut.replace('`', chr(39))}`")
+    return "\n".join([*lines, f"- right: {'; '.join(example['right'])}", ""])
+
+
 # ------------------------------------------------------------------------------------------------------------- tables
 
 METRICS = {"em": "EM", "f1": "F1", "support_recall": "support recall", "format": "right format", "tool_calls": "calls",
@@ -401,7 +436,10 @@ def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path,
             if finished:
                 line = dict(zip(("policy", "set", "seed"), key, strict=True)) | how[key]
                 line["machine"] = describe_machine()
-                line |= figures(read_episodes(folder, load_tokenizer(model)))
+                rows = read_episodes(folder, load_tokenizer(model))
+                env = make_env(json.loads((folder / "evaluation.json").read_text())["args"])
+                line |= figures(rows)
+                line["examples"] = examples(rows, lambda index, env=env: env.make_task(index).answers)
                 record.parent.mkdir(exist_ok=True)
                 with record.open("a") as file:
                     file.write(json.dumps(line) + "\n")
@@ -511,8 +549,12 @@ def main() -> None:
     }  # fmt: skip
     evaluate(evaluations, how, record, model, args.workers)
     episodes: dict[str, dict[str, list[Figures]]] = {}
-    for (label, which, _), found in read_record(record, how).items():
+    to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the policies of `{name}.md`."]
+    for (label, which, seed), found in read_record(record, how).items():
         episodes.setdefault(label, {}).setdefault(which, []).append(found)
+        if label == START or label in LEARNERS:
+            to_read += [f"## {label}, {which}, seed {seed}", *map(story, found.get("examples", ()))]
+    (RESULTS / f"{name}_examples.md").write_text("\n\n".join(to_read) + "\n")
     table, numbers = tables(suite, episodes)
     print(table)
     command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"

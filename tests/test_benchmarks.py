@@ -12,6 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import machine
 import numpy as np
@@ -388,6 +389,9 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     assert (tmp_path / "curves.png").stat().st_size > 1_000
 
 
+TASKS = {7: SimpleNamespace(answers=["Ada", "Eve"])}
+
+
 def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     real_model = importlib.import_module("real_model")
@@ -396,6 +400,12 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
         {"stats": {"em": 1.0, "f1": 1.0, "success": 1.0}, "reward_terms": [{"outcome/em": 1.0}], "error": None},
         {"stats": {"em": 0.0, "f1": 0.5}, "reward_terms": [{"outcome/format": -1.0}], "error": "format"},
     ]
+    call = {"function": {"name": "search", "arguments": '{"query": "Ada"}'}}
+    messages = [{"role": "system"}, {"role": "user"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages += [{"role": "tool", "content": "Ada\nis `here` " + "x" * 500}]
+    rows[1] |= {"messages": messages, "task_id": "t7", "task_index": 7, "question": "Who?"}
+    monkeypatch.setattr(real_model, "make_env", lambda args: SimpleNamespace(make_task=TASKS.__getitem__))
+    (tmp_path / "evaluation.json").write_text('{"args": {}}')
     monkeypatch.setattr(real_model, "read_episodes", lambda folder, tokenizer: rows)
     started = []
 
@@ -415,5 +425,10 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     assert list(found) == [key] and found[key]["em"] == [1.0, 0.0] and found[key]["format"] == [1.0, 0.0]
     table, numbers = real_model.tables(real_model.WIKI, {"GRPO": {"HotpotQA": [found[key]]}})
     assert "| GRPO | HotpotQA | 2 | 0.500" in table and numbers["errors"]["GRPO"]["HotpotQA"]["format"] == 1
+    (example,) = found[key]["examples"]
+    assert real_model.story(example).splitlines() == [
+        "**format**, task t7: Who?", "", '- assistant: `search({"query": "Ada"})`',
+        f"- tool: `Ada is 'here' {'x' * 286} ...`", "- right: Ada; Eve",
+    ]  # fmt: skip
     with pytest.raises(SystemExit, match="GRPO, HotpotQA, 1 with other flags"):
         real_model.read_record(record, {key: {"rl_flags": "--seed 2"}})
