@@ -27,6 +27,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,11 +119,17 @@ Figures = dict[str, list[Any]]
 # ---------------------------------------------------------------------------------------------------------- questions
 
 
+def find_file(path: Path) -> Path:
+    """An official file, packed or not."""
+    for found in (path, path.with_name(path.name + ".gz")):
+        if found.is_file():
+            return found
+    raise SystemExit(f"there is no {path} (nor with .gz); --data holds a folder for each set, see docs/data.md")
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of an official file, JSON or JSON lines, packed or not."""
-    found = next((p for p in (path, path.with_name(path.name + ".gz")) if p.is_file()), None)
-    if found is None:
-        raise SystemExit(f"there is no {path} (nor with .gz); --data holds a folder for each set, see docs/data.md")
+    found = find_file(path)
     text = gzip.open(found, "rt").read() if found.suffix == ".gz" else found.read_text()
     return [json.loads(line) for line in text.splitlines()] if ".jsonl" in path.name else json.loads(text)
 
@@ -190,7 +197,29 @@ def hash_of(adapters: Path) -> str:
     file = adapters / "adapter_model.safetensors"
     if not file.is_file():
         raise SystemExit(f"--adapters {adapters}: there is no {file.name}; give a folder that peft saved")
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return hash_of_files([file])
+
+
+def hash_of_files(files: Sequence[Path]) -> str:
+    """Of what they hold, unpacked."""
+    found = hashlib.sha256()
+    for file in sorted(files):
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+            while block := content.read(1 << 20):
+                found.update(block)
+    return found.hexdigest()[:16]
+
+
+def played(suite: Suite, name: str, data: Path, model: str, flags: str) -> dict[str, Any]:
+    """What a figure of a set stands on, beside the policy's training."""
+    weights = list(Path(model).glob("*.safetensors"))
+    questions = hash_of_files([find_file(data / suite.sets[name].folder / suite.sets[name].heldout)])
+    return {"model": hash_of_files(weights) if weights else model, "questions": questions, "evaluate_flags": flags}
+
+
+def without_threads(flags: str) -> str:
+    """Flags without the one that changes no figure."""
+    return re.sub(r"--num-threads[ =]\d+", "", flags).strip()
 
 
 def merge(model: str, adapters: Path, folder: Path) -> None:
@@ -368,20 +397,22 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
     return "\n".join(lines), numbers
 
 
-def record_curves(jobs: dict[tuple[str, int], Job], path: Path) -> dict[str, dict[str, Any]]:
+def record_curves(jobs: dict[tuple[str, int], Job], how: str, path: Path) -> dict[str, dict[str, Any]]:
     """Training return and held-out EM of each run, against episodes and seconds of training, also of one that isn't
-    finished. Those of other runs stay in the file."""
+    finished. Those of other runs stay in the file, but for a learner's that were made in another way."""
     found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
     for (label, seed), job in jobs.items():
         folder, _ = find(job)
-        one = {}
+        one: dict[str, Any] = {}
         for metric in ("charts/episodic_return", "charts/exact_match", "eval/em") if folder else ():
-            for x in ("episodes", "seconds"):
-                at, values = read_curve(folder, metric, x)
-                one[f"{metric} at {x}"] = at.tolist()
-                one[metric] = values.tolist()
+            with suppress(KeyError):  # nothing of it yet
+                curves = {x: read_curve(folder, metric, x) for x in ("episodes", "seconds")}
+                one |= {f"{metric} at {x}": at.tolist() for x, (at, _) in curves.items()}
+                one[metric] = curves["episodes"][1].tolist()
         if one:
-            found.setdefault(label, {})[str(seed)] = one
+            others = found.get(label, {})
+            found[label] = {key: run for key, run in others.items() if run["how"] == how}
+            found[label][str(seed)] = {"how": how} | one
     if found:
         path.parent.mkdir(exist_ok=True)
         write_json(path, found)
@@ -399,7 +430,7 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
     for axes, metric, shown in zip(panels, ("charts/episodic_return", "eval/em"),
                                    ("training return", "exact match, greedy, held-out questions"), strict=True):
         for number, (label, runs) in enumerate(found.items()):
-            for index, run in enumerate(runs.values()):
+            for index, run in enumerate(run for run in runs.values() if metric in run):
                 axes.plot(run[f"{metric} at episodes"], run[metric], color=f"C{number}", linewidth=1.5,
                           label=label if index == 0 else None)  # fmt: skip
         axes.set(xlabel="training episodes", ylabel=shown)
@@ -451,8 +482,8 @@ def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures
     for line in path.read_text().splitlines() if path.is_file() else []:
         row = json.loads(line)
         key = (row["policy"], row["set"], row["seed"])
-        if key in how and any(row[name] != value for name, value in how[key].items()):
-            said = f"{path} has {', '.join(map(str, key))} with other flags"
+        if key in how and any(row.get(name) != value for name, value in how[key].items()):
+            said = f"{path} has {', '.join(map(str, key))} of another model, other questions, or with other flags"
             raise SystemExit(f"{said}; delete that line, or give --name")
         found[key] = row
     return found
@@ -487,9 +518,12 @@ def main() -> None:
     adapters: dict[str, Path] = dict(args.adapters)
     if adapters and START not in adapters:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
+    if len(adapters) < len(args.adapters) or not adapters.keys() <= {START, *args.learners}:
+        parser.error("--adapters take one folder each, of the training on demonstrations and of --learners")
     hashes = {label: hash_of(folder) for label, folder in adapters.items()}
     facts = {"model": model, "data": str(data), "suite": args.suite} | hashes
     if not prepared.is_file() or json.loads(prepared.read_text()) != facts:
+        prepared.unlink(missing_ok=True)
         split_questions(suite, data, work)
         write_demonstrations(suite, model, work)
         if adapters:
@@ -499,11 +533,16 @@ def main() -> None:
         write_json(prepared, facts)
     # what is recorded needs no run
     wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
-    trained = {"sft_flags": args.sft_flags, "adapters": hashes.get(START)}
-    how_of = {**dict.fromkeys(suite.modes, {}), PAIRS: {"sft_flags": args.sft_flags}, START: trained}
-    how_of |= {one: trained | {"rl_flags": args.rl_flags, "on_top": hashes.get(one)} for one in args.learners}
-    policies = [(label, 1) for label in (*suite.modes, START, PAIRS)] + wanted
-    how = {(label, which, seed): how_of[label] for label, seed in policies for which in suite.sets}
+    sft_flags, rl_flags, evaluate_flags = map(without_threads, (args.sft_flags, args.rl_flags, args.evaluate_flags))
+    trained = {"sft_flags": None if adapters else sft_flags, "adapters": hashes.get(START)}
+    how_of: dict[tuple[str, int], dict[str, Any]] = {(label, 1): {} for label in suite.modes}
+    how_of |= {(PAIRS, 1): {"sft_flags": sft_flags}, (START, 1): trained}
+    for label, seed in wanted:
+        on_top = hashes.get(label) if seed == 1 else None
+        how_of[label, seed] = trained | {"rl_flags": None if on_top else rl_flags, "on_top": on_top}
+    policies = list(how_of)
+    sets = {which: played(suite, which, data, model, evaluate_flags) for which in suite.sets}
+    how = {(label, which, seed): sets[which] | how_of[label, seed] for label, seed in policies for which in sets}
     record = RESULTS / f"{name}_episodes.jsonl"
     recorded = read_record(record, how) if args.part == "evaluate" else {}
     missing = [(label, seed) for label, seed in policies if any((label, x, seed) not in recorded for x in suite.sets)]
@@ -530,7 +569,8 @@ def main() -> None:
     try:
         folders = finish(list(rl_jobs.values()), args.workers)
     finally:
-        if found := record_curves(rl_jobs, RESULTS / f"{name}_curves.json"):
+        how_trained = json.dumps(trained | {"rl_flags": rl_flags, "model": next(iter(sets.values()))["model"]})
+        if found := record_curves(rl_jobs, how_trained, RESULTS / f"{name}_curves.json"):
             plot(found, ROOT / "docs" / "images" / f"{name}.png")
     for (label, seed), folder in zip(rl_wanted, folders, strict=True):
         runs[label, seed] = (str(folder), "agent")

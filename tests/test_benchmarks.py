@@ -1,6 +1,7 @@
 """Every benchmark that the docs name starts as they say, from a clean clone. Small sizes; nothing that is measured."""
 
 import argparse
+import gzip
 import importlib
 import json
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import machine
-import numpy as np
 import pytest
 from made_up_data import write_made_up_data
 
@@ -376,17 +376,53 @@ def test_adapters_are_of_the_run_that_is_named():
 
 
 def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
     real_model = importlib.import_module("real_model")
-    folders = {"one": (tmp_path / "one", False), "two": (tmp_path / "two", True), "three": (None, False)}
-    monkeypatch.setattr(real_model, "find", folders.__getitem__)
-    monkeypatch.setattr(real_model, "read_curve", lambda folder, metric, x: (np.arange(2), np.array([0.0, 0.5])))
+    for name, scalars in {
+        "new": [("eval/em", 0)],  # stopped after the evaluation before training
+        "one": [("eval/em", 0), ("charts/episodes", 5), ("charts/episodic_return", 5)],
+        "two": [("eval/em", 0), ("charts/episodes", 5), ("charts/episodic_return", 5), ("eval/em", 5)],
+    }.items():
+        with tensorboard.SummaryWriter(str(tmp_path / name)) as writer:
+            for tag, step in scalars:
+                writer.add_scalar(tag, 8.0, step)
+    monkeypatch.setattr(real_model, "find", lambda job: (job and tmp_path / job, False))
     path = tmp_path / "results" / "curves.json"
-    real_model.record_curves({("GRPO", 1): "one", ("PPO", 1): "three"}, path)
-    found = real_model.record_curves({("GRPO", 2): "two"}, path)
+    assert real_model.record_curves({("GRPO", 1): "new", ("PPO", 1): None}, "a", path) == {}
+    real_model.record_curves({("GRPO", 1): "one", ("GRPO", 2): "new"}, "a", path)
+    found = real_model.record_curves({("GRPO", 2): "two"}, "a", path)
     assert json.loads(path.read_text()) == found and {k: list(v) for k, v in found.items()} == {"GRPO": ["1", "2"]}
-    assert found["GRPO"]["1"]["eval/em"] == [0.0, 0.5] and found["GRPO"]["2"]["eval/em at episodes"] == [0, 1]
+    assert found["GRPO"]["2"]["eval/em at episodes"] == [0, 8] and "charts/exact_match" not in found["GRPO"]["1"]
     real_model.plot(found, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1_000
+    others = real_model.record_curves({("GRPO", 2): "two"}, "b", path)["GRPO"]
+    assert list(others) == ["2"]  # made in another way
+
+
+def test_a_recorded_figure_names_what_it_stands_on(tmp_path):
+    real_model = importlib.import_module("real_model")
+    model, folder = tmp_path / "model", tmp_path / "musique"
+    model.mkdir(), folder.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
+    (folder / "musique_ans_v1.0_dev.jsonl").write_text("{}")
+    first = real_model.played(real_model.WIKI, "MuSiQue", tmp_path, str(model), "")
+    (folder / "musique_ans_v1.0_dev.jsonl").unlink()
+    (folder / "musique_ans_v1.0_dev.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+    assert real_model.played(real_model.WIKI, "MuSiQue", tmp_path, str(model), "") == first
+    (model / "model.safetensors").write_bytes(b"others")
+    second = real_model.played(real_model.WIKI, "MuSiQue", tmp_path, str(model), "")
+    assert second["model"] != first["model"] and second["questions"] == first["questions"]
+    (folder / "musique_ans_v1.0_dev.jsonl.gz").write_bytes(gzip.compress(b"{} "))
+    third = real_model.played(real_model.WIKI, "MuSiQue", tmp_path, "org/name", "--seed 2")
+    assert third["questions"] != first["questions"] and third["model"] == "org/name"
+    assert real_model.without_threads("--num-threads 1 --seed 2 --num-threads=3") == "--seed 2"
+    record = tmp_path / "episodes.jsonl"
+    record.write_text(json.dumps({"policy": "GRPO", "set": "MuSiQue", "seed": 1} | first) + "\n")
+    key = ("GRPO", "MuSiQue", 1)
+    for other in (second, third, first | {"on_top": "x"}):
+        with pytest.raises(SystemExit, match="with other flags"):
+            real_model.read_record(record, {key: other})
+    assert key in real_model.read_record(record, {key: first})
 
 
 TASKS = {7: SimpleNamespace(answers=["Ada", "Eve"])}
@@ -430,5 +466,5 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
         "**format**, task t7: Who?", "", '- assistant: `search({"query": "Ada"})`',
         f"- tool: `Ada is 'here' {'x' * 286} ...`", "- right: Ada; Eve",
     ]  # fmt: skip
-    with pytest.raises(SystemExit, match="GRPO, HotpotQA, 1 with other flags"):
+    with pytest.raises(SystemExit, match="GRPO, HotpotQA, 1 of another model, other questions, or with other flags"):
         real_model.read_record(record, {key: {"rl_flags": "--seed 2"}})
