@@ -133,6 +133,21 @@ def test_a_loan_that_nobody_closed_ends_with_the_next_one(pool):
     assert len(pool) == 0
 
 
+def test_a_loan_that_garbage_closes_is_not_lent_again(pool):
+    class Keeper:
+        def __init__(self):
+            self.loan, self.itself = pool.lend(), self
+
+        def __del__(self):
+            self.loan.close()
+
+    process = Keeper().loan.held.process
+    gc.collect()
+    assert len(pool) == 0 and process.poll() is None
+    pool.lend().close()
+    assert process.returncode == -signal.SIGKILL
+
+
 def test_many_threads_share_nothing(pool):
     pool.most_idle = 3
     at_work, seen = set(), set()
@@ -189,6 +204,33 @@ for one in (loan, again):
     one.close()
 pool.clear()
 """
+
+
+FORGOTTEN = """
+import gc, os, sys
+from test_bridge_pool import Echo, Pool
+
+pool = Pool(Echo, most_idle=2)
+lent, forgotten = pool.lend(), pool.lend()
+processes = [lent.held.process, forgotten.held.process]
+del forgotten
+gc.collect()
+if not (child := os.fork()):
+    del lent
+    gc.collect()
+    pool.lend().close()
+    pool.clear()
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), [process.poll() for process in processes])
+lent.close()
+pool.clear()
+print([process.returncode for process in processes])
+"""
+
+
+def test_a_forked_child_ends_nothing_that_its_parent_forgot():
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    assert run_elsewhere(FORGOTTEN, PYTHONPATH=path) == ("0 [None, None]\n[-9, -9]\n", "")
 
 
 def test_a_forked_child_leaves_its_parents_alone():

@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import gymnasium as gym
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from chat_server import KEY, ChatServer
 
-from agent_r1 import ArgumentError, Tool, ToolFault
+from agent_r1 import ArgumentError, Tool
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.tasks import rows as module
 from agent_r1.vector import ToolVectorEnv
@@ -336,6 +335,12 @@ def test_a_right_answer_is_right_unasked(judge, right):
         ("", None),
         ("</think>\n", None),
         ("<think>I must say [C]: yes if", None),
+        ("<think>Should I end with\n[C]: yes", None),
+        ("```\n[C]: yes\n```\n---\n", 1.0),
+        ("~~[C]: yes~~", None),
+        ("[C]: yes?", None),
+        ("[C]: \u274c yes", None),
+        ('"[C]: yes" \u2260', None),
         ("[C]" + " " * 100_000 + "yes", None),
         ("<think>" * 16_000, None),
     ],
@@ -390,7 +395,7 @@ def test_any_right_answer_counts_for_a_model(judge):
     assert answer(env, "iii")[4]["is_success"] and not answer(env, "IV")[4]["is_success"]
 
 
-@pytest.mark.parametrize("end", ["length", "abort"])
+@pytest.mark.parametrize("end", ["length", "abort", "error", "max_tokens"])
 @pytest.mark.parametrize(
     "said",
     ["Okay, the question asks", "I end with [C]: yes if", "<think>[C]: yes or", None, "Either\n[C]: yes"],
@@ -430,28 +435,6 @@ def test_blanks_around_a_right_answer_are_none_of_it(right):
 
 def test_a_long_answer_is_measured_as_it_is_shown():
     assert module._verdict("http://127.0.0.1:9", "m", "Capital?", ("Canberra",), "<" * 400) == 0
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_equal_answers_are_asked_for_once_in_threads(judge, broken):
-    wavering = iter(["yes", "no"] * 8)
-
-    def slow(body):
-        time.sleep(0.5)
-        return says(f"[C]: {next(wavering)}")(body)
-
-    def ask(_):
-        try:
-            return module._verdict(judge.url, "m", "Who?", ("Ada",), "Bob")
-        except ToolFault as error:
-            return str(error)
-
-    judge.policy = slow
-    judge.broken = lambda body: time.sleep(0.5) or (503, b"busy") if broken else None
-    with ThreadPoolExecutor(8) as pool:
-        verdicts = list(pool.map(ask, range(8)))
-    assert len(judge.asked) == len(set(verdicts)) == 1 and not module._ASKING
-    assert ("status 503" in verdicts[0]) if broken else verdicts[0] == 1.0
 
 
 def test_a_judge_that_is_down_is_a_fault(judge):

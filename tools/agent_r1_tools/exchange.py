@@ -48,7 +48,7 @@ class Exchange:
 
     def post(self, url: str, body: bytes, most: int) -> Answer:
         """Send a body of JSON. Of the answer's content a little more than `most` bytes come back, if there are more;
-        and a few only where it is no use: a status other than 200, or a coding that nobody asked for.
+        and a few thousand where it says what went wrong: a status other than 200, or a coding that nobody asked for.
 
         Raises: ExchangeError.
         """

@@ -82,9 +82,12 @@ class Pool(Generic[S]):
         return len(self._idle)
 
     def _end_forgotten(self) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                self._forgotten.pop().end()
+        while True:
+            try:
+                simulator = self._forgotten.pop()
+            except IndexError:
+                return
+            simulator.end()
 
     def _begin_in_child(self) -> None:
         for simulator in self._all:  # never freed here, not even at exit: a destructor may end the parent's process
@@ -128,8 +131,8 @@ class Loan(Generic[S]):
     def close(self) -> None:
         """Give it back, or end it where it is busy: a call that ran out of time is still at work in it."""
         simulator, self.held = self.held, None
-        self._forget.detach()
-        if simulator is None or self.owner != os.getpid():
+        forgotten = self._forget.detach() is None  # among garbage `_forget` runs before what closes
+        if simulator is None or forgotten or self.owner != os.getpid():
             return
         if self.busy:
             simulator.end()
