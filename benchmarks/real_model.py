@@ -3,6 +3,7 @@
     python benchmarks/real_model.py --part sft --suite wiki --model FOLDER --data DATA
     python benchmarks/real_model.py --part rl --suite wiki --model FOLDER --data DATA         # begins with sft
     python benchmarks/real_model.py --part evaluate --suite wiki --model FOLDER --data DATA   # begins with both
+    python benchmarks/real_model.py --part report --suite wiki --model FOLDER --data DATA     # of what is recorded
 
 `--suite wiki` is HotpotQA, 2WikiMultihopQA and MuSiQue with a search tool (reinforcement on the first two), `--suite
 gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-Instruct), DATA holds hotpotqa/,
@@ -110,7 +111,7 @@ LEARNERS = {  # label -> script, process rewards
 }
 START = "SFT on demonstrations"
 PAIRS = "SFT on question-answer pairs"
-PARTS = ("sft", "rl", "evaluate")
+PARTS = ("sft", "rl", "evaluate", "report")
 ERRORS = ("format", "search", "copying", "reasoning")
 Key = tuple[str, str, int]  # policy, set, seed
 Figures = dict[str, list[Any]]
@@ -387,9 +388,12 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
     for label in scores:
         if label == START or START not in scores:
             continue
-        found = {column: interval(scores[label], scores[START], names) for column, names in columns.items()}
+        both = scores[label].keys() & scores[START].keys()
+        found = {column: interval(scores[label], scores[START], names) for column, names in columns.items()
+                 if both.issuperset(names)}  # fmt: skip
         numbers["differences"][label] = found
-        lines.append(f"| {label} | " + " | ".join(cell(*value, sign="+") for value in found.values()) + " |")
+        cells = [cell(*found[column], sign="+") if column in found else "–" for column in columns]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
     lines += ["", "| what went wrong, episodes | set | " + " | ".join(ERRORS) + " |", "|---" * (2 + len(ERRORS)) + "|"]
     for label, sets in numbers["errors"].items():
         for name, kinds in sets.items():
@@ -476,6 +480,29 @@ def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path,
                     file.write(json.dumps(line) + "\n")
 
 
+def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: argparse.Namespace) -> None:
+    """Write the tables of what is recorded, and episodes that went wrong."""
+    episodes: dict[str, dict[str, list[Figures]]] = {}
+    to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the policies of `{name}.md`."]
+    for (label, which, seed), found in recorded.items():
+        episodes.setdefault(label, {}).setdefault(which, []).append(found)
+        if label == START or label in LEARNERS:
+            to_read += [f"## {label}, {which}, seed {seed}", *map(story, found.get("examples", ()))]
+    (RESULTS / f"{name}_examples.md").write_text("\n\n".join(to_read) + "\n")
+    table, numbers = tables(suite, episodes)
+    print(table)
+    command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
+    command += f" --data DATA --seeds {args.seeds}"
+    command += f" --learners {shlex.join(args.learners)}".rstrip()
+    if args.adapters:
+        given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label, _ in args.adapters]
+        command += f" --adapters {shlex.join(given)}"
+    for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
+        if getattr(args, flag):
+            command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
+    record_results(name, numbers, table, command, merged=True)
+
+
 def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures]:
     """What was recorded of these. SystemExit for a line that was made in another way."""
     found = {}
@@ -522,7 +549,7 @@ def main() -> None:
         parser.error("--adapters take one folder each, of the training on demonstrations and of --learners")
     hashes = {label: hash_of(folder) for label, folder in adapters.items()}
     facts = {"model": model, "data": str(data), "suite": args.suite} | hashes
-    if not prepared.is_file() or json.loads(prepared.read_text()) != facts:
+    if args.part != "report" and (not prepared.is_file() or json.loads(prepared.read_text()) != facts):
         prepared.unlink(missing_ok=True)
         split_questions(suite, data, work)
         write_demonstrations(suite, model, work)
@@ -544,8 +571,11 @@ def main() -> None:
     sets = {which: played(suite, which, data, model, evaluate_flags) for which in suite.sets}
     how = {(label, which, seed): sets[which] | how_of[label, seed] for label, seed in policies for which in sets}
     record = RESULTS / f"{name}_episodes.jsonl"
-    recorded = read_record(record, how) if args.part == "evaluate" else {}
+    recorded = read_record(record, how) if args.part in ("evaluate", "report") else {}
     missing = [(label, seed) for label, seed in policies if any((label, x, seed) not in recorded for x in suite.sets)]
+    if args.part == "report":
+        write_report(suite, name, recorded, args)
+        return
     rl_wanted = [policy for policy in wanted if args.part == "rl" or policy in missing]
     rl_wanted = [(label, seed) for label, seed in rl_wanted if args.part == "rl" or label not in adapters or seed > 1]
 
@@ -588,25 +618,7 @@ def main() -> None:
         for label, seed in missing for which in suite.sets
     }  # fmt: skip
     evaluate(evaluations, how, record, model, args.workers)
-    episodes: dict[str, dict[str, list[Figures]]] = {}
-    to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the policies of `{name}.md`."]
-    for (label, which, seed), found in read_record(record, how).items():
-        episodes.setdefault(label, {}).setdefault(which, []).append(found)
-        if label == START or label in LEARNERS:
-            to_read += [f"## {label}, {which}, seed {seed}", *map(story, found.get("examples", ()))]
-    (RESULTS / f"{name}_examples.md").write_text("\n\n".join(to_read) + "\n")
-    table, numbers = tables(suite, episodes)
-    print(table)
-    command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
-    command += f" --data DATA --seeds {args.seeds}"
-    command += f" --learners {shlex.join(args.learners)}".rstrip()
-    if adapters:
-        given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label in adapters]
-        command += f" --adapters {shlex.join(given)}"
-    for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
-        if getattr(args, flag):
-            command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
-    record_results(name, numbers, table, command, merged=True)
+    write_report(suite, name, read_record(record, how), args)
 
 
 if __name__ == "__main__":

@@ -461,6 +461,9 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     assert list(found) == [key] and found[key]["em"] == [1.0, 0.0] and found[key]["format"] == [1.0, 0.0]
     table, numbers = real_model.tables(real_model.WIKI, {"GRPO": {"HotpotQA": [found[key]]}})
     assert "| GRPO | HotpotQA | 2 | 0.500" in table and numbers["errors"]["GRPO"]["HotpotQA"]["format"] == 1
+    partly = {real_model.START: {"HotpotQA": [found[key]]}, "GRPO": {x: [found[key]] for x in ("HotpotQA", "MuSiQue")}}
+    table, _ = real_model.tables(real_model.WIKI, partly)
+    assert "| GRPO | +0.000 " in table and " | – | – | – | – |" in table
     (example,) = found[key]["examples"]
     assert real_model.story(example).splitlines() == [
         "**format**, task t7: Who?", "", '- assistant: `search({"query": "Ada"})`',
