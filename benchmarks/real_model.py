@@ -211,16 +211,17 @@ def hash_of_files(files: Sequence[Path]) -> str:
     return found.hexdigest()[:16]
 
 
-def played(suite: Suite, name: str, data: Path, model: str, flags: str) -> dict[str, Any]:
-    """What a figure of a set stands on, beside the policy's training."""
+def hash_of_model(model: str) -> str:
+    """Of a folder's weights; a name on a hub stands for itself."""
     weights = list(Path(model).glob("*.safetensors"))
-    questions = hash_of_files([find_file(data / suite.sets[name].folder / suite.sets[name].heldout)])
-    return {"model": hash_of_files(weights) if weights else model, "questions": questions, "evaluate_flags": flags}
+    return hash_of_files(weights) if weights else model
 
 
 def without_threads(flags: str) -> str:
     """Flags without the one that changes no figure."""
-    return re.sub(r"--num-threads[ =]\d+", "", flags).strip()
+    words = iter(shlex.split(flags))
+    kept = [word for word in words if word != "--num-threads" or next(words, None) is None]
+    return shlex.join(word for word in kept if not word.startswith("--num-threads="))
 
 
 def merge(model: str, adapters: Path, folder: Path) -> None:
@@ -253,10 +254,11 @@ def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: 
     return make_job([*words, *suite.rl, *flags])
 
 
-def evaluation_job(suite: Suite, name: str, data: Path, label: str, seed: int, model: str, mode: str,
+def evaluation_job(suite: Suite, name: str, data: Path, questions: str, label: str, seed: int, model: str, mode: str,
                    flags: Sequence[str]) -> Job:  # fmt: skip
+    """`questions` is the hash of their file: of another one a run is another."""
     data_set = suite.sets[name]
-    exp_name = re.sub(r"\W+", "_", f"real_{label.lower()}_{name.lower()}")
+    exp_name = re.sub(r"\W+", "_", f"real_{label.lower()}_{name.lower()}_{questions}")
     words = ["python", "learner/evaluate_llm.py", "--exp-name", exp_name, "--seed", str(seed), "--model", model]
     words += ["--mode", mode, "--env-id", data_set.env_id, "--split", data_set.split, "--episodes", "1000000"]
     words += ["--env-kwargs", env_kwargs(suite, data / data_set.folder), "--num-envs", "32"]
@@ -483,7 +485,7 @@ def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path,
 def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: argparse.Namespace) -> None:
     """Write the tables of what is recorded, and episodes that went wrong."""
     episodes: dict[str, dict[str, list[Figures]]] = {}
-    to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the policies of `{name}.md`."]
+    to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the trained agents of `{name}.md`."]
     for (label, which, seed), found in recorded.items():
         episodes.setdefault(label, {}).setdefault(which, []).append(found)
         if label == START or label in LEARNERS:
@@ -538,17 +540,19 @@ def main() -> None:
     suite, data = SUITES[args.suite], args.data.resolve()
     model = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
     name = args.name or f"real_model_{args.suite}"
-    work = ROOT / "runs" / "prepared" / name
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
-    prepared = work / "prepared.json"
     adapters: dict[str, Path] = dict(args.adapters)
     if adapters and START not in adapters:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
     if len(adapters) < len(args.adapters) or not adapters.keys() <= {START, *args.learners}:
         parser.error("--adapters take one folder each, of the training on demonstrations and of --learners")
     hashes = {label: hash_of(folder) for label, folder in adapters.items()}
-    facts = {"model": model, "data": str(data), "suite": args.suite} | hashes
+    weights = hash_of_model(model)
+    questions = hash_of_files([find_file(data / one.folder / one.train) for one in suite.sets.values()])
+    work = ROOT / "runs" / "prepared" / f"{name}_{questions}"  # with other questions, runs are others
+    facts = {"model": [model, weights], "suite": args.suite} | hashes
+    prepared = work / "prepared.json"
     if args.part != "report" and (not prepared.is_file() or json.loads(prepared.read_text()) != facts):
         prepared.unlink(missing_ok=True)
         split_questions(suite, data, work)
@@ -568,7 +572,11 @@ def main() -> None:
         on_top = hashes.get(label) if seed == 1 else None
         how_of[label, seed] = trained | {"rl_flags": None if on_top else rl_flags, "on_top": on_top}
     policies = list(how_of)
-    sets = {which: played(suite, which, data, model, evaluate_flags) for which in suite.sets}
+    sets: dict[str, dict[str, Any]] = {which: {} for which in suite.sets}
+    if args.part in ("evaluate", "report"):
+        for which, one in suite.sets.items():
+            asked = hash_of_files([find_file(data / one.folder / one.heldout)])
+            sets[which] = {"model": weights, "questions": asked, "evaluate_flags": evaluate_flags}
     how = {(label, which, seed): sets[which] | how_of[label, seed] for label, seed in policies for which in sets}
     record = RESULTS / f"{name}_episodes.jsonl"
     recorded = read_record(record, how) if args.part in ("evaluate", "report") else {}
@@ -599,7 +607,7 @@ def main() -> None:
     try:
         folders = finish(list(rl_jobs.values()), args.workers)
     finally:
-        how_trained = json.dumps(trained | {"rl_flags": rl_flags, "model": next(iter(sets.values()))["model"]})
+        how_trained = json.dumps(trained | {"rl_flags": rl_flags, "model": weights})
         if found := record_curves(rl_jobs, how_trained, RESULTS / f"{name}_curves.json"):
             plot(found, ROOT / "docs" / "images" / f"{name}.png")
     for (label, seed), folder in zip(rl_wanted, folders, strict=True):
@@ -613,7 +621,8 @@ def main() -> None:
     # evaluate
     evaluations = {
         (label, which, seed): evaluation_job(
-            suite, which, data, label, seed, *runs[label, seed], shlex.split(args.evaluate_flags)
+            suite, which, data, sets[which]["questions"], label, seed, *runs[label, seed],
+            shlex.split(args.evaluate_flags),
         )
         for label, seed in missing for which in suite.sets
     }  # fmt: skip

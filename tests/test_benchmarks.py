@@ -401,28 +401,22 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
 
 def test_a_recorded_figure_names_what_it_stands_on(tmp_path):
     real_model = importlib.import_module("real_model")
-    model, folder = tmp_path / "model", tmp_path / "musique"
-    model.mkdir(), folder.mkdir()
-    (model / "model.safetensors").write_bytes(b"weights")
-    (folder / "musique_ans_v1.0_dev.jsonl").write_text("{}")
-    first = real_model.played(real_model.WIKI, "MuSiQue", tmp_path, str(model), "")
-    (folder / "musique_ans_v1.0_dev.jsonl").unlink()
-    (folder / "musique_ans_v1.0_dev.jsonl.gz").write_bytes(gzip.compress(b"{}"))
-    assert real_model.played(real_model.WIKI, "MuSiQue", tmp_path, str(model), "") == first
-    (model / "model.safetensors").write_bytes(b"others")
-    second = real_model.played(real_model.WIKI, "MuSiQue", tmp_path, str(model), "")
-    assert second["model"] != first["model"] and second["questions"] == first["questions"]
-    (folder / "musique_ans_v1.0_dev.jsonl.gz").write_bytes(gzip.compress(b"{} "))
-    third = real_model.played(real_model.WIKI, "MuSiQue", tmp_path, "org/name", "--seed 2")
-    assert third["questions"] != first["questions"] and third["model"] == "org/name"
-    assert real_model.without_threads("--num-threads 1 --seed 2 --num-threads=3") == "--seed 2"
-    record = tmp_path / "episodes.jsonl"
-    record.write_text(json.dumps({"policy": "GRPO", "set": "MuSiQue", "seed": 1} | first) + "\n")
-    key = ("GRPO", "MuSiQue", 1)
-    for other in (second, third, first | {"on_top": "x"}):
-        with pytest.raises(SystemExit, match="with other flags"):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    first = real_model.hash_of_model(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"others")
+    assert real_model.hash_of_model(str(tmp_path)) != first and real_model.hash_of_model("org/name") == "org/name"
+    (tmp_path / "dev.json").write_text("{}")
+    (tmp_path / "dev.json.gz").write_bytes(gzip.compress(b"{}"))
+    packed, plain = (real_model.hash_of_files([tmp_path / name]) for name in ("dev.json.gz", "dev.json"))
+    assert packed == plain
+    words = "--num-threads 1 --seed 2 --num-threads=3 --num-envs 8 --num-threads  4"
+    assert real_model.without_threads(words) == "--seed 2 --num-envs 8" and real_model.without_threads("") == ""
+    record, key = tmp_path / "episodes.jsonl", ("GRPO", "MuSiQue", 1)
+    record.write_text(json.dumps({"policy": "GRPO", "set": "MuSiQue", "seed": 1, "model": first}) + "\n")
+    for other in ({"model": "org/name"}, {"model": first, "on_top": "x"}):
+        with pytest.raises(SystemExit, match="of another model"):
             real_model.read_record(record, {key: other})
-    assert key in real_model.read_record(record, {key: first})
+    assert key in real_model.read_record(record, {key: {"model": first}})
 
 
 TASKS = {7: SimpleNamespace(answers=["Ada", "Eve"])}

@@ -337,6 +337,9 @@ def test_a_right_answer_is_right_unasked(judge, right):
         ("<think>I must say [C]: yes if", None),
         ("<think>Should I end with\n[C]: yes", None),
         ("```\n[C]: yes\n```\n---\n", 1.0),
+        ("### [C]: yes", 1.0),
+        ("\u201c[C]\uff1a yes,\u201d", 1.0),
+        ("| [C] \u2014 no | \u2705", 0.0),
         ("~~[C]: yes~~", None),
         ("[C]: yes?", None),
         ("[C]: \u274c yes", None),
@@ -395,7 +398,13 @@ def test_any_right_answer_counts_for_a_model(judge):
     assert answer(env, "iii")[4]["is_success"] and not answer(env, "IV")[4]["is_success"]
 
 
-@pytest.mark.parametrize("end", ["length", "abort", "error", "max_tokens"])
+@pytest.mark.parametrize("end", [None, "stop", "eos", "end_turn", "STOP"])
+def test_servers_name_the_end_of_a_reply_in_many_ways(judge, end):
+    judge.broken = lambda body: (200, {"choices": [{"message": says("[C]: yes")(body), "finish_reason": end}]})
+    assert answer(judged(judge), "Ada")[4]["is_success"]
+
+
+@pytest.mark.parametrize("end", ["length", "abort", "error", "MAX_TOKENS"])
 @pytest.mark.parametrize(
     "said",
     ["Okay, the question asks", "I end with [C]: yes if", "<think>[C]: yes or", None, "Either\n[C]: yes"],
