@@ -358,6 +358,11 @@ def figures(rows: Sequence[dict[str, Any]]) -> Figures:
     return found | {"format": [float(well_formed(row)) for row in rows], "error": [row["error"] for row in rows]}
 
 
+def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
+    """Whether all of these sets were played, with as many seeds each."""
+    return len({len(scores.get(name, ())) for name in names} | {0}) == 2 and all(name in scores for name in names)
+
+
 def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple[str, dict[str, Any]]:
     """`episodes` is label -> set -> the figures of each seed. Markdown, and the same as numbers."""
     numbers: dict[str, Any] = {"metrics": {}, "differences": {}, "errors": {}, "questions": {}}
@@ -390,9 +395,8 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
     for label in scores:
         if label == START or START not in scores:
             continue
-        both = scores[label].keys() & scores[START].keys()
         found = {column: interval(scores[label], scores[START], names) for column, names in columns.items()
-                 if both.issuperset(names)}  # fmt: skip
+                 if complete(scores[label], names) and complete(scores[START], names)}  # fmt: skip
         numbers["differences"][label] = found
         cells = [cell(*found[column], sign="+") if column in found else "–" for column in columns]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
@@ -483,7 +487,9 @@ def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path,
 
 
 def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: argparse.Namespace) -> None:
-    """Write the tables of what is recorded, and episodes that went wrong."""
+    """Write the tables of what is recorded, and episodes that went wrong. SystemExit where nothing is."""
+    if not recorded:
+        raise SystemExit(f"nothing of {name} is recorded; --part evaluate plays it")
     episodes: dict[str, dict[str, list[Figures]]] = {}
     to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the trained agents of `{name}.md`."]
     for (label, which, seed), found in recorded.items():
@@ -503,6 +509,11 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
         if getattr(args, flag):
             command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
     record_results(name, numbers, table, command, merged=True)
+
+
+def alike(recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]]) -> dict[Key, Figures]:
+    """What was played with these models, questions and flags."""
+    return {key: row for key, row in recorded.items() if all(row.get(n) == x for n, x in sets[key[1]].items())}
 
 
 def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures]:
@@ -565,12 +576,15 @@ def main() -> None:
     # what is recorded needs no run
     wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
     sft_flags, rl_flags, evaluate_flags = map(without_threads, (args.sft_flags, args.rl_flags, args.evaluate_flags))
-    trained = {"sft_flags": None if adapters else sft_flags, "adapters": hashes.get(START)}
+    trained: dict[str, Any] = {"sft_flags": sft_flags, "trained_on": questions}
+    if adapters:
+        trained = {"adapters": hashes[START]}
     how_of: dict[tuple[str, int], dict[str, Any]] = {(label, 1): {} for label in suite.modes}
-    how_of |= {(PAIRS, 1): {"sft_flags": sft_flags}, (START, 1): trained}
+    how_of |= {(PAIRS, 1): {"sft_flags": sft_flags, "trained_on": questions}, (START, 1): trained}
     for label, seed in wanted:
         on_top = hashes.get(label) if seed == 1 else None
-        how_of[label, seed] = trained | {"rl_flags": None if on_top else rl_flags, "on_top": on_top}
+        reinforced = {"on_top": on_top} if on_top else {"rl_flags": rl_flags, "trained_on": questions}
+        how_of[label, seed] = trained | reinforced
     policies = list(how_of)
     sets: dict[str, dict[str, Any]] = {which: {} for which in suite.sets}
     if args.part in ("evaluate", "report"):
@@ -582,7 +596,7 @@ def main() -> None:
     recorded = read_record(record, how) if args.part in ("evaluate", "report") else {}
     missing = [(label, seed) for label, seed in policies if any((label, x, seed) not in recorded for x in suite.sets)]
     if args.part == "report":
-        write_report(suite, name, recorded, args)
+        write_report(suite, name, alike(recorded, sets), args)
         return
     rl_wanted = [policy for policy in wanted if args.part == "rl" or policy in missing]
     rl_wanted = [(label, seed) for label, seed in rl_wanted if args.part == "rl" or label not in adapters or seed > 1]
@@ -607,7 +621,7 @@ def main() -> None:
     try:
         folders = finish(list(rl_jobs.values()), args.workers)
     finally:
-        how_trained = json.dumps(trained | {"rl_flags": rl_flags, "model": weights})
+        how_trained = json.dumps(trained | {"rl_flags": rl_flags, "trained_on": questions, "model": weights})
         if found := record_curves(rl_jobs, how_trained, RESULTS / f"{name}_curves.json"):
             plot(found, ROOT / "docs" / "images" / f"{name}.png")
     for (label, seed), folder in zip(rl_wanted, folders, strict=True):
@@ -627,7 +641,7 @@ def main() -> None:
         for label, seed in missing for which in suite.sets
     }  # fmt: skip
     evaluate(evaluations, how, record, model, args.workers)
-    write_report(suite, name, read_record(record, how), args)
+    write_report(suite, name, alike(read_record(record, how), sets), args)
 
 
 if __name__ == "__main__":

@@ -458,6 +458,14 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     partly = {real_model.START: {"HotpotQA": [found[key]]}, "GRPO": {x: [found[key]] for x in ("HotpotQA", "MuSiQue")}}
     table, _ = real_model.tables(real_model.WIKI, partly)
     assert "| GRPO | +0.000 " in table and " | – | – | – | – |" in table
+    two = {"GRPO": {"HotpotQA": [found[key]] * 2, "2WikiMultihopQA": [found[key]]}}
+    whole = {real_model.START: {x: [found[key]] for x in real_model.WIKI.sets}}
+    table, numbers = real_model.tables(real_model.WIKI, whole | two)  # one seed lacks a set
+    assert list(numbers["differences"]["GRPO"]) == ["HotpotQA", "2WikiMultihopQA"]
+    others = {"HotpotQA": {"model": "a"}}
+    assert real_model.alike({key: found[key] | {"model": "a"}}, others) and not real_model.alike(found, others)
+    with pytest.raises(SystemExit, match="nothing of typo is recorded"):
+        real_model.write_report(real_model.WIKI, "typo", {}, SimpleNamespace())
     (example,) = found[key]["examples"]
     assert real_model.story(example).splitlines() == [
         "**format**, task t7: Who?", "", '- assistant: `search({"query": "Ada"})`',

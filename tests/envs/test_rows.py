@@ -341,6 +341,10 @@ def test_a_right_answer_is_right_unasked(judge, right):
         ("\u201c[C]\uff1a yes,\u201d", 1.0),
         ("| [C] \u2014 no | \u2705", 0.0),
         ("~~[C]: yes~~", None),
+        ("[C] != yes", None),
+        ("[C]: \u00acyes", None),
+        ("[C]: yes\uff1f", None),
+        ("[C]: yes \u2716", None),
         ("[C]: yes?", None),
         ("[C]: \u274c yes", None),
         ('"[C]: yes" \u2260', None),
@@ -398,10 +402,15 @@ def test_any_right_answer_counts_for_a_model(judge):
     assert answer(env, "iii")[4]["is_success"] and not answer(env, "IV")[4]["is_success"]
 
 
-@pytest.mark.parametrize("end", [None, "stop", "eos", "end_turn", "STOP"])
+@pytest.mark.parametrize("end", [None, "stop", "eos", "end_turn", "STOP", "whatever"])
 def test_servers_name_the_end_of_a_reply_in_many_ways(judge, end):
     judge.broken = lambda body: (200, {"choices": [{"message": says("[C]: yes")(body), "finish_reason": end}]})
     assert answer(judged(judge), "Ada")[4]["is_success"]
+
+
+def test_a_reply_that_ends_in_an_unknown_way_without_a_verdict_is_a_fault(judge):
+    judge.broken = lambda body: (200, {"choices": [{"message": {"content": "Okay"}, "finish_reason": "model_length"}]})
+    assert "did not come to a verdict (model_length)" in answer(judged(judge), "Ada")[4]["fault"]
 
 
 @pytest.mark.parametrize("end", ["length", "abort", "error", "MAX_TOKENS"])
