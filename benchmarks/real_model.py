@@ -5,6 +5,8 @@
     python benchmarks/real_model.py --part evaluate --suite wiki --model FOLDER --data DATA   # begins with both
     python benchmarks/real_model.py --part report --suite wiki --model FOLDER --data DATA     # of what is recorded
 
+What the repository has recorded is of one model (docs/real_model.md): with another one, or other flags, give `--name`.
+
 `--suite wiki` is HotpotQA, 2WikiMultihopQA and MuSiQue with a search tool (reinforcement on the first two), `--suite
 gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-Instruct), DATA holds hotpotqa/,
 2wikimultihopqa/, musique/, gsm8k/ in the official formats. A tenth of the training questions is held out to choose by;
@@ -513,7 +515,10 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
 
 def alike(recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]]) -> dict[Key, Figures]:
     """What was played with these models, questions and flags."""
-    return {key: row for key, row in recorded.items() if all(row.get(n) == x for n, x in sets[key[1]].items())}
+    return {
+        key: row for key, row in recorded.items()
+        if key[1] in sets and all(row.get(name) == value for name, value in sets[key[1]].items())
+    }  # fmt: skip
 
 
 def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures]:

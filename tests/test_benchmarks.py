@@ -464,6 +464,7 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     assert list(numbers["differences"]["GRPO"]) == ["HotpotQA", "2WikiMultihopQA"]
     others = {"HotpotQA": {"model": "a"}}
     assert real_model.alike({key: found[key] | {"model": "a"}}, others) and not real_model.alike(found, others)
+    assert not real_model.alike(found, {})  # of another suite
     with pytest.raises(SystemExit, match="nothing of typo is recorded"):
         real_model.write_report(real_model.WIKI, "typo", {}, SimpleNamespace())
     (example,) = found[key]["examples"]

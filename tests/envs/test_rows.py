@@ -340,6 +340,8 @@ def test_a_right_answer_is_right_unasked(judge, right):
         ("### [C]: yes", 1.0),
         ("\u201c[C]\uff1a yes,\u201d", 1.0),
         ("| [C] \u2014 no | \u2705", 0.0),
+        ("> [C]: yes \u2714\ufe0f", 1.0),
+        ("[C]\uff1ano\u3002", 0.0),
         ("~~[C]: yes~~", None),
         ("[C] != yes", None),
         ("[C]: \u00acyes", None),
