@@ -9,7 +9,7 @@ from pathlib import Path
 import checked_environments
 import numpy as np
 import pytest
-from registered import BRIDGES
+from registered import AS_BRIDGES
 
 import agent_r1
 from agent_r1 import Tool, ToolResult, probes, validate, validation_record
@@ -98,8 +98,7 @@ def test_the_worlds_pass(env_id, tasks):
     assert not report.failed and not report.missing
 
 
-@pytest.mark.bridge
-@pytest.mark.parametrize("env_id", BRIDGES)
+@pytest.mark.parametrize("env_id", AS_BRIDGES)
 def test_the_bridges_pass(env_id):
     report = validate.validate(Subject(env_id, {}, 5))
     assert not report.failed and not report.missing

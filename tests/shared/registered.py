@@ -17,5 +17,8 @@ def is_installed(env_id):
 
 BRIDGES = [env_id for env_id in sorted(agent_r1.BRIDGES) if is_installed(env_id)]
 ENVIRONMENTS = sorted(agent_r1.ENVIRONMENTS)
-IDS = [*ENVIRONMENTS, *(pytest.param(env_id, marks=pytest.mark.bridge) for env_id in BRIDGES)]
+AS_BRIDGES = [  # on a busy machine ScienceWorld's Java takes minutes
+    pytest.param(env_id, marks=[pytest.mark.bridge, pytest.mark.timeout(900)]) for env_id in BRIDGES
+]
+IDS = [*ENVIRONMENTS, *AS_BRIDGES]
 """For `parametrize`. What is marked as a bridge is run by `make test-worlds`, too."""
