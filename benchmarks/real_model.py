@@ -362,7 +362,8 @@ def figures(rows: Sequence[dict[str, Any]]) -> Figures:
 
 def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
     """Whether all of these sets were played, with as many seeds each."""
-    return len({len(scores.get(name, ())) for name in names} | {0}) == 2 and all(name in scores for name in names)
+    seeds = {len(scores.get(name, ())) for name in names}
+    return len(seeds) == 1 and 0 not in seeds
 
 
 def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple[str, dict[str, Any]]:
