@@ -547,7 +547,8 @@ def main() -> None:
                         help="of parts rl and evaluate; without a name only what comes before is evaluated")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
-    parser.add_argument("--hours", type=above_0, default=2.0, help="stop after so many hours; the same command goes on")
+    parser.add_argument("--hours", type=above_0, default=2.0,
+                        help="stop after so many hours (default: 2); the same command goes on")
     parser.add_argument("--sft-flags", default="", help="further flags of sft_llm.py, in quotation marks")
     parser.add_argument("--rl-flags", default="", help="further flags of the learners, in quotation marks")
     parser.add_argument("--evaluate-flags", default="", help="further flags of evaluate_llm.py, in quotation marks")
@@ -604,8 +605,8 @@ def main() -> None:
     if args.part == "report":
         write_report(suite, name, alike(recorded, sets), args)
         return
-    rl_wanted = [policy for policy in wanted if args.part == "rl" or policy in missing]
-    rl_wanted = [(label, seed) for label, seed in rl_wanted if args.part == "rl" or label not in adapters or seed > 1]
+    given = {(label, 1) for label in adapters}
+    rl_wanted = [one for one in wanted if args.part == "rl" or (one in missing and one not in given)]
 
     # train
     runs: dict[tuple[str, int], tuple[str, str]] = {(label, 1): (model, mode) for label, mode in suite.modes.items()}

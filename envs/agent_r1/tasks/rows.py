@@ -264,24 +264,30 @@ def _ask(url: str, model: str, question: str, gold: tuple[str, ...], answer: str
         if status == 400 and reply["error"]["code"] == "content_filter":
             return 0.0  # the answer's doing
         choice = reply["choices"][0] if status == 200 else {}
-        said, end = choice["message"]["content"], choice.get("finish_reason")
+        said, end = choice["message"]["content"] or "", choice.get("finish_reason")
+        if not isinstance(said, str):
+            raise TypeError
         refused = end == "content_filter" or bool(choice["message"].get("refusal"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        said, end, refused = 0, None, False
-    if not isinstance(said, str | None):
-        raise ToolFault(f"the judge at {url} answered with status {status}, and nothing that can be read")
+        raise ToolFault(f"the judge at {url} answered with status {status}, and nothing that can be read") from None
     if refused:
         return 0.0
-    reply = (said or "").rpartition("</think>")[2]  # many templates open the thoughts in the prompt
-    last = next((line for line in reversed(reply.splitlines()) if any(map(str.isalnum, line))), "").lower()
-    found = re.fullmatch(rf"{MARKS}verdict-{code}{MARKS}(yes|no){MARKS}!*{MARKS}", last) if len(last) < 200 else None
-    if "<think>" in reply:  # they didn't end
-        found = None
-    if (end := str(end).lower()) in CUT or (found is None and end not in WHOLE):
-        raise ToolFault(f"the judge at {url} did not come to a verdict ({end}): it said {(said or '')[-100:]!r}")
-    if found is None:
+    end, yes = str(end).lower(), _read_verdict(said, code)
+    if end in CUT or (yes is None and end not in WHOLE):
+        raise ToolFault(f"the judge at {url} did not come to a verdict ({end}): it said {said[-100:]!r}")
+    if yes is None:
         warnings.warn(f"the judge at {url} didn't end with the line it was asked for, which counts as no", stacklevel=3)
-    return float(found is not None and found[1] == "yes")
+    return float(yes is True)
+
+
+def _read_verdict(said: str, code: str) -> bool | None:
+    """What the last line says, if it is a verdict."""
+    reply = said.rpartition("</think>")[2]  # many templates open the thoughts in the prompt
+    last = next((line for line in reversed(reply.splitlines()) if any(map(str.isalnum, line))), "").lower()
+    if len(last) >= 200 or "<think>" in reply:  # they didn't end
+        return None
+    found = re.fullmatch(rf"{MARKS}verdict-{code}{MARKS}(yes|no){MARKS}!*{MARKS}", last)
+    return None if found is None else found[1] == "yes"
 
 
 def _quoted(text: str) -> str:
