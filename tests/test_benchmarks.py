@@ -27,7 +27,9 @@ RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatc
 SMALL = {  # script -> flags that make it small, and what it needs
     "arithmetic_seeds": (f'--seeds 1 --splits test --episodes 8 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "bridges --part oracle": ("--ids BabyAI --tasks 2", ("minigrid",)),
+    "bridges --part tricks": ("--ids BabyAI --tasks 1", ("minigrid",)),
     "bridges --part load": ("--ids BabyAI --episodes 2 --force", ("minigrid",)),
+    "bridges --part costs": ("--ids BabyAI --tasks 2 --force", ("minigrid",)),
     "bridges --part model": (f"--ids BabyAI --model {TINY} --threads 1", ("minigrid", *LEARNING)),
     "check_dialects": (f"--tokenizer {TINY} --count 10 --force", ("renderers", "transformers")),
     "dtype_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
@@ -80,7 +82,9 @@ SMALL = {  # script -> flags that make it small, and what it needs
 RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
     "arithmetic_seeds": ["arithmetic_seeds", "arithmetic_splits"],
     "bridges --part oracle": ["bridges_oracle"],
+    "bridges --part tricks": ["bridges_tricks"],
     "bridges --part load": ["bridges_load"],
+    "bridges --part costs": ["bridges_costs"],
     "bridges --part model": ["bridges_model"],
     "evidence --part horizons": ["evidence_horizons"],
     "evidence --part teachers": ["evidence_teachers"],

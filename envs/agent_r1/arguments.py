@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
@@ -51,6 +52,19 @@ def duration(name: str, value: Any) -> float:
     if not number >= 0:
         raise ArgumentError(f"{name} must be a number of seconds, 0 or more, got {value!r}")
     return number
+
+
+def some_of(name: str, value: Any, there: Iterable[str]) -> tuple[str, ...]:
+    """The names in `value`, None for all. Raises ArgumentError where it is no list of some that are `there`."""
+    known = tuple(there)
+    if value is None:
+        return known
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ArgumentError(f"{name} must be a list of names, got {value!r}")
+    chosen = tuple(value)
+    if not chosen or not all(isinstance(one, str) and one in known for one in chosen):
+        raise ArgumentError(f"{name} must be some of {', '.join(known)}, got {value!r}")
+    return chosen
 
 
 def _real(name: str, value: Any) -> float:

@@ -141,6 +141,16 @@ def test_without_a_call_nothing_is_done():
                 assert not episode.success and sum(episode.rewards) <= 0
 
 
+def test_a_call_that_was_never_made_is_none():
+    """Tasks that are as they should be from the beginning, and calls of no such tool, or without its arguments."""
+    env = AgentDojoEnv(split="banking", attack=None)
+    for name, arguments in (("no_such_tool", {}), ("send_money", {})):
+        for index in range(env.num_tasks):
+            turns = [env.dialect.tool_call(name, arguments), "Done."]
+            episode = probes.play(env, index, lambda env, rng, turns=turns: turns)
+            assert not episode.success and sum(episode.rewards) <= 0
+
+
 JUNK = [
     None, True, -1, 10**30, 1e308, float("nan"), "", "x" * 9_000, "\ud800\0", "__class__", "!!python/object:os.system",
     "{0.__class__}", [], [[[]]] * 100, [1, "a", None], [{"type": "event", "event_details": {"a": {}}}], {"a": {"b": 1}},

@@ -60,6 +60,8 @@ def test_the_kinds_can_be_chosen():
         ALFWorldEnv(kinds=["dance"])
     with pytest.raises(ArgumentError, match="kinds must be some of pick_and_place_simple"):
         ALFWorldEnv(kinds=[])
+    with pytest.raises(ArgumentError, match="kinds must be a list of names, got 5"):
+        ALFWorldEnv(kinds=5)
     with pytest.raises(ArgumentError, match="games must be 'auto', 'generated' or 'official'"):
         ALFWorldEnv(games="all")
 
@@ -102,6 +104,13 @@ def test_missing_official_games_are_said(tmp_path, monkeypatch):
     for kwargs in ({"games": "official"}, {"data_dir": tmp_path}):
         with pytest.raises(FileNotFoundError, match="run alfworld-download"):
             ALFWorldEnv(**kwargs)
+    with pytest.raises(FileNotFoundError, match="run alfworld-download"):  # whoever sets it means those games
+        ALFWorldEnv()
+    assert ALFWorldEnv(games="generated").num_tasks == 1_000_000
+    with pytest.raises(ArgumentError, match="reads no data_dir"):
+        ALFWorldEnv(games="generated", data_dir=tmp_path)
+    monkeypatch.delenv("ALFWORLD_DATA")
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert ALFWorldEnv().num_tasks == 1_000_000
 
 

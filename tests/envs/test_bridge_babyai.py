@@ -61,6 +61,11 @@ def test_a_bot_that_plans_without_end_is_stopped():
         env.demonstration()
 
 
+def test_a_level_that_is_no_text_is_named():
+    with pytest.raises(ArgumentError, match="BabyAI has no level .*GoToLocal"):
+        BabyAIEnv(level=["GoToLocal"])
+
+
 def test_there_are_only_experts():
     env = BabyAIEnv()
     env.reset(options={"task_index": 0})

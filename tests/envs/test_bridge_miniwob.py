@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -266,8 +267,21 @@ def test_without_a_browser_it_is_said_what_to_install():
             MiniWoBEnv()
 
 
+@pytest.mark.parametrize("name", ["MINIWOB_CHROME_BINARY", "MINIWOB_CHROMEDRIVER"])
+def test_a_browser_that_does_not_run_is_said_at_once(name, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no library of this name >&2\nexit 127\n")
+    broken.chmod(0o755)
+    for path, words in ((broken, "no library of this name"), ("/nowhere/chrome", "No such file")):
+        with forgotten(miniwob_page.find_chromium) as patched:
+            patched.setenv(name, str(path))
+            with pytest.raises(ImportError, match=f"apt-get install chromium.*{path} --version.*{words}"):
+                MiniWoBEnv()
+
+
 def test_a_missing_package_and_another_version_are_said():
-    check_package(MiniWoBEnv, [miniwob_page.find_chromium], "miniwob", "1.1")
+    for package, series in (("miniwob", "1.1"), ("selenium", "4")):
+        check_package(MiniWoBEnv, [miniwob_page.find_chromium], "miniwob", series, module=package, package=package)
 
 
 def test_every_page_can_be_read():
@@ -338,6 +352,30 @@ def test_a_browser_that_does_not_start_is_a_fault(monkeypatch):
         with pytest.raises(ToolFault, match="didn't start"):
             Page("click-test", 1, "train")
     wait_for(lambda: set(browsers(os.getpid())) <= others)
+
+
+def test_a_driver_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path):
+    BROWSERS.clear()
+    chromium, _ = miniwob_page.find_chromium()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(miniwob_page, "find_chromium", lambda: (chromium, "/nowhere/driver"))
+    begun = time.monotonic()
+    with pytest.raises(ToolFault, match="didn't start"):
+        Page("click-test", 1, "train")
+    assert not list(tmp_path.iterdir()) and time.monotonic() - begun < miniwob_page.REQUEST_TIMEOUT / 2
+
+
+def test_a_killed_guard_leaves_no_browser():
+    BROWSERS.clear()
+    page = Page("click-test", 1, "train")
+    browser = page.loan.held
+    below = browsers(browser.process.pid)
+    assert len(below) > 3
+    browser.process.kill()
+    browser.process.wait()
+    page.close()
+    assert psutil.wait_procs(below, timeout=30)[1] == []
+    wait_for(lambda: not os.path.exists(browser.folder))
 
 
 def test_a_forked_child_holds_no_browser_back():

@@ -81,6 +81,15 @@ def test_what_died_waiting_is_not_lent(pool):
     loan.close()
 
 
+def test_what_died_at_work_does_not_wait(pool):
+    loan = pool.lend()
+    dead = loan.held
+    dead.process.kill()
+    dead.process.wait()
+    loan.close()
+    assert len(pool) == 0 and dead.process.stdin.closed
+
+
 @pytest.mark.parametrize(
     ("error", "raised"),
     [(BrokenPipeError("x"), ToolFault), (ZeroDivisionError("x"), ZeroDivisionError), (KeyboardInterrupt("x"), None)],

@@ -3,12 +3,13 @@
 import re
 import sys
 import time
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bridge_cases import run_elsewhere
+from bridge_cases import forgotten, run_elsewhere
 
 from agent_r1 import ArgumentError, probes
 
@@ -87,6 +88,7 @@ def test_splits_share_no_item():
         ({"dataset": ["gcd", "lcm"], "config": {}}, "config is for one data set"),
         ({"dataset": "gcd", "level": -1}, "level"),
         ({"dataset": "gcd", "attempts": 0}, "attempts"),
+        ({"dataset": 5}, "dataset must be a name, a list of names or a dict with their settings, got 5"),
     ],
 )
 def test_what_there_is_not_is_named(arguments, words):
@@ -239,15 +241,21 @@ def test_many_at_once_and_global_random_state():
     assert np.random.get_state()[1].tolist() == before and "reasoning_gym" not in sys.modules
 
 
-def test_without_the_package(monkeypatch):
-    def missing(name):
-        raise bridge.importlib.metadata.PackageNotFoundError(name)
+def test_without_the_package():
+    needed = re.escape('pip install "agent-r1[reasoning_gym]"')
+    with forgotten(bridge.names) as patched:
+        patched.setattr(bridge.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(ImportError, match=needed):
+            ReasoningGymEnv()
+    with forgotten(bridge.names) as patched:  # a package that it needs is missing
 
-    bridge.names.cache_clear()
-    monkeypatch.setattr(bridge.importlib.metadata, "version", missing)
-    with pytest.raises(ImportError, match=re.escape('pip install "agent-r1[reasoning_gym]"')):
-        ReasoningGymEnv()
-    monkeypatch.setattr(bridge.importlib.metadata, "version", lambda name: "0.2.0")
-    with pytest.warns(UserWarning, match="reasoning-gym is 0.2.0; this bridge was checked with 0.1.25"):
-        ReasoningGymEnv(dataset="gcd")
-    bridge.names.cache_clear()
+        def ask(**request):
+            raise ValueError("import of sympy halted")
+
+        patched.setattr(bridge.server, "ask", ask)
+        with pytest.raises(ImportError, match=f"{needed}; it says: import of sympy halted"):
+            ReasoningGymEnv()
+    with forgotten(bridge.names) as patched:
+        patched.setattr(metadata, "version", lambda name: "0.2.0")
+        with pytest.warns(UserWarning, match="reasoning-gym 0.2.0 wasn't checked; 0.1 was"):
+            ReasoningGymEnv(dataset="gcd")

@@ -131,6 +131,14 @@ def test_a_killed_process_costs_nothing_but_time(env):
     assert info["is_success"]
 
 
+def test_processes_that_are_killed_again_and_again_cost_the_policy_nothing(env):
+    env.reset(options={"task_index": 2})
+    for _ in range(7):
+        env.world.loan.held.env._gateway.java_process.kill()
+        *_, info = act(env, "look around")
+        assert info["tool_calls"][0]["ok"] and not any(info["reward_terms"].values())
+
+
 def test_two_episodes_share_nothing_and_a_snapshot_goes_on(env):
     other = ScienceWorldEnv(tasks=QUICK)
     index = QUICK.index("use-thermometer")  # its thermometer is noisy
@@ -228,8 +236,11 @@ def test_only_the_time_is_taken_out_of_javas_random():
 def test_arguments_are_checked():
     with pytest.raises(ArgumentError, match="tasks must be some of boil, melt"):
         ScienceWorldEnv(tasks=["dance"])
-    with pytest.raises(ArgumentError, match="tasks must be some of boil, melt"):
+    with pytest.raises(ArgumentError, match="tasks must be a list of names, got 'boil'"):
         ScienceWorldEnv(tasks="boil")
+    for wrong in (None, ["easy"]):
+        with pytest.raises(ArgumentError, match="simplifications must be a text"):
+            ScienceWorldEnv(simplifications=wrong)
     with pytest.raises(ArgumentError, match="simplifications are easy, teleportAction"):
         ScienceWorldEnv(simplifications="easy,wings")
     env = ScienceWorldEnv(tasks=["boil"], simplifications="easy")
@@ -244,6 +255,33 @@ def test_missing_things_and_another_version_are_said():
         patched.setenv("PATH", "")
         with pytest.raises(ImportError, match="needs Java 17.*openjdk-17-jre-headless"):
             ScienceWorldEnv()
+
+
+def test_a_java_that_does_not_fit_is_said(tmp_path):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho Unrecognized option: --patch-module >&2\nexit 1\n")
+    java.chmod(0o755)
+    for name, value, words in (
+        ("PATH", f"{java.parent}:{os.environ['PATH']}", "Unrecognized option: --patch-module"),
+        ("JAVA_HOME", str(tmp_path), "Unrecognized option: --patch-module"),
+        ("JAVA_HOME", "/nowhere", "JAVA_HOME is /nowhere"),
+    ):
+        with forgotten(scienceworld.find_scienceworld) as patched:
+            patched.setenv(name, value)
+            with pytest.raises(ImportError, match=f"needs Java 17.*{words}"):
+                ScienceWorldEnv()
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__:pytest.PytestUnraisableExceptionWarning")
+def test_a_java_that_does_not_start_is_a_fault(monkeypatch):
+    def launch(*args, **kwargs):
+        raise ValueError("invalid literal for int() with base 10: b''")  # what py4j says then
+
+    monkeypatch.setattr(scienceworld.find_scienceworld(), "launch_gateway", launch)
+    scienceworld.SIMULATORS.clear()
+    with pytest.raises(ToolFault, match="Java didn't start"):
+        scienceworld.House()
 
 
 def test_a_simulator_leaves_nothing_open():

@@ -136,6 +136,10 @@ def test_global_random_states_are_left_alone():
 
 
 def test_what_cannot_be_made_is_said():
+    with pytest.raises(ArgumentError, match="there is no game 5"):
+        TextWorldEnv(game=5)
+    with pytest.raises(ArgumentError, match="there is no game"):
+        TextWorldEnv(game=["cooking"])
     with pytest.raises(ArgumentError, match="there is no game 'chess'; there are cooking, coin_collector"):
         TextWorldEnv(game="chess")
     with pytest.raises(ArgumentError, match="cooking has no setting 'rooms'; it has recipe"):

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.spaces import Text
 
 from agent_r1 import ArgumentError, ToolFault, ToolResult
-from agent_r1.bridges import BridgeEnv, GymToolEnv
+from agent_r1.bridges import BridgeEnv, GymToolEnv, TextGameEnv
 from agent_r1.bridges.bridge import MOST_BREAKS, digest
 from agent_r1.vector import ToolVectorEnv
 
@@ -33,6 +33,7 @@ class Lock(gym.Env):
 
     observation_space = action_space = Text(100)
     made, closed, broken, forgetful = 0, 0, False, False
+    lost = 0  # calls that fail, as the game's process has ended
 
     def __init__(self):
         type(self).made += 1
@@ -48,7 +49,8 @@ class Lock(gym.Env):
         return f"A lock of three digits from 1 to 3, seed {seed}.", {}
 
     def step(self, action):
-        if self.broken:
+        if self.broken or self.lost:
+            type(self).lost -= not self.broken
             raise OSError("the game's process has ended")
         if action == "crash":
             raise ValueError("a bug of the game")
@@ -71,7 +73,7 @@ class Lock(gym.Env):
 
 @pytest.fixture
 def lock(monkeypatch):
-    for name, value in {"made": 0, "closed": 0, "broken": False, "forgetful": False}.items():
+    for name, value in {"made": 0, "closed": 0, "broken": False, "forgetful": False, "lost": 0}.items():
         monkeypatch.setattr(Lock, name, value)
 
 
@@ -226,6 +228,37 @@ def test_a_game_that_breaks_again_and_again_is_not_played_for_ever(lock):
     assert Lock.made - made <= MOST_BREAKS and "broke too often" in env.messages[-1]["content"]
     info = env.reset(seed=1) and do(env, code_of(env)[0])[4]
     assert info["tool_calls"][0]["ok"]
+
+
+def test_what_the_machinery_breaks_is_never_the_policys(lock):
+    """A game that is lost once a call, more often than the policy may break it; and one that stays lost."""
+    env = make(max_turns=40)
+    env.reset(options={"task_index": 7})
+    wrong = next(digit for digit in "123" if digit != code_of(env)[0])
+    for command in [wrong] * (MOST_BREAKS + 2) + code_of(env):
+        Lock.lost = 1
+        *_, info = do(env, command)
+        assert info["tool_calls"][0]["ok"] and "process/failed_call" not in info["reward_terms"]
+    assert info["is_success"] and Lock.lost == 0
+    env = make(fault_deadline=5.0)  # long enough for more tries than `MOST_BREAKS`
+    env.reset(options={"task_index": 7})
+    made, Lock.broken = Lock.made, True
+    _, reward, _, truncated, info = do(env, "1")
+    assert truncated and info["truncation_reason"] == "fault" and reward == 0 and not info["reward_terms"]
+    assert "the game's process has ended" in info["fault"] and Lock.made - made > MOST_BREAKS
+
+
+def test_an_argument_that_a_bridge_gives_itself_is_unknown():
+    class Game(TextGameEnv):
+        command = "such as: jump"
+
+    for name in ("command", "timeout"):
+        with pytest.raises(ArgumentError, match=f"unexpected keyword argument '{name}'") as error:
+            Game(**{name: 1})
+        there = str(error.value).partition("it has ")[2]
+        assert "max_turns" in there and "command" not in there and "timeout" not in there
+    with pytest.raises(ArgumentError, match="timeout must be a number of seconds"):
+        make(timeout="long")
 
 
 def test_a_call_of_a_game_has_no_arguments_but_the_command(lock):

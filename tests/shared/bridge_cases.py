@@ -75,16 +75,16 @@ def forgotten(*found):
             cache.cache_clear()
 
 
-def check_package(make, found, extra, series, module=None):
-    """`make()` says what to install where there is no `module`, and once that another version than `series` is there;
-    the cached functions of `found` look for the package."""
+def check_package(make, found, extra, series, module=None, package=None):
+    """`make()` says what to install where there is no `module`, and once that another version than `series` of
+    `package` is there; the cached functions of `found` look for the package."""
     with forgotten(*found) as patched:
         patched.setitem(sys.modules, module or extra, None)
         with pytest.raises(ImportError, match=re.escape(f'pip install "agent-r1[{extra}]"')):
             make()
     with forgotten(*found) as patched:
         patched.setattr(bridge.metadata, "version", lambda package: "9.9")
-        with pytest.warns(UserWarning, match=f"{extra} 9.9 wasn't checked; {re.escape(series)} was"):
+        with pytest.warns(UserWarning, match=f"{package or extra} 9.9 wasn't checked; {re.escape(series)} was"):
             make()
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import ArgumentError, some_of
 from agent_r1.bridges.bridge import World, check_version
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.bridges.textworld import find_textworld
@@ -62,6 +62,7 @@ class ALFWorldEnv(TextGameEnv):
         "clean (object) with (receptacle), cool (object) with (receptacle), slice (object) with (object). Name things "
         "with their number, such as: go to cabinet 2. Answer with <answer>I give up</answer> only to give up."
     )
+    command = "such as: go to cabinet 2"
     splits: ClassVar[Mapping[str, str]] = {
         "train": "train", "valid_seen": "valid_seen", "valid_unseen": "valid_unseen",
         "valid": "valid_seen", "validation": "valid_seen", "test": "valid_unseen",
@@ -79,19 +80,21 @@ class ALFWorldEnv(TextGameEnv):
         kwargs.setdefault("max_action_tokens", 512)
         if games not in ("auto", "generated", "official"):
             raise ArgumentError(f"games must be 'auto', 'generated' or 'official', got {games!r}")
-        self.kinds = tuple(KINDS if kinds is None else kinds)
-        if not self.kinds or not set(self.kinds) <= set(KINDS):
-            raise ArgumentError(f"kinds must be some of {', '.join(KINDS)}, got {kinds!r}")
-        folder = Path(data_dir or os.environ.get("ALFWORLD_DATA", "~/.cache/alfworld")).expanduser() / "json_2.1.1"
+        self.kinds = some_of("kinds", kinds, KINDS)
+        if games == "generated" and data_dir is not None:
+            raise ArgumentError(f'games="generated" reads no data_dir, got {data_dir!r}')
+        usual = Path("~/.cache/alfworld").expanduser()  # what alfworld sets when it is imported
+        given = Path(data_dir or os.environ.get("ALFWORLD_DATA", usual)).expanduser()
+        folder = given / "json_2.1.1"
         there = folder.is_dir()
-        if not there and (games == "official" or data_dir is not None):
+        if not there and (games == "official" or games == "auto" and (given != usual or data_dir is not None)):
             raise FileNotFoundError(
                 f"no official games of ALFWorld in {folder}: run alfworld-download, and give its folder as data_dir= "
                 'or in ALFWORLD_DATA; games="generated" needs none'
             )
         find_alfworld()
         self.folder = str(folder) if there and games != "generated" else None
-        super().__init__(command="such as: go to cabinet 2", **kwargs)
+        super().__init__(**kwargs)
         if self.folder and not self._files():
             raise FileNotFoundError(f"{self.folder} has no solvable game.tw-pddl of {self.kinds} in {self.split}")
 
@@ -292,4 +295,5 @@ def find_alfworld() -> Any:
         if there is None:
             os.environ.pop("ALFWORLD_DATA", None)
     check_version("alfworld", "0.4")
+    check_version("fast-downward-textworld", "20.6")
     return alfworld.info

@@ -78,7 +78,7 @@ class BabyAIEnv(FinalRewardEnv):
     def __init__(self, *, level: str = "GoToLocal", **kwargs: Any) -> None:
         kwargs.setdefault("max_turns", 128)
         kwargs.setdefault("max_action_tokens", 512)
-        self.level, self._env_id = level, find_level(level)
+        self.level, self._env_id = level, find_level(level if isinstance(level, str) else repr(level))
         super().__init__(TOOLS, **kwargs)
 
     @property

@@ -74,9 +74,9 @@ class BFCLMultiTurnEnv(BridgeEnv):
         super().__init__([schema for api in APIS for schema in schemas_of(api).values()], split=split, **kwargs)
         self._all_tools = dict(self.tools)
 
-    def make_tool(self, schema: Mapping[str, Any], timeout: float) -> Tool:
+    def make_tool(self, schema: Mapping[str, Any]) -> Tool:
         """A function, whose results may be long: they are what `long_context` is about."""
-        tool = super().make_tool(schema, timeout)
+        tool = super().make_tool(schema)
         tool.max_result_chars = MOST_CHARS
         return tool
 

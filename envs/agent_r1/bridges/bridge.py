@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Protocol
 
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
+from agent_r1_tools.tool import is_fault
 
-MOST_BREAKS = 5  # of an episode's simulator
+MOST_BREAKS = 5  # of an episode's simulator, by what the policy did
 
 
 class World(Protocol):
@@ -36,14 +37,15 @@ class BridgeEnv(ToolEnv):
 
     A subclass says how one is made (`make_world`) and which calls it takes (`schemas` of the constructor). A simulator
     can rarely be copied. So `memory["log"]` keeps all calls with what came of them, and where a snapshot continues they
-    are made again, in a new simulator; the same must come of them, or it is a fault. One that is lost or raises in the
-    middle of an episode is replaced in the same way, at most `MOST_BREAKS` times.
+    are made again, in a new simulator; the same must come of them, or it is a fault. One that is lost in the middle of
+    an episode is replaced in the same way; one that raises, too, at most `MOST_BREAKS` times.
 
     Args:
         schemas: name, description and parameters (a JSON schema) of each call.
-        timeout: seconds of a call that blocks, more than `World.act` ever takes; infinite, the default, for what is
-            plain Python and quick.
     """
+
+    timeout: float = math.inf
+    """Seconds of a call that blocks, more than `World.act` ever takes; infinite for plain Python that is quick."""
 
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
@@ -51,11 +53,9 @@ class BridgeEnv(ToolEnv):
     }
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
 
-    def __init__(
-        self, schemas: Iterable[Mapping[str, Any]] = (), /, *, timeout: float = math.inf, **kwargs: Any
-    ) -> None:
+    def __init__(self, schemas: Iterable[Mapping[str, Any]] = (), /, **kwargs: Any) -> None:
         self._world: World | None = None
-        super().__init__([self.make_tool(schema, timeout) for schema in schemas], **kwargs)
+        super().__init__([self.make_tool(schema) for schema in schemas], **kwargs)
 
     def make_world(self, task: Task) -> World:
         """A simulator at the beginning of a task."""
@@ -78,14 +78,14 @@ class BridgeEnv(ToolEnv):
         if world is not None:
             world.close()
 
-    def make_tool(self, schema: Mapping[str, Any], timeout: float) -> Tool:
+    def make_tool(self, schema: Mapping[str, Any]) -> Tool:
         """A call of the simulator as a tool."""
         return Tool.from_function(
             partial(self._act, schema["name"]),
             name=schema["name"],
             description=schema.get("description", ""),
             parameters=schema.get("parameters") or {"type": "object", "properties": {}},
-            timeout=timeout,
+            timeout=self.timeout,
             timeout_is_fault=True,
             concurrency_safe=False,
         )
@@ -99,8 +99,9 @@ class BridgeEnv(ToolEnv):
         world = self.world
         try:
             result = self._call(world, tool_name, arguments)
-        except Exception:
-            memory["broken"] = memory.get("broken", 0) + 1
+        except Exception as error:
+            if not is_fault(error):  # those are tried again, as long as faults are
+                memory["broken"] = memory.get("broken", 0) + 1
             raise
         memory.setdefault("log", []).append([tool_name, arguments, digest(result)])
         memory["over"] = result.done

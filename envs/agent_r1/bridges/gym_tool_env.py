@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
 
-from agent_r1.arguments import ArgumentError, finite
+from agent_r1.arguments import ArgumentError, duration, finite
 from agent_r1.bridges.bridge import World
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import Task
@@ -29,6 +30,7 @@ class GymToolEnv(TextGameEnv):
         max_return: the sum of rewards of a game that is won.
         seeds: the tasks of each split, as numbers for `reset(seed=...)`.
         command: what a command is, for the tool's description.
+        timeout: seconds of a step, for a game that blocks.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class GymToolEnv(TextGameEnv):
         max_return: float = 1.0,
         seeds: Mapping[str, range] | None = None,
         command: str = "a command of the game",
+        timeout: float = math.inf,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("max_turns", 30)
@@ -52,7 +55,8 @@ class GymToolEnv(TextGameEnv):
         self.seeds = seeds or {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
         if sorted(self.seeds) != sorted(self.splits) or not all(self.seeds.values()):
             raise ArgumentError(f"seeds must have tasks for {' and '.join(self.splits)}, got {self.seeds!r}")
-        super().__init__(command=command, **kwargs)
+        self.command, self.timeout = command, duration("timeout", timeout)
+        super().__init__(**kwargs)
         self._first: dict[int, str] = {}
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import some_of
 from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema
 from agent_r1.bridges.miniwob_page import CALL_TIMEOUT, KEYS, MOST_TEXT, Page, find_chromium, task_names
 from agent_r1.bridges.miniwob_scripts import SCRIPTS
@@ -50,18 +50,15 @@ class MiniWoBEnv(FinalRewardEnv):
         "read the page again. Answer with <answer>I give up</answer> only to give up."
     )
 
+    timeout = CALL_TIMEOUT
     floor = 0.15  # on some pages there is one thing to click
 
     def __init__(self, *, tasks: Sequence[str] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("max_turns", 20)
         kwargs.setdefault("max_action_tokens", 512)
-        if isinstance(tasks, str):
-            raise ArgumentError(f"tasks must be a list of names, got {tasks!r}")
         find_chromium()
-        self.names = tuple(SCRIPTS if tasks is None else tasks)
-        if not self.names or set(self.names) - set(task_names()):
-            raise ArgumentError(f"tasks must be some of {', '.join(task_names())}; got {tasks!r}")
-        super().__init__(TOOLS, timeout=CALL_TIMEOUT, **kwargs)
+        self.names = some_of("tasks", SCRIPTS if tasks is None else tasks, task_names())
+        super().__init__(TOOLS, **kwargs)
 
     @property
     def num_tasks(self) -> int:

@@ -7,6 +7,7 @@ import os
 import re
 import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,21 +57,26 @@ for (const name of ["input", "change"]) list.dispatchEvent(new Event(name, {bubb
 return true;
 """
 
-# A process between us and the browser: it ends the browser and removes its files when we are gone, however we went.
+# A process between us and the browser: it ends the browser and removes its files when we are gone, however we went. It
+# says which group of processes the browser is, which we end where the guard itself was killed.
 GUARD = """
 import os, shutil, signal, subprocess, sys
 folder, *command = sys.argv[1:]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+browser = None
 try:
     browser = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    print("group", browser.pid, flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the browser alone holds it: where it ends, who reads knows
     sys.stdin.read()
 finally:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        os.killpg(browser.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    browser.wait()
+    if browser is not None:
+        try:
+            os.killpg(browser.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        browser.wait()
     for _ in range(50):  # its children write until they are gone
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
@@ -139,7 +145,7 @@ class Browser:
         from selenium.webdriver.common.proxy import Proxy, ProxyType
         from selenium.webdriver.remote.client_config import ClientConfig
 
-        self.folder = tempfile.mkdtemp(prefix="miniwob-")
+        self.folder, self.group = tempfile.mkdtemp(prefix="miniwob-"), 0
         guard = [sys.executable, "-I", "-S", "-c", GUARD, self.folder, chromedriver, "--port=0"]
         self.process = subprocess.Popen(
             guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -222,6 +228,10 @@ class Browser:
         self.process.terminate()  # the guard does it; a forked child may hold its stdin open
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(REQUEST_TIMEOUT)
+        if self.process.returncode == -signal.SIGKILL:  # somebody killed the guard
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.group, signal.SIGKILL)
+            shutil.rmtree(self.folder, ignore_errors=True)
         self.process.stdin.close()  # type: ignore[union-attr]
         self.process.stdout.close()  # type: ignore[union-attr]
 
@@ -234,6 +244,8 @@ class Browser:
             while (left := deadline - time.monotonic()) > 0 and selector.select(left):
                 more = os.read(pipe.fileno(), 4096)  # type: ignore[union-attr]
                 said += more
+                if group := re.match(rb"group (\d+)\n", said):
+                    self.group = int(group[1])
                 if found := re.search(rb"successfully on port (\d+)", said):
                     return int(found[1])
                 if not more:
@@ -246,20 +258,29 @@ BROWSERS = Pool(Browser, MOST_IDLE)
 
 @cache
 def find_chromium() -> tuple[str, str]:
-    """The paths of browser and driver. Raises ImportError where they or the package aren't installed."""
+    """The paths of browser and driver. Raises ImportError where they or the packages aren't installed, or don't run."""
     try:
         import miniwob  # noqa: F401
+        import selenium  # noqa: F401
     except ImportError as error:
-        raise ImportError('MiniWoB needs miniwob: pip install "agent-r1[miniwob]"') from error
+        raise ImportError(f'MiniWoB needs miniwob ({error}): pip install "agent-r1[miniwob]"') from error
     check_version("miniwob", "1.1")
+    check_version("selenium", "4")
     names = ("chromium", "chromium-browser", "google-chrome")
     browser = os.environ.get("MINIWOB_CHROME_BINARY") or next(filter(None, map(shutil.which, names)), None)
     driver = os.environ.get("MINIWOB_CHROMEDRIVER") or shutil.which("chromedriver")
+    needed = (
+        'MiniWoB needs Chromium and chromedriver, beside pip install "agent-r1[miniwob]": apt-get install chromium '
+        "chromium-driver, or MINIWOB_CHROME_BINARY and MINIWOB_CHROMEDRIVER with their paths"
+    )
     if browser is None or driver is None:
-        raise ImportError(
-            'MiniWoB needs Chromium and chromedriver, beside pip install "agent-r1[miniwob]": apt-get install chromium '
-            "chromium-driver, or MINIWOB_CHROME_BINARY and MINIWOB_CHROMEDRIVER with their paths"
-        )
+        raise ImportError(needed)
+    for program in (browser, driver):
+        try:
+            subprocess.run([program, "--version"], check=True, capture_output=True, timeout=REQUEST_TIMEOUT)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
+            raise ImportError(f"{needed}; {program} --version doesn't run: {said[-200:] or error}") from error
     return browser, driver
 
 

@@ -61,9 +61,10 @@ class Pool(Generic[S]):
             simulator.end()  # its process died; it may hold pipes and files
 
     def take_back(self, simulator: S) -> None:
-        """Let a simulator wait, or end it where enough do."""
+        """Let a simulator wait, or end it where enough do or its process has died."""
+        alive = simulator.alive()
         with self._lock:
-            keep = len(self._idle) < self.most_idle
+            keep = alive and len(self._idle) < self.most_idle
             if keep:
                 self._idle.append(simulator)
         if not keep:

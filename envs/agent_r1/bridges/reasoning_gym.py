@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import json
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import IO, Any, ClassVar
@@ -14,12 +13,12 @@ import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
 from agent_r1.bridges import reasoning_server
+from agent_r1.bridges.bridge import check_version
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.child_process import ChildProcess
 
-CHECKED = "0.1.25"
 MAX_CHARS = 50_000  # of an answer
 SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; the items of test are behind those of train
 LEFT_OUT = {
@@ -157,6 +156,8 @@ def choose(dataset: Any, config: Mapping[str, Any] | None, level: int | None) ->
         config = None
     if config is not None:
         raise ArgumentError("config is for one data set; of several give each its own: dataset={name: config, ...}")
+    if not isinstance(dataset, Mapping | Sequence):
+        raise ArgumentError(f"dataset must be a name, a list of names or a dict with their settings, got {dataset!r}")
     if not isinstance(dataset, Mapping):
         dataset = dict.fromkeys(dataset, {})
     if not dataset:
@@ -174,13 +175,14 @@ def choose(dataset: Any, config: Mapping[str, Any] | None, level: int | None) ->
 @cache
 def names() -> dict[str, list[str]]:
     """The data sets: "names" are all, "levels" those that have levels. Raises ImportError without reasoning-gym."""
+    needed = 'ReasoningGym needs reasoning-gym: pip install "agent-r1[reasoning_gym]"'
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ImportError(needed)
+    check_version("reasoning-gym", "0.1")
     try:
-        version = importlib.metadata.version("reasoning-gym")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ImportError('ReasoningGym needs reasoning-gym: pip install "agent-r1[reasoning_gym]"') from error
-    if version != CHECKED:
-        warnings.warn(f"reasoning-gym is {version}; this bridge was checked with {CHECKED}", stacklevel=2)
-    found: dict[str, list[str]] = server.ask()
+        found: dict[str, list[str]] = server.ask()
+    except ValueError as error:
+        raise ImportError(f"{needed}; it says: {error}") from error
     return found
 
 

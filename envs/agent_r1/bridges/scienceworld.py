@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import re
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
@@ -13,13 +16,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import ArgumentError, some_of
 from agent_r1.bridges.bridge import World, check_version
 from agent_r1.bridges.java_random import JAVA_OPTIONS, patched_random, seed_java
 from agent_r1.bridges.pool import Pool
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import ONLY_EXPERTS, Task
-from agent_r1_tools import ToolResult
+from agent_r1_tools import ToolFault, ToolResult
 
 TASKS: Mapping[str, int] = {
     "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30,
@@ -44,6 +47,10 @@ MOST_COMMAND = 150  # characters
 MOST_IDLE = 8  # simulators that wait for another episode; each is a Java process of .2 to .5 GB
 CALL_TIMEOUT = 120.0  # seconds; most calls take milliseconds
 SEED = 8682522807148012  # where Java's random numbers begin in every episode
+NEEDS_JAVA = (
+    'ScienceWorld needs Java 17, beside pip install "agent-r1[scienceworld]": apt-get install openjdk-17-jre-headless, '
+    "or another one whose java is on the PATH"
+)
 _ONE_AT_A_TIME = threading.Lock()  # starts: the package's way to start Java is changed meanwhile
 
 
@@ -71,6 +78,8 @@ class ScienceWorldEnv(TextGameEnv):
         "focus on OBJ (only on what the task asks for), wait, wait1. Where a command is ambiguous, answer with the "
         "number. Answer with <answer>I give up</answer> only to give up."
     )
+    command = "such as: open door to kitchen"
+    timeout = CALL_TIMEOUT
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "dev": "dev", "test": "test", "validation": "dev"}
 
     def __init__(self, *, tasks: Sequence[str] | None = None, simplifications: str = "", **kwargs: Any) -> None:
@@ -78,14 +87,14 @@ class ScienceWorldEnv(TextGameEnv):
         kwargs.setdefault("max_action_tokens", 512)
         if kwargs.get("tokenizer") is None:  # a token is a byte
             kwargs.setdefault("max_context_tokens", 65_536)
-        self.names = tuple(TASKS if tasks is None else tasks)
-        if not self.names or not set(self.names) <= set(TASKS):
-            raise ArgumentError(f"tasks must be some of {', '.join(TASKS)}, got {tasks!r}")
+        self.names = some_of("tasks", tasks, TASKS)
+        if not isinstance(simplifications, str):
+            raise ArgumentError(f"simplifications must be a text, separated by commas, got {simplifications!r}")
         if wrong := [one for one in simplifications.split(",") if one and one not in SIMPLIFICATIONS]:
             raise ArgumentError(f"simplifications are {', '.join(SIMPLIFICATIONS)}, got {', '.join(wrong)}")
         self.simplifications = simplifications
         find_scienceworld()
-        super().__init__(command="such as: open door to kitchen", timeout=CALL_TIMEOUT, **kwargs)
+        super().__init__(**kwargs)
         self._order = order(self.names, self.split)
 
     @property
@@ -198,6 +207,8 @@ class Simulator:
             package.launch_gateway = partial(plain, javaopts=[*JAVA_OPTIONS, "--patch-module", f"java.base={folder}"])
             try:
                 self.env = package.ScienceWorldEnv("", envStepLimit=2**30)
+            except (ValueError, OSError) as error:  # py4j reads a port from what Java prints
+                raise ToolFault(f"Java didn't start: {error!r:.300}") from error
             finally:
                 package.launch_gateway = plain
         self.seed = seed_java(self.env._gateway, SEED)
@@ -253,10 +264,16 @@ def find_scienceworld() -> Any:
         import scienceworld.scienceworld as package
     except ImportError as error:
         raise ImportError('ScienceWorld needs scienceworld: pip install "agent-r1[scienceworld]"') from error
-    if shutil.which("java") is None:
-        raise ImportError(
-            'ScienceWorld needs Java 17, beside pip install "agent-r1[scienceworld]": apt-get install '
-            "openjdk-17-jre-headless, or another one whose java is on the PATH"
-        )
+    home = os.environ.get("JAVA_HOME")  # py4j takes its java
+    java = shutil.which(os.path.join(home, "bin", "java") if home else "java")
+    if java is None:
+        raise ImportError(NEEDS_JAVA + f"; JAVA_HOME is {home}" * bool(home))
+    try:
+        options = [*JAVA_OPTIONS, "--patch-module", f"java.base={os.devnull}", "-version"]
+        subprocess.run([java, *options], check=True, capture_output=True, timeout=CALL_TIMEOUT)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
+        raise ImportError(f"{NEEDS_JAVA}; {java} doesn't take its options: {said[-200:] or error}") from error
     check_version("scienceworld", "1.2")
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a simulator that is lost is told once, as a fault
     return package

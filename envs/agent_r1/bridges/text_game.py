@@ -18,15 +18,14 @@ class TextGameEnv(BridgeEnv):
 
     The episode ends when the game does; its score is the sum of the rewards divided by `full_score()`, from 0 to 1.
     With `process_reward={"game": 1.0}` each reward, so divided, is paid at its turn, too.
-
-    Args:
-        command: what a command is, for the tool's description.
     """
 
+    command: str = "a command of the game"
+    """What a command is, for the tool's description."""
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "game": 0.0}
 
-    def __init__(self, *, command: str = "a command of the game", **kwargs: Any) -> None:
-        act = call_schema("act", "Do something.", command={"type": "string", "description": command})
+    def __init__(self, **kwargs: Any) -> None:
+        act = call_schema("act", "Do something.", command={"type": "string", "description": self.command})
         super().__init__([act], **kwargs)
 
     def full_score(self) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import importlib.metadata
 import io
+import math
 import random
 import sys
 import threading
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.arguments import ArgumentError
-from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema
+from agent_r1.arguments import ArgumentError, duration
+from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema, check_version
 from agent_r1.bridges.textarena_players import MOVES, SOLVED, base, solve
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
@@ -27,12 +27,13 @@ from agent_r1.users import find_user
 from agent_r1_tools import ToolFault, ToolResult
 from agent_r1_tools.running import is_strict
 
-CHECKED = "0.7.4"
 MAX_CHARS = 1_000  # of an action: as the package's own wrapper clips them
 SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
 TRIES = 300  # games that the expert plays to win one
 JUDGED = ("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions")
 """Games that ask a model over the network who has won."""
+BROKEN = ("Countdown", "Cryptarithm", "Slitherlink")
+"""Games that mistake the order of the package's own arguments: none of their moves can be made."""
 
 Opponent = Callable[[str, random.Random], str]
 
@@ -89,13 +90,15 @@ class TextArenaEnv(FinalRewardEnv):
         game: str | Sequence[str] = "all",
         opponent: Opponent | str | None = None,
         player: int | None = None,
+        timeout: float = math.inf,
         **kwargs: Any,
     ) -> None:
         if player not in (None, 0, 1):
             raise ArgumentError(f"player must be None, 0 or 1, got {player!r}")
-        self.games = GAMES if game == "all" else (game,) if isinstance(game, str) else tuple(game)
-        if not self.games:
-            raise ArgumentError("game names no game")
+        chosen = GAMES if game == "all" else (game,) if isinstance(game, str) else game
+        if not isinstance(chosen, Sequence) or not chosen:
+            raise ArgumentError(f"game names no game: it is a name or a list of names, got {game!r}")
+        self.games, self.timeout = tuple(chosen), duration("timeout", timeout)
         self.opponent, self.player = find_user(opponent, "opponent"), player
         for name in self.games:
             if find_players(name) == 2 and opponent is None and base(name) not in MOVES:
@@ -186,7 +189,7 @@ class Match:
         if not self.over:
             return ToolResult(news or "Done.", ok=allowed)
         rewards = self.inner.state.rewards or {}
-        reward, other = float(rewards.get(self.player, 0)), float(rewards.get(1 - self.player, 0))
+        reward, other = (_number(rewards.get(player, 0)) for player in (self.player, 1 - self.player))
         alone = find_players(self.game) == 1
         won = reward >= 1 if alone else reward > max(0.0, other)
         reason = str(self.inner.state.game_info.get(self.player, {}).get("reason") or "The game is over.")
@@ -272,6 +275,11 @@ class Match:
                 self.random = random.getstate(), int(np.random.randint(2**31))
 
 
+def _number(reward: Any) -> float:
+    """A reward; 0 for a text, which `ThreeCardMonte` puts in its place after moves that the rules don't allow."""
+    return 0.0 if isinstance(reward, str) else float(reward)
+
+
 _lock = threading.RLock()
 
 
@@ -323,9 +331,7 @@ def load() -> ModuleType:
             package = importlib.import_module("textarena")
     except ImportError as error:
         raise ImportError(f'TextArena needs textarena ({error}): pip install "agent-r1[textarena]"') from error
-    version = importlib.metadata.version("textarena")
-    if version != CHECKED:
-        warnings.warn(f"textarena is {version}; this bridge was checked with {CHECKED}", stacklevel=2)
+    check_version("textarena", "0.7")
     return package
 
 
@@ -353,6 +359,8 @@ def find_players(game: str) -> int:
         raise ArgumentError(f"TextArena has no game {game!r}; it has {', '.join(names)}, and variants of them")
     if base(game) in JUDGED:
         raise ArgumentError(f"{game} asks a model over the network who has won")
+    if base(game) in BROKEN:
+        raise ArgumentError(f"{game} is broken in textarena 0.7: no move in it can be made")
     for players in (2, 1):
         try:
             with fence(), contextlib.redirect_stdout(io.StringIO()):

@@ -67,19 +67,20 @@ class TextWorldEnv(TextGameEnv):
         "eat ..., drink ..., cook ... with ..., slice ... with ..., chop ... with ..., dice ... with ..., "
         "prepare meal. Answer with <answer>I give up</answer> only to give up."
     )
+    command = "such as: open fridge"
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "valid": "valid", "test": "test", "validation": "valid"}
 
     def __init__(self, *, game: str = "cooking", settings: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("max_turns", 50)
         kwargs.setdefault("max_action_tokens", 512)
-        if game not in GAMES:
+        if not isinstance(game, str) or game not in GAMES:
             raise ArgumentError(f"there is no game {game!r}; there are {', '.join(GAMES)}")
         if unknown := set(settings or {}) - set(GAMES[game]):
             there = ", ".join(GAMES[game])
             raise ArgumentError(f"{game} has no setting {', '.join(map(repr, sorted(unknown)))}; it has {there}")
         find_textworld()
         self.game, self.settings = game, dict(GAMES[game]) | dict(settings or {})
-        super().__init__(command="such as: open fridge", **kwargs)
+        super().__init__(**kwargs)
         if settings:
             self.make_task(0)  # or says why there is none
 
