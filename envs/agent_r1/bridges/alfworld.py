@@ -84,7 +84,7 @@ class ALFWorldEnv(TextGameEnv):
         if games == "generated" and data_dir is not None:
             raise ArgumentError(f'games="generated" reads no data_dir, got {data_dir!r}')
         usual = Path("~/.cache/alfworld").expanduser()  # what alfworld sets when it is imported
-        given = Path(data_dir or os.environ.get("ALFWORLD_DATA", usual)).expanduser()
+        given = Path(data_dir or os.environ.get("ALFWORLD_DATA") or usual).expanduser()
         folder = given / "json_2.1.1"
         there = folder.is_dir()
         if not there and (games == "official" or games == "auto" and (given != usual or data_dir is not None)):
