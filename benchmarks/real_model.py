@@ -410,7 +410,9 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
     return "\n".join(lines), numbers
 
 
-def record_curves(jobs: dict[tuple[str, int], Job], how: str, path: Path) -> dict[str, dict[str, Any]]:
+def record_curves(
+    jobs: dict[tuple[str, int], Job], how: dict[tuple[str, int], str], path: Path
+) -> dict[str, dict[str, Any]]:
     """Training return and held-out EM of each run, against episodes and seconds of training, also of one that isn't
     finished. Those of other runs stay in the file, but for a learner's that were made in another way."""
     found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
@@ -424,8 +426,8 @@ def record_curves(jobs: dict[tuple[str, int], Job], how: str, path: Path) -> dic
                 one[metric] = curves["episodes"][1].tolist()
         if one:
             others = found.get(label, {})
-            found[label] = {key: run for key, run in others.items() if run["how"] == how}
-            found[label][str(seed)] = {"how": how} | one
+            found[label] = {key: run for key, run in others.items() if run["how"] == how[label, seed]}
+            found[label][str(seed)] = {"how": how[label, seed]} | one
     if found:
         path.parent.mkdir(exist_ok=True)
         write_json(path, found)
@@ -514,6 +516,33 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
     record_results(name, numbers, table, command, merged=True)
 
 
+def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: dict[str, str], questions: str,
+                args: argparse.Namespace) -> dict[tuple[str, int], dict[str, Any]]:  # fmt: skip
+    """Which training a figure is of, for each policy and seed: its flags and questions, or the hash of adapters."""
+    sft = {"sft_flags": without_threads(args.sft_flags), "trained_on": questions}
+    start = {"adapters": adapters[START]} if adapters else sft
+    found: dict[tuple[str, int], dict[str, Any]] = {(label, 1): {} for label in suite.modes}
+    found |= {(PAIRS, 1): sft, (START, 1): start}
+    for label, seed in reinforced:
+        if args.part != "rl" and seed == 1 and label in adapters:
+            found[label, seed] = start | {"on_top": adapters[label]}
+        else:
+            found[label, seed] = start | {"rl_flags": without_threads(args.rl_flags), "trained_on": questions}
+    return found
+
+
+def how_played(suite: Suite, data: Path, model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Which model, questions and flags a figure is of, for each set; nothing for a part that plays none of dev."""
+    if args.part not in ("evaluate", "report"):
+        return {which: {} for which in suite.sets}
+    flags = without_threads(args.evaluate_flags)
+    files = {which: find_file(data / one.folder / one.heldout) for which, one in suite.sets.items()}
+    return {
+        which: {"model": model, "questions": hash_of_files([file]), "evaluate_flags": flags}
+        for which, file in files.items()
+    }
+
+
 def alike(recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]]) -> dict[Key, Figures]:
     """What was played with these models, questions and flags."""
     return {
@@ -582,23 +611,10 @@ def main() -> None:
         write_json(prepared, facts)
     # what is recorded needs no run
     wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
-    sft_flags, rl_flags, evaluate_flags = map(without_threads, (args.sft_flags, args.rl_flags, args.evaluate_flags))
-    trained: dict[str, Any] = {"sft_flags": sft_flags, "trained_on": questions}
-    if adapters:
-        trained = {"adapters": hashes[START]}
-    how_of: dict[tuple[str, int], dict[str, Any]] = {(label, 1): {} for label in suite.modes}
-    how_of |= {(PAIRS, 1): {"sft_flags": sft_flags, "trained_on": questions}, (START, 1): trained}
-    for label, seed in wanted:
-        on_top = hashes.get(label) if seed == 1 else None
-        reinforced = {"on_top": on_top} if on_top else {"rl_flags": rl_flags, "trained_on": questions}
-        how_of[label, seed] = trained | reinforced
-    policies = list(how_of)
-    sets: dict[str, dict[str, Any]] = {which: {} for which in suite.sets}
-    if args.part in ("evaluate", "report"):
-        for which, one in suite.sets.items():
-            asked = hash_of_files([find_file(data / one.folder / one.heldout)])
-            sets[which] = {"model": weights, "questions": asked, "evaluate_flags": evaluate_flags}
-    how = {(label, which, seed): sets[which] | how_of[label, seed] for label, seed in policies for which in sets}
+    trained = how_trained(suite, wanted, hashes, questions, args)
+    policies = list(trained)
+    sets = how_played(suite, data, weights, args)
+    how = {(label, which, seed): sets[which] | trained[label, seed] for label, seed in policies for which in sets}
     record = RESULTS / f"{name}_episodes.jsonl"
     recorded = read_record(record, how) if args.part in ("evaluate", "report") else {}
     missing = [(label, seed) for label, seed in policies if any((label, x, seed) not in recorded for x in suite.sets)]
@@ -628,8 +644,8 @@ def main() -> None:
     try:
         folders = finish(list(rl_jobs.values()), args.workers)
     finally:
-        how_trained = json.dumps(trained | {"rl_flags": rl_flags, "trained_on": questions, "model": weights})
-        if found := record_curves(rl_jobs, how_trained, RESULTS / f"{name}_curves.json"):
+        made = {one: json.dumps(trained[one] | {"model": weights}) for one in rl_jobs}
+        if found := record_curves(rl_jobs, made, RESULTS / f"{name}_curves.json"):
             plot(found, ROOT / "docs" / "images" / f"{name}.png")
     for (label, seed), folder in zip(rl_wanted, folders, strict=True):
         runs[label, seed] = (str(folder), "agent")

@@ -392,14 +392,18 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
                 writer.add_scalar(tag, 8.0, step)
     monkeypatch.setattr(real_model, "find", lambda job: (job and tmp_path / job, False))
     path = tmp_path / "results" / "curves.json"
-    assert real_model.record_curves({("GRPO", 1): "new", ("PPO", 1): None}, "a", path) == {}
-    real_model.record_curves({("GRPO", 1): "one", ("GRPO", 2): "new"}, "a", path)
-    found = real_model.record_curves({("GRPO", 2): "two"}, "a", path)
+
+    def made(how):
+        return dict.fromkeys([("GRPO", 1), ("GRPO", 2), ("PPO", 1)], how)
+
+    assert real_model.record_curves({("GRPO", 1): "new", ("PPO", 1): None}, made("a"), path) == {}
+    real_model.record_curves({("GRPO", 1): "one", ("GRPO", 2): "new"}, made("a"), path)
+    found = real_model.record_curves({("GRPO", 2): "two"}, made("a"), path)
     assert json.loads(path.read_text()) == found and {k: list(v) for k, v in found.items()} == {"GRPO": ["1", "2"]}
     assert found["GRPO"]["2"]["eval/em at episodes"] == [0, 8] and "charts/exact_match" not in found["GRPO"]["1"]
     real_model.plot(found, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1_000
-    others = real_model.record_curves({("GRPO", 2): "two"}, "b", path)["GRPO"]
+    others = real_model.record_curves({("GRPO", 2): "two"}, made("b"), path)["GRPO"]
     assert list(others) == ["2"]  # made in another way
 
 
