@@ -65,16 +65,19 @@ def oracle(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """How many tasks the expert solves, and why not all; the same of who says nothing. A row for each split or kind."""
     if name in KINDS:
         return {kind: oracle_of(name, kind, kwargs, min(args.tasks, EACH)) for kind, kwargs in KINDS[name].items()}
-    return {row: oracle_of(name, row, kwargs, args.tasks) for row, kwargs in splits(name).items()}
+    rows = splits(name) | variants(name)
+    return {row: oracle_of(name, row, kwargs, args.tasks) for row, kwargs in rows.items()}
 
 
 def splits(name: str) -> dict[str, dict[str, Any]]:
-    """Each split, and how it is asked for; of some ids in several variants."""
-    there = dict.fromkeys(gym.make(f"AgentR1/{name}-v0").unwrapped.splits.values())
-    rows = {split: {"split": split} for split in there}
-    for variant, kwargs in VARIANTS.get(name, {}).items():
-        rows |= {f"{split}, {variant}": {"split": split} | kwargs for split in there}
-    return rows
+    """Each split, and how it is asked for."""
+    return {split: {"split": split} for split in gym.make(f"AgentR1/{name}-v0").unwrapped.splits.values()}
+
+
+def variants(name: str) -> dict[str, dict[str, Any]]:
+    """The splits of an id in `VARIANTS` once more."""
+    there = VARIANTS.get(name, {}).items()
+    return {f"{split}, {variant}": how | more for variant, more in there for split, how in splits(name).items()}
 
 
 def oracle_of(name: str, row: str, kwargs: dict[str, Any], tasks: int) -> dict[str, Any]:
@@ -105,11 +108,10 @@ def oracle_of(name: str, row: str, kwargs: dict[str, Any], tasks: int) -> dict[s
 
 
 def tricks(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Success and mean reward of calls at random and of the environment's own tricks, for each kind, or for each split
-    in its last variant."""
+    """Success and mean reward of calls at random and of the environment's own tricks, for each kind or variant."""
     found = {}
-    most, kinds = (EACH, KINDS[name]) if name in KINDS else (args.tasks, splits(name))
-    for row, kwargs in list(kinds.items())[-len(kinds) // (1 + len(VARIANTS.get(name, ()))) :]:
+    most, kinds = (EACH, KINDS[name]) if name in KINDS else (args.tasks, variants(name) or splits(name))
+    for row, kwargs in kinds.items():
         env: Any = gym.make(f"AgentR1/{name}-v0", **kwargs).unwrapped
         count = min(env.num_tasks, args.tasks, most)
         found[row] = {"tasks": count}
@@ -123,10 +125,11 @@ def tricks(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def costs(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Medians in milliseconds over the first tasks: a task that is new, one that was played before, a call, and a
-    snapshot that is taken halfway along the expert's way, and gone on from."""
+    """Medians in milliseconds over the first tasks: a task that is new, one that was played before, a turn, and a
+    snapshot that is taken halfway along the expert's turns and gone on from, with the calls that are made again for it.
+    """
     env: Any = gym.make(f"AgentR1/{name}-v0").unwrapped
-    times: dict[str, list[float]] = {key: [] for key in ("new", "again", "call", "snapshot", "calls before it")}
+    times: dict[str, list[float]] = {key: [] for key in ("new", "again", "turn", "snapshot", "calls before it")}
 
     def timed(key: str, work: Callable[[], Any]) -> Any:
         begun = time.perf_counter()
@@ -149,9 +152,9 @@ def costs(name: str, args: argparse.Namespace) -> dict[str, Any]:
         for number, text in enumerate(turns[: half + 1]):
             if number == half:
                 timed("snapshot", lambda: env.set_state(env.get_state()))
-                times["calls before it"].append(half)
+                times["calls before it"].append(len(env.memory.get("log", ())))
             span = probes.span(env, text)
-            timed("call", lambda span=span: env.step(span))
+            timed("turn", lambda span=span: env.step(span))
     by_calls = isinstance(env, BridgeEnv)
     env.close()
     medians = {key: float(np.median(values)) for key, values in times.items()}

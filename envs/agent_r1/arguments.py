@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -59,7 +59,7 @@ def some_of(name: str, value: Any, there: Iterable[str]) -> tuple[str, ...]:
     known = tuple(there)
     if value is None:
         return known
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str) or not isinstance(value, Sequence):
         raise ArgumentError(f"{name} must be a list of names, got {value!r}")
     chosen = tuple(value)
     if not chosen or not all(isinstance(one, str) and one in known for one in chosen):

@@ -66,6 +66,12 @@ def test_the_kinds_can_be_chosen():
         ALFWorldEnv(games="all")
 
 
+@pytest.fixture(autouse=True)
+def no_official_games(monkeypatch):
+    """Whatever is set or installed here."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+
+
 @pytest.fixture
 def official(tmp_path):
     """Three games in the official format, one of which ALFWorld leaves out."""

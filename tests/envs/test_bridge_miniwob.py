@@ -365,6 +365,15 @@ def test_a_driver_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path)
     assert not list(tmp_path.iterdir()) and time.monotonic() - begun < miniwob_page.REQUEST_TIMEOUT / 2
 
 
+def test_a_guard_that_is_killed_at_its_start_harms_nobody(monkeypatch):
+    """Before it has said which group of processes the browser is: 0 would be our own."""
+    BROWSERS.clear()
+    monkeypatch.setattr(miniwob_page, "GUARD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr(os, "killpg", lambda *given: pytest.fail(f"killpg{given}"))
+    with pytest.raises(ToolFault, match="chromedriver didn't start"):
+        Page("click-test", 1, "train")
+
+
 def test_a_killed_guard_leaves_no_browser():
     BROWSERS.clear()
     page = Page("click-test", 1, "train")

@@ -88,6 +88,7 @@ def test_splits_share_no_item():
         ({"dataset": ["gcd", "lcm"], "config": {}}, "config is for one data set"),
         ({"dataset": "gcd", "level": -1}, "level"),
         ({"dataset": "gcd", "attempts": 0}, "attempts"),
+        ({"dataset": [["gcd"]]}, "dataset must be a name, a list of names"),
         ({"dataset": 5}, "dataset must be a name, a list of names or a dict with their settings, got 5"),
     ],
 )

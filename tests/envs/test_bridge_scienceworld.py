@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -262,26 +263,46 @@ def test_a_java_that_does_not_fit_is_said(tmp_path):
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho Unrecognized option: --patch-module >&2\nexit 1\n")
     java.chmod(0o755)
-    for name, value, words in (
-        ("PATH", f"{java.parent}:{os.environ['PATH']}", "Unrecognized option: --patch-module"),
-        ("JAVA_HOME", str(tmp_path), "Unrecognized option: --patch-module"),
-        ("JAVA_HOME", "/nowhere", "JAVA_HOME is /nowhere"),
-    ):
-        with forgotten(scienceworld.find_scienceworld) as patched:
-            patched.setenv(name, value)
-            with pytest.raises(ImportError, match=f"needs Java 17.*{words}"):
-                ScienceWorldEnv()
+    with forgotten(scienceworld.find_scienceworld) as patched:
+        patched.setenv("PATH", f"{java.parent}:{os.environ['PATH']}")
+        with pytest.raises(ImportError, match="needs Java 17.*Unrecognized option: --patch-module"):
+            ScienceWorldEnv()
+    with forgotten(scienceworld.find_scienceworld) as patched:
+        patched.setenv("JAVA_HOME", "/nowhere")  # the one on the PATH is started
+        ScienceWorldEnv().close()
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__:pytest.PytestUnraisableExceptionWarning")
-def test_a_java_that_does_not_start_is_a_fault(monkeypatch):
+@pytest.mark.parametrize("first", [False, True])
+def test_a_java_that_does_not_start_is_a_fault(monkeypatch, first):
+    """Neither of the one that plays nor of the first one, in which the class for random numbers is found."""
+
     def launch(*args, **kwargs):
         raise ValueError("invalid literal for int() with base 10: b''")  # what py4j says then
 
-    monkeypatch.setattr(scienceworld.find_scienceworld(), "launch_gateway", launch)
+    if first:
+        java_random._patched.cache_clear()
+    module = importlib.import_module("py4j.java_gateway") if first else scienceworld.find_scienceworld()
+    monkeypatch.setattr(module, "launch_gateway", launch)
     scienceworld.SIMULATORS.clear()
     with pytest.raises(ToolFault, match="Java didn't start"):
         scienceworld.House()
+
+
+def test_a_java_that_dies_at_its_start_is_a_fault(monkeypatch):
+    from py4j.protocol import Py4JNetworkError
+
+    started = []
+
+    def seed(gateway, number):
+        started.append(gateway.java_process)
+        raise Py4JNetworkError("the connection is gone")
+
+    monkeypatch.setattr(scienceworld, "seed_java", seed)
+    scienceworld.SIMULATORS.clear()
+    with pytest.raises(ToolFault, match="Java didn't start.*the connection is gone"):
+        scienceworld.House()
+    assert started[0].poll() is not None
 
 
 def test_a_simulator_leaves_nothing_open():

@@ -140,6 +140,8 @@ def test_what_cannot_be_made_is_said():
         TextWorldEnv(game=5)
     with pytest.raises(ArgumentError, match="there is no game"):
         TextWorldEnv(game=["cooking"])
+    with pytest.raises(ArgumentError, match="settings must be a dict of cooking's settings, got 5"):
+        TextWorldEnv(settings=5)
     with pytest.raises(ArgumentError, match="there is no game 'chess'; there are cooking, coin_collector"):
         TextWorldEnv(game="chess")
     with pytest.raises(ArgumentError, match="cooking has no setting 'rooms'; it has recipe"):

@@ -248,6 +248,25 @@ def test_what_the_machinery_breaks_is_never_the_policys(lock):
     assert "the game's process has ended" in info["fault"] and Lock.made - made > MOST_BREAKS
 
 
+def test_a_game_that_cannot_be_made_again_is_a_fault(lock, monkeypatch):
+    env = make(fault_deadline=0.2)
+    env.reset(options={"task_index": 7})
+    Lock.lost = 1
+
+    def start():
+        raise RuntimeError("could not start the engine")
+
+    monkeypatch.setattr(env, "make_env", start)
+    _, reward, _, truncated, info = do(env, "1")
+    assert truncated and reward == 0 and not info["reward_terms"] and "could not start the engine" in info["fault"]
+    strict = make(fault_deadline=0.2, strict=True)
+    strict.reset(options={"task_index": 7})
+    Lock.lost = 1
+    monkeypatch.setattr(strict, "make_env", start)
+    with pytest.raises(RuntimeError, match="could not start the engine"):
+        do(strict, "1")
+
+
 def test_an_argument_that_a_bridge_gives_itself_is_unknown():
     class Game(TextGameEnv):
         command = "such as: jump"
@@ -257,8 +276,15 @@ def test_an_argument_that_a_bridge_gives_itself_is_unknown():
             Game(**{name: 1})
         there = str(error.value).partition("it has ")[2]
         assert "max_turns" in there and "command" not in there and "timeout" not in there
-    with pytest.raises(ArgumentError, match="timeout must be a number of seconds"):
-        make(timeout="long")
+    for wrong, words in (
+        ({"timeout": "long"}, "timeout must be a number of seconds"),
+        ({"timeout": 0}, "timeout must be above 0 seconds"),
+        ({"command": 5}, "command must be a text, got 5"),
+        ({"seeds": 5}, "seeds must have tasks for train and test, got 5"),
+        ({"split": ["train"]}, r"has no split \['train'\]"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            make(**wrong)
 
 
 def test_a_call_of_a_game_has_no_arguments_but_the_command(lock):

@@ -59,7 +59,10 @@ class AgentDojoEnv(BridgeEnv):
         self.attack, self.version = attack, version
         kwargs.setdefault("max_turns", 32)
         kwargs.setdefault("max_context_tokens", 131_072)
-        schemas = schemas_of(find_suite(version, split)) if split in self.splits else []  # another is refused below
+        there = isinstance(split, str) and split in self.splits  # another is refused below
+        schemas = schemas_of(find_suite(version, split)) if there else []
+        if not isinstance(attack, str | None):
+            raise ArgumentError(f"attack must be the name of an attack or None, got {attack!r}")
         if attack is not None:
             find_attack(version, "workspace", attack)
         super().__init__(schemas, split=split, **kwargs)
@@ -156,7 +159,7 @@ class AgentDojoEnv(BridgeEnv):
         return [*turns, user.GROUND_TRUTH_OUTPUT or "That is done."]
 
     def shortcut_numbers(self, rng: np.random.Generator) -> list[str]:
-        """Asks something that changes nothing, and answers with all numbers from 0 on, as many as a turn holds."""
+        """Makes a call without arguments, and answers with all numbers from 0 on, as many as a turn holds."""
         question = next(name for name, tool in self.tools.items() if not tool.parameters.get("required"))
         numbers, room = " ".join(map(str, range(2500))), self.max_action_tokens - 16  # a token has a letter, or more
         return [self.dialect.tool_call(question, {}), numbers[: max(room, 0)]]

@@ -83,6 +83,8 @@ class ALFWorldEnv(TextGameEnv):
         self.kinds = some_of("kinds", kinds, KINDS)
         if games == "generated" and data_dir is not None:
             raise ArgumentError(f'games="generated" reads no data_dir, got {data_dir!r}')
+        if not isinstance(data_dir, str | os.PathLike | None):
+            raise ArgumentError(f"data_dir must be a folder, got {data_dir!r}")
         usual = Path("~/.cache/alfworld").expanduser()  # what alfworld sets when it is imported
         given = Path(data_dir or os.environ.get("ALFWORLD_DATA") or usual).expanduser()
         folder = given / "json_2.1.1"

@@ -12,8 +12,10 @@ from functools import cache, partial
 from importlib import metadata
 from typing import Any, ClassVar, Protocol
 
+from agent_r1.arguments import ArgumentError, duration
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
+from agent_r1_tools.running import is_strict
 from agent_r1_tools.tool import is_fault
 
 MOST_BREAKS = 5  # of an episode's simulator, by what the policy did
@@ -96,7 +98,12 @@ class BridgeEnv(ToolEnv):
             return ToolResult("This is over.", ok=False)
         if memory.get("broken", 0) >= MOST_BREAKS:  # each costs all that was done before it
             return ToolResult("The simulator broke too often; nothing more can be done.", ok=False)
-        world = self.world
+        try:
+            world = self.world
+        except Exception as error:  # what worked before doesn't: nothing that this call did
+            if is_fault(error) or is_strict(self.strict):
+                raise
+            raise ToolFault(f"the simulator can't be made again: {error!r:.300}") from error
         try:
             result = self._call(world, tool_name, arguments)
         except Exception as error:
@@ -160,6 +167,13 @@ def digest(result: ToolResult) -> str:
     """What came of a call, in short: what was said, and the data that rewards are made of."""
     said = json.dumps([result.content, result.ok, result.done, result.data], sort_keys=True, default=lambda value: "")
     return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def call_seconds(timeout: Any) -> float:
+    """`timeout` as a float. Raises ArgumentError where it isn't above 0."""
+    if (seconds := duration("timeout", timeout)) == 0:
+        raise ArgumentError("timeout must be above 0 seconds, got 0")
+    return seconds
 
 
 @cache

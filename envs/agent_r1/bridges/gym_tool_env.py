@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from agent_r1.arguments import ArgumentError, duration, finite
-from agent_r1.bridges.bridge import World
+from agent_r1.arguments import ArgumentError, finite
+from agent_r1.bridges.bridge import World, call_seconds
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import ToolFault, ToolResult
@@ -45,17 +45,19 @@ class GymToolEnv(TextGameEnv):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("max_turns", 30)
-        if not isinstance(instructions, str):
-            raise ArgumentError(f"instructions must be a text, got {instructions!r}")
+        for name, text in (("instructions", instructions), ("command", command)):
+            if not isinstance(text, str):
+                raise ArgumentError(f"{name} must be a text, got {text!r}")
         if not callable(make_env):
             raise ArgumentError(f"make_env must be a function that makes a game, got {make_env!r}")
         if finite("max_return", max_return) <= 0:
             raise ArgumentError(f"max_return must be above 0, got {max_return!r}")
         self.instructions, self.make_env, self.max_return = instructions, make_env, max_return
         self.seeds = seeds or {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
-        if sorted(self.seeds) != sorted(self.splits) or not all(self.seeds.values()):
+        named = isinstance(self.seeds, Mapping) and self.seeds.keys() == self.splits.keys()
+        if not named or not all(self.seeds.values()):
             raise ArgumentError(f"seeds must have tasks for {' and '.join(self.splits)}, got {self.seeds!r}")
-        self.command, self.timeout = command, duration("timeout", timeout)
+        self.command, self.timeout = command, call_seconds(timeout)
         super().__init__(**kwargs)
         self._first: dict[int, str] = {}
 

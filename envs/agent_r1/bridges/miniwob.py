@@ -57,7 +57,7 @@ class MiniWoBEnv(FinalRewardEnv):
         kwargs.setdefault("max_turns", 20)
         kwargs.setdefault("max_action_tokens", 512)
         find_chromium()
-        self.names = some_of("tasks", SCRIPTS if tasks is None else tasks, task_names())
+        self.names = some_of("tasks", tuple(SCRIPTS) if tasks is None else tasks, task_names())
         super().__init__(TOOLS, **kwargs)
 
     @property

@@ -229,8 +229,9 @@ class Browser:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(REQUEST_TIMEOUT)
         if self.process.returncode == -signal.SIGKILL:  # somebody killed the guard
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.group, signal.SIGKILL)
+            if self.group:  # before the guard has named it, 0: our own
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.group, signal.SIGKILL)
             shutil.rmtree(self.folder, ignore_errors=True)
         self.process.stdin.close()  # type: ignore[union-attr]
         self.process.stdout.close()  # type: ignore[union-attr]
@@ -244,7 +245,7 @@ class Browser:
             while (left := deadline - time.monotonic()) > 0 and selector.select(left):
                 more = os.read(pipe.fileno(), 4096)  # type: ignore[union-attr]
                 said += more
-                if group := re.match(rb"group (\d+)\n", said):
+                if group := re.search(rb"^group (\d+)\n", said, re.MULTILINE):
                     self.group = int(group[1])
                 if found := re.search(rb"successfully on port (\d+)", said):
                     return int(found[1])
@@ -278,7 +279,9 @@ def find_chromium() -> tuple[str, str]:
     for program in (browser, driver):
         try:
             subprocess.run([program, "--version"], check=True, capture_output=True, timeout=REQUEST_TIMEOUT)
-        except (OSError, subprocess.SubprocessError) as error:
+        except subprocess.TimeoutExpired:
+            pass  # on a busy machine; who starts it says what is wrong
+        except (OSError, subprocess.CalledProcessError) as error:
             said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
             raise ImportError(f"{needed}; {program} --version doesn't run: {said[-200:] or error}") from error
     return browser, driver

@@ -156,14 +156,14 @@ def choose(dataset: Any, config: Mapping[str, Any] | None, level: int | None) ->
         config = None
     if config is not None:
         raise ArgumentError("config is for one data set; of several give each its own: dataset={name: config, ...}")
-    if not isinstance(dataset, Mapping | Sequence):
+    if not isinstance(dataset, Mapping | Sequence) or not all(isinstance(name, str) for name in dataset):
         raise ArgumentError(f"dataset must be a name, a list of names or a dict with their settings, got {dataset!r}")
     if not isinstance(dataset, Mapping):
         dataset = dict.fromkeys(dataset, {})
     if not dataset:
         raise ArgumentError("dataset names no data set")
     try:
-        chosen = tuple((str(name), json.dumps(dict(settings), sort_keys=True)) for name, settings in dataset.items())
+        chosen = tuple((name, json.dumps(dict(settings), sort_keys=True)) for name, settings in dataset.items())
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"settings of a data set are a dict as JSON has it: {error}") from error
     if level is not None or len(chosen) < len(there["names"]) - len(LEFT_OUT):

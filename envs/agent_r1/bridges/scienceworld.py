@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -201,17 +200,24 @@ class Simulator:
     """A Java process with ScienceWorld in it, whose random numbers begin where we say."""
 
     def __init__(self) -> None:
-        package, folder = find_scienceworld(), patched_random()
-        with _ONE_AT_A_TIME:
-            plain = package.launch_gateway
-            package.launch_gateway = partial(plain, javaopts=[*JAVA_OPTIONS, "--patch-module", f"java.base={folder}"])
-            try:
-                self.env = package.ScienceWorldEnv("", envStepLimit=2**30)
-            except (ValueError, OSError) as error:  # py4j reads a port from what Java prints
-                raise ToolFault(f"Java didn't start: {error!r:.300}") from error
-            finally:
-                package.launch_gateway = plain
-        self.seed = seed_java(self.env._gateway, SEED)
+        package = find_scienceworld()
+        from py4j.protocol import Py4JError
+
+        self.env: Any = None
+        try:
+            patch = ["--patch-module", f"java.base={patched_random()}"]
+            with _ONE_AT_A_TIME:
+                plain = package.launch_gateway
+                package.launch_gateway = partial(plain, javaopts=[*JAVA_OPTIONS, *patch])
+                try:
+                    self.env = package.ScienceWorldEnv("", envStepLimit=2**30)
+                finally:
+                    package.launch_gateway = plain
+            self.seed = seed_java(self.env._gateway, SEED)
+        except (ValueError, OSError, Py4JError) as error:  # ValueError: py4j reads a port from what Java prints
+            if self.env is not None:
+                self.end()
+            raise ToolFault(f"Java didn't start: {error!r:.300}") from error
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -259,21 +265,22 @@ def gold_path(task: str, variation: int, simplifications: str) -> tuple[str, ...
 
 @cache
 def find_scienceworld() -> Any:
-    """Its module. Raises ImportError where package or Java isn't installed; warns of a version that wasn't checked."""
+    """Its module. Raises ImportError without package or Java, or for a Java that doesn't take its options; warns
+    of a version that wasn't checked."""
     try:
         import scienceworld.scienceworld as package
     except ImportError as error:
         raise ImportError('ScienceWorld needs scienceworld: pip install "agent-r1[scienceworld]"') from error
-    home = os.environ.get("JAVA_HOME")  # py4j takes its java
-    java = shutil.which(os.path.join(home, "bin", "java") if home else "java")
+    java = shutil.which("java")
     if java is None:
-        raise ImportError(NEEDS_JAVA + f"; JAVA_HOME is {home}" * bool(home))
+        raise ImportError(NEEDS_JAVA)
     try:
         options = [*JAVA_OPTIONS, "--patch-module", f"java.base={os.devnull}", "-version"]
         subprocess.run([java, *options], check=True, capture_output=True, timeout=CALL_TIMEOUT)
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.TimeoutExpired:
+        pass  # on a busy machine; who starts it says what is wrong
+    except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
         raise ImportError(f"{NEEDS_JAVA}; {java} doesn't take its options: {said[-200:] or error}") from error
     check_version("scienceworld", "1.2")
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a simulator that is lost is told once, as a fault
     return package

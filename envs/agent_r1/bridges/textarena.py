@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.arguments import ArgumentError, duration
-from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema, check_version
+from agent_r1.arguments import ArgumentError, integer
+from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema, call_seconds, check_version
 from agent_r1.bridges.textarena_players import MOVES, SOLVED, base, solve
 from agent_r1.dialects import Call
 from agent_r1.tool_env import ONLY_EXPERTS, End, Task
@@ -93,12 +93,12 @@ class TextArenaEnv(FinalRewardEnv):
         timeout: float = math.inf,
         **kwargs: Any,
     ) -> None:
-        if player not in (None, 0, 1):
+        if player is not None and integer("player", player) not in (0, 1):
             raise ArgumentError(f"player must be None, 0 or 1, got {player!r}")
         chosen = GAMES if game == "all" else (game,) if isinstance(game, str) else game
-        if not isinstance(chosen, Sequence) or not chosen:
+        if not isinstance(chosen, Sequence) or not chosen or not all(isinstance(name, str) for name in chosen):
             raise ArgumentError(f"game names no game: it is a name or a list of names, got {game!r}")
-        self.games, self.timeout = tuple(chosen), duration("timeout", timeout)
+        self.games, self.timeout = tuple(chosen), call_seconds(timeout)
         self.opponent, self.player = find_user(opponent, "opponent"), player
         for name in self.games:
             if find_players(name) == 2 and opponent is None and base(name) not in MOVES:
@@ -276,8 +276,8 @@ class Match:
 
 
 def _number(reward: Any) -> float:
-    """A reward; 0 for a text, which `ThreeCardMonte` puts in its place after moves that the rules don't allow."""
-    return 0.0 if isinstance(reward, str) else float(reward)
+    """A reward; 0 for what is none: `ThreeCardMonte` gives a text after moves that the rules don't allow."""
+    return float(reward) if isinstance(reward, int | float) else 0.0
 
 
 _lock = threading.RLock()

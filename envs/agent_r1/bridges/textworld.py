@@ -75,6 +75,8 @@ class TextWorldEnv(TextGameEnv):
         kwargs.setdefault("max_action_tokens", 512)
         if not isinstance(game, str) or game not in GAMES:
             raise ArgumentError(f"there is no game {game!r}; there are {', '.join(GAMES)}")
+        if not isinstance(settings, Mapping | None):
+            raise ArgumentError(f"settings must be a dict of {game}'s settings, got {settings!r}")
         if unknown := set(settings or {}) - set(GAMES[game]):
             there = ", ".join(GAMES[game])
             raise ArgumentError(f"{game} has no setting {', '.join(map(repr, sorted(unknown)))}; it has {there}")
