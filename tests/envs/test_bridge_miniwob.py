@@ -374,15 +374,27 @@ def test_a_guard_that_is_killed_at_its_start_harms_nobody(monkeypatch):
         Page("click-test", 1, "train")
 
 
-def test_a_killed_guard_leaves_no_browser():
+def test_a_guard_that_cannot_start_is_a_fault_and_leaves_no_folder(monkeypatch, tmp_path):
+    BROWSERS.clear()
+    monkeypatch.setattr(miniwob_page.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(miniwob_page.sys, "executable", "/nowhere/python")
+    with pytest.raises(ToolFault, match="the browser didn't start"):
+        Page("click-test", 1, "train")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP, signal.SIGSTOP])
+def test_a_killed_guard_leaves_no_browser(how, monkeypatch):
     BROWSERS.clear()
     page = Page("click-test", 1, "train")
+    monkeypatch.setattr(miniwob_page, "REQUEST_TIMEOUT", 2)  # so long it waits for a guard that is stopped
     browser = page.loan.held
     below = browsers(browser.process.pid)
     assert len(below) > 3
-    browser.process.kill()
-    browser.process.wait()
-    page.close()
+    browser.process.send_signal(how)
+    if how != signal.SIGSTOP:
+        browser.process.wait()
+    browser.end()
     assert psutil.wait_procs(below, timeout=30)[1] == []
     wait_for(lambda: not os.path.exists(browser.folder))
 

@@ -74,12 +74,20 @@ def test_splits_share_no_item():
     assert train.make_task(0).question != test.make_task(0).question
 
 
+def test_a_level_may_be_a_number_of_numpy():
+    env = ReasoningGymEnv(dataset="gcd", level=np.int64(1))
+    env.reset(options={"task_index": 0})
+    assert env.task == ReasoningGymEnv(dataset="gcd", level=1).make_task(0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"dataset": "chain_summ"}, "has no data set 'chain_summ'; it has ab, acre"),
         ({"dataset": "composite"}, "no data set 'composite'"),
         ({"dataset": []}, "names no data set"),
+        ({"dataset": ""}, "names no data set"),
+        ({"dataset": [""]}, "names no data set"),
         ({"dataset": "chain_sum", "config": {"terms": 3}}, "chain_sum has no setting 'terms'; it has min_terms"),
         ({"dataset": "chain_sum", "config": {"seed": 3}}, "no setting 'seed'"),
         ({"dataset": "chain_sum", "config": {"min_terms": -1}}, "chain_sum can't be made"),

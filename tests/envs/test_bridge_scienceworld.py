@@ -16,11 +16,13 @@ pytest.importorskip("scienceworld")
 if shutil.which("java") is None:
     pytest.skip("ScienceWorld needs Java", allow_module_level=True)
 
+import psutil
 from bridge_cases import act, check_others_play_the_same, check_package, forgotten, run_elsewhere
 
 from agent_r1 import ArgumentError, ToolFault, probes
 from agent_r1.bridges import java_random, scienceworld
-from agent_r1.bridges.scienceworld import SIMULATORS, TASKS, ScienceWorldEnv, variations
+from agent_r1.bridges.java_random import patched_random
+from agent_r1.bridges.scienceworld import SIMULATORS, TASKS, House, ScienceWorldEnv, find_scienceworld, variations
 
 QUICK = ("boil", "use-thermometer", "power-component", "test-conductivity", "find-animal", "chemistry-mix", "melt")
 QUICK += ("lifespan-longest-lived", "identify-life-stages-2", "inclined-plane-determine-angle", "grow-plant")
@@ -130,6 +132,56 @@ def test_a_killed_process_costs_nothing_but_time(env):
             env.world.loan.held.env._gateway.java_process.kill()
         *_, info = env.step(probes.span(env, text))
     assert info["is_success"]
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")  # the package's own
+def test_a_java_that_never_says_its_port_is_a_fault(tmp_path, monkeypatch):
+    SIMULATORS.clear()
+    find_scienceworld()
+    silent = tmp_path / "java"
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(scienceworld, "CALL_TIMEOUT", 0.5)
+    before, began = set(psutil.Process().children()), time.monotonic()
+    with pytest.raises(ToolFault, match="Java didn't start"):
+        House()
+    assert time.monotonic() - began < 20 and set(psutil.Process().children()) <= before
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")  # the package's own
+def test_a_java_whose_client_fails_is_not_left(monkeypatch):
+    SIMULATORS.clear()
+    package, before = find_scienceworld(), set(psutil.Process().children())
+
+    def fail(*args, **kwargs):
+        raise OSError("no more sockets")
+
+    monkeypatch.setattr(package, "JavaGateway", fail)
+    with pytest.raises(ToolFault, match="no more sockets"):
+        House()
+    assert set(psutil.Process().children()) <= before
+
+
+def test_a_java_that_hangs_is_killed_in_the_end(monkeypatch):
+    monkeypatch.setattr(scienceworld, "LONGEST", 1.0)
+    house = House()
+    house.loan.held.env._gateway.java_process.send_signal(signal.SIGSTOP)
+    with pytest.raises(ToolFault, match="the simulator was lost"):
+        house.begin("boil", 0, "")
+    house.close()
+
+
+def test_java_random_numbers_are_seeded_again_where_their_folder_was_removed():
+    SIMULATORS.clear()
+    house = House()
+    first = house.begin("boil", 0, "")
+    house.close()
+    SIMULATORS.clear()
+    shutil.rmtree(patched_random())
+    house = House()
+    assert house.begin("boil", 0, "") == first
+    house.close()
 
 
 def test_processes_that_are_killed_again_and_again_cost_the_policy_nothing(env):

@@ -106,6 +106,7 @@ def test_an_opponent_that_fails_is_a_fault():
         ({"game": "Debate-v0"}, "asks a model over the network"),
         ({"game": "Stratego-v0"}, "there is no scripted player of Stratego-v0; give opponent="),
         ({"game": "Countdown-v0"}, "Countdown-v0 is broken in textarena 0.7"),
+        ({"game": "PublicGoodsGame-v0"}, "PublicGoodsGame-v0 is broken in textarena 0.7"),
         ({"game": "Taboo-v0"}, "isn't for one or two players"),
         ({"game": ()}, "names no game"),
         ({"game": 5}, "names no game: it is a name or a list of names, got 5"),

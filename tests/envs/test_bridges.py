@@ -4,6 +4,7 @@ import math
 import pickle
 import random
 import sys
+import threading
 import time
 
 import gymnasium as gym
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Text
 
-from agent_r1 import ArgumentError, ToolFault, ToolResult
+from agent_r1 import ArgumentError, ToolFault, ToolResult, probes
 from agent_r1.bridges import BridgeEnv, GymToolEnv, TextGameEnv
 from agent_r1.bridges.bridge import MOST_BREAKS, digest
 from agent_r1.vector import ToolVectorEnv
@@ -265,6 +266,91 @@ def test_a_game_that_cannot_be_made_again_is_a_fault(lock, monkeypatch):
     monkeypatch.setattr(strict, "make_env", start)
     with pytest.raises(RuntimeError, match="could not start the engine"):
         do(strict, "1")
+
+
+def test_a_game_made_again_too_late_stays_out_of_the_next_episode(lock, monkeypatch):
+    env, wait = make(timeout=0.3, fault_deadline=0.5), threading.Event()
+    env.reset(options={"task_index": 7})
+    Lock.lost, plain = 1, env.make_env
+    monkeypatch.setattr(env, "make_env", lambda: (wait.wait(10), plain())[1])
+    do(env, "1")  # lost
+    monkeypatch.setattr(env, "make_env", plain)
+    env.reset(options={"task_index": 8})
+    right, closed = env.world, Lock.closed
+    wait.set()
+    deadline = time.monotonic() + 10
+    while Lock.closed == closed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert Lock.closed == closed + 1 and env.world is right
+    for digit in code_of(env):
+        info = do(env, digit)[4]
+    assert info["is_success"]
+    env.close()
+    assert Lock.made == Lock.closed
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 5.0])
+def test_a_game_that_quits_when_it_is_made_again_is_a_fault(lock, monkeypatch, timeout):
+    env = make(fault_deadline=0.2, timeout=timeout)
+    env.reset(options={"task_index": 7})
+    Lock.lost = 1
+    monkeypatch.setattr(env, "make_env", lambda: sys.exit(3))
+    _, reward, _, truncated, info = do(env, "1")
+    assert truncated and reward == 0 and "wanted to end the process" in info["fault"] and "broken" not in env.memory
+
+
+def test_a_lost_game_that_cannot_be_closed_is_a_fault(lock, monkeypatch):
+    env = make(fault_deadline=0.2)
+    env.reset(options={"task_index": 7})
+
+    def close(game):
+        raise RuntimeError("the pipe is closed")
+
+    monkeypatch.setattr(Lock, "close", close)
+    Lock.lost = 1
+    first, *others = code_of(env)
+    info = do(env, first)[4]
+    assert info["tool_calls"][0]["ok"] and "fault" not in info and "broken" not in env.memory
+    monkeypatch.undo()
+    for digit in others:
+        info = do(env, digit)[4]
+    assert info["is_success"]
+
+
+def test_a_judge_or_snapshot_whose_game_cannot_be_made_again_meets_a_fault(lock, monkeypatch):
+    class Judging(GymToolEnv):
+        def judge_answer(self, answer):
+            return self.world.score, {}
+
+    env = Judging(make_env=Lock, fault_deadline=0.2)
+    env.reset(options={"task_index": 7})
+    do(env, "1")
+    state = env.get_state()
+    env.drop_world()
+
+    def start():
+        raise RuntimeError("could not start the engine")
+
+    monkeypatch.setattr(env, "make_env", start)
+    *_, truncated, info = env.step(probes.span(env, "<answer>1</answer>"))
+    assert truncated and "could not start the engine" in info["fault"]
+    with pytest.raises(ToolFault, match="could not start the engine"):
+        env.set_state(state)
+    with pytest.raises(RuntimeError, match="could not start the engine"):  # as it is, where nothing worked before
+        env.reset(options={"task_index": 7})
+
+
+def test_a_game_that_cannot_begin_is_closed(lock, monkeypatch):
+    monkeypatch.setattr(Lock, "reset", lambda game, seed: "no tuple")
+    with pytest.raises(ToolFault, match="Lock.reset returned 'no tuple'"):
+        make(fault_deadline=0).reset(options={"task_index": 7})
+    assert Lock.made == Lock.closed > 0
+
+
+@pytest.mark.parametrize("seeds", [{}, [], "", {"train": 5, "test": 5}, {"train": [], "test": [1]}, {"train": [1]}])
+def test_seeds_are_tasks_for_both_splits(seeds):
+    with pytest.raises(ArgumentError, match="seeds must have tasks for train and test"):
+        GymToolEnv(make_env=Lock, seeds=seeds)
 
 
 def test_an_argument_that_a_bridge_gives_itself_is_unknown():

@@ -56,6 +56,8 @@ class AgentDojoEnv(BridgeEnv):
     ) -> None:
         require_agentdojo()
         self.injected_reward = finite("injected_reward", injected_reward)
+        if not isinstance(version, str):
+            raise ArgumentError(f"version must be the name of one, such as v1.2.2, got {version!r}")
         self.attack, self.version = attack, version
         kwargs.setdefault("max_turns", 32)
         kwargs.setdefault("max_context_tokens", 131_072)

@@ -19,6 +19,7 @@ from agent_r1_tools.running import is_strict
 from agent_r1_tools.tool import is_fault
 
 MOST_BREAKS = 5  # of an episode's simulator, by what the policy did
+QUITS = "the simulator wanted to end the process"
 
 
 class World(Protocol):
@@ -65,14 +66,33 @@ class BridgeEnv(ToolEnv):
 
     @property
     def world(self) -> World:
-        """The episode's simulator, made anew where it was lost."""
-        if self._world is None:
-            self._world = world = self.make_world(self.task)
-            for name, arguments, seen in self.memory.get("log", ()):
+        """The episode's simulator, made anew where it was lost. Raises ToolFault where it can't be."""
+        if self._world is not None:
+            return self._world
+        try:
+            return self._make()
+        except Exception as error:  # what worked before doesn't: nothing that a policy did
+            if is_fault(error) or is_strict(self.strict):
+                raise
+            raise ToolFault(f"the simulator can't be made again: {error!r:.300}") from error
+
+    def _make(self) -> World:
+        task, memory = self.task, self.memory  # of this episode: a call that runs past its time may end in the next one
+        try:
+            world = self.make_world(task)
+        except SystemExit as error:
+            raise RuntimeError(QUITS) from error
+        try:
+            for name, arguments, seen in memory.get("log", ()):
                 if digest(self._call(world, name, arguments)) != seen:
-                    self.drop_world()
                     raise ToolFault(f"the simulator answered otherwise when {name} was called again for a snapshot")
-        return self._world
+            if self.memory is not memory:
+                raise ToolFault("the episode was over before its simulator was made again")
+        except BaseException as error:
+            close(world, error)
+            raise
+        self._world = world
+        return world
 
     def drop_world(self) -> None:
         """Close the simulator. The next call makes another one."""
@@ -98,12 +118,7 @@ class BridgeEnv(ToolEnv):
             return ToolResult("This is over.", ok=False)
         if memory.get("broken", 0) >= MOST_BREAKS:  # each costs all that was done before it
             return ToolResult("The simulator broke too often; nothing more can be done.", ok=False)
-        try:
-            world = self.world
-        except Exception as error:  # what worked before doesn't: nothing that this call did
-            if is_fault(error) or is_strict(self.strict):
-                raise
-            raise ToolFault(f"the simulator can't be made again: {error!r:.300}") from error
+        world = self.world
         try:
             result = self._call(world, tool_name, arguments)
         except Exception as error:
@@ -122,15 +137,19 @@ class BridgeEnv(ToolEnv):
             return result
         except BaseException as error:
             if self._world is world:  # nobody knows what became of it
-                self.drop_world()
+                self._world = None
+                close(world, error)
             if isinstance(error, SystemExit):  # of a game that was told to quit; whoever trains in it goes on
-                raise RuntimeError("the simulator wanted to end the process") from error
+                raise RuntimeError(QUITS) from error
             raise
 
     def start_episode(self, task: Task) -> None:
         """A new simulator; where a snapshot continues, with all that was done."""
         self.drop_world()
-        self.world  # noqa: B018  (made now, so that what is wrong with it shows at reset)
+        if self.memory.get("log"):
+            self.world  # noqa: B018  (made now, too)
+        else:
+            self._make()  # what is wrong with it shows as it is
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_world": None}  # where it arrives, the calls are made again
@@ -161,6 +180,14 @@ def call_schema(name: str, description: str, **properties: dict[str, Any]) -> di
     """A call of a simulator, all of whose arguments are required: `properties` are their JSON schemas."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     return {"name": name, "description": description, "parameters": parameters | {"additionalProperties": False}}
+
+
+def close(world: World, error: BaseException) -> None:
+    """Close a simulator in which something went wrong, which is what is told."""
+    try:
+        world.close()
+    except Exception as closing:
+        error.add_note(f"closing the simulator failed, too: {closing!r:.200}")
 
 
 def digest(result: ToolResult) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 
 from agent_r1.arguments import ArgumentError, finite
-from agent_r1.bridges.bridge import World, call_seconds
+from agent_r1.bridges.bridge import World, call_seconds, close
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import ToolFault, ToolResult
@@ -30,7 +30,7 @@ class GymToolEnv(TextGameEnv):
         max_return: the sum of rewards of a game that is won.
         seeds: the tasks of each split, as numbers for `reset(seed=...)`.
         command: what a command is, for the tool's description.
-        timeout: seconds of a step, for a game that blocks.
+        timeout: seconds of a step, for a game that blocks; with all steps before it where the game was lost.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class GymToolEnv(TextGameEnv):
         make_env: Callable[[], Env],
         instructions: str = "Play the game: give one command at a time with the tool act, and read what happens.",
         max_return: float = 1.0,
-        seeds: Mapping[str, range] | None = None,
+        seeds: Mapping[str, Sequence[int]] | None = None,
         command: str = "a command of the game",
         timeout: float = math.inf,
         **kwargs: Any,
@@ -53,10 +53,12 @@ class GymToolEnv(TextGameEnv):
         if finite("max_return", max_return) <= 0:
             raise ArgumentError(f"max_return must be above 0, got {max_return!r}")
         self.instructions, self.make_env, self.max_return = instructions, make_env, max_return
-        self.seeds = seeds or {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
-        named = isinstance(self.seeds, Mapping) and self.seeds.keys() == self.splits.keys()
-        if not named or not all(self.seeds.values()):
-            raise ArgumentError(f"seeds must have tasks for {' and '.join(self.splits)}, got {self.seeds!r}")
+        if seeds is None:
+            seeds = {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
+        self.seeds = seeds
+        named = isinstance(seeds, Mapping) and seeds.keys() == self.splits.keys()
+        if not named or not all(isinstance(some, Sequence) and len(some) for some in seeds.values()):
+            raise ArgumentError(f"seeds must have tasks for {' and '.join(self.splits)}, got {seeds!r}")
         self.command, self.timeout = command, call_seconds(timeout)
         super().__init__(**kwargs)
         self._first: dict[int, str] = {}
@@ -89,7 +91,11 @@ class Game:
 
     def __init__(self, env: Env, seed: int) -> None:
         self.env = env
-        self.observation = self._read("reset", env.reset(seed=seed), 2)[0]
+        try:
+            self.observation = self._read("reset", env.reset(seed=seed), 2)[0]
+        except BaseException as error:
+            close(self, error)
+            raise
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         found = self._read("step", self.env.step(arguments["command"]), 5)

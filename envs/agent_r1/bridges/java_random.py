@@ -8,11 +8,13 @@ which order sets, become constant by an option. Nothing else changes.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,46 @@ def without_time(code: bytes) -> bytes:
 
 def patched_random() -> str:
     """A folder for `--patch-module java.base=`. Raises RuntimeError for a Java in which it can't be done."""
-    return _patched(os.getpid())
+    folder = _patched(os.getpid())
+    if not os.path.isdir(folder):  # somebody cleaned up
+        _patched.cache_clear()
+        folder = _patched(os.getpid())
+    return folder
+
+
+@contextlib.contextmanager
+def watched(seconds: float) -> Iterator[None]:
+    """Ends the Java processes that py4j starts inside where that takes longer, or fails: py4j itself waits for ever.
+
+    One at a time: the package's way to start processes is changed meanwhile.
+    """
+    from py4j import java_gateway
+
+    plain, started = java_gateway.Popen, []
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        started.append(plain(*args, **kwargs))
+        return started[-1]
+
+    def end() -> None:
+        for process in started:
+            process.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    java_gateway.Popen = start
+    timer.start()
+    try:
+        yield
+    except BaseException:
+        end()
+        for process in started:
+            process.wait()
+            process.stdin.close()
+        raise
+    finally:
+        timer.cancel()
+        java_gateway.Popen = plain
 
 
 @cache

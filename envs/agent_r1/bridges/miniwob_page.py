@@ -147,10 +147,14 @@ class Browser:
 
         self.folder, self.group = tempfile.mkdtemp(prefix="miniwob-"), 0
         guard = [sys.executable, "-I", "-S", "-c", GUARD, self.folder, chromedriver, "--port=0"]
-        self.process = subprocess.Popen(
-            guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, "TMPDIR": self.folder, "HOME": self.folder},
-        )  # fmt: skip
+        try:
+            self.process = subprocess.Popen(
+                guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, "TMPDIR": self.folder, "HOME": self.folder},
+            )  # fmt: skip
+        except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise ToolFault(f"the browser didn't start: {error!r:.300}") from error
         try:
             address = f"http://127.0.0.1:{self._port()}"
             options = webdriver.ChromeOptions()
@@ -226,9 +230,12 @@ class Browser:
     def end(self) -> None:
         """Kill it, whatever it does."""
         self.process.terminate()  # the guard does it; a forked child may hold its stdin open
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self.process.wait(REQUEST_TIMEOUT)
-        if self.process.returncode == -signal.SIGKILL:  # somebody killed the guard
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.returncode != 0:  # somebody killed the guard
             if self.group:  # before the guard has named it, 0: our own
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.group, signal.SIGKILL)
@@ -247,7 +254,8 @@ class Browser:
                 said += more
                 if group := re.search(rb"^group (\d+)\n", said, re.MULTILINE):
                     self.group = int(group[1])
-                if found := re.search(rb"successfully on port (\d+)", said):
+                found = re.search(rb"successfully on port (\d+)", said)
+                if found and self.group:
                     return int(found[1])
                 if not more:
                     break

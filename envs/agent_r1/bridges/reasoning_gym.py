@@ -73,7 +73,7 @@ class ReasoningGymEnv(ToolEnv):
     ) -> None:
         integer("attempts", attempts, least=1)
         if level is not None:
-            integer("level", level, least=0)
+            level = integer("level", level, least=0)
         self.sets, self.level, self.attempts = choose(dataset, config, level), level, attempts
         kwargs.setdefault("max_turns", max(6, 2 * attempts))
         kwargs.setdefault("max_action_tokens", 16_384)  # some answers are long
@@ -160,7 +160,7 @@ def choose(dataset: Any, config: Mapping[str, Any] | None, level: int | None) ->
         raise ArgumentError(f"dataset must be a name, a list of names or a dict with their settings, got {dataset!r}")
     if not isinstance(dataset, Mapping):
         dataset = dict.fromkeys(dataset, {})
-    if not dataset:
+    if not dataset or not all(dataset):
         raise ArgumentError("dataset names no data set")
     try:
         chosen = tuple((name, json.dumps(dict(settings), sort_keys=True)) for name, settings in dataset.items())

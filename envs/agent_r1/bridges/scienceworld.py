@@ -17,7 +17,7 @@ import numpy as np
 
 from agent_r1.arguments import ArgumentError, some_of
 from agent_r1.bridges.bridge import World, check_version
-from agent_r1.bridges.java_random import JAVA_OPTIONS, patched_random, seed_java
+from agent_r1.bridges.java_random import JAVA_OPTIONS, patched_random, seed_java, watched
 from agent_r1.bridges.pool import Pool
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import ONLY_EXPERTS, Task
@@ -45,6 +45,7 @@ SIMPLIFICATIONS = (
 MOST_COMMAND = 150  # characters
 MOST_IDLE = 8  # simulators that wait for another episode; each is a Java process of .2 to .5 GB
 CALL_TIMEOUT = 120.0  # seconds; most calls take milliseconds
+LONGEST = 900.0  # seconds of all that Java is asked, in calls, at reset, for a gold path; then it is killed
 SEED = 8682522807148012  # where Java's random numbers begin in every episode
 NEEDS_JAVA = (
     'ScienceWorld needs Java 17, beside pip install "agent-r1[scienceworld]": apt-get install openjdk-17-jre-headless, '
@@ -190,10 +191,15 @@ class House:
         from py4j.protocol import Py4JError, Py4JJavaError
 
         with self.loan.at_work(Py4JError, OSError) as simulator:
+            timer = threading.Timer(LONGEST, simulator.env._gateway.java_process.kill)
+            timer.daemon = True
+            timer.start()
             try:
                 yield simulator
             except Py4JJavaError:  # the house couldn't do what was asked
                 raise ValueError("the simulator can't do that") from None
+            finally:
+                timer.cancel()
 
 
 class Simulator:
@@ -205,8 +211,8 @@ class Simulator:
 
         self.env: Any = None
         try:
-            patch = ["--patch-module", f"java.base={patched_random()}"]
-            with _ONE_AT_A_TIME:
+            with _ONE_AT_A_TIME, watched(CALL_TIMEOUT):
+                patch = ["--patch-module", f"java.base={patched_random()}"]
                 plain = package.launch_gateway
                 package.launch_gateway = partial(plain, javaopts=[*JAVA_OPTIONS, *patch])
                 try:
@@ -280,7 +286,8 @@ def find_scienceworld() -> Any:
     except subprocess.TimeoutExpired:
         pass  # on a busy machine; who starts it says what is wrong
     except (OSError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
+        printed = (getattr(error, "stderr", None) or b"") + (getattr(error, "stdout", None) or b"")
+        said = printed.decode(errors="replace").strip()
         raise ImportError(f"{NEEDS_JAVA}; {java} doesn't take its options: {said[-200:] or error}") from error
     check_version("scienceworld", "1.2")
     return package

@@ -32,8 +32,9 @@ SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the s
 TRIES = 300  # games that the expert plays to win one
 JUDGED = ("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions")
 """Games that ask a model over the network who has won."""
-BROKEN = ("Countdown", "Cryptarithm", "Slitherlink")
-"""Games that mistake the order of the package's own arguments: none of their moves can be made."""
+BROKEN = ("Countdown", "Cryptarithm", "PublicGoodsGame", "Slitherlink")
+"""Games that mistake the order of the package's own arguments, so that none of their moves can be made, and one that
+looks for the next player without end when all are out."""
 
 Opponent = Callable[[str, random.Random], str]
 
@@ -73,7 +74,7 @@ class TextArenaEnv(FinalRewardEnv):
         opponent: plays the other side: `opponent(observation, rng)` gives an action for all that it has read so far;
             also as "module:function". None for a scripted player, who makes random moves that the rules allow.
         player: which side is played, 0 or 1; None for both, in turn.
-        timeout: seconds of a move, for an opponent that blocks.
+        timeout: seconds of a move, for an opponent that blocks; with all moves before it where the game was lost.
 
     Raises: ImportError without textarena or what a game needs; ArgumentError for a game that cannot be played.
     """
@@ -281,18 +282,21 @@ def _number(reward: Any) -> float:
 
 
 _lock = threading.RLock()
+LONGEST = 60.0  # seconds that one waits for others' moves; they take milliseconds
 
 
 @contextlib.contextmanager
 def fence() -> Iterator[None]:
     """The package draws from global random state, which is put back; one thread at a time."""
-    with _lock:
-        before, before_numpy = random.getstate(), np.random.get_state()
-        try:
-            yield
-        finally:
-            random.setstate(before)
-            np.random.set_state(before_numpy)
+    if not _lock.acquire(timeout=LONGEST):
+        raise ToolFault(f"another game has not ended its move in {LONGEST:.0f} seconds")
+    before, before_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(before_numpy)
+        _lock.release()
 
 
 # ---------------------------------------------------------------------------------------------------------- the expert
@@ -360,7 +364,7 @@ def find_players(game: str) -> int:
     if base(game) in JUDGED:
         raise ArgumentError(f"{game} asks a model over the network who has won")
     if base(game) in BROKEN:
-        raise ArgumentError(f"{game} is broken in textarena 0.7: no move in it can be made")
+        raise ArgumentError(f"{game} is broken in textarena 0.7: no move in it can be made, or it never ends")
     for players in (2, 1):
         try:
             with fence(), contextlib.redirect_stdout(io.StringIO()):
