@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -163,6 +164,23 @@ def test_a_java_whose_client_fails_is_not_left(monkeypatch):
     assert set(psutil.Process().children()) <= before
 
 
+def test_a_java_that_hangs_while_it_is_seeded_is_a_fault(monkeypatch):
+    SIMULATORS.clear()
+    patched_random()
+    before, plain = set(psutil.Process().children()), java_random.seed_java
+
+    def hang(gateway, seed):
+        monkeypatch.setattr(scienceworld, "CALL_TIMEOUT", 1.0)
+        gateway.java_process.send_signal(signal.SIGSTOP)
+        return plain(gateway, seed)
+
+    monkeypatch.setattr(scienceworld, "seed_java", hang)
+    monkeypatch.setattr(scienceworld, "CALL_TIMEOUT", 20.0)
+    with pytest.raises(ToolFault, match="Java didn't start"):
+        House()
+    assert set(psutil.Process().children()) <= before
+
+
 def test_a_java_that_hangs_is_killed_in_the_end(monkeypatch):
     monkeypatch.setattr(scienceworld, "LONGEST", 1.0)
     house = House()
@@ -178,7 +196,7 @@ def test_java_random_numbers_are_seeded_again_where_their_folder_was_removed():
     first = house.begin("boil", 0, "")
     house.close()
     SIMULATORS.clear()
-    shutil.rmtree(patched_random())
+    (Path(patched_random()) / "java/util/Random.class").unlink()  # as a cleaner of temporary files does
     house = House()
     assert house.begin("boil", 0, "") == first
     house.close()

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.spaces import Text
 
 from agent_r1 import ArgumentError, ToolFault, ToolResult, probes
-from agent_r1.bridges import BridgeEnv, GymToolEnv, TextGameEnv
+from agent_r1.bridges import BridgeEnv, GymToolEnv, TextGameEnv, bridge
 from agent_r1.bridges.bridge import MOST_BREAKS, digest
 from agent_r1.vector import ToolVectorEnv
 
@@ -340,6 +340,52 @@ def test_a_judge_or_snapshot_whose_game_cannot_be_made_again_meets_a_fault(lock,
         env.reset(options={"task_index": 7})
 
 
+@pytest.mark.parametrize("end", [RuntimeError("a call is pending"), SystemExit(4)])
+def test_a_game_that_does_not_close_ends_no_training(lock, monkeypatch, end):
+    env = make(fault_deadline=0.2)
+    env.reset(options={"task_index": 7})
+    do(env, "1")
+
+    def close(game):
+        raise end
+
+    monkeypatch.setattr(Lock, "close", close)
+    info = do(env, "crash")[4]
+    assert not info["tool_calls"][0]["ok"] and "fault" not in info and env.memory["broken"] == 1
+    do(env, "1")
+    with pytest.warns(RuntimeWarning, match="the last episode's simulator didn't close"):
+        env.reset(options={"task_index": 7})  # whose first view is known
+    monkeypatch.undo()
+    for digit in code_of(env):
+        info = do(env, digit)[4]
+    assert info["is_success"]
+    env.close()
+
+
+def test_a_game_that_quits_at_reset_ends_no_training(lock, monkeypatch):
+    env = make()
+    env.reset(options={"task_index": 7})
+    monkeypatch.setattr(env, "make_env", lambda: sys.exit(3))
+    for index in (7, 8):
+        with pytest.raises(RuntimeError, match="wanted to end the process"):
+            env.reset(options={"task_index": index})
+
+
+def test_a_game_that_is_ready_at_the_last_moment_stays_out_of_the_next_episode(lock, monkeypatch):
+    """A thread that has seen that the episode still lasts, and puts its game there when the next one has begun."""
+    env = make(timeout=0.3, fault_deadline=0.5)
+    env.reset(options={"task_index": 7})
+    first = env.world
+    with bridge._one_at_a_time:  # between look and assignment nobody else begins an episode
+        thread = threading.Thread(target=lambda: env.reset(options={"task_index": 8}))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+    thread.join(10)
+    assert env.task.metadata["seed"] == 8 and env.world is not first
+    env.close()
+
+
 def test_a_game_that_cannot_begin_is_closed(lock, monkeypatch):
     monkeypatch.setattr(Lock, "reset", lambda game, seed: "no tuple")
     with pytest.raises(ToolFault, match="Lock.reset returned 'no tuple'"):
@@ -347,7 +393,9 @@ def test_a_game_that_cannot_begin_is_closed(lock, monkeypatch):
     assert Lock.made == Lock.closed > 0
 
 
-@pytest.mark.parametrize("seeds", [{}, [], "", {"train": 5, "test": 5}, {"train": [], "test": [1]}, {"train": [1]}])
+@pytest.mark.parametrize("seeds", [{}, [], "", {"train": 5, "test": 5}, {"train": [], "test": [1]}, {"train": [1]},
+                                   {"train": "abc", "test": "x"}, {"train": [None], "test": [1]},
+                                   {"train": [[1]], "test": [1]}, {"train": range(-1, 2), "test": [1]}])
 def test_seeds_are_tasks_for_both_splits(seeds):
     with pytest.raises(ArgumentError, match="seeds must have tasks for train and test"):
         GymToolEnv(make_env=Lock, seeds=seeds)

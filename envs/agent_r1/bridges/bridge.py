@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import math
+import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
@@ -20,6 +21,9 @@ from agent_r1_tools.tool import is_fault
 
 MOST_BREAKS = 5  # of an episode's simulator, by what the policy did
 QUITS = "the simulator wanted to end the process"
+
+
+_one_at_a_time = threading.Lock()  # never held while a simulator is made
 
 
 class World(Protocol):
@@ -66,7 +70,8 @@ class BridgeEnv(ToolEnv):
 
     @property
     def world(self) -> World:
-        """The episode's simulator, made anew where it was lost. Raises ToolFault where it can't be."""
+        """The episode's simulator, made anew where it was lost. Raises ToolFault where it can't be; where `strict`,
+        what went wrong."""
         if self._world is not None:
             return self._world
         try:
@@ -77,21 +82,22 @@ class BridgeEnv(ToolEnv):
             raise ToolFault(f"the simulator can't be made again: {error!r:.300}") from error
 
     def _make(self) -> World:
-        task, memory = self.task, self.memory  # of this episode: a call that runs past its time may end in the next one
+        memory = self.memory  # of this episode: a call that runs past its time may end in the next one
         try:
-            world = self.make_world(task)
+            world = self.make_world(self.task)
         except SystemExit as error:
             raise RuntimeError(QUITS) from error
         try:
             for name, arguments, seen in memory.get("log", ()):
                 if digest(self._call(world, name, arguments)) != seen:
                     raise ToolFault(f"the simulator answered otherwise when {name} was called again for a snapshot")
-            if self.memory is not memory:
-                raise ToolFault("the episode was over before its simulator was made again")
+            with _one_at_a_time:
+                if self.memory is not memory:
+                    raise ToolFault("the episode was over before its simulator was made again")
+                self._world = world
         except BaseException as error:
             close(world, error)
             raise
-        self._world = world
         return world
 
     def drop_world(self) -> None:
@@ -145,8 +151,11 @@ class BridgeEnv(ToolEnv):
 
     def start_episode(self, task: Task) -> None:
         """A new simulator; where a snapshot continues, with all that was done."""
-        self.drop_world()
-        if self.memory.get("log"):
+        try:
+            self.drop_world()
+        except (Exception, SystemExit) as error:  # nothing of this episode
+            warnings.warn(f"the last episode's simulator didn't close: {error!r:.300}", RuntimeWarning, stacklevel=2)
+        if self.memory.keys() & {"log", "broken"}:
             self.world  # noqa: B018  (made now, too)
         else:
             self._make()  # what is wrong with it shows as it is
@@ -186,7 +195,7 @@ def close(world: World, error: BaseException) -> None:
     """Close a simulator in which something went wrong, which is what is told."""
     try:
         world.close()
-    except Exception as closing:
+    except (Exception, SystemExit) as closing:
         error.add_note(f"closing the simulator failed, too: {closing!r:.200}")
 
 

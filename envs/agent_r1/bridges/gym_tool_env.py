@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from agent_r1.arguments import ArgumentError, finite
-from agent_r1.bridges.bridge import World, call_seconds, close
+from agent_r1.bridges.bridge import QUITS, World, call_seconds, close
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import ToolFault, ToolResult
@@ -57,7 +57,7 @@ class GymToolEnv(TextGameEnv):
             seeds = {"train": range(1_000_000), "test": range(1_000_000, 1_001_000)}
         self.seeds = seeds
         named = isinstance(seeds, Mapping) and seeds.keys() == self.splits.keys()
-        if not named or not all(isinstance(some, Sequence) and len(some) for some in seeds.values()):
+        if not named or not all(map(are_seeds, seeds.values())):
             raise ArgumentError(f"seeds must have tasks for {' and '.join(self.splits)}, got {seeds!r}")
         self.command, self.timeout = command, call_seconds(timeout)
         super().__init__(**kwargs)
@@ -72,18 +72,35 @@ class GymToolEnv(TextGameEnv):
         """The game of seed number `index`."""
         seed = self.seeds[self.split][index]
         if seed not in self._first:  # the last one: the episodes of a group begin alike, and a snapshot asks again
-            game = Game(self.make_env(), seed)
+            game = begin(self.make_env, seed)
             game.close()
             self._first = {seed: game.observation}
         return Task(f"{self.split}-{seed}", self._first[seed], [], {"seed": seed})
 
     def make_world(self, task: Task) -> World:
         """The game at its beginning."""
-        return Game(self.make_env(), task.metadata["seed"])
+        return begin(self.make_env, task.metadata["seed"])
 
     def full_score(self) -> float:
         """The sum of rewards of a game that is won."""
         return self.max_return
+
+
+def are_seeds(some: Any) -> bool:
+    """Whether these are numbers for `reset(seed=...)`, at least one."""
+    if isinstance(some, range):
+        return bool(some) and min(some[0], some[-1]) >= 0
+    if not isinstance(some, Sequence) or isinstance(some, str | bytes) or not some:
+        return False
+    return all(isinstance(one, int) and one >= 0 for one in some)
+
+
+def begin(make_env: Callable[[], Env], seed: int) -> Game:
+    """A game at its beginning. RuntimeError where it wants to end the process."""
+    try:
+        return Game(make_env(), seed)
+    except SystemExit as error:
+        raise RuntimeError(QUITS) from error
 
 
 class Game:

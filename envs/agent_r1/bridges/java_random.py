@@ -25,6 +25,7 @@ JAVA_OPTIONS = [
     "-XX:MaxDirectMemorySize=64m",  # the constant result
     "--add-opens", "java.base/java.util=ALL-UNNAMED",
 ]  # fmt: skip
+CLASS = ("java", "util", "Random.class")
 CONSTANT = (b"jdk/internal/misc/VM", b"maxDirectMemory")  # static long maxDirectMemory()
 SIZES = {3: 5, 4: 5, 5: 9, 6: 9, 7: 3, 8: 3, 9: 5, 10: 5, 11: 5, 12: 5, 15: 4, 16: 3, 17: 5, 18: 5, 19: 3, 20: 3}
 FIRST = 8682522807148012, 902739396  # a counter, and the first number of the generator after it
@@ -65,7 +66,7 @@ def without_time(code: bytes) -> bytes:
 def patched_random() -> str:
     """A folder for `--patch-module java.base=`. Raises RuntimeError for a Java in which it can't be done."""
     folder = _patched(os.getpid())
-    if not os.path.isdir(folder):  # somebody cleaned up
+    if not Path(folder, *CLASS).is_file():  # somebody cleaned up
         _patched.cache_clear()
         folder = _patched(os.getpid())
     return folder
@@ -91,9 +92,9 @@ def watched(seconds: float) -> Iterator[None]:
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
-    java_gateway.Popen = start
-    timer.start()
     try:
+        java_gateway.Popen = start
+        timer.start()
         yield
     except BaseException:
         end()
@@ -124,7 +125,7 @@ def _patched(owner: int) -> str:
         process.stdin.close()
     folder = tempfile.mkdtemp(prefix="java_random")
     atexit.register(_remove, folder, owner)
-    path = Path(folder, "java", "util", "Random.class")
+    path = Path(folder, *CLASS)
     path.parent.mkdir(parents=True)
     path.write_bytes(code)
     return folder

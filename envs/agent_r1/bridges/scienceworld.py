@@ -219,11 +219,13 @@ class Simulator:
                     self.env = package.ScienceWorldEnv("", envStepLimit=2**30)
                 finally:
                     package.launch_gateway = plain
-            self.seed = seed_java(self.env._gateway, SEED)
-        except (ValueError, OSError, Py4JError) as error:  # ValueError: py4j reads a port from what Java prints
+                self.seed = seed_java(self.env._gateway, SEED)
+        except BaseException as error:
             if self.env is not None:
                 self.end()
-            raise ToolFault(f"Java didn't start: {error!r:.300}") from error
+            if isinstance(error, ValueError | OSError | Py4JError):  # ValueError: py4j reads a port from what Java says
+                raise ToolFault(f"Java didn't start: {error!r:.300}") from error
+            raise
 
     def alive(self) -> bool:
         """Whether the process runs."""

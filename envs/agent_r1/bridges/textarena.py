@@ -100,7 +100,8 @@ class TextArenaEnv(FinalRewardEnv):
         if not isinstance(chosen, Sequence) or not chosen or not all(isinstance(name, str) for name in chosen):
             raise ArgumentError(f"game names no game: it is a name or a list of names, got {game!r}")
         self.games, self.timeout = tuple(chosen), call_seconds(timeout)
-        self.opponent, self.player = find_user(opponent, "opponent"), player
+        self.opponent = find_user(opponent, "opponent")
+        self.player = None if player is None else int(player)
         for name in self.games:
             if find_players(name) == 2 and opponent is None and base(name) not in MOVES:
                 raise ArgumentError(f"there is no scripted player of {name}; give opponent=, a callable")
@@ -290,12 +291,14 @@ def fence() -> Iterator[None]:
     """The package draws from global random state, which is put back; one thread at a time."""
     if not _lock.acquire(timeout=LONGEST):
         raise ToolFault(f"another game has not ended its move in {LONGEST:.0f} seconds")
-    before, before_numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        before, before_numpy = random.getstate(), np.random.get_state()
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(before_numpy)
     finally:
-        random.setstate(before)
-        np.random.set_state(before_numpy)
         _lock.release()
 
 
