@@ -383,7 +383,7 @@ def test_a_guard_that_cannot_start_is_a_fault_and_leaves_no_folder(monkeypatch, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGUSR1, signal.SIGSTOP])
 def test_a_killed_guard_leaves_no_browser(how, monkeypatch):
     BROWSERS.clear()
     page = Page("click-test", 1, "train")
