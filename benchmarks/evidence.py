@@ -1,10 +1,11 @@
 """What imitation, rewards, exploration and curricula do on long horizons, each claim with its figure and verdict.
 
     python benchmarks/evidence.py --part teachers                        # CraftWorld and ShopWorld, 3 seeds each
-    python benchmarks/evidence.py --part teachers --worlds CraftWorld --rows GRPO PPO    # a piece of it
+    python benchmarks/evidence.py --part teachers --places CraftWorld --rows GRPO PPO    # a piece of it
     python benchmarks/evidence.py --part horizons                        # process rewards against the outcome alone
     python benchmarks/evidence.py --part exploration                     # what makes a policy try more
-    python benchmarks/evidence.py --part masks                           # Agent-R1's masks, some twelve turns a task
+    python benchmarks/evidence.py --part standard                        # three levels of BabyAI
+    python benchmarks/evidence.py --part paper                           # the paper's tables in small, with its masks
 
 What a run showed stands in results/evidence_runs.jsonl from its end on and is not measured again, here or elsewhere;
 after Ctrl-C the same command goes on. Intervals are 95 %, from a bootstrap over seeds and tasks together (over batches
@@ -17,14 +18,15 @@ import argparse
 import json
 import os
 
-from evidence_parts import exploration, horizons, masks, page, teachers
+from evidence_parts import exploration, horizons, page, paper, standard, teachers
+from evidence_parts.noise import FEWEST
 from evidence_parts.runs import ROOT, recorded
 from machine import RESULTS, from_1, given_flags, record_results, require_quiet_machine
 
-PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "masks": masks}
-FLAGS = {  # of each part
-    "teachers": ["worlds", "rows", "episodes"], "horizons": ["depths", "batches"],
-    "exploration": ["places", "episodes"], "masks": ["episodes"],
+PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "paper": paper, "standard": standard}
+FLAGS = {  # of each part, beside those of all
+    "teachers": ["rows", "episodes"], "horizons": ["batches"], "exploration": ["episodes"],
+    "paper": ["rows", "episodes"], "standard": ["rows", "episodes"],
 }  # fmt: skip
 SAME = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
 
@@ -32,24 +34,26 @@ SAME = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True, help="what is measured")
-    parser.add_argument("--worlds", nargs="+", choices=teachers.WORLDS, default=list(teachers.WORLDS),
-                        help="where (teachers)")  # fmt: skip
-    parser.add_argument("--rows", nargs="+", choices=teachers.ROWS, default=teachers.ROWS, help="which rows (teachers)")
-    parser.add_argument("--depths", nargs="+", type=from_1, choices=horizons.STEPS, default=list(horizons.STEPS),
-                        help="of CraftWorld's tasks (horizons)")  # fmt: skip
+    parser.add_argument("--places", nargs="+", default=[], help="where (default: everywhere)")
+    parser.add_argument("--rows", nargs="+", default=[], help="rows of the table, where it has some (default: all)")
     parser.add_argument("--batches", type=from_1, default=200, help="batches at each checkpoint (horizons)")
-    parser.add_argument("--places", nargs="+", choices=exploration.PLACES, default=list(exploration.PLACES),
-                        help="where (exploration)")  # fmt: skip
     parser.add_argument("--seeds", type=from_1, default=3, help="runs of each row, seeds 1, 2, ...")
     parser.add_argument("--workers", type=from_1, default=2, help="runs at the same time")
     parser.add_argument("--episodes", type=from_1, default=500, help="tasks of each evaluation")
     parser.add_argument("--flags", default="", help="further flags of the learners, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
-    own = [*FLAGS[args.part], "seeds", "workers", "flags"]
+    own = [*FLAGS[args.part], "places", "seeds", "workers", "flags"]
     for name in sorted({name for names in FLAGS.values() for name in names} - set(own)):
         if getattr(args, name) != parser.get_default(name):
             parser.error(f"--{name} does nothing in --part {args.part}")
+    part = PARTS[args.part]
+    for name, there in (("places", part.PLACES), ("rows", getattr(part, "ROWS", []))):
+        if unknown := [one for one in getattr(args, name) if one not in there]:
+            parser.error(f"--{name} {unknown[0]!r}: --part {args.part} has {'; '.join(there)}")
+    if args.batches < FEWEST:
+        parser.error(f"--batches {args.batches}: intervals from a bootstrap need at least {FEWEST} batches")
+    args.places, args.rows = args.places or list(part.PLACES), args.rows or list(getattr(part, "ROWS", []))
     require_quiet_machine(args.force)
     os.chdir(ROOT)  # learners run there, and find environments of benchmarks/
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
@@ -60,7 +64,7 @@ def main() -> None:
         if one["settings"] != settings:
             parser.error(f"{path.name} has {name} with other settings, {one['settings']}: use them, or delete it")
     args.used = set()
-    found = PARTS[args.part].measure(args, results)
+    found = part.measure(args, results)
     used = [line for key, line in recorded().items() if key in args.used]
     made = {"on": sorted({line["on"] for line in used}), "forced": any(line["forced"] for line in used)}
     results |= {name: one | made | {"settings": settings} for name, one in found.items()}

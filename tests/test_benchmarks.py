@@ -35,10 +35,13 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "dtype_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "estimators": ("--games 4 --steps 10", LEARNING),
     "evidence --part horizons": (
-        f'--depths 1 --batches 10 --seeds 1 --workers 1 --flags "{RUN} --group-size 2" --force', LEARNING
+        f'--places MultihopWorld --batches 10 --seeds 1 --workers 1 --flags "{RUN} --group-size 2" --force', LEARNING
+    ),
+    "evidence --part paper": (
+        f'--places MultihopWorld --rows GRPO --seeds 1 --episodes 16 --workers 1 --flags "{RUN}" --force', LEARNING
     ),
     "evidence --part teachers": (
-        '--worlds CraftWorld --rows "SFT, 100 of expert" --seeds 1 --episodes 4 --workers 1 --force', LEARNING
+        '--places CraftWorld --rows "SFT, 100 of expert" --seeds 1 --episodes 4 --workers 1 --force', LEARNING
     ),
     "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
     "fuzz_spans": ("--spans 300", ()),
@@ -87,6 +90,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "bridges --part costs": ["bridges_costs"],
     "bridges --part model": ["bridges_model"],
     "evidence --part horizons": ["evidence_horizons"],
+    "evidence --part paper": ["evidence_paper"],
     "evidence --part teachers": ["evidence_teachers"],
     "preflight --sizes": [],
     "real_data": ["real_data_baselines", "real_data_problems"],
@@ -98,9 +102,9 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
 }
 SLOW = {
     "check_dialects", "estimators", "faults", "preflight --sizes", "sft_bf16", "tool_latency", "two_candidates",
-    "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part teachers", "gradient_noise",
-    "kill_resume", "multihop_seeds", "paper_table", "preflight", "real_data", "real_model", "threads", "trl_comparison",
-    "two_processes", "world_seeds",
+    "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
+    "evidence --part teachers", "gradient_noise", "kill_resume", "multihop_seeds", "paper_table", "preflight",
+    "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
 }  # fmt: skip
 SLOWLY = [pytest.mark.slow, pytest.mark.timeout(900)]
 DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
@@ -250,6 +254,7 @@ def test_sizes_need_no_peft_but_for_its_columns(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("command", "why"), [
+    ("evidence.py --part horizons --batches 4 --force", "at least 10 batches"),
     ("gradient_noise.py --batches 4 --force", "at least 10 batches"),
     ("tool_latency.py --iterations 1 --force", "the first one is not counted"),
     ("trl_comparison.py --steps 1 --force", "the first one is not counted"),

@@ -5,19 +5,34 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
-from evidence_parts.noise import FEWEST, bootstrap, gradients
+from evidence_parts.noise import bootstrap, gradients
 from evidence_parts.runs import Run, folders, make, record, recorded
 from evidence_parts.scores import Claim, Interval, cell, claims_table, environment
+from evidence_parts.teachers import CRAFT
 
-ENV_ID = "AgentR1/CraftWorld-v0"
-STEPS = {1: 3.5, 2: 6.0, 3: 9.3, 4: 11.7, 5: 14.2}  # depth -> turns of the best way, mean over tasks
-CHECKPOINTS = {"early": 256, "middle": 1280, "late": 2560}  # episodes of training
-EPISODES = 5120
+
+@dataclass(frozen=True)
+class Place:
+    """Tasks of one length."""
+
+    steps: float  # turns of the best way, mean over tasks
+    env_id: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    checkpoints: tuple[int, int, int] = (256, 1280, 2560)  # early, middle, late: episodes of training
+    episodes: int = 5120  # of the runs to half success
+
+
+PLACES = {"MultihopWorld": Place(3.5, "AgentR1/MultihopWorld-v0", {}, (256, 768, 1536), 2560)}
+PLACES |= {f"CraftWorld, depth {depth}": Place(steps, CRAFT, {"depth": depth})
+           for depth, steps in enumerate((3.5, 6.0, 9.3, 11.7, 14.2), 1)}  # fmt: skip
+CHECKPOINTS = ("early", "middle", "late")
+ALL_VARIANTS = ("CraftWorld, depth 3", "middle")  # where every variant is measured
 GOAL, LONG = 0.45, 10.0  # less noise, from so many steps on
 VARIANTS: dict[str, dict[str, Any]] = {  # what else may eat the difference
     "dense": {},
@@ -27,15 +42,17 @@ VARIANTS: dict[str, dict[str, Any]] = {  # what else may eat the difference
     "dense, by episode": {"credit": "episode", "scale_rewards": False},
     "outcome, by episode": {"credit": "episode", "scale_rewards": False, "process_reward": False},
 }
+TITLE = "MultihopWorld and CraftWorld"
 NOTE = "Batches at checkpoints of one run. No signal: the interval of signal / noise reaches 0."
 PLAIN = {name: VARIANTS[name] for name in ("dense", "outcome")}
 
 
-def grpo(label: str, seed: int, depth: int, dense: bool, episodes: int, more: str) -> Run:
+def grpo(label: str, seed: int, name: str, dense: bool, episodes: int, more: str) -> Run:
     """Without annealing: a short run is the beginning of a long one."""
-    kwargs = {"depth": depth} | ({} if dense else {"process_reward": False})
-    flags = [*environment(ENV_ID, kwargs), "--total-episodes", episodes, "--no-anneal-lr", "--save-model"]
-    name = f"{label}, depth {depth}, {'dense' if dense else 'outcome'}"
+    place = PLACES[name]
+    kwargs = place.kwargs | ({} if dense else {"process_reward": False})
+    flags = [*environment(place.env_id, kwargs), "--total-episodes", episodes, "--no-anneal-lr", "--save-model"]
+    name = f"{label}, {name}, {'dense' if dense else 'outcome'}"
     return Run(name, "grpo_llm.py", seed, (*flags, *shlex.split(more)))
 
 
@@ -52,73 +69,75 @@ def turns_to_half(at: list[float], success: list[float]) -> float:
 Ratios = dict[str, tuple[Interval, Interval]]  # of each variant, as of `bootstrap`
 
 
-def noise_of(depths: Sequence[int], args: Any) -> dict[tuple[int, str], Ratios]:
-    """Of each depth at each checkpoint. A line of the record each: what is there is not measured again."""
-    runs = {(depth, name): grpo("noise", 1, depth, True, episodes, f"--eval-episodes 0 {args.flags}")
-            for depth in depths for name, episodes in CHECKPOINTS.items()}  # fmt: skip
-    keys = {place: f"{run.key} noise {args.batches}" for place, run in runs.items()}
+def noise_of(names: Sequence[str], args: Any) -> dict[tuple[str, str], Ratios]:
+    """Of each place at each checkpoint. A line of the record each: what is there is not measured again."""
+    runs = {(name, checkpoint): grpo("noise", 1, name, True, episodes, f"--eval-episodes 0 {args.flags}")
+            for name in names
+            for checkpoint, episodes in zip(CHECKPOINTS, PLACES[name].checkpoints, strict=True)}  # fmt: skip
+    keys = {at: f"{run.key} noise {args.batches}" for at, run in runs.items()}
     args.used.update(keys.values())
     known = recorded()
-    missing = {place: run for place, run in runs.items() if keys[place] not in known}
+    missing = {at: run for at, run in runs.items() if keys[at] not in known}
     models = dict(zip(missing, folders(list(missing.values()), args.workers), strict=True))
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
         futures = {
             pool.submit(
-                gradients, str(folder / "model"), ENV_ID, {"depth": place[0]},
-                VARIANTS if place == (3, "middle") else PLAIN, args.batches, 4, 1,
-            ): place
-            for place, folder in models.items()
+                gradients, str(folder / "model"), PLACES[at[0]].env_id, PLACES[at[0]].kwargs,
+                VARIANTS if at == ALL_VARIANTS else PLAIN, args.batches, 4, 1,
+            ): at
+            for at, folder in models.items()
         }  # fmt: skip
         for future in as_completed(futures):
-            place = futures[future]
+            at = futures[future]
             found = {name: [ratio, None if np.isnan(less[0]) else less]
                      for name, (ratio, less) in bootstrap(future.result(), "outcome").items()}  # fmt: skip
-            record(keys[place], f"noise, depth {place[0]}, {place[1]}", {"noise": found}, args.force)
+            record(keys[at], f"noise, {at[0]}, {at[1]}", {"noise": found}, args.force)
     known = recorded()
-    return {place: {name: (tuple(ratio), tuple(less or [float("nan")] * 3))
-                    for name, (ratio, less) in known[keys[place]]["noise"].items()} for place in runs}  # fmt: skip
+    return {at: {name: (tuple(ratio), tuple(less or [float("nan")] * 3))
+                 for name, (ratio, less) in known[keys[at]]["noise"].items()} for at in runs}  # fmt: skip
 
 
 def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
-    """Noise at three checkpoints and turns to half success, by depth: those asked for and those that stand there."""
-    if args.batches < FEWEST:
-        raise SystemExit(f"--batches {args.batches}: intervals from a bootstrap over batches need at least {FEWEST}")
-    there = before.get("CraftWorld", {}).get("depths", [])
-    depths = [depth for depth in STEPS if depth in args.depths or depth in there]
-    noise = noise_of(depths, args)
-    lines = ["| steps | checkpoint | gradient | signal / noise | noise / signal below that of the outcome |"]
-    lines.append("|---|---|---|---|---|")
+    """Noise at three checkpoints and turns to half success: of the places asked for and of those that stand there."""
+    there = before.get(TITLE, {}).get("steps", {})
+    names = [name for name in PLACES if name in args.places or name in there]
+    noise = noise_of(names, args)
+    lines = ["| tasks | steps | checkpoint | gradient | signal / noise | noise / signal below that of the outcome |"]
+    lines.append("|---" * 6 + "|")
     claims = []
-    for (depth, name), found in noise.items():
+    for (name, checkpoint), found in noise.items():
+        steps = PLACES[name].steps
         for variant, (ratio, lower) in found.items():
             shown, less = "{:.4f} [{:.4f}, {:.4f}]".format(*ratio), cell(*lower, sign="+")
-            lines.append(f"| {STEPS[depth]} | {name} | {variant} | {shown} | {less * (variant != 'outcome')} |")
-        if STEPS[depth] >= LONG:
-            text = f"less noise in the gradient with process rewards, {STEPS[depth]} steps, {name}"
+            less *= variant != "outcome"
+            lines.append(f"| {name} | {steps} | {checkpoint} | {variant} | {shown} | {less} |")
+        if steps >= LONG:
+            text = f"less noise in the gradient with process rewards, {steps} steps, {checkpoint}"
             claims.append(Claim(text, GOAL, found["dense"][1], seeds=1))
 
-    runs = {(depth, dense): [grpo("half", seed, depth, dense, EPISODES, f"--eval-every 2 {args.flags}")
-                             for seed in range(1, args.seeds + 1)]
-            for depth in depths for dense in (True, False)}  # fmt: skip
+    runs = {(name, dense): [grpo("half", seed, name, dense, PLACES[name].episodes, f"--eval-every 2 {args.flags}")
+                            for seed in range(1, args.seeds + 1)]
+            for name in names for dense in (True, False)}  # fmt: skip
     make([run for group in runs.values() for run in group], args)
-    half = {place: [turns_to_half(line["eval_turns"], line["eval_success"]) for line in make(group, args)]
-            for place, group in runs.items()}  # fmt: skip
-    more = ["| steps | rewards | turns played until half of the tasks succeed, each seed |", "|---|---|---|"]
-    for (depth, dense), values in half.items():
+    half = {at: [turns_to_half(line["eval_turns"], line["eval_success"]) for line in make(group, args)]
+            for at, group in runs.items()}  # fmt: skip
+    more = ["| tasks | steps | rewards | turns played until half of the tasks succeed, each seed |", "|---" * 4 + "|"]
+    for (name, dense), values in half.items():
         cells = ", ".join(f"{value:,.0f}" if np.isfinite(value) else "never" for value in values)
-        more.append(f"| {STEPS[depth]} | {'process and outcome' if dense else 'outcome alone'} | {cells} |")
+        rewards = "process and outcome" if dense else "outcome alone"
+        more.append(f"| {name} | {PLACES[name].steps} | {rewards} | {cells} |")
     results = {
-        "depths": depths,
-        "steps": {str(depth): STEPS[depth] for depth in depths},
+        "steps": {name: PLACES[name].steps for name in names},
         "noise": {
-            f"{depth} {name}": {v: [ratio, None if np.isnan(less[0]) else less] for v, (ratio, less) in found.items()}
-            for (depth, name), found in noise.items()
+            name: {checkpoint: {v: [ratio, None if np.isnan(less[0]) else less]
+                                for v, (ratio, less) in noise[name, checkpoint].items()} for checkpoint in CHECKPOINTS}
+            for name in names
         },
         "turns_to_half": {
-            f"{depth} {'dense' * dense or 'outcome'}": [value if np.isfinite(value) else None for value in values]
-            for (depth, dense), values in half.items()
+            f"{name}, {'dense' if dense else 'outcome'}": [value if np.isfinite(value) else None for value in values]
+            for (name, dense), values in half.items()
         },
         "claims": [claim.record() for claim in claims],
-        "table": "\n\n".join(["\n".join(lines), NOTE, claims_table(claims), "\n".join(more)]),
-    }
-    return {"CraftWorld": results}
+        "table": "\n\n".join(["\n".join(lines), NOTE, *[claims_table(claims)] * bool(claims), "\n".join(more)]),
+    }  # fmt: skip
+    return {TITLE: results}

@@ -25,7 +25,8 @@ def write(part: str, results: Mapping[str, Any], docs: Path = DOCS) -> None:
     before, rest = text.split(first, 1)
     tables = "\n\n".join(found["table"] for found in results.values())
     image = f"images/evidence_{part}.png"
-    page.write_text(f"{before}{first}\n![{PLOTS[part].__doc__}]({image})\n\n{tables}\n\n{last}{rest.split(last, 1)[1]}")
+    shown = f"![{PLOTS[part][0].__doc__}]({image})\n\n{tables}"
+    page.write_text(f"{before}{first}\n{shown}\n\n{last}{rest.split(last, 1)[1]}")
     draw(part, results, docs / image)
 
 
@@ -36,9 +37,10 @@ def draw(part: str, results: Mapping[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(results), figsize=(7 * len(results), HEIGHTS[part]), squeeze=False)
+    plot, height = PLOTS[part]
+    figure, axes = plt.subplots(1, len(results), figsize=(7 * len(results), height), squeeze=False)
     for place, (name, found) in zip(axes[0], results.items(), strict=True):
-        PLOTS[part](place, found)
+        plot(place, found)
         place.set_title(name)
         place.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
@@ -68,14 +70,14 @@ def plot_success(axes: Any, found: Mapping[str, Any]) -> None:
 
 def plot_noise(axes: Any, found: Mapping[str, Any]) -> None:
     """How much less noise the gradient has with process rewards, by the number of steps, with 95 % intervals"""
-    places = {tuple(place.split(" ")): variants["dense"][1] for place, variants in found["noise"].items()}
-    checkpoints = list(dict.fromkeys(name for _, name in places))
-    for number, name in enumerate(checkpoints):
-        here = [(int(depth), less) for (depth, other), less in places.items() if other == name and less]
-        x = np.array([found["steps"][str(depth)] for depth, _ in here]) + 0.15 * (number - 1)
-        y = np.array([less for _, less in here]).reshape(-1, 3)
+    checkpoints = list(next(iter(found["noise"].values())))
+    for number, checkpoint in enumerate(checkpoints):
+        all_here = {name: places[checkpoint]["dense"][1] for name, places in found["noise"].items()}
+        here = {name: less for name, less in all_here.items() if less}
+        x = np.array([found["steps"][name] for name in here]) + 0.15 * (number - 1)
+        y = np.array(list(here.values())).reshape(-1, 3)
         around = np.abs(y[:, 1:] - y[:, :1]).T
-        axes.errorbar(x, y[:, 0], around, fmt=".", color=COLOURS[number], label=name)
+        axes.errorbar(x, y[:, 0], around, fmt=".", color=COLOURS[number], label=checkpoint)
     axes.axhline(0.45, color="grey", linestyle=":", linewidth=1)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set(xlabel="turns of the best way", ylabel="noise / signal below that of the outcome (share)")
@@ -94,5 +96,7 @@ def plot_curves(axes: Any, found: Mapping[str, Any]) -> None:
     axes.legend(frameon=False)
 
 
-PLOTS = {"teachers": plot_success, "horizons": plot_noise, "exploration": plot_curves, "masks": plot_success}
-HEIGHTS = {"teachers": 10, "horizons": 5, "exploration": 5, "masks": 4}
+PLOTS = {  # of each part, and its height
+    "teachers": (plot_success, 10), "horizons": (plot_noise, 5), "exploration": (plot_curves, 5),
+    "standard": (plot_success, 4), "paper": (plot_success, 7),
+}  # fmt: skip

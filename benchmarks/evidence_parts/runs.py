@@ -47,7 +47,7 @@ class Run:
         words = [flag.key if isinstance(flag, Run | Successes) else str(flag).removeprefix(f"{ROOT}/")
                  for flag in self.flags]  # fmt: skip
         given = dict(zip(self.flags, self.flags[1:], strict=False))
-        if not isinstance(model := given.get("--model", "tiny"), Run):
+        if not isinstance(model := given.get("--model", "tiny"), Run) and model != "scratch":
             folder = tiny_policy(str(given["--env-id"])) if model == "tiny" else str(model)
             words.append(weights(Path(folder) / "model.safetensors"))
         return hashlib.sha256(json.dumps([self.script, self.seed, *words]).encode()).hexdigest()[:16]
@@ -169,6 +169,7 @@ def keep(folder: Path) -> dict[str, Any]:
             "success": "".join(str(int(row["stats"]["success"])) for row in rows),
             "turns": sum(int(row["stats"]["turns"]) for row in rows),
             "calls": {str(number): calls[number] for number in sorted(calls)},
+            "return": round(float(np.mean([row["stats"]["return"] for row in rows])), 4) if rows else 0.0,
             "seconds": json.loads((folder / "evaluation.json").read_text())["seconds"],
         }
     summary = json.loads((folder / "summary.json").read_text())

@@ -30,7 +30,7 @@ class World:
 
 
 CRAFT, SHOP = "AgentR1/CraftWorld-v0", "AgentR1/ShopWorld-v0"
-WORLDS = {
+PLACES = {
     "CraftWorld": World(CRAFT, {}, {  # depths 1 to 3, of which the teachers' shares hold
         "in domain": ("test", {}),
         "deeper": ("depth_4", {}),
@@ -69,9 +69,11 @@ OF_SAME = ["--teacher", "fallible_50", "--num-demonstrations", 500]
 ROWS = [*IMITATIONS, *RATES, SAME_TIME, *OWN, *LEARNERS, *AFTER]
 
 
-def imitate(world: World, label: str, seed: int, steps: int, *flags: object, rate: float = 3e-4) -> Run:
-    """Supervised training of the shipped policy, on other tasks for each seed."""
-    more = ["--model", "tiny", "--num-steps", steps, "--batch-size", 32, "--warmup-steps", 10]
+def imitate(
+    world: World, label: str, seed: int, steps: int, *flags: object, rate: float = 3e-4, model: Run | str = "tiny"
+) -> Run:
+    """Supervised training of a policy, the shipped one by default, on other tasks for each seed."""
+    more = ["--model", model, "--num-steps", steps, "--batch-size", 32, "--warmup-steps", 10]
     more += ["--learning-rate", rate, "--eval-every", 0, *flags]
     if "--data" not in flags:
         more += ["--eval-demonstrations", 0, "--num-workers", 0, "--first-demonstration", 10_000 * seed]
@@ -92,11 +94,11 @@ def reinforce(world: World, label: str, learner: str, seed: int, model: Run | st
 
 def play(
     world: World, label: str, seed: int, split: str, kwargs: dict[str, Any], model: Run | str, episodes: int,
-    temperature: int = 0, first: int = 0,
+    temperature: int = 0, first: int = 0, mode: str = "agent",
 ) -> Run:  # fmt: skip
     """An evaluation."""
     flags = ["--model", model, "--split", split, "--episodes", episodes, "--temperature", temperature]
-    flags += ["--first-episode", first]
+    flags += ["--first-episode", first, *["--mode", mode] * (mode != "agent")]
     return Run(f"{label}, {split}", "evaluate_llm.py", seed, (*environment(world.env_id, kwargs), *flags))
 
 
@@ -196,8 +198,8 @@ def claims(name: str, scores: dict[str, Scores], seeds: int) -> list[Claim]:
 def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     """The table and the claims of each world: of the rows that are asked for and of those that stand there already."""
     results: dict[str, Any] = {}
-    for name in args.worlds:
-        world, there = WORLDS[name], before.get(name, {}).get("success", {})
+    for name in args.places:
+        world, there = PLACES[name], before.get(name, {}).get("success", {})
         trained = train(world, [row for row in ROWS if row in args.rows or row in there], args)
         scores = evaluate(world, trained, args)
         found = claims(name, scores, args.seeds)

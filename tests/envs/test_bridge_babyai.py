@@ -61,6 +61,18 @@ def test_a_bot_that_plans_without_end_is_stopped():
         env.demonstration()
 
 
+def test_several_levels_take_turns():
+    several, names = BabyAIEnv(level="GoToLocal, PickupLoc,Open", split="test"), ["GoToLocal", "PickupLoc", "Open"]
+    for index in range(6):
+        one = BabyAIEnv(level=names[index % 3], split="test")
+        assert several.make_task(index) == one.make_task(index)
+        several.reset(options={"task_index": index})
+        one.reset(options={"task_index": index})
+        assert several.demonstration() == one.demonstration()
+    with pytest.raises(ArgumentError, match="BabyAI has no level ''"):
+        BabyAIEnv(level="GoToLocal,")
+
+
 def test_a_level_that_is_no_text_is_named():
     with pytest.raises(ArgumentError, match="BabyAI has no level .*GoToLocal"):
         BabyAIEnv(level=["GoToLocal"])

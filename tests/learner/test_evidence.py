@@ -1,5 +1,6 @@
 """benchmarks/evidence.py: what a claim is worth, what is compared, and its parts in small."""
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from evidence_parts import exploration, horizons, masks, noise, page, runs, scores, teachers
+import tyro
+from evidence_parts import exploration, horizons, noise, page, paper, runs, scores, standard, teachers
 
 from agent_r1 import probes
+from llm_utils import arguments
 
 RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatches 1 --group-size 2"
 
@@ -48,6 +51,38 @@ def test_noise_to_signal_of_known_noise():
     assert found["silent"][0][1] < 0 and np.isnan(found["silent"][1]).all()
     assert scores.Claim("", 0.45, found["silent"][1], seeds=1).verdict == "no signal"
     assert all(np.isnan(less).all() for _, less in noise.bootstrap(grams, "silent", 50).values())
+
+
+@pytest.mark.parametrize("row", [*paper.LEARNERS, *paper.IMITATIONS])
+def test_a_learner_accepts_the_flags_of_every_row(row):
+    run = paper.train(paper.PLACES["MultihopWorld"], row, 1, "--num-envs 8")
+    learner = importlib.import_module(run.script.removesuffix(".py"))
+    getattr(learner, "check", arguments.check)(tyro.cli(learner.Args, args=[str(flag) for flag in run.flags]))
+
+
+def test_an_outcome_is_paid_at_the_end_alone(make_row):
+    row = make_row([(2, 4, 0.3), (5, 7, -0.1), (8, 9, 1.2)], 9, reward_terms={"process/a": 0.4, "outcome/em": 1.0})
+    noise.outcome_only(row)
+    assert row.turn_rewards().tolist() == [0.0, 0.0, 1.0]
+
+
+def test_an_interval_covers_seeds_and_tasks():
+    rng = np.random.default_rng(0)
+    same = {"a": np.tile(rng.random(400) < 0.7, (3, 1)).astype(float)}  # seeds agree: tasks are all the noise
+    value, low, high = scores.interval(same)
+    assert value == same["a"].mean()
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.7 * 0.3 / 400), rel=0.15)
+    apart = {"a": np.repeat([[0.0], [0.5], [1.0]], 400, axis=1)}  # tasks agree: seeds are all the noise
+    assert scores.interval(apart)[1:] == pytest.approx((0, 1), abs=0.2)
+
+
+def test_a_difference_compares_the_same_tasks():
+    tasks = (np.random.default_rng(0).random(200) < 0.5).astype(float)
+    one, other = {"a": np.tile(tasks, (3, 1)), "b": np.ones((3, 50))}, {"a": np.zeros((3, 200)), "b": np.ones((3, 50))}
+    assert scores.interval(one, one) == (0, 0, 0)
+    assert scores.interval(one, other, ["b"]) == (0, 0, 0)
+    value, low, high = scores.interval(one, other)
+    assert value == pytest.approx(tasks.mean() / 2) and 0 < low < value < high
 
 
 def test_turns_to_half_success_are_between_two_evaluations():
@@ -93,7 +128,7 @@ def test_the_weights_that_a_run_begins_with_are_in_its_key(tmp_path):
 def write_evaluation(folder, rows):
     folder.mkdir()
     (folder / "evaluation.json").write_text('{"seconds": 1.0}')
-    full = [{"task_index": index, "fault": fault, "stats": {"success": ok, "turns": 2, "tool_calls": 1}}
+    full = [{"task_index": index, "fault": fault, "stats": {"success": ok, "turns": 2, "tool_calls": 1, "return": ok}}
             for index, ok, fault in rows]  # fmt: skip
     (folder / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in full))
     return folder
@@ -102,7 +137,7 @@ def write_evaluation(folder, rows):
 def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
     clean = runs.keep(write_evaluation(tmp_path / "a", [(1, True, None), (0, False, None), (2, True, None)]))
     broken = runs.keep(write_evaluation(tmp_path / "b", [(1, True, None), (0, False, "tool"), (2, True, None)]))
-    assert clean["success"] == "011" and clean["tasks"] == 3
+    assert clean["success"] == "011" and clean["tasks"] == 3 and clean["return"] == pytest.approx(2 / 3, abs=1e-4)
     assert broken["success"] == "11" and broken["tasks"] == 2 and broken["turns"] == 4 and broken["calls"] == {"1": 2}
     assert scores.per_task(tmp_path / "b") == {1: 1.0, 2: 1.0}
 
@@ -123,9 +158,14 @@ def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
 
 
 def test_a_flag_of_another_part_is_refused():
-    words = [sys.executable, str(runs.ROOT / "benchmarks/evidence.py"), "--part", "horizons", "--episodes", "7"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 2 and "--episodes does nothing in --part horizons" in done.stderr
+    words = [sys.executable, str(runs.ROOT / "benchmarks/evidence.py"), "--part", "horizons"]
+    for flags, why in (
+        (["--episodes", "7"], "--episodes does nothing in --part horizons"),
+        (["--rows", "GRPO"], "--rows does nothing in --part horizons"),
+        (["--places", "ShopWorld"], "--places 'ShopWorld': --part horizons has MultihopWorld; CraftWorld, depth 1"),
+    ):
+        done = subprocess.run([*words, *flags], capture_output=True, text=True)
+        assert done.returncode == 2 and why in done.stderr
 
 
 def test_a_new_query_is_paid_once_and_at_most_four_times():
@@ -144,10 +184,11 @@ def test_a_new_query_is_paid_once_and_at_most_four_times():
 
 FOUND = {
     "teachers": {"success": {row: {"in domain": (0.5, 0.4, 0.6), "deeper": (0.1, 0.0, 0.2)} for row in "ab"}},
-    "horizons": {"steps": {"3": 9.3}, "noise": {"3 early": {"dense": [[1, 0.5, 2], [0.2, 0.1, 0.3]]},
-                                                "3 late": {"dense": [[1, 0.5, 2], None]}}},
+    "horizons": {"steps": {"a": 9.3}, "noise": {"a": {"early": {"dense": [[1, 0.5, 2], [0.2, 0.1, 0.3]]},
+                                                      "late": {"dense": [[1, 0.5, 2], None]}}}},
     "exploration": {"curves": {row: [[[0, 90, 200], [0, 0.1, 0.4]], [[0, 80, 190], [0, 0.2, 0.5]]] for row in "ab"}},
-    "masks": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
+    "standard": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
+    "paper": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
 }  # fmt: skip
 
 
@@ -160,7 +201,7 @@ def test_tables_and_plots_stand_on_the_page(part, tmp_path):
     text = (tmp_path / "evidence.md").read_text()
     begin, end = text.index(f"<!-- {part} -->"), text.index(f"<!-- end of {part} -->")
     assert f"images/evidence_{part}.png)\n\n| one |\n\n| two |\n" in text[begin:end]
-    assert text.count("old") == 3 and text.count("words") == 4 and text.count("| one |") == 1
+    assert text.count("old") == 4 and text.count("words") == 5 and text.count("| one |") == 1
     assert (tmp_path / f"images/evidence_{part}.png").stat().st_size > 5_000
     (tmp_path / "evidence.md").write_text("no marks")
     with pytest.raises(ValueError, match="has no lines"):
@@ -192,10 +233,10 @@ def test_teachers_in_small(small, monkeypatch):
     monkeypatch.setattr(teachers, "STEPS", dict.fromkeys(teachers.STEPS, 2))
     monkeypatch.setattr(teachers, "TRIES", 200)
     monkeypatch.setattr(teachers, "FEWEST", 2)
-    craft = teachers.WORLDS["CraftWorld"]
+    craft = teachers.PLACES["CraftWorld"]
     columns = {name: craft.columns[name] for name in ("in domain", "deeper")}
-    monkeypatch.setattr(teachers, "WORLDS", {"CraftWorld": replace(craft, columns=columns)})
-    small.worlds = ["CraftWorld"]
+    monkeypatch.setattr(teachers, "PLACES", {"CraftWorld": replace(craft, columns=columns)})
+    small.places = ["CraftWorld"]
     start = "SFT, 500 of fallible_50"
     small.rows = [start, f"{start}, successes", "GRPO", f"GRPO after {start}", teachers.SAME_TIME, teachers.OWN[0]]
     found = teachers.measure(small, {})["CraftWorld"]
@@ -220,9 +261,29 @@ def test_exploration_in_small(small, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_masks_in_small(small):
+def test_the_paper_in_small(small):
     # PPO has no groups, and warms its critic up for an iteration.
     small.flags = RUN.replace(" --group-size 2", "").replace("--total-episodes 8", "--total-episodes 16")
-    small.workers = 2
-    found = masks.measure(small, {})["CraftWorld"]
-    assert set(found["success"]) == set(masks.ROWS) and len(found["claims"]) == 3
+    small.workers, small.places = 2, ["CraftWorld, depth 4"]
+    small.rows = [*paper.MASKS, "naive RAG"]  # which is of MultihopWorld alone
+    found = paper.measure(small, {})["CraftWorld, depth 4"]
+    assert set(found["success"]) == set(paper.MASKS) and len(found["claims"]) == 3
+    small.places, small.rows = ["MultihopWorld"], ["base tool call", "naive RAG", "GRPO", "GRPO, no loss mask"]
+    found = paper.measure(small, {})["MultihopWorld"]
+    assert list(found["success"]) == [row for row in paper.ROWS if row in small.rows] and len(found["claims"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_standard_set_in_small(small, monkeypatch):
+    pytest.importorskip("minigrid")
+    flags = [str(flag) for flag in standard.START.flags]
+    for name, value in (("--num-steps", "2"), ("--num-demonstrations", "40"), ("--tokenizer-demonstrations", "20")):
+        flags[flags.index(name) + 1] = value
+    monkeypatch.setattr(standard, "START", replace(standard.START, flags=(*flags, "--hidden-size", "32")))
+    monkeypatch.setattr(standard, "STEPS", dict.fromkeys(standard.STEPS, 2))
+    small.places, small.rows = ["GoToLocal"], ["GRPO after SFT, 500 of the bot"]
+    found = standard.measure(small, {})["GoToLocal"]
+    rows = [standard.FIRST, "SFT, 500 of the bot", *small.rows]
+    assert list(found["success"]) == rows == list(found["return"]) and len(found["claims"]) == 1
+    assert "| GRPO after SFT, 500 of the bot |" in found["table"] and "| 508 |" in found["table"]

@@ -7,7 +7,6 @@ import numpy as np
 import paper_table
 import pytest
 import tyro
-from evidence_parts import noise
 
 from llm_utils import arguments
 
@@ -17,31 +16,6 @@ def test_a_learner_accepts_the_flags_of_every_row(label):
     script, flags = paper_table.learner_flags(paper_table.MULTIHOP, "tiny", label)
     learner = importlib.import_module(script.removesuffix(".py"))
     getattr(learner, "check", arguments.check)(tyro.cli(learner.Args, args=flags))
-
-
-def test_an_outcome_is_paid_at_the_end_alone(make_row):
-    row = make_row([(2, 4, 0.3), (5, 7, -0.1), (8, 9, 1.2)], 9, reward_terms={"process/a": 0.4, "outcome/em": 1.0})
-    noise.outcome_only(row)
-    assert row.turn_rewards().tolist() == [0.0, 0.0, 1.0]
-
-
-def test_an_interval_covers_seeds_and_tasks():
-    rng = np.random.default_rng(0)
-    same = {"a": np.tile(rng.random(400) < 0.7, (3, 1)).astype(float)}  # seeds agree: tasks are all the noise
-    value, low, high = paper_table.interval(same)
-    assert value == same["a"].mean()
-    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.7 * 0.3 / 400), rel=0.15)
-    apart = {"a": np.repeat([[0.0], [0.5], [1.0]], 400, axis=1)}  # tasks agree: seeds are all the noise
-    assert paper_table.interval(apart)[1:] == pytest.approx((0, 1), abs=0.2)
-
-
-def test_an_effect_compares_the_same_tasks():
-    tasks = (np.random.default_rng(0).random(200) < 0.5).astype(float)
-    one, other = {"a": np.tile(tasks, (3, 1)), "b": np.ones((3, 50))}, {"a": np.zeros((3, 200)), "b": np.ones((3, 50))}
-    assert paper_table.interval(one, one) == (0, 0, 0)
-    assert paper_table.interval(one, other, ["b"]) == (0, 0, 0)
-    value, low, high = paper_table.interval(one, other)
-    assert value == pytest.approx(tasks.mean() / 2) and 0 < low < value < high
 
 
 def test_noise_to_signal_of_known_noise():

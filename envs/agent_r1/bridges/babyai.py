@@ -65,7 +65,8 @@ class BabyAIEnv(FinalRewardEnv):
     Success is the mission fulfilled; it ends the episode, as does an answer, which gives up; the last action cuts it.
 
     Args:
-        level: such as "GoToLocal" or "BossLevel": the name of an id of BabyAI without "BabyAI-" and version.
+        level: such as "GoToLocal" or "BossLevel": the name of an id of BabyAI without "BabyAI-" and version. Several,
+            such as "GoToLocal,PickupLoc", take turns: task i is of the level i modulo their number.
     """
 
     instructions = (
@@ -78,7 +79,8 @@ class BabyAIEnv(FinalRewardEnv):
     def __init__(self, *, level: str = "GoToLocal", **kwargs: Any) -> None:
         kwargs.setdefault("max_turns", 128)
         kwargs.setdefault("max_action_tokens", 512)
-        self.level, self._env_id = level, find_level(level if isinstance(level, str) else repr(level))
+        names = level.split(",") if isinstance(level, str) else [repr(level)]
+        self.level, self._env_ids = level, [find_level(name.strip()) for name in names]
         super().__init__(TOOLS, **kwargs)
 
     @property
@@ -87,9 +89,9 @@ class BabyAIEnv(FinalRewardEnv):
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """The level with seed `index`, of `test` behind those of `train`."""
+        """A level with seed `index`, of `test` behind those of `train`."""
         seed = index + (SPLITS["train"] if self.split == "test" else 0)
-        return first_view(self._env_id, seed)
+        return first_view(self._env_ids[index % len(self._env_ids)], seed)
 
     def make_world(self, task: Task) -> World:
         """The level at its beginning."""

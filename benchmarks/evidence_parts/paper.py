@@ -1,0 +1,96 @@
+"""The paper's tables in small (Agent-R1, arXiv 2511.14460): baselines, imitation, five algorithms, its two masks."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from evidence_parts.runs import Run, make, table
+from evidence_parts.scores import Claim, cell, claims_table, environment, interval
+from evidence_parts.teachers import CRAFT, World, imitate, play
+
+
+@dataclass(frozen=True)
+class Place(World):
+    """Which rows of the tables are made where."""
+
+    rows: tuple[str, ...]
+    episodes: int  # of each training
+
+
+MASKS: dict[str, list[object]] = {  # table 4
+    "PPO": ["ppo_llm.py"],
+    "PPO, no advantage mask": ["ppo_llm.py", "--no-advantage-mask"],
+    "PPO, no mask": ["ppo_llm.py", "--no-advantage-mask", "--no-loss-mask"],
+    "GRPO": ["grpo_llm.py"],
+    "GRPO, no loss mask": ["grpo_llm.py", "--no-loss-mask"],
+}
+LEARNERS: dict[str, list[object]] = MASKS | {  # table 3
+    "RLOO": ["rloo_llm.py"],
+    "REINFORCE++": ["reinforce_pp_llm.py"],
+    "REINFORCE++-baseline": ["reinforce_pp_llm.py", "--baseline"],
+}
+BASELINES = {"base tool call": "agent", "naive RAG": "naive_rag"}  # modes of evaluate_llm.py, of the shipped policy
+IMITATIONS = {f"SFT, {n:,} demonstrations": (n, steps) for n, steps in ((100, 60), (500, 120), (2000, 240))}
+ROWS = [*BASELINES, *LEARNERS, *IMITATIONS]
+EFFECTS = {  # of what: (with it, without it)
+    "advantage mask, PPO": ("PPO", "PPO, no advantage mask"),
+    "loss mask, PPO": ("PPO, no advantage mask", "PPO, no mask"),
+    "loss mask, GRPO": ("GRPO", "GRPO, no loss mask"),
+}
+HOPS = "AgentR1/MultihopWorld-v0"
+PLACES = {
+    "MultihopWorld": Place(HOPS, {}, {
+        "two and three hops": ("test", {}),
+        "four hops": ("more_hops", {}),
+    }, tuple(ROWS), 3840),
+    "CraftWorld, depth 4": Place(CRAFT, {"depth": 4}, {
+        "in domain": ("test", {"depth": 4}),
+        "deeper": ("depth_5", {}),
+        "other wording": ("other_phrasings", {}),
+    }, tuple(MASKS), 5120),
+}  # fmt: skip
+
+
+def train(place: Place, row: str, seed: int, more: str) -> Run:
+    """A row's training, from the shipped policy, with this repository's defaults."""
+    label = f"paper, {row}"
+    if row in IMITATIONS:
+        count, steps = IMITATIONS[row]
+        return imitate(place, label, seed, steps, "--expert-share", 1, "--num-demonstrations", count)
+    script, *flags = LEARNERS[row]
+    words = [*environment(place.env_id, place.kwargs), "--model", "tiny", "--total-episodes", place.episodes]
+    return Run(label, str(script), seed, (*words, "--eval-episodes", 0, "--save-model", *flags, *shlex.split(more)))
+
+
+def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
+    """Success of the rows asked for and of those that stand there, and what each mask adds."""
+    results: dict[str, Any] = {}
+    for name in args.places:
+        place, there = PLACES[name], before.get(name, {}).get("success", {})
+        rows = [row for row in place.rows if row in args.rows or row in there]
+        if not rows:
+            continue
+        seeds = range(1, args.seeds + 1)
+        trained = {row: [train(place, row, seed, args.flags) for seed in seeds] for row in rows if row not in BASELINES}
+        make([run for group in trained.values() for run in group], args)
+        models: dict[str, list[Run | str]] = {row: [*trained.get(row, ["tiny"])] for row in rows}
+        plays = {(row, column): [play(place, f"paper, {row}", seed, split, kwargs, model, args.episodes,
+                                      mode=BASELINES.get(row, "agent"))
+                                 for seed, model in enumerate(group, 1)]
+                 for row, group in models.items() for column, (split, kwargs) in place.columns.items()}  # fmt: skip
+        scores = table(plays, args)
+        lines = [f"| {name}: success, greedy | " + " | ".join(place.columns) + " |"]
+        lines.append("|---" * (len(place.columns) + 1) + "|")
+        for row, found in scores.items():
+            lines.append(f"| {row} | " + " | ".join(cell(*interval(found, None, [c])) for c in found) + " |")
+        claims = [Claim(f"{name}, all columns: {what} helps", 0.0, interval(scores[one], scores[other]), args.seeds)
+                  for what, (one, other) in EFFECTS.items() if {one, other} <= scores.keys()]  # fmt: skip
+        results[name] = {
+            "success": {row: {c: interval(found, None, [c]) for c in found} for row, found in scores.items()},
+            "seeds": {row: {c: t.mean(1).tolist() for c, t in found.items()} for row, found in scores.items()},
+            "claims": [claim.record() for claim in claims],
+            "table": "\n\n".join(["\n".join(lines), *[claims_table(claims)] * bool(claims)]),
+        }
+    return results

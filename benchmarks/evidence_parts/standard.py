@@ -1,0 +1,88 @@
+"""A standard set: three levels of BabyAI, where the bot demonstrates and held-out seeds judge."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import numpy as np
+
+from evidence_parts.runs import Run, make, table
+from evidence_parts.scores import Claim, cell, claims_table, environment, interval
+from evidence_parts.teachers import World, imitate, play
+
+BABY = "AgentR1/BabyAI-v0"
+SHORT = {"max_turns": 32, "max_action_tokens": 48}  # of 400 tasks the bot takes at most 26 turns, a call each
+LEVELS = ("GoToLocal", "PickupLoc", "PutNextLocal")
+PLACES = {level: World(BABY, {"level": level, **SHORT}, {"held-out seeds": ("test", {"level": level, **SHORT})})
+          for level in LEVELS}  # fmt: skip
+EPISODES = 2560  # of reinforcement learning
+STEPS = {500: 120, 2560: 240}  # demonstrations -> optimizer steps on 32 of them
+START = Run("standard, start", "sft_llm.py", 1, (
+    *environment(BABY, {"level": ",".join(LEVELS)}), "--model", "scratch", "--expert-share", 1,
+    "--num-demonstrations", 16_000, "--tokenizer-demonstrations", 1_000, "--eval-demonstrations", 64,
+    "--batch-size", 32, "--num-steps", 600, "--warmup-steps", 50, "--eval-every", 0, "--num-workers", 0,
+))  # fmt: skip
+FIRST = "the start: 16,000 of the bot, of all three levels"
+IMITATIONS = {f"SFT, {n:,} of the bot": n for n in STEPS}
+AFTER = {"GRPO": None, "GRPO after SFT, 500 of the bot": "SFT, 500 of the bot"}  # row -> what it begins with
+ROWS = [*IMITATIONS, *AFTER]
+
+
+def train(place: World, row: str, seed: int, more: str) -> Run:
+    """A row's training, from a policy that has seen all three levels."""
+    label = f"standard, {row}"
+    if row in IMITATIONS:
+        n = IMITATIONS[row]
+        return imitate(place, label, seed, STEPS[n], "--expert-share", 1, "--num-demonstrations", n,
+                       model=START)  # fmt: skip
+    start = AFTER[row]
+    model = train(place, start, seed, more) if start else START
+    words = [*environment(place.env_id, place.kwargs), "--model", model, "--total-episodes", EPISODES]
+    words += ["--eval-episodes", 0, "--save-model", "--learning-rate", 3e-4, *shlex.split(more)]
+    return Run(label, "grpo_llm.py", seed, tuple(words))
+
+
+def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
+    """Success and reward in each level, of the rows that are asked for and of those that stand there."""
+    results: dict[str, Any] = {}
+    for name in args.places:
+        place, there = PLACES[name], before.get(name, {}).get("success", {})
+        rows = [row for row in ROWS if row in args.rows or row in there]
+        rows = [row for row in ROWS if row in rows or row in map(AFTER.get, rows)]
+        trained = {row: [train(place, row, seed, args.flags) for seed in range(1, args.seeds + 1)] for row in rows}
+        lines_of = {row: make(group, args) for row, group in trained.items()}
+        models: dict[str, list[Run | str]] = {FIRST: [START]} | {row: [*trained[row]] for row in rows}
+        plays = {(row, column): [play(place, f"standard, {row}", seed, split, kwargs, model, args.episodes)
+                                 for seed, model in enumerate(group, 1)]
+                 for row, group in models.items() for column, (split, kwargs) in place.columns.items()}  # fmt: skip
+        scores = table(plays, args)
+        rewards = {row: float(np.mean([line["return"] for line in make(plays[row, "held-out seeds"], args)]))
+                   for row in models}  # fmt: skip
+        lines = [f"| {name} | success, greedy | mean return | episodes played | turns played |", "|---" * 5 + "|"]
+        for row, found in scores.items():
+            cells = [cell(*interval(found)), f"{rewards[row]:.3f}", *(f"{n:,.0f}" for n in cost(row, lines_of))]
+            lines.append(f"| {row} | {' | '.join(cells)} |")
+        pairs = [(row, other) for row in AFTER for other in IMITATIONS if {row, other} <= scores.keys()]
+        claims = [Claim(f"{name}: {row} above {other}", 0.0, interval(scores[row], scores[other]), args.seeds)
+                  for row, other in pairs]  # fmt: skip
+        results[name] = {
+            "success": {row: {c: interval(found, None, [c]) for c in found} for row, found in scores.items()},
+            "seeds": {row: {c: t.mean(1).tolist() for c, t in found.items()} for row, found in scores.items()},
+            "return": rewards,
+            "claims": [claim.record() for claim in claims],
+            "table": "\n\n".join(["\n".join(lines), *[claims_table(claims)] * bool(claims)]),
+        }
+    return results
+
+
+def cost(row: str, lines_of: dict[str, list[dict[str, Any]]]) -> tuple[float, float]:
+    """Episodes and turns that were played for a row, the bot's included; means over seeds."""
+    if row not in lines_of:
+        return 0.0, 0.0
+    turns = float(np.mean([line["turns"] for line in lines_of[row]]))
+    if row in IMITATIONS:
+        return float(IMITATIONS[row]), turns
+    start = AFTER[row]
+    before = cost(start, lines_of) if start else (0.0, 0.0)
+    return before[0] + float(np.mean([line["episodes"] for line in lines_of[row]])), before[1] + turns
