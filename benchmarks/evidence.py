@@ -65,6 +65,8 @@ def main() -> None:
             parser.error(f"{path.name} has {name} with other settings, {one['settings']}: use them, or delete it")
     args.used = set()
     found = part.measure(args, results)
+    if not found:
+        parser.error(f"--places {' '.join(args.places)} has none of --rows {' '.join(args.rows)}")
     used = [line for key, line in recorded().items() if key in args.used]
     made = {"on": sorted({line["on"] for line in used}), "forced": any(line["forced"] for line in used)}
     results |= {name: one | made | {"settings": settings} for name, one in found.items()}
@@ -75,7 +77,7 @@ def main() -> None:
     print(tables)
     command = f"python benchmarks/evidence.py --part {args.part}{given_flags(parser, args, *settings)}"
     record_results(f"evidence_{args.part}", results, tables, command, forced, merged=True)
-    page.write(args.part, results)
+    page.write(args.part, results, words)
 
 
 if __name__ == "__main__":

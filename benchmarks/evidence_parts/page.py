@@ -15,8 +15,9 @@ DOCS = ROOT / "docs"
 COLOURS = [f"C{number}" for number in range(10)]
 
 
-def write(part: str, results: Mapping[str, Any], docs: Path = DOCS) -> None:
-    """Put a part's tables between its marks in evidence.md, and its plot into images. ValueError without the marks."""
+def write(part: str, results: Mapping[str, Any], words: str, docs: Path = DOCS) -> None:
+    """Put a part's tables between its marks in evidence.md, with words about where they were made, and its plot into
+    images. ValueError without the marks."""
     page = docs / "evidence.md"
     first, last = f"<!-- {part} -->\n", f"<!-- end of {part} -->"
     text = page.read_text()
@@ -25,9 +26,9 @@ def write(part: str, results: Mapping[str, Any], docs: Path = DOCS) -> None:
     before, rest = text.split(first, 1)
     tables = "\n\n".join(found["table"] for found in results.values())
     image = f"images/evidence_{part}.png"
-    shown = f"![{PLOTS[part][0].__doc__}]({image})\n\n{tables}"
-    page.write_text(f"{before}{first}\n{shown}\n\n{last}{rest.split(last, 1)[1]}")
+    shown = f"![{PLOTS[part][0].__doc__}]({image})\n\n{tables}\n\n{words}"
     draw(part, results, docs / image)
+    page.write_text(f"{before}{first}\n{shown}\n\n{last}{rest.split(last, 1)[1]}")
 
 
 def draw(part: str, results: Mapping[str, Any], path: Path) -> None:
@@ -78,6 +79,9 @@ def plot_noise(axes: Any, found: Mapping[str, Any]) -> None:
         y = np.array(list(here.values())).reshape(-1, 3)
         around = np.abs(y[:, 1:] - y[:, :1]).T
         axes.errorbar(x, y[:, 0], around, fmt=".", color=COLOURS[number], label=checkpoint)
+        for name, place, (less, *_) in zip(here, x, y, strict=True):
+            if not name.startswith("CraftWorld"):  # which the axis tells
+                axes.annotate(name, (place, less), fontsize=7)
     axes.axhline(0.45, color="grey", linestyle=":", linewidth=1)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set(xlabel="turns of the best way", ylabel="noise / signal below that of the outcome (share)")

@@ -48,7 +48,7 @@ PLACES = {
     "CraftWorld, depth 4": Place(CRAFT, {"depth": 4}, {
         "in domain": ("test", {"depth": 4}),
         "deeper": ("depth_5", {}),
-        "other wording": ("other_phrasings", {}),
+        "other wording": ("other_phrasings", {"depth": 4}),
     }, tuple(MASKS), 5120),
 }  # fmt: skip
 
@@ -83,13 +83,18 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         scores = table(plays, args)
         lines = [f"| {name}: success, greedy | " + " | ".join(place.columns) + " |"]
         lines.append("|---" * (len(place.columns) + 1) + "|")
-        for row, found in scores.items():
-            lines.append(f"| {row} | " + " | ".join(cell(*interval(found, None, [c])) for c in found) + " |")
-        claims = [Claim(f"{name}, all columns: {what} helps", 0.0, interval(scores[one], scores[other]), args.seeds)
-                  for what, (one, other) in EFFECTS.items() if {one, other} <= scores.keys()]  # fmt: skip
+        for row, of_row in scores.items():
+            lines.append(f"| {row} | " + " | ".join(cell(*interval(of_row, None, [c])) for c in of_row) + " |")
+        inside, *outside = place.columns
+        claims = []
+        for what, (one, other) in EFFECTS.items():
+            for where, columns in (("in domain", [inside]), ("out of domain", outside)):
+                if {one, other} <= scores.keys():
+                    found = interval(scores[one], scores[other], columns)
+                    claims.append(Claim(f"{name}, {where}: {what} helps", 0.0, found, args.seeds))
         results[name] = {
-            "success": {row: {c: interval(found, None, [c]) for c in found} for row, found in scores.items()},
-            "seeds": {row: {c: t.mean(1).tolist() for c, t in found.items()} for row, found in scores.items()},
+            "success": {row: {c: interval(of_row, None, [c]) for c in of_row} for row, of_row in scores.items()},
+            "seeds": {row: {c: t.mean(1).tolist() for c, t in of_row.items()} for row, of_row in scores.items()},
             "claims": [claim.record() for claim in claims],
             "table": "\n\n".join(["\n".join(lines), *[claims_table(claims)] * bool(claims)]),
         }

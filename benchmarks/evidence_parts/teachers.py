@@ -215,6 +215,6 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
             "seeds": {label: {c: t.mean(1).tolist() for c, t in row.items()} for label, row in scores.items()},
             "cost": costs,
             "claims": [claim.record() for claim in found],
-            "table": "\n\n".join(["\n".join(lines), claims_table(found)]),
+            "table": "\n\n".join(["\n".join(lines), *[claims_table(found)] * bool(found)]),
         }
     return results

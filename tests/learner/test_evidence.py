@@ -197,15 +197,15 @@ def test_tables_and_plots_stand_on_the_page(part, tmp_path):
     marks = [f"<!-- {name} -->\nold\n<!-- end of {name} -->\nwords\n" for name in page.PLOTS]
     (tmp_path / "evidence.md").write_text("".join(marks))
     for _ in range(2):
-        page.write(part, {name: FOUND[part] | {"table": f"| {name} |"} for name in ("one", "two")}, tmp_path)
+        page.write(part, {name: FOUND[part] | {"table": f"| {name} |"} for name in ("one", "two")}, "On it.", tmp_path)
     text = (tmp_path / "evidence.md").read_text()
     begin, end = text.index(f"<!-- {part} -->"), text.index(f"<!-- end of {part} -->")
-    assert f"images/evidence_{part}.png)\n\n| one |\n\n| two |\n" in text[begin:end]
+    assert f"images/evidence_{part}.png)\n\n| one |\n\n| two |\n\nOn it.\n" in text[begin:end]
     assert text.count("old") == 4 and text.count("words") == 5 and text.count("| one |") == 1
     assert (tmp_path / f"images/evidence_{part}.png").stat().st_size > 5_000
     (tmp_path / "evidence.md").write_text("no marks")
     with pytest.raises(ValueError, match="has no lines"):
-        page.write(part, {}, tmp_path)
+        page.write(part, {}, "", tmp_path)
 
 
 @pytest.mark.parametrize("part", page.PLOTS)
@@ -267,10 +267,10 @@ def test_the_paper_in_small(small):
     small.workers, small.places = 2, ["CraftWorld, depth 4"]
     small.rows = [*paper.MASKS, "naive RAG"]  # which is of MultihopWorld alone
     found = paper.measure(small, {})["CraftWorld, depth 4"]
-    assert set(found["success"]) == set(paper.MASKS) and len(found["claims"]) == 3
+    assert set(found["success"]) == set(paper.MASKS) and len(found["claims"]) == 6
     small.places, small.rows = ["MultihopWorld"], ["base tool call", "naive RAG", "GRPO", "GRPO, no loss mask"]
     found = paper.measure(small, {})["MultihopWorld"]
-    assert list(found["success"]) == [row for row in paper.ROWS if row in small.rows] and len(found["claims"]) == 1
+    assert list(found["success"]) == [row for row in paper.ROWS if row in small.rows] and len(found["claims"]) == 2
 
 
 @pytest.mark.slow
