@@ -48,12 +48,13 @@ def main() -> None:
         if getattr(args, name) != parser.get_default(name):
             parser.error(f"--{name} does nothing in --part {args.part}")
     part = PARTS[args.part]
-    for name, there in (("places", part.PLACES), ("rows", getattr(part, "ROWS", []))):
+    all_rows = list(getattr(part, "ROWS", []))
+    for name, there in (("places", part.PLACES), ("rows", all_rows)):
         if unknown := [one for one in getattr(args, name) if one not in there]:
             parser.error(f"--{name} {unknown[0]!r}: --part {args.part} has {'; '.join(there)}")
     if args.batches < FEWEST:
         parser.error(f"--batches {args.batches}: intervals from a bootstrap need at least {FEWEST} batches")
-    args.places, args.rows = args.places or list(part.PLACES), args.rows or list(getattr(part, "ROWS", []))
+    args.places, args.rows = args.places or list(part.PLACES), args.rows or all_rows
     require_quiet_machine(args.force)
     os.chdir(ROOT)  # learners run there, and find environments of benchmarks/
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])

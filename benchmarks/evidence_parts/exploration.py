@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from evidence_parts.runs import Run, make, table
-from evidence_parts.scores import Claim, cell, claims_table, environment, interval
+from evidence_parts.scores import Claim, cell, environment, facts, interval, intervals
 
 
 @dataclass(frozen=True)
@@ -106,22 +106,20 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         then = {row: at_budget(group, budget) for row, group in lines_of.items()}
         lines = [f"| {name} | success, greedy | sampled episodes with {place.calls} calls or more | "
                  f"success after {budget:,.0f} turns, each seed |", "|---|---|---|---|"]  # fmt: skip
+        success = intervals(scores)
         for row in scores:
             seeds = ", ".join(f"{value:.3f}" for value in then.get(row, ()))
-            lines.append(f"| {row} | {cell(*interval(scores[row], None, [GREEDY]))} | {long[row]:.3f} | {seeds} |")
+            lines.append(f"| {row} | {cell(*success[row][GREEDY])} | {long[row]:.3f} | {seeds} |")
         first, *others = place.rows
         claims = [Claim(f"{name}: {row} above {first}", 0.0, interval(scores[row], scores[first], [GREEDY]), args.seeds)
                   for row in others]  # fmt: skip
-        results[name] = {
-            "success": {row: {c: interval(found, None, [c]) for c in found} for row, found in scores.items()},
+        results[name] = facts(success, scores, claims, lines) | {
             "long": long,
             "turns": float(budget),
             "at_turns": then,
             "curves": {row: [[line["eval_turns"], line["eval_success"]] for line in group]
                        for row, group in lines_of.items()},
-            "claims": [claim.record() for claim in claims],
-            "table": "\n\n".join(["\n".join(lines), claims_table(claims)]),
-        }
+        }  # fmt: skip
     return results
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evidence_parts.runs import Run, make, table
-from evidence_parts.scores import Claim, cell, claims_table, environment, interval
+from evidence_parts.scores import Claim, cell, domains, environment, facts, interval, intervals
 from evidence_parts.teachers import CRAFT, World, imitate, play
 
 
@@ -83,19 +83,14 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         scores = table(plays, args)
         lines = [f"| {name}: success, greedy | " + " | ".join(place.columns) + " |"]
         lines.append("|---" * (len(place.columns) + 1) + "|")
-        for row, of_row in scores.items():
-            lines.append(f"| {row} | " + " | ".join(cell(*interval(of_row, None, [c])) for c in of_row) + " |")
-        inside, *outside = place.columns
+        success = intervals(scores)
+        for row, of_row in success.items():
+            lines.append(f"| {row} | " + " | ".join(cell(*found) for found in of_row.values()) + " |")
         claims = []
         for what, (one, other) in EFFECTS.items():
-            for where, columns in (("in domain", [inside]), ("out of domain", outside)):
+            for where, columns in domains([*place.columns]):
                 if {one, other} <= scores.keys():
                     found = interval(scores[one], scores[other], columns)
                     claims.append(Claim(f"{name}, {where}: {what} helps", 0.0, found, args.seeds))
-        results[name] = {
-            "success": {row: {c: interval(of_row, None, [c]) for c in of_row} for row, of_row in scores.items()},
-            "seeds": {row: {c: t.mean(1).tolist() for c, t in of_row.items()} for row, of_row in scores.items()},
-            "claims": [claim.record() for claim in claims],
-            "table": "\n\n".join(["\n".join(lines), *[claims_table(claims)] * bool(claims)]),
-        }
+        results[name] = facts(success, scores, claims, lines)
     return results

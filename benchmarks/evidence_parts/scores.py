@@ -108,6 +108,30 @@ def claims_table(claims: Sequence[Claim]) -> str:
     return "\n".join([head, "", *rows])
 
 
+def intervals(scores: Mapping[str, Scores]) -> dict[str, dict[str, Interval]]:
+    """The interval of every row and column."""
+    return {row: {column: interval(found, None, [column]) for column in found} for row, found in scores.items()}
+
+
+def domains(columns: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Which columns are in domain, the first one, and which are not."""
+    return [("in domain", [*columns[:1]]), ("out of domain", [*columns[1:]])]
+
+
+def facts(
+    success: Mapping[str, Mapping[str, Interval]], scores: Mapping[str, Scores], claims: Sequence[Claim],
+    lines: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """What is recorded of every place: success by row and column and of each seed, the claims, the table."""
+    return {
+        "success": success,
+        "seeds": {row: {column: table.mean(1).tolist() for column, table in of_row.items()}
+                  for row, of_row in scores.items()},
+        "claims": [claim.record() for claim in claims],
+        "table": "\n\n".join(["\n".join(lines), *[claims_table(claims)] * bool(claims)]),
+    }  # fmt: skip
+
+
 def environment(env_id: str, kwargs: Mapping[str, Any]) -> list[str]:
     """The flags that name an environment."""
     return ["--env-id", env_id, "--env-kwargs", json.dumps(kwargs)]

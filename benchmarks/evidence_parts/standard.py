@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evidence_parts.runs import Run, make, table
-from evidence_parts.scores import Claim, cell, claims_table, environment, interval
+from evidence_parts.scores import Claim, cell, environment, facts, interval, intervals
 from evidence_parts.teachers import World, imitate, play
 
 BABY = "AgentR1/BabyAI-v0"
@@ -49,8 +49,9 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in args.places:
         place, there = PLACES[name], before.get(name, {}).get("success", {})
-        rows = [row for row in ROWS if row in args.rows or row in there]
-        rows = [row for row in ROWS if row in rows or row in map(AFTER.get, rows)]
+        wanted = {*args.rows, *there}
+        wanted |= {AFTER.get(row) for row in wanted}
+        rows = [row for row in ROWS if row in wanted]
         trained = {row: [train(place, row, seed, args.flags) for seed in range(1, args.seeds + 1)] for row in rows}
         make([START, *(run for group in trained.values() for run in group)], args)
         lines_of = {row: make(group, args) for row, group in trained.items()}
@@ -62,19 +63,15 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         rewards = {row: float(np.mean([line["return"] for line in make(plays[row, "held-out seeds"], args)]))
                    for row in models}  # fmt: skip
         lines = [f"| {name} | success, greedy | mean return | episodes after the start | turns |", "|---" * 5 + "|"]
-        for row, found in scores.items():
-            cells = [cell(*interval(found)), f"{rewards[row]:.3f}", *(f"{n:,.0f}" for n in cost(row, lines_of))]
+        success = intervals(scores)
+        for row, of_row in success.items():
+            cells = [*(cell(*found) for found in of_row.values()), f"{rewards[row]:.3f}"]
+            cells += [f"{number:,.0f}" for number in cost(row, lines_of)]
             lines.append(f"| {row} | {' | '.join(cells)} |")
         pairs = [(row, other) for row in AFTER for other in IMITATIONS if {row, other} <= scores.keys()]
         claims = [Claim(f"{name}: {row} above {other}", 0.0, interval(scores[row], scores[other]), args.seeds)
                   for row, other in pairs]  # fmt: skip
-        results[name] = {
-            "success": {row: {c: interval(found, None, [c]) for c in found} for row, found in scores.items()},
-            "seeds": {row: {c: t.mean(1).tolist() for c, t in found.items()} for row, found in scores.items()},
-            "return": rewards,
-            "claims": [claim.record() for claim in claims],
-            "table": "\n\n".join(["\n".join(lines), *[claims_table(claims)] * bool(claims)]),
-        }
+        results[name] = facts(success, scores, claims, lines) | {"return": rewards}
     return results
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evidence_parts.runs import Run, Successes, make, table
-from evidence_parts.scores import Claim, Scores, cell, claims_table, environment, interval
+from evidence_parts.scores import Claim, Scores, cell, domains, environment, facts, interval, intervals
 
 STEPS = {100: 60, 500: 120, 2000: 240, 5120: 480}  # demonstrations -> optimizer steps on 32 of them
 EPISODES = 5120  # of reinforcement learning
@@ -188,8 +188,7 @@ def claims(name: str, scores: dict[str, Scores], seeds: int) -> list[Claim]:
         for other in (label, f"{label}, successes", *(equal if label == SAME else ())):
             for learner in learners if other in scores else ():
                 if learner in scores:
-                    inside, *outside = scores[other]
-                    for where, columns in (("in domain", [inside]), ("out of domain", outside)):
+                    for where, columns in domains([*scores[other]]):
                         text = f"{name}, {where}: {learner} above {other}"
                         found.append(Claim(text, GOAL, interval(scores[learner], scores[other], columns), seeds))
     return found
@@ -206,15 +205,10 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         costs = {label: cost(label, trained, args) for label in trained}
         lines = [f"| {name}: success, greedy | " + " | ".join(world.columns) + " | episodes | turns | seconds |"]
         lines.append("|---" * (len(world.columns) + 4) + "|")
-        for label, row in scores.items():
-            cells = [cell(*interval(row, None, [column])) for column in world.columns]
+        success = intervals(scores)
+        for label, row in success.items():
+            cells = [cell(*row[column]) for column in world.columns]
             cells += [f"{number:,.0f}" for number in costs.get(label, (0, 0, 0))]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
-        results[name] = {
-            "success": {label: {c: interval(row, None, [c]) for c in row} for label, row in scores.items()},
-            "seeds": {label: {c: t.mean(1).tolist() for c, t in row.items()} for label, row in scores.items()},
-            "cost": costs,
-            "claims": [claim.record() for claim in found],
-            "table": "\n\n".join(["\n".join(lines), *[claims_table(found)] * bool(found)]),
-        }
+        results[name] = facts(success, scores, found, lines) | {"cost": costs}
     return results

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
 import math
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from importlib import metadata
 from typing import Any, ClassVar, Protocol
@@ -20,7 +21,6 @@ from agent_r1_tools.running import is_strict
 from agent_r1_tools.tool import is_fault
 
 MOST_BREAKS = 5  # of an episode's simulator, by what the policy did
-QUITS = "the simulator wanted to end the process"
 
 
 _one_at_a_time = threading.Lock()  # never held while a simulator is made
@@ -83,10 +83,8 @@ class BridgeEnv(ToolEnv):
 
     def _make(self) -> World:
         memory = self.memory  # of this episode: a call that runs past its time may end in the next one
-        try:
+        with no_exit():
             world = self.make_world(self.task)
-        except SystemExit as error:
-            raise RuntimeError(QUITS) from error
         try:
             for name, arguments, seen in memory.get("log", ()):
                 if digest(self._call(world, name, arguments)) != seen:
@@ -137,7 +135,8 @@ class BridgeEnv(ToolEnv):
 
     def _call(self, world: World, name: str, arguments: dict[str, Any]) -> ToolResult:
         try:
-            result = world.act(name, copy.deepcopy(arguments))
+            with no_exit():
+                result = world.act(name, copy.deepcopy(arguments))
             if not isinstance(result, ToolResult):
                 raise ToolFault(f"{type(world).__name__}.act returned {result!r:.100}; it must return a ToolResult")
             return result
@@ -145,8 +144,6 @@ class BridgeEnv(ToolEnv):
             if self._world is world:  # nobody knows what became of it
                 self._world = None
                 close(world, error)
-            if isinstance(error, SystemExit):  # of a game that was told to quit; whoever trains in it goes on
-                raise RuntimeError(QUITS) from error
             raise
 
     def start_episode(self, task: Task) -> None:
@@ -189,6 +186,15 @@ def call_schema(name: str, description: str, **properties: dict[str, Any]) -> di
     """A call of a simulator, all of whose arguments are required: `properties` are their JSON schemas."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     return {"name": name, "description": description, "parameters": parameters | {"additionalProperties": False}}
+
+
+@contextlib.contextmanager
+def no_exit() -> Iterator[None]:
+    """RuntimeError for a simulator that wants to end the process: whoever trains in it goes on."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError("the simulator wanted to end the process") from error
 
 
 def close(world: World, error: BaseException) -> None:

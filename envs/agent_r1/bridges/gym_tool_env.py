@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from agent_r1.arguments import ArgumentError, finite
-from agent_r1.bridges.bridge import QUITS, World, call_seconds, close
+from agent_r1.bridges.bridge import World, call_seconds, close, no_exit
 from agent_r1.bridges.text_game import TextGameEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools import ToolFault, ToolResult
@@ -72,14 +72,15 @@ class GymToolEnv(TextGameEnv):
         """The game of seed number `index`."""
         seed = self.seeds[self.split][index]
         if seed not in self._first:  # the last one: the episodes of a group begin alike, and a snapshot asks again
-            game = begin(self.make_env, seed)
+            with no_exit():
+                game = Game(self.make_env(), seed)
             game.close()
             self._first = {seed: game.observation}
         return Task(f"{self.split}-{seed}", self._first[seed], [], {"seed": seed})
 
     def make_world(self, task: Task) -> World:
         """The game at its beginning."""
-        return begin(self.make_env, task.metadata["seed"])
+        return Game(self.make_env(), task.metadata["seed"])
 
     def full_score(self) -> float:
         """The sum of rewards of a game that is won."""
@@ -93,14 +94,6 @@ def are_seeds(some: Any) -> bool:
     if not isinstance(some, Sequence) or isinstance(some, str | bytes) or not some:
         return False
     return all(isinstance(one, int) and one >= 0 for one in some)
-
-
-def begin(make_env: Callable[[], Env], seed: int) -> Game:
-    """A game at its beginning. RuntimeError where it wants to end the process."""
-    try:
-        return Game(make_env(), seed)
-    except SystemExit as error:
-        raise RuntimeError(QUITS) from error
 
 
 class Game:

@@ -94,14 +94,13 @@ class TextArenaEnv(FinalRewardEnv):
         timeout: float = math.inf,
         **kwargs: Any,
     ) -> None:
-        if player is not None and integer("player", player) not in (0, 1):
+        if player is not None and (player := integer("player", player)) not in (0, 1):
             raise ArgumentError(f"player must be None, 0 or 1, got {player!r}")
         chosen = GAMES if game == "all" else (game,) if isinstance(game, str) else game
         if not isinstance(chosen, Sequence) or not chosen or not all(isinstance(name, str) for name in chosen):
             raise ArgumentError(f"game names no game: it is a name or a list of names, got {game!r}")
         self.games, self.timeout = tuple(chosen), call_seconds(timeout)
-        self.opponent = find_user(opponent, "opponent")
-        self.player = None if player is None else int(player)
+        self.opponent, self.player = find_user(opponent, "opponent"), player
         for name in self.games:
             if find_players(name) == 2 and opponent is None and base(name) not in MOVES:
                 raise ArgumentError(f"there is no scripted player of {name}; give opponent=, a callable")
