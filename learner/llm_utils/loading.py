@@ -111,15 +111,18 @@ def load_policy(
 
 
 def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None) -> Any:
-    """LoRA adapters on every linear layer but the head: those in `folder`, or new ones."""
+    """LoRA adapters on every linear layer but the head, in the model's dtype: those in `folder`, or new ones.
+
+    Float32 adapters would have all activations of a bf16 model cast for products that no bf16 unit computes.
+    """
     try:
         import peft
     except ImportError as error:
         raise SystemExit("LoRA adapters need peft: pip install 'agent-r1[lora]'") from error
     if folder is not None:
-        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, autocast_adapter_dtype=False)
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    return peft.get_peft_model(model, config)
+    return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 def merge_adapters(model: PreTrainedModel, folder: str) -> Any:

@@ -235,6 +235,18 @@ def test_a_policy_is_resumed_from_weights_or_adapters(adapted, policy_folder, tm
     assert (again.get_input_embeddings().weight == plain.get_input_embeddings().weight).all()
 
 
+def test_adapters_have_the_dtype_of_their_model(policy_folder, made_up_rows, vocab_size, tmp_path):
+    pytest.importorskip("peft")
+    model = load(policy_folder, lora_rank=2, dtype=torch.bfloat16)
+    _, found = gradients(model, made_up_rows(), vocab_size)
+    assert {gradient.dtype for gradient in found.values()} == {torch.bfloat16}
+    model.save_pretrained(tmp_path / "adapters")
+    again = load(policy_folder, lora_rank=2, resumed=tmp_path / "adapters", dtype=torch.bfloat16)
+    assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
+    for name, x in model.state_dict().items():
+        assert (again.state_dict()[name] == x).all()
+
+
 def test_a_checkpoint_of_another_shape_is_refused(adapted, small_model, policy_folder, tmp_path):
     small_model("llama").save_pretrained(tmp_path / "llama")
     other = small_model("qwen2")
