@@ -17,6 +17,9 @@ asked for stays in them.
 import argparse
 import json
 import os
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from evidence_parts import exploration, horizons, page, paper, standard, teachers
 from evidence_parts.noise import FEWEST
@@ -29,6 +32,16 @@ FLAGS = {  # of each part, beside those of all
     "paper": ["rows", "episodes"], "standard": ["rows", "episodes"],
 }  # fmt: skip
 SAME = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
+
+
+def what_stands(places: Sequence[str], rows: Sequence[str], results: Mapping[str, Any]) -> str:
+    """The places and rows of a part that its tables have, as flags; nothing where they have all."""
+    words: list[str] = []
+    there = {name for place, one in results.items() for name in (place, *one.get("steps", ()), *one.get("success", ()))}
+    for flag, all_of_them in (("places", places), ("rows", rows)):
+        if some := [one for one in all_of_them if one in there]:
+            words += [f"--{flag}", *some] * (len(some) < len(all_of_them))
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def main() -> None:
@@ -76,7 +89,8 @@ def main() -> None:
     words = f"Runs on {where}{', beside other work' * forced}."
     tables = "\n\n".join([*(one["table"] for one in results.values()), words])
     print(tables)
-    command = f"python benchmarks/evidence.py --part {args.part}{given_flags(parser, args, *settings)}"
+    stands = what_stands(list(part.PLACES), all_rows, results)
+    command = f"python benchmarks/evidence.py --part {args.part}{stands}{given_flags(parser, args, *settings)}"
     record_results(f"evidence_{args.part}", results, tables, command, forced, merged=True)
     page.write(args.part, results, words)
 

@@ -84,6 +84,7 @@ def noise_of(names: Sequence[str], args: Any) -> dict[tuple[str, str], Ratios]:
             pool.submit(
                 gradients, str(folder / "model"), PLACES[at[0]].env_id, PLACES[at[0]].kwargs,
                 VARIANTS if at == ALL_VARIANTS else PLAIN, args.batches, 4, 1,
+                shlex.split(args.flags),
             ): at
             for at, folder in models.items()
         }  # fmt: skip

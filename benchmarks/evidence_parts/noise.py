@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +23,16 @@ def outcome_only(row: Any) -> None:
 
 def gradients(
     model: str, env_id: str, kwargs: dict[str, Any], variants: dict[str, dict[str, Any]], batches: int, groups: int,
-    seed: int,
+    seed: int, flags: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Gram matrices [batches, batches] of GRPO's gradients at `model`, by variant, of the same episodes.
 
-    A variant is a set of GRPO's arguments, and `process_reward=False` for the outcome alone.
+    A variant is a set of GRPO's arguments, beside those of `flags`, and `process_reward=False` for the outcome alone.
     """
     import grpo_llm
     import gymnasium as gym
     import torch
+    import tyro
 
     from llm_utils.loading import load_policy
     from llm_utils.rollout import rollout
@@ -38,7 +40,7 @@ def gradients(
     from llm_utils.transformers_engine import TransformersEngine
 
     torch.set_num_threads(1)
-    args, device = grpo_llm.Args(env_id=env_id), torch.device("cpu")
+    args, device = tyro.cli(grpo_llm.Args, args=["--env-id", env_id, *flags]), torch.device("cpu")
     envs = gym.make_vec(env_id, num_envs=args.num_envs, tokenizer=model, split="train", **kwargs)
     vocab_size = envs.single_action_space.vocab_size
     policy = load_policy(model, device)

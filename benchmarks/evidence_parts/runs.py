@@ -138,7 +138,7 @@ def make(runs: Iterable[Run], args: Any) -> list[dict[str, Any]]:
             for run in some:
                 try:
                     record(run.key, f"{run.label}, seed {run.seed}", keep(run.folder()), args.force)
-                except LookupError:
+                except (LookupError, SystemExit):  # it isn't finished, or can't even begin
                     pass
     if missing:
         lines = recorded()

@@ -103,7 +103,8 @@ def claims_table(claims: Sequence[Claim]) -> str:
     if seeds > 1:
         of = f"over {seeds} seeds are rough, and mostly too narrow"
     head = f"Shown: the mean reaches the goal and the interval is off zero. Intervals {of}. Of {len(claims)} claims "
-    head += "some come out as shown by chance: one in forty, and up to one in ten where seeds differ more than tasks."
+    head += "some may be shown by chance: of those with nothing behind them at most one in forty, or one in ten where "
+    head += "seeds differ more than tasks."
     rows = ["| claim | goal | found | verdict |", "|---|---|---|---|", *(claim.row() for claim in claims)]
     return "\n".join([head, "", *rows])
 

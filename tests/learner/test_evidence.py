@@ -9,13 +9,14 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import evidence
 import gymnasium as gym
 import numpy as np
 import pytest
 import tyro
 from evidence_parts import exploration, horizons, noise, page, paper, runs, scores, standard, teachers
 
-from agent_r1 import probes
+from agent_r1 import probes, tiny_policy
 from llm_utils import arguments
 
 RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatches 1 --group-size 2"
@@ -157,6 +158,29 @@ def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
         runs.table({("one", "test"): [here[0]], ("two", "test"): [here[1]]}, args)
 
 
+def test_the_recorded_command_names_what_stands_in_the_tables():
+    places, rows = ["CraftWorld", "ShopWorld"], ["GRPO", "PPO"]
+    half = {"CraftWorld": {"success": {"shipped policy": {}, "GRPO": {}}}}
+    assert evidence.what_stands(places, rows, half) == " --places CraftWorld --rows GRPO"
+    whole = {place: {"success": dict.fromkeys(rows)} for place in places}
+    assert evidence.what_stands(places, rows, whole) == ""
+    assert evidence.what_stands(["a b", "c"], [], {horizons.TITLE: {"steps": {"a b": 1}}}) == " --places 'a b'"
+
+
+def test_what_cannot_begin_takes_no_line_of_others(tmp_path, monkeypatch):
+    """An imitation of successes, where there are none, beside a run that is finished."""
+    monkeypatch.setattr(runs, "RECORD", tmp_path / "runs.jsonl")
+    done = runs.Run("done", "sft_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
+    tried = runs.Run("tried", "evaluate_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
+    none = runs.Run("none", "sft_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0", "--data", runs.Successes((tried,))))
+    (tmp_path / "trajectories.jsonl").write_text(json.dumps({"stats": {"success": 0.0}}) + "\n")
+    monkeypatch.setattr(runs, "find", lambda job: (tmp_path, True))
+    monkeypatch.setattr(runs, "keep", lambda folder: {"seconds": 1.0})
+    with pytest.raises(SystemExit, match="no episode succeeded"):
+        runs.make([none, done], Namespace(workers=1, used=set(), force=False))
+    assert runs.recorded().keys() == {done.key}
+
+
 def test_a_flag_of_another_part_is_refused():
     words = [sys.executable, str(runs.ROOT / "benchmarks/evidence.py"), "--part", "horizons"]
     for flags, why in (
@@ -287,3 +311,14 @@ def test_a_standard_set_in_small(small, monkeypatch):
     rows = [standard.FIRST, "SFT, 500 of the bot", *small.rows]
     assert list(found["success"]) == rows == list(found["return"]) and len(found["claims"]) == 1
     assert "| GRPO after SFT, 500 of the bot |" in found["table"] and "| 508 |" in found["table"]
+
+
+@pytest.mark.slow
+def test_the_noise_is_that_of_the_estimator_that_the_flags_name():
+    """With a discount of 0 a turn is credited with what it earned itself: another gradient."""
+    model, found = tiny_policy("AgentR1/MultihopWorld-v0"), []
+    for flags in ((), ("--gamma", "0.0"), ("--gamma", "1.0")):
+        gram = noise.gradients(model, "AgentR1/MultihopWorld-v0", {}, {"dense": {}}, 2, 2, 1, flags)["dense"]
+        assert gram.shape == (2, 2)
+        found.append(gram)
+    assert (found[0] == found[2]).all() and not np.allclose(found[0], found[1])
