@@ -4,9 +4,9 @@
         --commands "python learner/ppo_llm.py --num-threads 1" "python learner/grpo_llm.py --num-threads 1"
 
 A command ends in a learner and its arguments (`torchrun --nproc-per-node 2 learner/grpo_llm.py` is one too); `--env-id`
-and `--seed` are added. Two runs are the same when all their arguments are, defaults included, and the files of the
-model that they name: change one and it runs anew. The output of a run goes to runs/logs/. After Ctrl-C the same command
-goes on.
+and `--seed` are added. Two runs are the same when all their arguments are, defaults included, but for the number of
+threads, and the files of the model that they name: change one and it runs anew. The output of a run goes to runs/logs/.
+After Ctrl-C the same command goes on.
 """
 
 import argparse
@@ -39,6 +39,7 @@ class Job:
     words: list[str]
     args: dict[str, Any]
     defaults: dict[str, Any]  # of the learner, for arguments that a run is too old to have
+    threads: int | None = None  # torch's, where the learner has that argument: the run's or those of one that goes on
 
     @property
     def name(self) -> str:
@@ -73,12 +74,13 @@ def make_job(words: Sequence[str]) -> Job:
 
         fill_environment(args)
     words = [sys.executable if word in ("python", "python3") else word for word in words]
-    return Job(words, comparable(asdict(args)), asdict(kind()))
+    return Job(words, comparable(asdict(args)), asdict(kind()), getattr(args, "num_threads", None))
 
 
 def comparable(args: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as a JSON file gives them back, without the one that differs when a run goes on."""
-    return {name: value for name, value in json.loads(json.dumps(args)).items() if name != "resume"}
+    """Arguments as a JSON file gives them back, without those that may differ when a run goes on here."""
+    differing = ("resume", "num_threads")
+    return {name: value for name, value in json.loads(json.dumps(args)).items() if name not in differing}
 
 
 def find(job: Job) -> tuple[Path | None, bool]:
@@ -109,7 +111,8 @@ def start(job: Job) -> subprocess.Popen:
     words = job.words
     if folder is not None:
         script = next(i for i, word in enumerate(words) if word.endswith(".py"))
-        words = [*words[: script + 1], "--resume", str(folder)]
+        threads = ["--num-threads", str(job.threads)] if job.threads is not None else []
+        words = [*words[: script + 1], "--resume", str(folder), *threads]
     log = RUNS / "logs" / f"{job.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:  # a session of its own: Ctrl-C reaches it through `run_all` only, and once

@@ -126,6 +126,14 @@ def test_two_runs_are_the_same_when_all_arguments_are(tmp_path, monkeypatch):
     assert benchmark.find(job) == (run_dir, False)
     other = benchmark.make_job(["python", script, "--seed", "3", "--gamma", "0.9"])
     assert benchmark.find(other) == (None, False)
+    saved = {**job.args, "num_threads": 1}
+    (run_dir / "checkpoint" / "state.json").write_text(json.dumps({"args": saved}))
+    threads = benchmark.make_job(["python", script, "--seed", "3", "--num-threads", "2"])
+    assert benchmark.find(threads) == (run_dir, False)  # a run goes on with the cores that are free now
+    started: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **_: started.append(words))
+    benchmark.start(threads)
+    assert started[0][2:] == ["--resume", "runs/one", "--num-threads", "2"]
 
 
 PLAYING = [*shlex.split(SMALL), "--total-episodes", "8", "--checkpoint-every", "1"]

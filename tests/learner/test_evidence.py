@@ -313,7 +313,6 @@ def test_a_standard_set_in_small(small, monkeypatch):
     assert "| GRPO after SFT, 500 of the bot |" in found["table"] and "| 508 |" in found["table"]
 
 
-@pytest.mark.slow
 def test_the_noise_is_that_of_the_estimator_that_the_flags_name():
     """With a discount of 0 a turn is credited with what it earned itself: another gradient."""
     model, found = tiny_policy("AgentR1/MultihopWorld-v0"), []
