@@ -435,7 +435,8 @@ def record_curves(
 
 
 def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """Left the training return, right the greedy exact match on held-out questions."""
+    """Left the training return, with its mean over five iterations, right the greedy exact match on held-out
+    questions. A step's few questions differ much from the next one's."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -446,9 +447,12 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
                                    ("training return", "exact match, greedy, held-out questions"), strict=True):
         for number, (label, runs) in enumerate(found.items()):
             for index, run in enumerate(run for run in runs.values() if metric in run):
-                axes.plot(run[f"{metric} at episodes"], run[metric], color=f"C{number}", linewidth=1.5,
-                          label=label if index == 0 else None)  # fmt: skip
+                x, y, of = np.array(run[f"{metric} at episodes"]), np.array(run[metric]), label * (index == 0)
+                smooth = [(np.convolve(z, np.ones(5) / 5, "valid") if len(z) > 4 else z) for z in (x, y)]
+                axes.plot(x, y, ".", color=f"C{number}", alpha=0.5)
+                axes.plot(*(smooth if metric.startswith("charts") else (x, y)), color=f"C{number}", label=of or None)
         axes.set(xlabel="training episodes", ylabel=shown)
+        axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.0, axes.get_ylim()[1]))
         axes.spines[["top", "right"]].set_visible(False)
     panels[1].legend(frameon=False)
     figure.tight_layout()
