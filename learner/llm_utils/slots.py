@@ -70,8 +70,8 @@ class Store:
 
     Token t of a row lies in column t, so there are no holes. Columns past a row's length hold garbage. It is never
     seen: a query at position p attends to columns 0..p only, and column p is written before it is read. There is
-    always a column more than the longest row needs: rows that only keep others company write there. A head's columns lie
-    side by side: attention, which reads all of them for every token, takes up to three times as long where they don't.
+    always a column more than the longest row needs: rows that only keep others company write there. A head's columns
+    lie side by side: attention reads all of them for every token, and takes up to three times as long where they don't.
     """
 
     SMALL = 2**27  # bytes; a CPU takes long to get memory, so it is better got at once
@@ -246,6 +246,11 @@ class SlotModel:
         """Forget all episodes, and free the cache where it is large."""
         self.cache.clear()
         self.length = np.zeros(self.num_slots, np.int64)
+        self.part()
+
+    def part(self) -> None:
+        """From now on no two slots have the same episode: after new weights, which each has read from elsewhere on."""
+        self.history: list[Any] = list(range(self.num_slots))  # of each slot: equal where its tokens so far are
 
     def copy(self, source: int, target: int) -> None:
         """Let the slot `target` have the episode of the slot `source`: keys, values and length."""
@@ -253,7 +258,7 @@ class SlotModel:
         if length:
             self.cache.reserve(np.array([target]), np.array([0]), np.array([length]))
             self.cache.copy([source], [target], length)
-        self.length[target] = length
+        self.length[target], self.history[target] = length, self.history[source]
 
     def decode(self, slots: Array, tokens: Array) -> torch.Tensor:
         """Append one token to each of `slots` [n]. Returns the logits of the next [n, vocabulary], float32."""
@@ -263,6 +268,8 @@ class SlotModel:
         parts = [np.flatnonzero(capacities == capacity) for capacity in np.unique(capacities)]
         found = [self._decode(slots[part], tokens[part]) for part in parts]
         self.length[slots] += 1
+        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+            self.history[slot] = hash((self.history[slot], token))
         if len(parts) == 1:
             return found[0]
         order = np.argsort(np.concatenate(parts))
@@ -282,8 +289,11 @@ class SlotModel:
     def prefill(self, pending: dict[int, Array]) -> Iterator[tuple[Array, torch.Tensor]]:
         """Append tokens to slots, and take them out of `pending`: slots of similar size at once, the longest first.
 
-        Slots that begin with the same tokens are computed once. Yields slots [n] and the logits of their next tokens.
+        Slots with the same tokens from the beginning on, as of a group's episodes before they part, are computed once.
+        Yields slots [n] and the logits of their next tokens.
         """
+        for slot, new in pending.items():
+            self.history[slot] = hash((self.history[slot] if self.length[slot] else None, new.tobytes()))
         everyone, cache = np.array(list(pending)), self.cache
         lengths = self.length[everyone]
         cache.reserve(everyone, lengths, lengths + [len(new) for new in pending.values()])
@@ -291,9 +301,9 @@ class SlotModel:
             first = max(pending, key=lambda slot: len(pending[slot]))
             longest, capacity = len(pending[first]), int(cache.capacity[first])
             alike = [s for s, new in pending.items() if 2 * len(new) >= longest and cache.capacity[s] == capacity]
-            same: dict[Any, list[int]] = {}
+            same: dict[tuple[int, int], list[int]] = {}
             for slot in alike:
-                same.setdefault(slot if self.length[slot] else pending[slot].tobytes(), []).append(slot)
+                same.setdefault((self.length[slot], self.history[slot]), []).append(slot)
             groups = list(same.values())[: max(1, self.PREFILL_TOKENS // longest)]
             leaders, store = np.array([group[0] for group in groups]), cache.stores[capacity]
             news = [pending[slot] for slot in leaders.tolist()]

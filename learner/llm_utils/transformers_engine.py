@@ -69,6 +69,7 @@ class TransformersEngine:
         for name, weight in weights:
             own[name].copy_(weight)
         self.version = version
+        self.slots.part()
 
     def feed(
         self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: Sequence[int], seed: Any = None

@@ -153,6 +153,30 @@ def test_one_long_row_does_not_make_the_others_long(small_model, vocab_size, mon
     assert model_slots.cache.nbytes == 0
 
 
+def test_episodes_that_have_not_parted_yet_are_computed_once(small_model, vocab_size):
+    """A group's episodes that wrote the same call get the same result; another token, or other weights, part them."""
+    model, rng, embedded = small_model("qwen2"), np.random.default_rng(0), []
+    prompt, result = rng.integers(vocab_size, size=20), rng.integers(vocab_size, size=30)
+    model_slots = slots.SlotModel(model, 5, vocab_size)
+    prefill(model_slots, {slot: prompt for slot in range(4)})
+    model_slots.copy(0, 4)
+    for tokens in ([3, 3, 3, 4, 3], [5, 5, 6, 5, 5]):
+        model_slots.decode(np.arange(5), np.array(tokens))
+    hook = model.get_input_embeddings().register_forward_hook(lambda _, ids, __: embedded.append(ids[0].numel()))
+    found = prefill(model_slots, dict.fromkeys(range(5), result))
+    assert sum(embedded) == 3 * 30  # slots 0, 1 and 4 are one
+    for slot, said in enumerate(([3, 5], [3, 5], [3, 6], [4, 5], [3, 5])):
+        expected = alone(model, [*prompt, *said, *result], vocab_size)
+        torch.testing.assert_close(found[slot], expected, atol=2e-4, rtol=1e-4)
+    model_slots.part()
+    embedded.clear()
+    prefill(model_slots, {slot: result[:10] for slot in (0, 1)})
+    assert sum(embedded) == 2 * 10
+    prefill(model_slots, {slot: result[:10] for slot in (0, 1)})
+    assert sum(embedded) == 4 * 10
+    hook.remove()
+
+
 def test_128_slots_of_a_3b_model_with_a_32k_row_take_little_more_than_their_rows():
     """On the meta device: sizes without memory. All slots as long as the longest row would take 155 GB."""
     cache = slots.SlotCache(128, torch.device("meta"), 256)
