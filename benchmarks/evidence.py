@@ -28,7 +28,7 @@ from machine import RESULTS, from_1, given_flags, record_results, require_quiet_
 
 PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "paper": paper, "standard": standard}
 FLAGS = {  # of each part, beside those of all
-    "teachers": ["rows", "episodes"], "horizons": ["batches"], "exploration": ["episodes"],
+    "teachers": ["rows", "episodes"], "horizons": ["rows", "batches"], "exploration": ["episodes"],
     "paper": ["rows", "episodes"], "standard": ["rows", "episodes"],
 }  # fmt: skip
 SAME = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
@@ -37,7 +37,9 @@ SAME = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands
 def what_stands(places: Sequence[str], rows: Sequence[str], results: Mapping[str, Any]) -> str:
     """The places and rows of a part that its tables have, as flags; nothing where they have all."""
     words: list[str] = []
-    there = {name for place, one in results.items() for name in (place, *one.get("steps", ()), *one.get("success", ()))}
+    there = set(results)
+    for one in results.values():
+        there |= {*one.get("steps", ()), *one.get("rows", ()), *one.get("success", ())}
     for flag, all_of_them in (("places", places), ("rows", rows)):
         if some := [one for one in all_of_them if one in there]:
             words += [f"--{flag}", *some] * (len(some) < len(all_of_them))

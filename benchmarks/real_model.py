@@ -410,11 +410,16 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
     return "\n".join(lines), numbers
 
 
+SUMS = ("time/rollout", "time/score", "time/train", "time/sync")  # seconds
+MEANS = ("sampler/gap_mean", "losses/entropy")
+
+
 def record_curves(
     jobs: dict[tuple[str, int], Job], how: dict[tuple[str, int], str], path: Path
 ) -> dict[str, dict[str, Any]]:
-    """Training return and held-out EM of each run, against episodes and seconds of training, also of one that isn't
-    finished. Those of other runs stay in the file, but for a learner's that were made in another way."""
+    """Training return and held-out EM of each run, against episodes and seconds of training, and where its time went;
+    also of one that isn't finished. Those of other runs stay in the file, but for a learner's that were made in another
+    way."""
     found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
     for (label, seed), job in jobs.items():
         folder, _ = find(job)
@@ -424,6 +429,12 @@ def record_curves(
                 curves = {x: read_curve(folder, metric, x) for x in ("episodes", "seconds")}
                 one |= {f"{metric} at {x}": at.tolist() for x, (at, _) in curves.items()}
                 one[metric] = curves["episodes"][1].tolist()
+        for name in SUMS if one else ():
+            with suppress(KeyError):
+                one[name] = float(read_curve(folder, name)[1].sum())
+        for name in MEANS if one else ():
+            with suppress(KeyError):
+                one[name] = float(read_curve(folder, name)[1].mean())
         if one:
             others = found.get(label, {})
             found[label] = {key: run for key, run in others.items() if run["how"] == how[label, seed]}
@@ -434,30 +445,57 @@ def record_curves(
     return found
 
 
-def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """Left the training return, with its mean over five iterations, right the greedy exact match on held-out
-    questions. A step's few questions differ much from the next one's."""
+def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: Path) -> None:
+    """Left the training return, with its mean over five iterations, right the greedy exact match: on held-out questions
+    on the way, on dev before and after. A step's few questions differ much from the next one's."""
+    import evaluate_llm
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4))
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.4))
     for axes, metric, shown in zip(panels, ("charts/episodic_return", "eval/em"),
-                                   ("training return", "exact match, greedy, held-out questions"), strict=True):
+                                   ("training return", "exact match, greedy"), strict=True):
         for number, (label, runs) in enumerate(found.items()):
             for index, run in enumerate(run for run in runs.values() if metric in run):
-                x, y, of = np.array(run[f"{metric} at episodes"]), np.array(run[metric]), label * (index == 0)
+                x, y = np.array(run[f"{metric} at episodes"]), np.array(run[metric])
                 smooth = [(np.convolve(z, np.ones(5) / 5, "valid") if len(z) > 4 else z) for z in (x, y)]
+                of = f"{label}, held-out questions" if metric == "eval/em" else label
                 axes.plot(x, y, ".", color=f"C{number}", alpha=0.5)
-                axes.plot(*(smooth if metric.startswith("charts") else (x, y)), color=f"C{number}", label=of or None)
+                axes.plot(*(smooth if metric.startswith("charts") else (x, y)), color=f"C{number}",
+                          label=of if index == 0 else None)  # fmt: skip
         axes.set(xlabel="training episodes", ylabel=shown)
         axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.0, axes.get_ylim()[1]))
         axes.spines[["top", "right"]].set_visible(False)
+    ends = {label: max(run["charts/episodic_return at episodes"][-1] for run in runs.values())
+            for label, runs in found.items()
+            if all("charts/episodic_return" in run for run in runs.values())}  # fmt: skip
+    sets = list(dict.fromkeys(which for label, which, _ in recorded if label in ends))
+    for number, (label, end) in enumerate(ends.items()):
+        for place, (marker, which) in enumerate(zip("osv^D", sets, strict=False)):
+            rows = [[row["em"] for (name, one, _), row in recorded.items() if (name, one) == (policy, which)]
+                    for policy in (START, label)]  # fmt: skip
+            if all(rows):
+                em = [np.concatenate(row) for row in rows]
+                y = np.array([[values.mean(), *evaluate_llm.wilson(values)] for values in em])
+                x = np.array([0, end]) + 0.012 * end * place  # or intervals hide each other
+                panels[1].errorbar(
+                    x, y[:, 0], np.abs(y[:, 1:] - y[:, :1]).T, fmt=f"{marker}:", linewidth=1,
+                    color=f"C{len(ends) + place + number * len(sets)}", label=f"{label}, {which}, dev",
+                )  # fmt: skip
+    run = next((run for runs in found.values() for run in runs.values() if "charts/episodic_return" in run), None)
+    if run is not None:
+        at = [[0.0, *run[f"charts/episodic_return at {x}"]] for x in ("episodes", "seconds")]
+        hours = panels[0].secondary_xaxis(
+            "top", functions=(lambda x: np.interp(x, at[0], at[1]) / 3600, lambda x: np.interp(x * 3600, at[1], at[0]))
+        )
+        hours.set_xlabel("hours of the first run")
     panels[1].legend(frameon=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 # --------------------------------------------------------------------------------------------------------------- main
@@ -508,6 +546,9 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
     (RESULTS / f"{name}_examples.md").write_text("\n\n".join(to_read) + "\n")
     table, numbers = tables(suite, episodes)
     print(table)
+    curves = RESULTS / f"{name}_curves.json"
+    if curves.is_file():
+        plot(json.loads(curves.read_text()), recorded, ROOT / "docs" / "images" / f"{name}.png")
     command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
     command += f" --data DATA --seeds {args.seeds}"
     command += f" --learners {shlex.join(args.learners)}".rstrip()
@@ -650,7 +691,7 @@ def main() -> None:
     finally:
         made = {one: json.dumps(trained[one] | {"model": weights}) for one in rl_jobs}
         if found := record_curves(rl_jobs, made, RESULTS / f"{name}_curves.json"):
-            plot(found, ROOT / "docs" / "images" / f"{name}.png")
+            plot(found, {}, ROOT / "docs" / "images" / f"{name}.png")
     for (label, seed), folder in zip(rl_wanted, folders, strict=True):
         runs[label, seed] = (str(folder), "agent")
         report = json.loads((folder / "summary.json").read_text())

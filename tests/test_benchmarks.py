@@ -390,8 +390,10 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     for name, scalars in {
         "new": [("eval/em", 0)],  # stopped after the evaluation before training
         "one": [("eval/em", 0), ("charts/episodes", 5), ("charts/episodic_return", 5)],
-        "two": [("eval/em", 0), ("charts/episodes", 5), ("charts/episodic_return", 5), ("eval/em", 5)],
-    }.items():
+        "two": [
+            ("eval/em", 0), ("charts/episodes", 5), ("charts/episodic_return", 5), ("eval/em", 5), ("time/train", 5),
+        ],
+    }.items():  # fmt: skip
         with tensorboard.SummaryWriter(str(tmp_path / name)) as writer:
             for tag, step in scalars:
                 writer.add_scalar(tag, 8.0, step)
@@ -405,9 +407,13 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     real_model.record_curves({("GRPO", 1): "one", ("GRPO", 2): "new"}, made("a"), path)
     found = real_model.record_curves({("GRPO", 2): "two"}, made("a"), path)
     assert json.loads(path.read_text()) == found and {k: list(v) for k, v in found.items()} == {"GRPO": ["1", "2"]}
+    assert found["GRPO"]["2"]["time/train"] == 8 and "time/train" not in found["GRPO"]["1"]
     assert found["GRPO"]["2"]["eval/em at episodes"] == [0, 8] and "charts/exact_match" not in found["GRPO"]["1"]
-    real_model.plot(found, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 1_000
+    played = {"em": [0.0, 1.0, 1.0]}
+    recorded = {(policy, "MuSiQue", 1): played for policy in (real_model.START, "GRPO", "PPO")}
+    for dev in ({}, recorded, {key: row for key, row in recorded.items() if key[0] == "GRPO"}):
+        real_model.plot(found, dev, tmp_path / "curves.png")
+        assert (tmp_path / "curves.png").stat().st_size > 1_000
     others = real_model.record_curves({("GRPO", 2): "two"}, made("b"), path)["GRPO"]
     assert list(others) == ["2"]  # made in another way
 

@@ -43,6 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {  # what else may eat the difference
     "outcome, by episode": {"credit": "episode", "scale_rewards": False, "process_reward": False},
 }
 TITLE = "MultihopWorld and CraftWorld"
+NOISE, HALF = "noise", "half success"
+ROWS = [NOISE, HALF]
 NOTE = "Batches at checkpoints of one run. No signal: the interval of signal / noise reaches 0."
 PLAIN = {name: VARIANTS[name] for name in ("dense", "outcome")}
 
@@ -98,11 +100,8 @@ def noise_of(names: Sequence[str], args: Any) -> dict[tuple[str, str], Ratios]:
                  for name, (ratio, less) in known[keys[at]]["noise"].items()} for at in runs}  # fmt: skip
 
 
-def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
-    """Noise at three checkpoints and turns to half success: of the places asked for and of those that stand there."""
-    there = before.get(TITLE, {}).get("steps", {})
-    names = [name for name in PLACES if name in args.places or name in there]
-    noise = noise_of(names, args)
+def noise_table(noise: dict[tuple[str, str], Ratios]) -> tuple[str, list[Claim]]:
+    """The noise of every gradient, and the claims on tasks that are long."""
     lines = ["| tasks | steps | checkpoint | gradient | signal / noise | noise / signal below that of the outcome |"]
     lines.append("|---" * 6 + "|")
     claims = []
@@ -115,30 +114,51 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         if steps >= LONG:
             text = f"less noise in the gradient with process rewards, {steps} steps, {checkpoint}"
             claims.append(Claim(text, GOAL, found["dense"][1], seeds=1))
+    return "\n".join(lines), claims
 
+
+def half_of(names: Sequence[str], args: Any) -> dict[tuple[str, bool], list[float]]:
+    """Turns to half success of each place, with process rewards and without, of each seed."""
     runs = {(name, dense): [grpo("half", seed, name, dense, PLACES[name].episodes, f"--eval-every 2 {args.flags}")
                             for seed in range(1, args.seeds + 1)]
             for name in names for dense in (True, False)}  # fmt: skip
     make([run for group in runs.values() for run in group], args)
-    half = {at: [turns_to_half(line["eval_turns"], line["eval_success"]) for line in make(group, args)]
+    return {at: [turns_to_half(line["eval_turns"], line["eval_success"]) for line in make(group, args)]
             for at, group in runs.items()}  # fmt: skip
-    more = ["| tasks | steps | rewards | turns played until half of the tasks succeed, each seed |", "|---" * 4 + "|"]
+
+
+def half_table(half: dict[tuple[str, bool], list[float]]) -> str:
+    """Turns to half success."""
+    lines = ["| tasks | steps | rewards | turns played until half of the tasks succeed, each seed |", "|---" * 4 + "|"]
     for (name, dense), values in half.items():
         cells = ", ".join(f"{value:,.0f}" if np.isfinite(value) else "never" for value in values)
         rewards = "process and outcome" if dense else "outcome alone"
-        more.append(f"| {name} | {PLACES[name].steps} | {rewards} | {cells} |")
+        lines.append(f"| {name} | {PLACES[name].steps} | {rewards} | {cells} |")
+    return "\n".join(lines)
+
+
+def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
+    """Noise at three checkpoints and turns to half success: of the places asked for and of those that stand there."""
+    there = before.get(TITLE, {})
+    names = [name for name in PLACES if name in args.places or name in there.get("steps", {})]
+    rows = [row for row in ROWS if row in args.rows or row in there.get("rows", ())]
+    noise = noise_of(names, args) if NOISE in rows else {}
+    half = half_of(names, args) if HALF in rows else {}
+    table, claims = noise_table(noise)
+    tables = [table, NOTE, *[claims_table(claims)] * bool(claims)] * bool(noise) + [half_table(half)] * bool(half)
     results = {
+        "rows": rows,
         "steps": {name: PLACES[name].steps for name in names},
         "noise": {
             name: {checkpoint: {v: [ratio, None if np.isnan(less[0]) else less]
                                 for v, (ratio, less) in noise[name, checkpoint].items()} for checkpoint in CHECKPOINTS}
-            for name in names
+            for name in names if noise
         },
         "turns_to_half": {
             f"{name}, {'dense' if dense else 'outcome'}": [value if np.isfinite(value) else None for value in values]
             for (name, dense), values in half.items()
         },
         "claims": [claim.record() for claim in claims],
-        "table": "\n\n".join(["\n".join(lines), NOTE, *[claims_table(claims)] * bool(claims), "\n".join(more)]),
+        "table": "\n\n".join(tables),
     }  # fmt: skip
     return {TITLE: results}

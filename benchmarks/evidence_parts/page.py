@@ -71,6 +71,8 @@ def plot_success(axes: Any, found: Mapping[str, Any]) -> None:
 
 def plot_noise(axes: Any, found: Mapping[str, Any]) -> None:
     """How much less noise the gradient has with process rewards, by the number of steps, with 95 % intervals"""
+    if not found["noise"]:
+        return
     checkpoints = list(next(iter(found["noise"].values())))
     for number, checkpoint in enumerate(checkpoints):
         all_here = {name: places[checkpoint]["dense"][1] for name, places in found["noise"].items()}

@@ -164,7 +164,8 @@ def test_the_recorded_command_names_what_stands_in_the_tables():
     assert evidence.what_stands(places, rows, half) == " --places CraftWorld --rows GRPO"
     whole = {place: {"success": dict.fromkeys(rows)} for place in places}
     assert evidence.what_stands(places, rows, whole) == ""
-    assert evidence.what_stands(["a b", "c"], [], {horizons.TITLE: {"steps": {"a b": 1}}}) == " --places 'a b'"
+    some = {horizons.TITLE: {"steps": {"a b": 1}, "rows": [horizons.NOISE]}}
+    assert evidence.what_stands(["a b", "c"], horizons.ROWS, some) == " --places 'a b' --rows noise"
 
 
 def test_what_cannot_begin_takes_no_line_of_others(tmp_path, monkeypatch):
@@ -185,7 +186,7 @@ def test_a_flag_of_another_part_is_refused():
     words = [sys.executable, str(runs.ROOT / "benchmarks/evidence.py"), "--part", "horizons"]
     for flags, why in (
         (["--episodes", "7"], "--episodes does nothing in --part horizons"),
-        (["--rows", "GRPO"], "--rows does nothing in --part horizons"),
+        (["--rows", "GRPO"], "--rows 'GRPO': --part horizons has noise; half success"),
         (["--places", "ShopWorld"], "--places 'ShopWorld': --part horizons has MultihopWorld; CraftWorld, depth 1"),
     ):
         done = subprocess.run([*words, *flags], capture_output=True, text=True)
