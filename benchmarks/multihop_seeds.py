@@ -26,6 +26,7 @@ CONDITIONS = {"process + outcome": "{}", "outcome only": '{"process_reward": fal
 
 def job(seed: int, condition: str, args: argparse.Namespace) -> Job:
     name = f"multihop_seeds_{'process' if condition.startswith('process') else 'outcome'}"
+    name += f"_{args.threads}" * (args.threads != 1)  # runs that differ in it alone would be one, and seconds are shown
     words = ["python", "learner/ppo_llm.py", "--exp-name", name, "--seed", str(seed)]
     words += ["--env-kwargs", CONDITIONS[condition], "--num-threads", str(args.threads)]
     return make_job([*words, "--eval-every", str(args.eval_every), *shlex.split(args.flags)])

@@ -445,6 +445,14 @@ def record_curves(
     return found
 
 
+def hours_axis(axes: Any, run: dict[str, Any]) -> Any:
+    """The hours of a run above its episodes; beyond the run at its mean speed."""
+    episodes, seconds = ([0.0, *run[f"charts/episodic_return at {x}"]] for x in ("episodes", "seconds"))
+    x, hours = (np.array([-at[-1], *at, 2 * at[-1]]) for at in (episodes, np.array(seconds) / 3600))
+    there, back = (lambda at: np.interp(at, x, hours)), (lambda at: np.interp(at, hours, x))
+    return axes.secondary_xaxis("top", functions=(there, back))
+
+
 def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: Path) -> None:
     """Left the training return, with its mean over five iterations, right the greedy exact match: on held-out questions
     on the way, on dev before and after. A step's few questions differ much from the next one's."""
@@ -486,11 +494,7 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
                 )  # fmt: skip
     run = next((run for runs in found.values() for run in runs.values() if "charts/episodic_return" in run), None)
     if run is not None:
-        at = [[0.0, *run[f"charts/episodic_return at {x}"]] for x in ("episodes", "seconds")]
-        hours = panels[0].secondary_xaxis(
-            "top", functions=(lambda x: np.interp(x, at[0], at[1]) / 3600, lambda x: np.interp(x * 3600, at[1], at[0]))
-        )
-        hours.set_xlabel("hours of the first run")
+        hours_axis(panels[0], run).set_xlabel("hours of the first run")
     panels[1].legend(frameon=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,6 @@ SMALL = {  # script -> flags that make it small, and what it needs
     ),
     "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
     "fuzz_spans": ("--spans 300", ()),
-    "gradient_noise": ("--batches 10 --groups 1 --checkpoints early --workers 1 --force", LEARNING),
     "kill_resume": ("--moments 1 --scripts grpo_llm --force", LEARNING),
     "math_and_code_data": ("--data {data} --mbpp-mutants 2", ("math_verify", "pydantic_monty", "tqdm")),
     "math_answers": ("--data {data} --problems 2", ("math_verify", "tqdm")),
@@ -103,7 +102,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
 SLOW = {
     "check_dialects", "estimators", "faults", "preflight --sizes", "sft_bf16", "tool_latency", "two_candidates",
     "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
-    "evidence --part teachers", "gradient_noise", "kill_resume", "multihop_seeds", "paper_table", "preflight",
+    "evidence --part teachers", "kill_resume", "multihop_seeds", "paper_table", "preflight",
     "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
 }  # fmt: skip
 SLOWLY = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -255,7 +254,6 @@ def test_sizes_need_no_peft_but_for_its_columns(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("command", "why"), [
     ("evidence.py --part horizons --batches 4 --force", "at least 10 batches"),
-    ("gradient_noise.py --batches 4 --force", "at least 10 batches"),
     ("tool_latency.py --iterations 1 --force", "the first one is not counted"),
     ("trl_comparison.py --steps 1 --force", "the first one is not counted"),
 ])  # fmt: skip
@@ -414,6 +412,16 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     for dev in ({}, recorded, {key: row for key, row in recorded.items() if key[0] == "GRPO"}):
         real_model.plot(found, dev, tmp_path / "curves.png")
         assert (tmp_path / "curves.png").stat().st_size > 1_000
+    plt = pytest.importorskip("matplotlib.pyplot")
+    axes = plt.figure().add_subplot()
+    axes.set_xlim(-10, 210)
+    run = {"charts/episodic_return at episodes": [50, 200], "charts/episodic_return at seconds": [5400, 7200]}
+    hours = real_model.hours_axis(axes, run)
+    hours.figure.canvas.draw()
+    for episode, hour in ((0, 0), (50, 1.5), (200, 2)):  # it stands where it belongs
+        places = [one.transData.transform((x, 0))[0] for one, x in ((hours, hour), (axes, episode))]
+        assert places[0] == pytest.approx(places[1], abs=1)
+    plt.close("all")
     others = real_model.record_curves({("GRPO", 2): "two"}, made("b"), path)["GRPO"]
     assert list(others) == ["2"]  # made in another way
 

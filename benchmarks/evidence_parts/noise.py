@@ -28,23 +28,27 @@ def gradients(
     """Gram matrices [batches, batches] of GRPO's gradients at `model`, by variant, of the same episodes.
 
     A variant is a set of GRPO's arguments, beside those of `flags`, and `process_reward=False` for the outcome alone.
+    SystemExit for flags that name another policy or engine.
     """
     import grpo_llm
     import gymnasium as gym
     import torch
     import tyro
 
-    from llm_utils.loading import load_policy
+    from llm_utils.loading import choose_dtype, load_policy
     from llm_utils.rollout import rollout
     from llm_utils.run import Run
     from llm_utils.transformers_engine import TransformersEngine
 
     torch.set_num_threads(1)
     args, device = tyro.cli(grpo_llm.Args, args=["--env-id", env_id, *flags]), torch.device("cpu")
+    for name in ("model", "lora_rank", "engine"):
+        if getattr(args, name) != getattr(grpo_llm.Args, name):
+            raise SystemExit(f"--{name.replace('_', '-')}: noise is measured of whole policies, with transformers")
     envs = gym.make_vec(env_id, num_envs=args.num_envs, tokenizer=model, split="train", **kwargs)
     vocab_size = envs.single_action_space.vocab_size
-    policy = load_policy(model, device)
-    engine = TransformersEngine(policy, args.num_envs, vocab_size)
+    policy = load_policy(model, device, dtype=choose_dtype(args.dtype, device))
+    engine = TransformersEngine(policy, args.num_envs, vocab_size, args.temperature, args.top_p)
     size = groups * args.group_size
     found: dict[str, list[np.ndarray]] = {name: [] for name in variants}
     tasks = np.random.default_rng(seed).integers(envs.envs[0].num_tasks, size=batches * groups)

@@ -26,8 +26,10 @@ def write(part: str, results: Mapping[str, Any], words: str, docs: Path = DOCS) 
     before, rest = text.split(first, 1)
     tables = "\n\n".join(found["table"] for found in results.values())
     image = f"images/evidence_{part}.png"
-    shown = f"![{PLOTS[part][0].__doc__}]({image})\n\n{tables}\n\n{words}"
-    draw(part, results, docs / image)
+    shown = f"{tables}\n\n{words}"
+    if part != "horizons" or any(found["noise"] for found in results.values()):  # which its plot shows
+        shown = f"![{PLOTS[part][0].__doc__}]({image})\n\n{shown}"
+        draw(part, results, docs / image)
     page.write_text(f"{before}{first}\n{shown}\n\n{last}{rest.split(last, 1)[1]}")
 
 
@@ -69,24 +71,30 @@ def plot_success(axes: Any, found: Mapping[str, Any]) -> None:
     bars(axes, found["success"], "success, greedy, held-out tasks")
 
 
+FLOOR = 3e-4  # the lowest signal / noise that is drawn: a log scale has no 0
+
+
 def plot_noise(axes: Any, found: Mapping[str, Any]) -> None:
-    """How much less noise the gradient has with process rewards, by the number of steps, with 95 % intervals"""
-    if not found["noise"]:
-        return
+    """Signal / noise of the gradient with process rewards (filled) and without, by the number of steps, with 95 %
+    intervals"""
     checkpoints = list(next(iter(found["noise"].values())))
     for number, checkpoint in enumerate(checkpoints):
-        all_here = {name: places[checkpoint]["dense"][1] for name, places in found["noise"].items()}
-        here = {name: less for name, less in all_here.items() if less}
-        x = np.array([found["steps"][name] for name in here]) + 0.15 * (number - 1)
-        y = np.array(list(here.values())).reshape(-1, 3)
-        around = np.abs(y[:, 1:] - y[:, :1]).T
-        axes.errorbar(x, y[:, 0], around, fmt=".", color=COLOURS[number], label=checkpoint)
-        for name, place, (less, *_) in zip(here, x, y, strict=True):
-            if not name.startswith("CraftWorld"):  # which the axis tells
-                axes.annotate(name, (place, less), fontsize=7)
-    axes.axhline(0.45, color="grey", linestyle=":", linewidth=1)
-    axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set(xlabel="turns of the best way", ylabel="noise / signal below that of the outcome (share)")
+        for kind, filled in (("dense", True), ("outcome", False)):
+            for name, places in found["noise"].items():
+                if kind not in places[checkpoint]:
+                    continue
+                value, low, high = (max(x, FLOOR) for x in places[checkpoint][kind][0])
+                other = not name.startswith("CraftWorld")  # in other places the same number of steps means less
+                x = found["steps"][name] + 0.3 * (number - 1) + 0.1 * (not filled) - 0.9 * other
+                first = name == list(found["noise"])[-1]
+                axes.errorbar([x], [value], [[value - low], [high - value]], fmt="s" if other else "o", markersize=5,
+                              color=COLOURS[number], markerfacecolor=COLOURS[number] if filled else "white",
+                              label=f"{checkpoint}, {kind}" if first else None)  # fmt: skip
+                if other and filled and number == 0:
+                    said = f"{name}, {found['steps'][name]} turns"
+                    axes.annotate(said, (x, high), (0, 4), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="turns of the best way", ylabel="signal / noise", yscale="log")
+    axes.set_ylim(bottom=FLOOR)
     axes.legend(frameon=False)
 
 

@@ -20,13 +20,14 @@ from llm_utils import distributed
 from llm_utils.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.forward import LOGITS_BYTES, policy_forward
 from llm_utils.loading import choose_dtype, read_config, with_adapters
-from llm_utils.slots import bytes_per_token
+from llm_utils.slots import Store, bytes_per_token
 
 GB = 1e9
 ALWAYS, ROLLOUT, UPDATE, STEP = "always", "rollout", "update", "step"
 USABLE = {"cuda": 0.92, "cpu": 0.95}  # the rest is for kernels' workspaces, and for the gaps of an allocator
 TYPICAL_ROW = 4096  # tokens; few of the rows that grow side by side use all of a longer context
 ROOM_TO_GROW = 1.27  # of the cache: a store has an eighth more rows and columns than it needs
+ROOM_OF_SMALL = 1.69  # a small one has a half more columns
 VLLM_SHARE = 0.4  # of a GPU, of --engine vllm; while the trainer works vLLM sleeps
 CGROUP = Path("/sys/fs/cgroup")
 CONTEXT = "--env-kwargs '{\"max_context_tokens\": ...}'"
@@ -152,7 +153,8 @@ def preflight(
     stale = getattr(args, "max_staleness", 0)  # rows are in flight during updates, too
     if in_process:
         row = min(longest_row, TYPICAL_ROW)
-        cache = ROOM_TO_GROW * (args.num_envs * row + max(0, longest_row - row)) * bytes_per_token(config, dtype)
+        needed = (args.num_envs * row + max(0, longest_row - row)) * bytes_per_token(config, dtype)
+        cache = (ROOM_OF_SMALL if needed < Store.SMALL else ROOM_TO_GROW) * needed
         add("keys and values of the rows", cache, ALWAYS if stale else ROLLOUT, "--num-envs", CONTEXT)
         add("logits of new tokens", 8 * args.num_envs * config.get_text_config().vocab_size, ROLLOUT, "--num-envs")
     memory = memory_of(device) if getattr(args, "memory_gb", None) is None else int(args.memory_gb * GB)

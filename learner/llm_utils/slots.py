@@ -94,13 +94,13 @@ class Store:
         return self.layers[index]
 
     def reserve(self, columns: int) -> None:
-        """Have memory for all rows, with so many columns; what must grow grows by a half more than that, a large store
-        by an eighth."""
+        """Have memory for all rows, with so many columns; what must grow grows by an eighth more than that, the columns
+        of a small store by a half."""
         (rows, most), used = self.size, len(self.slots)
         if used > rows or columns >= most:
             share = 2 if 0 < self.nbytes < self.SMALL else 8
             self.resize(
-                used + used // share if used > rows else rows,
+                used + used // 8 if used > rows else rows,
                 min(self.capacity, columns + columns // share) + 1 if columns >= most else most,
             )
         if used != len(self.everyone):
@@ -293,7 +293,8 @@ class SlotModel:
         Yields slots [n] and the logits of their next tokens.
         """
         for slot, new in pending.items():
-            self.history[slot] = hash((self.history[slot] if self.length[slot] else None, new.tobytes()))
+            seen = self.history[slot] if self.length[slot] else None
+            self.history[slot] = hash((seen, new.astype(np.int64).tobytes()))
         everyone, cache = np.array(list(pending)), self.cache
         lengths = self.length[everyone]
         cache.reserve(everyone, lengths, lengths + [len(new) for new in pending.values()])

@@ -58,7 +58,7 @@ class TransformersEngine:
         self.noise, self.noise_used = np.zeros((n, NOISE), np.float32), np.full(n, NOISE)
 
     def twin(self, temperature: float) -> TransformersEngine:
-        """Another engine on the same weights, with rows of its own."""
+        """Another engine on the same weights, with rows of its own, which must have ended when weights are updated."""
         shape = self.slots.model, self.slots.num_slots, self.slots.vocab_size
         return TransformersEngine(*shape, temperature, longest_row=self.slots.longest_row)
 

@@ -186,7 +186,8 @@ def run_through(start):
     """
     process = start()
     output, _ = process.communicate(timeout=280)
-    heap = re.search(r"^(double free or corruption|free\(\): |malloc\(\): |corrupted ).*", output, re.MULTILINE)
+    words = r"^(double free or corruption|\w*alloc\w*\(\): |free\(\): |munmap_chunk\(\): |corrupted ).*"
+    heap = re.search(words, output, re.MULTILINE)
     if process.returncode and "(SIGABRT)" in output and heap:
         warnings.warn(f"a process was aborted, {heap[0]}; started anew", stacklevel=2)
         process = start()

@@ -210,7 +210,8 @@ def test_a_new_query_is_paid_once_and_at_most_four_times():
 FOUND = {
     "teachers": {"success": {row: {"in domain": (0.5, 0.4, 0.6), "deeper": (0.1, 0.0, 0.2)} for row in "ab"}},
     "horizons": {"steps": {"a": 9.3}, "noise": {"a": {"early": {"dense": [[1, 0.5, 2], [0.2, 0.1, 0.3]]},
-                                                      "late": {"dense": [[1, 0.5, 2], None]}}}},
+                                                      "late": {"dense": [[1, -0.5, 2], None],
+                                                               "outcome": [[0, -1, 1], None]}}}},
     "exploration": {"curves": {row: [[[0, 90, 200], [0, 0.1, 0.4]], [[0, 80, 190], [0, 0.2, 0.5]]] for row in "ab"}},
     "standard": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
     "paper": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
@@ -322,3 +323,21 @@ def test_the_noise_is_that_of_the_estimator_that_the_flags_name():
         assert gram.shape == (2, 2)
         found.append(gram)
     assert (found[0] == found[2]).all() and not np.allclose(found[0], found[1])
+
+
+def test_flags_of_the_noise_reach_the_sampler_too(monkeypatch):
+    from llm_utils import transformers_engine
+
+    engines, model = [], tiny_policy("AgentR1/MultihopWorld-v0")
+
+    def start(*given):
+        engines.append(given)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(transformers_engine, "TransformersEngine", start)
+    flags = ("--temperature", "0.5", "--top-p", "0.9")
+    with pytest.raises(RuntimeError, match="enough"):
+        noise.gradients(model, "AgentR1/MultihopWorld-v0", {}, {"dense": {}}, 2, 2, 1, flags)
+    assert engines[0][3:] == (0.5, 0.9)
+    with pytest.raises(SystemExit, match="--lora-rank"):
+        noise.gradients(model, "AgentR1/MultihopWorld-v0", {}, {"dense": {}}, 2, 2, 1, ("--lora-rank", "2"))
