@@ -382,6 +382,15 @@ def test_adapters_are_of_the_run_that_is_named():
         real_model.name_and_folder("RLOO=/a")
 
 
+def test_seconds_are_of_as_many_threads_as_were_asked_for(monkeypatch):
+    pytest.importorskip("tyro")
+    multihop_seeds = importlib.import_module("multihop_seeds")
+    monkeypatch.chdir(ROOT)
+    some = [argparse.Namespace(threads=n, eval_every=2, flags="") for n in (1, 2)]
+    one, two = (multihop_seeds.job(1, "outcome only", args) for args in some)
+    assert one.args != two.args and one.args == multihop_seeds.job(1, "outcome only", some[0]).args
+
+
 def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     real_model = importlib.import_module("real_model")

@@ -28,7 +28,8 @@ def write(part: str, results: Mapping[str, Any], words: str, docs: Path = DOCS) 
     image = f"images/evidence_{part}.png"
     shown = f"{tables}\n\n{words}"
     if part != "horizons" or any(found["noise"] for found in results.values()):  # which its plot shows
-        shown = f"![{PLOTS[part][0].__doc__}]({image})\n\n{shown}"
+        alt = " ".join((PLOTS[part][0].__doc__ or "").split())
+        shown = f"![{alt}]({image})\n\n{shown}"
         draw(part, results, docs / image)
     page.write_text(f"{before}{first}\n{shown}\n\n{last}{rest.split(last, 1)[1]}")
 

@@ -227,11 +227,19 @@ def test_tables_and_plots_stand_on_the_page(part, tmp_path):
     text = (tmp_path / "evidence.md").read_text()
     begin, end = text.index(f"<!-- {part} -->"), text.index(f"<!-- end of {part} -->")
     assert f"images/evidence_{part}.png)\n\n| one |\n\n| two |\n\nOn it.\n" in text[begin:end]
+    assert "  " not in text[begin:end]  # an alternative text is a line
     assert text.count("old") == 4 and text.count("words") == 5 and text.count("| one |") == 1
     assert (tmp_path / f"images/evidence_{part}.png").stat().st_size > 5_000
     (tmp_path / "evidence.md").write_text("no marks")
     with pytest.raises(ValueError, match="has no lines"):
         page.write(part, {}, "", tmp_path)
+
+
+def test_without_noise_the_page_has_no_plot_of_it(tmp_path):
+    (tmp_path / "evidence.md").write_text("<!-- horizons -->\n<!-- end of horizons -->\n")
+    page.write("horizons", {"one": {"steps": {"a": 9.3}, "noise": {}, "table": "| one |"}}, "On it.", tmp_path)
+    assert (tmp_path / "evidence.md").read_text().startswith("<!-- horizons -->\n\n| one |\n\nOn it.\n")
+    assert not (tmp_path / "images").exists()
 
 
 @pytest.mark.parametrize("part", page.PLOTS)
