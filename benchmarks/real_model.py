@@ -29,9 +29,10 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -410,8 +411,8 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
     return "\n".join(lines), numbers
 
 
-SUMS = ("time/rollout", "time/score", "time/train", "time/sync")  # seconds
-MEANS = ("sampler/gap_mean", "losses/entropy")
+OF_A_RUN = dict.fromkeys(("time/rollout", "time/score", "time/train", "time/sync"), np.sum)  # seconds
+OF_A_RUN |= dict.fromkeys(("sampler/gap_mean", "losses/entropy"), np.mean)
 
 
 def record_curves(
@@ -429,12 +430,9 @@ def record_curves(
                 curves = {x: read_curve(folder, metric, x) for x in ("episodes", "seconds")}
                 one |= {f"{metric} at {x}": at.tolist() for x, (at, _) in curves.items()}
                 one[metric] = curves["episodes"][1].tolist()
-        for name in SUMS if one else ():
+        for metric, whole in OF_A_RUN.items() if folder else ():
             with suppress(KeyError):
-                one[name] = float(read_curve(folder, name)[1].sum())
-        for name in MEANS if one else ():
-            with suppress(KeyError):
-                one[name] = float(read_curve(folder, name)[1].mean())
+                one[metric] = float(whole(read_curve(folder, metric)[1]))
         if one:
             others = found.get(label, {})
             found[label] = {key: run for key, run in others.items() if run["how"] == how[label, seed]}
@@ -453,10 +451,25 @@ def hours_axis(axes: Any, run: dict[str, Any]) -> Any:
     return axes.secondary_xaxis("top", functions=(there, back))
 
 
+def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], colours: Iterator[str]) -> None:
+    """Exact match on each set of dev, before training and after it, at `end` episodes, with 95 % intervals."""
+    import evaluate_llm
+
+    for place, which in enumerate(dict.fromkeys(which for _, which, _ in recorded)):
+        rows = [[row["em"] for (name, one, _), row in recorded.items() if (name, one) == (policy, which)]
+                for policy in (START, label)]  # fmt: skip
+        if all(rows):
+            em = [np.concatenate(row) for row in rows]
+            y = np.array([[values.mean(), *evaluate_llm.wilson(values)] for values in em])
+            x = np.array([0, end]) + 0.012 * end * place  # or intervals hide each other
+            around = np.abs(y[:, 1:] - y[:, :1]).T
+            named = {"color": next(colours), "label": f"{label}, {which}, dev"}
+            axes.errorbar(x, y[:, 0], around, fmt="o:", linewidth=1, **named)
+
+
 def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: Path) -> None:
     """Left the training return, with its mean over five iterations, right the greedy exact match: on held-out questions
     on the way, on dev before and after. A step's few questions differ much from the next one's."""
-    import evaluate_llm
     import matplotlib
 
     matplotlib.use("Agg")
@@ -476,25 +489,13 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
         axes.set(xlabel="training episodes", ylabel=shown)
         axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.0, axes.get_ylim()[1]))
         axes.spines[["top", "right"]].set_visible(False)
-    ends = {label: max(run["charts/episodic_return at episodes"][-1] for run in runs.values())
-            for label, runs in found.items()
-            if all("charts/episodic_return" in run for run in runs.values())}  # fmt: skip
-    sets = list(dict.fromkeys(which for label, which, _ in recorded if label in ends))
-    for number, (label, end) in enumerate(ends.items()):
-        for place, (marker, which) in enumerate(zip("osv^D", sets, strict=False)):
-            rows = [[row["em"] for (name, one, _), row in recorded.items() if (name, one) == (policy, which)]
-                    for policy in (START, label)]  # fmt: skip
-            if all(rows):
-                em = [np.concatenate(row) for row in rows]
-                y = np.array([[values.mean(), *evaluate_llm.wilson(values)] for values in em])
-                x = np.array([0, end]) + 0.012 * end * place  # or intervals hide each other
-                panels[1].errorbar(
-                    x, y[:, 0], np.abs(y[:, 1:] - y[:, :1]).T, fmt=f"{marker}:", linewidth=1,
-                    color=f"C{len(ends) + place + number * len(sets)}", label=f"{label}, {which}, dev",
-                )  # fmt: skip
-    run = next((run for runs in found.values() for run in runs.values() if "charts/episodic_return" in run), None)
-    if run is not None:
-        hours_axis(panels[0], run).set_xlabel("hours of the first run")
+    colours = (f"C{number}" for number in count(len(found)))
+    trained = [(label, run) for label, runs in found.items() for run in runs.values()
+               if "charts/episodic_return" in run]  # fmt: skip
+    for label, run in dict(trained).items():
+        plot_dev(panels[1], label, run["charts/episodic_return at episodes"][-1], recorded, colours)
+    if trained:
+        hours_axis(panels[0], trained[0][1]).set_xlabel("hours of the first run")
     panels[1].legend(frameon=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -421,6 +421,12 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     for dev in ({}, recorded, {key: row for key, row in recorded.items() if key[0] == "GRPO"}):
         real_model.plot(found, dev, tmp_path / "curves.png")
         assert (tmp_path / "curves.png").stat().st_size > 1_000
+    others = real_model.record_curves({("GRPO", 2): "two"}, made("b"), path)["GRPO"]
+    assert list(others) == ["2"]  # made in another way
+
+
+def test_hours_stand_above_the_episodes_that_they_took():
+    real_model = importlib.import_module("real_model")
     plt = pytest.importorskip("matplotlib.pyplot")
     axes = plt.figure().add_subplot()
     axes.set_xlim(-10, 210)
@@ -431,8 +437,6 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
         places = [one.transData.transform((x, 0))[0] for one, x in ((hours, hour), (axes, episode))]
         assert places[0] == pytest.approx(places[1], abs=1)
     plt.close("all")
-    others = real_model.record_curves({("GRPO", 2): "two"}, made("b"), path)["GRPO"]
-    assert list(others) == ["2"]  # made in another way
 
 
 def test_a_recorded_figure_names_what_it_stands_on(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from evidence_parts.noise import bootstrap, gradients
+from evidence_parts.noise import bootstrap, gradients, grpo_args
 from evidence_parts.runs import Run, folders, make, record, recorded
 from evidence_parts.scores import Claim, Interval, cell, claims_table, environment
 from evidence_parts.teachers import CRAFT
@@ -80,6 +80,8 @@ def noise_of(names: Sequence[str], args: Any) -> dict[tuple[str, str], Ratios]:
     args.used.update(keys.values())
     known = recorded()
     missing = {at: run for at, run in runs.items() if keys[at] not in known}
+    for name, _ in missing:
+        grpo_args(PLACES[name].env_id, shlex.split(args.flags))  # before anything is trained
     models = dict(zip(missing, folders(list(missing.values()), args.workers), strict=True))
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
         futures = {

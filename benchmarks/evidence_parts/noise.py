@@ -21,6 +21,18 @@ def outcome_only(row: Any) -> None:
         row.turns[-1].reward = sum(value for name, value in row.reward_terms.items() if name.startswith("outcome/"))
 
 
+def grpo_args(env_id: str, flags: Sequence[str]) -> Any:
+    """GRPO's arguments with these flags. SystemExit for those that name another policy or engine."""
+    import grpo_llm
+    import tyro
+
+    args = tyro.cli(grpo_llm.Args, args=["--env-id", env_id, *flags])
+    for name in ("model", "lora_rank", "engine"):
+        if getattr(args, name) != getattr(grpo_llm.Args, name):
+            raise SystemExit(f"--{name.replace('_', '-')}: noise is measured of whole policies, with transformers")
+    return args
+
+
 def gradients(
     model: str, env_id: str, kwargs: dict[str, Any], variants: dict[str, dict[str, Any]], batches: int, groups: int,
     seed: int, flags: Sequence[str] = (),
@@ -28,12 +40,10 @@ def gradients(
     """Gram matrices [batches, batches] of GRPO's gradients at `model`, by variant, of the same episodes.
 
     A variant is a set of GRPO's arguments, beside those of `flags`, and `process_reward=False` for the outcome alone.
-    SystemExit for flags that name another policy or engine.
     """
     import grpo_llm
     import gymnasium as gym
     import torch
-    import tyro
 
     from llm_utils.loading import choose_dtype, load_policy
     from llm_utils.rollout import rollout
@@ -41,10 +51,7 @@ def gradients(
     from llm_utils.transformers_engine import TransformersEngine
 
     torch.set_num_threads(1)
-    args, device = tyro.cli(grpo_llm.Args, args=["--env-id", env_id, *flags]), torch.device("cpu")
-    for name in ("model", "lora_rank", "engine"):
-        if getattr(args, name) != getattr(grpo_llm.Args, name):
-            raise SystemExit(f"--{name.replace('_', '-')}: noise is measured of whole policies, with transformers")
+    args, device = grpo_args(env_id, flags), torch.device("cpu")
     envs = gym.make_vec(env_id, num_envs=args.num_envs, tokenizer=model, split="train", **kwargs)
     vocab_size = envs.single_action_space.vocab_size
     policy = load_policy(model, device, dtype=choose_dtype(args.dtype, device))

@@ -27,8 +27,9 @@ def write(part: str, results: Mapping[str, Any], words: str, docs: Path = DOCS) 
     tables = "\n\n".join(found["table"] for found in results.values())
     image = f"images/evidence_{part}.png"
     shown = f"{tables}\n\n{words}"
-    if part != "horizons" or any(found["noise"] for found in results.values()):  # which its plot shows
-        alt = " ".join((PLOTS[part][0].__doc__ or "").split())
+    plot, what, _ = PLOTS[part]
+    if any(found[what] for found in results.values()):
+        alt = " ".join((plot.__doc__ or "").split())
         shown = f"![{alt}]({image})\n\n{shown}"
         draw(part, results, docs / image)
     page.write_text(f"{before}{first}\n{shown}\n\n{last}{rest.split(last, 1)[1]}")
@@ -41,7 +42,7 @@ def draw(part: str, results: Mapping[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plot, height = PLOTS[part]
+    plot, _, height = PLOTS[part]
     figure, axes = plt.subplots(1, len(results), figsize=(7 * len(results), height), squeeze=False)
     for place, (name, found) in zip(axes[0], results.items(), strict=True):
         plot(place, found)
@@ -82,8 +83,6 @@ def plot_noise(axes: Any, found: Mapping[str, Any]) -> None:
     for number, checkpoint in enumerate(checkpoints):
         for kind, filled in (("dense", True), ("outcome", False)):
             for name, places in found["noise"].items():
-                if kind not in places[checkpoint]:
-                    continue
                 value, low, high = (max(x, FLOOR) for x in places[checkpoint][kind][0])
                 other = not name.startswith("CraftWorld")  # in other places the same number of steps means less
                 x = found["steps"][name] + 0.3 * (number - 1) + 0.1 * (not filled) - 0.9 * other
@@ -111,7 +110,8 @@ def plot_curves(axes: Any, found: Mapping[str, Any]) -> None:
     axes.legend(frameon=False)
 
 
-PLOTS = {  # of each part, and its height
-    "teachers": (plot_success, 10), "horizons": (plot_noise, 5), "exploration": (plot_curves, 5),
-    "standard": (plot_success, 4), "paper": (plot_success, 7),
+PLOTS = {  # of each part, which of its results it shows, and its height
+    "teachers": (plot_success, "success", 10), "horizons": (plot_noise, "noise", 5),
+    "exploration": (plot_curves, "curves", 5), "standard": (plot_success, "success", 4),
+    "paper": (plot_success, "success", 7),
 }  # fmt: skip

@@ -250,7 +250,7 @@ class SlotModel:
 
     def part(self) -> None:
         """From now on no two slots have the same episode: after new weights, which each has read from elsewhere on."""
-        self.history: list[Any] = list(range(self.num_slots))  # of each slot: equal where its tokens so far are
+        self.history = list(range(self.num_slots))  # of each slot: equal where its tokens so far are
 
     def copy(self, source: int, target: int) -> None:
         """Let the slot `target` have the episode of the slot `source`: keys, values and length."""
@@ -302,9 +302,9 @@ class SlotModel:
             first = max(pending, key=lambda slot: len(pending[slot]))
             longest, capacity = len(pending[first]), int(cache.capacity[first])
             alike = [s for s, new in pending.items() if 2 * len(new) >= longest and cache.capacity[s] == capacity]
-            same: dict[tuple[int, int], list[int]] = {}
+            same: dict[int, list[int]] = {}
             for slot in alike:
-                same.setdefault((self.length[slot], self.history[slot]), []).append(slot)
+                same.setdefault(self.history[slot], []).append(slot)
             groups = list(same.values())[: max(1, self.PREFILL_TOKENS // longest)]
             leaders, store = np.array([group[0] for group in groups]), cache.stores[capacity]
             news = [pending[slot] for slot in leaders.tolist()]

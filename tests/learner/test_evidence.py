@@ -209,9 +209,10 @@ def test_a_new_query_is_paid_once_and_at_most_four_times():
 
 FOUND = {
     "teachers": {"success": {row: {"in domain": (0.5, 0.4, 0.6), "deeper": (0.1, 0.0, 0.2)} for row in "ab"}},
-    "horizons": {"steps": {"a": 9.3}, "noise": {"a": {"early": {"dense": [[1, 0.5, 2], [0.2, 0.1, 0.3]]},
-                                                      "late": {"dense": [[1, -0.5, 2], None],
-                                                               "outcome": [[0, -1, 1], None]}}}},
+    "horizons": {"steps": {"a": 9.3}, "noise": {"a": {
+        "early": {"dense": [[1, 0.5, 2], [0.2, 0.1, 0.3]], "outcome": [[1, 0.5, 2], [0, 0, 0]]},
+        "late": {"dense": [[1, -0.5, 2], None], "outcome": [[0, -1, 1], None]},
+    }}},
     "exploration": {"curves": {row: [[[0, 90, 200], [0, 0.1, 0.4]], [[0, 80, 190], [0, 0.2, 0.5]]] for row in "ab"}},
     "standard": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
     "paper": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
