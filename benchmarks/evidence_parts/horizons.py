@@ -119,23 +119,25 @@ def noise_table(noise: dict[tuple[str, str], Ratios]) -> tuple[str, list[Claim]]
     return "\n".join(lines), claims
 
 
-def half_of(names: Sequence[str], args: Any) -> dict[tuple[str, bool], list[float]]:
-    """Turns to half success of each place, with process rewards and without, of each seed."""
+def half_of(names: Sequence[str], args: Any) -> dict[tuple[str, bool], list[tuple[float, float]]]:
+    """Turns to half success and success at the end, of each place, with process rewards and without, of each seed."""
     runs = {(name, dense): [grpo("half", seed, name, dense, PLACES[name].episodes, f"--eval-every 2 {args.flags}")
                             for seed in range(1, args.seeds + 1)]
             for name in names for dense in (True, False)}  # fmt: skip
     make([run for group in runs.values() for run in group], args)
-    return {at: [turns_to_half(line["eval_turns"], line["eval_success"]) for line in make(group, args)]
-            for at, group in runs.items()}  # fmt: skip
+    return {at: [(turns_to_half(line["eval_turns"], line["eval_success"]), line["eval_success"][-1])
+                 for line in make(group, args)] for at, group in runs.items()}  # fmt: skip
 
 
-def half_table(half: dict[tuple[str, bool], list[float]]) -> str:
-    """Turns to half success."""
-    lines = ["| tasks | steps | rewards | turns played until half of the tasks succeed, each seed |", "|---" * 4 + "|"]
+def half_table(half: dict[tuple[str, bool], list[tuple[float, float]]]) -> str:
+    """Turns to half success, and success after all of training."""
+    lines = ["| tasks | steps | rewards | turns played until half of the tasks succeed, each seed | episodes in all | "
+             "success after them |", "|---" * 6 + "|"]  # fmt: skip
     for (name, dense), values in half.items():
-        cells = ", ".join(f"{value:,.0f}" if np.isfinite(value) else "never" for value in values)
-        rewards = "process and outcome" if dense else "outcome alone"
-        lines.append(f"| {name} | {PLACES[name].steps} | {rewards} | {cells} |")
+        place, rewards = PLACES[name], "process and outcome" if dense else "outcome alone"
+        turns = ", ".join(f"{value:,.0f}" if np.isfinite(value) else "never" for value, _ in values)
+        ends = ", ".join(f"{end:.3f}" for _, end in values)
+        lines.append(f"| {name} | {place.steps} | {rewards} | {turns} | {place.episodes:,} | {ends} |")
     return "\n".join(lines)
 
 
@@ -157,7 +159,11 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
             for name in names if noise
         },
         "turns_to_half": {
-            f"{name}, {'dense' if dense else 'outcome'}": [value if np.isfinite(value) else None for value in values]
+            f"{name}, {'dense' if dense else 'outcome'}": [value if np.isfinite(value) else None for value, _ in values]
+            for (name, dense), values in half.items()
+        },
+        "success_at_end": {
+            f"{name}, {'dense' if dense else 'outcome'}": [end for _, end in values]
             for (name, dense), values in half.items()
         },
         "claims": [claim.record() for claim in claims],
