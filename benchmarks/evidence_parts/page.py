@@ -113,5 +113,5 @@ def plot_curves(axes: Any, found: Mapping[str, Any]) -> None:
 PLOTS = {  # of each part, which of its results it shows, and its height
     "teachers": (plot_success, "success", 10), "horizons": (plot_noise, "noise", 5),
     "exploration": (plot_curves, "curves", 5), "standard": (plot_success, "success", 4),
-    "paper": (plot_success, "success", 7),
+    "paper": (plot_success, "success", 7), "bfcl": (plot_success, "success", 3),
 }  # fmt: skip

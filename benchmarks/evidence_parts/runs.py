@@ -29,6 +29,7 @@ from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 
 RECORD = RESULTS / "evidence_runs.jsonl"
+PER_TASK = ("requests_done",)  # what is kept of each task of an evaluation, beside success
 AT_ONCE = 4  # runs of each worker, after which their lines are written
 
 
@@ -48,8 +49,10 @@ class Run:
                  for flag in self.flags]  # fmt: skip
         given = dict(zip(self.flags, self.flags[1:], strict=False))
         if not isinstance(model := given.get("--model", "tiny"), Run) and model != "scratch":
-            folder = tiny_policy(str(given["--env-id"])) if model == "tiny" else str(model)
-            words.append(weights(Path(folder) / "model.safetensors"))
+            folder = Path(tiny_policy(str(given["--env-id"])) if model == "tiny" else str(model))
+            if folder.is_absolute() and not folder.is_relative_to(ROOT):  # somebody's own: the weights say which
+                words[self.flags.index("--model") + 1] = ""
+            words.append(weights(folder / "model.safetensors"))
         return hashlib.sha256(json.dumps([self.script, self.seed, *words]).encode()).hexdigest()[:16]
 
     @property
@@ -171,7 +174,8 @@ def keep(folder: Path) -> dict[str, Any]:
             "calls": {str(number): calls[number] for number in sorted(calls)},
             "return": round(float(np.mean([row["stats"]["return"] for row in rows])), 4) if rows else 0.0,
             "seconds": json.loads((folder / "evaluation.json").read_text())["seconds"],
-        }
+        } | {name: [round(float(row["stats"][name]), 4) for row in rows]
+             for name in PER_TASK if rows and name in rows[0]["stats"]}  # fmt: skip
     summary = json.loads((folder / "summary.json").read_text())
     kept: dict[str, Any] = {"seconds": summary["train_seconds"]}
     if "turns" in summary:  # of demonstrations
@@ -185,8 +189,8 @@ def keep(folder: Path) -> dict[str, Any]:
     return kept | {"eval_turns": at.tolist(), "eval_success": np.round(success, 4).tolist()}
 
 
-def table(plays: Mapping[tuple[str, str], Sequence[Run]], args: Any) -> dict[str, Scores]:
-    """Row and column -> its evaluations, one a seed, to success in them.
+def table(plays: Mapping[tuple[str, str], Sequence[Run]], args: Any, what: str = "success") -> dict[str, Scores]:
+    """Row and column -> its evaluations, one a seed, to success in them, or what else is kept of each task.
 
     SystemExit where those of a column aren't of the same tasks: faults left some out.
     """
@@ -200,7 +204,7 @@ def table(plays: Mapping[tuple[str, str], Sequence[Run]], args: Any) -> dict[str
             why = f"{column}: evaluations aren't of the same tasks; {fewest['label']} has {fewest['tasks']}"
             raise SystemExit(f"{why}. Delete its line from {RECORD.name} and its folder to play it again")
     return {
-        row: {column: np.array([[float(letter) for letter in line["success"]] for line in lines[row, column]])
+        row: {column: np.array([[float(value) for value in line[what]] for line in lines[row, column]])
               for column in columns if (row, column) in lines}
         for row in dict.fromkeys(row for row, _ in plays)
     }  # fmt: skip

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tyro
-from evidence_parts import exploration, horizons, noise, page, paper, runs, scores, standard, teachers
+from evidence_parts import bfcl, exploration, horizons, noise, page, paper, runs, scores, standard, teachers
 
 from agent_r1 import probes, tiny_policy
 from llm_utils import arguments
@@ -124,6 +124,9 @@ def test_the_weights_that_a_run_begins_with_are_in_its_key(tmp_path):
         runs.weights.cache_clear()
         keys.add(run("--model", str(folder)))
     assert len(keys) == 2
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(folder / "model.safetensors", tmp_path / "elsewhere")
+    assert run("--model", str(tmp_path / "elsewhere")) in keys  # where they lie doesn't matter
 
 
 def write_evaluation(folder, rows):
@@ -216,6 +219,7 @@ FOUND = {
     "exploration": {"curves": {row: [[[0, 90, 200], [0, 0.1, 0.4]], [[0, 80, 190], [0, 0.2, 0.5]]] for row in "ab"}},
     "standard": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
     "paper": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
+    "bfcl": {"success": {"a": {"success": (0.5, 0.4, 0.6)}}},
 }  # fmt: skip
 
 
@@ -229,7 +233,7 @@ def test_tables_and_plots_stand_on_the_page(part, tmp_path):
     begin, end = text.index(f"<!-- {part} -->"), text.index(f"<!-- end of {part} -->")
     assert f"images/evidence_{part}.png)\n\n| one |\n\n| two |\n\nOn it.\n" in text[begin:end]
     assert "  " not in text[begin:end]  # an alternative text is a line
-    assert text.count("old") == 4 and text.count("words") == 5 and text.count("| one |") == 1
+    assert text.count("old") == 5 and text.count("words") == 6 and text.count("| one |") == 1
     assert (tmp_path / f"images/evidence_{part}.png").stat().st_size > 5_000
     (tmp_path / "evidence.md").write_text("no marks")
     with pytest.raises(ValueError, match="has no lines"):
@@ -322,6 +326,43 @@ def test_a_standard_set_in_small(small, monkeypatch):
     rows = [standard.FIRST, "SFT, 500 of the bot", *small.rows]
     assert list(found["success"]) == rows == list(found["return"]) and len(found["claims"]) == 1
     assert "| GRPO after SFT, 500 of the bot |" in found["table"] and "| 508 |" in found["table"]
+
+
+@pytest.mark.parametrize("row", bfcl.ROWS)
+def test_a_learner_accepts_the_flags_of_a_model_on_bfcl(row):
+    run = bfcl.train(row, 1, tiny_policy("AgentR1/MultihopWorld-v0"), "--dtype bfloat16")
+    learner = importlib.import_module(run.script.removesuffix(".py"))
+    flags = ["model" if isinstance(flag, runs.Run) else str(flag) for flag in run.flags]
+    getattr(learner, "check", arguments.check)(tyro.cli(learner.Args, args=flags))
+
+
+def test_what_is_held_out_of_bfcl_is_in_no_category_of_the_training_tasks():
+    pytest.importorskip("bfcl_eval")
+    import bfcl_split
+
+    numbers = {}
+    for split in ("train", "test"):
+        env = gym.make("bfcl_split:AgentR1Split/BFCLMultiTurn-v0", split=split).unwrapped
+        ids = [env.make_task(index).id for index in range(env.num_tasks)]
+        assert len(ids) == len(set(ids)) == len(bfcl_split.tasks_of(split))
+        numbers[split] = {int(name.rpartition("_")[2]) for name in ids}
+    assert len(ids) == bfcl.HELD_OUT and not numbers["train"] & numbers["test"]
+    env.reset(options={"task_index": 65})  # of another category than the first
+    for text in env.demonstration():
+        *_, done, _, info = env.step(probes.span(env, text))
+    assert done and info["is_success"] and info["task_id"].startswith("multi_turn_miss_param")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_bfcl_in_small(small, monkeypatch):
+    pytest.importorskip("bfcl_eval")
+    monkeypatch.setattr(bfcl, "HELD_OUT", 2)
+    small.model, small.rows = tiny_policy("AgentR1/MultihopWorld-v0"), [bfcl.SFT]
+    small.flags = "--num-steps 2 --num-demonstrations 4 --batch-size 2"
+    found = bfcl.measure(small, {})["BFCL multi-turn"]
+    assert list(found["success"]) == [bfcl.MODEL, bfcl.SFT] and len(found["claims"]) == 2
+    assert "requests done" in found["table"] and "in one run" in found["table"]
 
 
 def test_the_noise_is_that_of_the_estimator_that_the_flags_name():

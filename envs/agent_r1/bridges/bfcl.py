@@ -92,11 +92,15 @@ class BFCLMultiTurnEnv(BridgeEnv):
 
     def make_task(self, index: int) -> Task:
         """Task `index` of the category."""
-        entry = load(self.split)[index]
+        return self.task_of(self.split, index)
+
+    def task_of(self, category: str, index: int) -> Task:
+        """Task `index` of a category."""
+        entry = load(category)[index]
         apis = "\n".join(f"- {about(api)}" for api in entry["apis"])
         added = {name for names in entry["added"].values() for name in names}
         tools = [name for api in entry["apis"] for name in schemas_of(api) if name not in added]
-        metadata = {"split": self.split, "index": index, "tools": tools}
+        metadata = {"split": category, "index": index, "tools": tools}
         metadata |= {key: copy.deepcopy(entry[key]) for key in ("apis", "requests", "added", "gold")}
         return Task(entry["id"], entry["requests"][0], [], metadata, f"{self.instructions}\n\n{apis}")
 

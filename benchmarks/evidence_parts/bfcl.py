@@ -1,0 +1,66 @@
+"""BFCL's multi-turn tasks, a model of 135 million parameters, the package's own calls as demonstrations."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import numpy as np
+
+from evidence_parts.runs import Run, make, table
+from evidence_parts.scores import Claim, cell, environment, facts, interval, intervals
+
+ENV = environment("bfcl_split:AgentR1Split/BFCLMultiTurn-v0", {
+    "process_reward": {"request_done": 1.0}, "max_context_tokens": 6144, "max_action_tokens": 256,
+})  # fmt: skip
+MODEL = "SmolLM2-135M-Instruct"
+PLACES = {"BFCL multi-turn": ENV}
+SFT, GRPO = "SFT on 129 demonstrations", "GRPO after it"
+ROWS = [SFT, GRPO]
+HELD_OUT = 66
+SUCCESS, DONE = "success", "requests done"
+LORA = ["--lora-rank", 8, "--learning-rate", 1e-3]
+
+
+def train(row: str, seed: int, model: str, more: str) -> Run:
+    """A row's training."""
+    if row == SFT:
+        flags = ["--model", model, "--expert-share", 1, "--num-demonstrations", 129, "--eval-demonstrations", 0]
+        flags += ["--num-workers", 0, "--batch-size", 8, "--num-steps", 64, "--warmup-steps", 5, "--eval-every", 0]
+        script = "sft_llm.py"
+    else:
+        flags = ["--model", train(SFT, seed, model, more), "--total-episodes", 512, "--episodes-per-iteration", 64]
+        flags += ["--num-envs", 16, "--num-minibatches", 1, "--old-logprobs", "sampler", "--no-preflight"]
+        flags += ["--eval-episodes", 0, "--save-model", "--checkpoint-every", 1]
+        script = "grpo_llm.py"
+    return Run(f"bfcl, {row}", script, seed, (*ENV, *flags, *LORA, *shlex.split(more)))
+
+
+def play(row: str, seed: int, model: Run | str) -> Run:
+    """An evaluation on what is held out."""
+    flags = ["--model", model, "--split", "test", "--episodes", HELD_OUT, "--num-envs", 16, "--temperature", 0]
+    return Run(f"bfcl, {row}, test", "evaluate_llm.py", seed, (*ENV, *flags))
+
+
+def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
+    """Success, requests done and calls, of the rows that are asked for and of those that stand there."""
+    [name], seeds = PLACES, range(1, args.seeds + 1)
+    rows = [row for row in ROWS if row in args.rows or row in before.get(name, {}).get("success", {})]
+    trained = {row: [train(row, seed, args.model, args.flags) for seed in seeds] for row in rows}
+    make([run for group in trained.values() for run in group], args)
+    models: dict[str, list[Run | str]] = {MODEL: [args.model]} | {row: [*trained[row]] for row in rows}
+    plays = {(row, what): [play(row, seed, model) for seed, model in enumerate(group, 1)]
+             for row, group in models.items() for what in (SUCCESS,)}  # fmt: skip
+    scores, done = table(plays, args), table(plays, args, "requests_done")
+    both = {row: {SUCCESS: scores[row][SUCCESS], DONE: done[row][SUCCESS]} for row in models}
+    success = intervals(both)
+    lines = [f"| {name}, {HELD_OUT} tasks held out | success, greedy | requests done | calls a task |"]
+    lines.append("|---" * 4 + "|")
+    for row, of_row in success.items():
+        calls = [sum(int(number) * count for number, count in line["calls"].items()) / line["tasks"]
+                 for line in make(plays[row, SUCCESS], args)]  # fmt: skip
+        lines.append(f"| {row} | {' | '.join(cell(*found) for found in of_row.values())} | {np.mean(calls):.1f} |")
+    pairs = [(row, other) for row, other in ((SFT, MODEL), (GRPO, SFT)) if {row, other} <= both.keys()]
+    claims = [Claim(f"{name}, {what}: {row} above {other}", 0.0, interval(both[row], both[other], [what]), args.seeds)
+              for row, other in pairs for what in (SUCCESS, DONE)]  # fmt: skip
+    return {name: facts(success, both, claims, lines)}
