@@ -29,6 +29,7 @@ PLACES = {
         "GRPO": ({}, [], False),
         "entropy bonus .01": ({}, ["--ent-coef", 0.01], False),
         "temperature 1.3": ({}, ["--temperature", 1.3], False),
+        "temperature .7": ({}, ["--temperature", 0.7], False),
         "horizon 5,7,10": ({}, ["--horizon-schedule", "5,7,10", "--horizon-every", 10], False),
         "a reward of .1 for each new query": ({"process_reward": {"new_query": 0.1}}, [], False),
         "after ten longer demonstrations": ({}, [], True),
@@ -39,6 +40,7 @@ PLACES = {
         "horizon 12,20,30": ({}, ["--horizon-schedule", "12,20,30", "--horizon-every", 7], False),
         "entropy bonus .01": ({}, ["--ent-coef", 0.01], False),
         "temperature 1.2": ({}, ["--temperature", 1.2], False),
+        "temperature .7": ({}, ["--temperature", 0.7], False),
         "after ten longer demonstrations": ({}, [], True),
     }, 9),
 }  # fmt: skip

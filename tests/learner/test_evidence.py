@@ -295,7 +295,7 @@ def test_exploration_in_small(small, monkeypatch):
     small.places = ["MultihopWorld"]
     found = exploration.measure(small, {})["MultihopWorld"]
     assert set(found["success"]) == {"shipped policy", exploration.SHOWN, *exploration.PLACES["MultihopWorld"].rows}
-    assert len(found["claims"]) == 5 and "4 calls or more" in found["table"]
+    assert len(found["claims"]) == 6 and "4 calls or more" in found["table"]
 
 
 @pytest.mark.slow
