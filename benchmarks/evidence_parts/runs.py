@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,6 @@ from llm_utils.compare import read_curve  # noqa: E402
 
 RECORD = RESULTS / "evidence_runs.jsonl"
 PER_TASK = ("requests_done",)  # what is kept of each task of an evaluation, beside success
-AT_ONCE = 4  # runs of each worker, after which their lines are written
 
 
 @dataclass(frozen=True)
@@ -133,27 +132,23 @@ def make(runs: Iterable[Run], args: Any) -> list[dict[str, Any]]:
     args.used.update(run.key for run in runs)
     lines = recorded()
     missing = [run for run in dict.fromkeys(runs) if run.key not in lines]
-    for first in range(0, len(missing), AT_ONCE * args.workers):
-        some = missing[first : first + AT_ONCE * args.workers]
-        try:
-            folders(some, args.workers)
-        finally:  # after Ctrl-C, too
-            for run in some:
-                try:
-                    record(run.key, f"{run.label}, seed {run.seed}", keep(run.folder()), args.force)
-                except (LookupError, SystemExit):  # it isn't finished, or can't even begin
-                    pass
     if missing:
+        def write(run: Run) -> None:
+            record(run.key, f"{run.label}, seed {run.seed}", keep(run.folder()), args.force)
+
+        folders(missing, args.workers, write)
         lines = recorded()
     return [lines[run.key] for run in runs]
 
 
-def folders(runs: Sequence[Run], workers: int) -> list[Path]:
-    """Run what isn't finished here, after what it needs. Returns the folders."""
+def folders(runs: Sequence[Run], workers: int, done: Callable[[Run], None] = lambda run: None) -> list[Path]:
+    """Run what isn't finished here, after what it needs; `done` is called with each as soon as it is. Returns the
+    folders."""
     needs = list(dict.fromkeys(need for run in runs for need in run.needs))
     if needs:
         folders(needs, workers)
-    return finish([run.job() for run in runs], workers)
+    jobs = {run.job(): run for run in runs}
+    return finish(list(jobs), workers, lambda job: done(jobs[job]))
 
 
 def keep(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,10 +119,11 @@ def start(job: Job) -> subprocess.Popen:
         return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def run_all(jobs: Sequence[Job], workers: int) -> list[Path | None]:
+def run_all(jobs: Sequence[Job], workers: int, done: Callable[[Job], None] = lambda job: None) -> list[Path | None]:
     """Run what isn't finished, `workers` at a time. Returns the run folders in the order of the jobs, None if failed.
 
-    Ctrl-C (or SIGTERM) interrupts the runs under way, which write their checkpoints, and ends the program.
+    `done` is called with each job that is finished, as soon as it is. Ctrl-C (or SIGTERM) interrupts the runs under
+    way, which write their checkpoints, and ends the program.
     """
     for name, count in Counter(job.name for job in jobs).items():
         if count > 1:
@@ -132,6 +133,9 @@ def run_all(jobs: Sequence[Job], workers: int) -> list[Path | None]:
     bar = tqdm(total=len(jobs), initial=len(jobs) - len(waiting), unit="run", dynamic_ncols=True)
     if bar.n:
         bar.write(f"{bar.n} of {len(jobs)} runs are finished already")
+        for job in jobs:
+            if job not in waiting:
+                done(job)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
@@ -143,6 +147,8 @@ def run_all(jobs: Sequence[Job], workers: int) -> list[Path | None]:
                 code = running.pop(job).returncode
                 bar.write(f"{job.name}: " + (f"FAILED with status {code}" if code else "done"))
                 bar.update()
+                if not code and find(job)[1]:
+                    done(job)
     except KeyboardInterrupt:
         for process in running.values():
             os.killpg(process.pid, signal.SIGTERM)  # what began in the background may ignore SIGINT
@@ -157,9 +163,9 @@ def run_all(jobs: Sequence[Job], workers: int) -> list[Path | None]:
     return [folder if finished else None for folder, finished in found]
 
 
-def finish(jobs: Sequence[Job], workers: int) -> list[Path]:
-    """Run what isn't finished. Returns the folders of all jobs; SystemExit where one failed."""
-    folders = run_all(jobs, workers)
+def finish(jobs: Sequence[Job], workers: int, done: Callable[[Job], None] = lambda job: None) -> list[Path]:
+    """Run what isn't finished, as `run_all`. Returns the folders of all jobs; SystemExit where one failed."""
+    folders = run_all(jobs, workers, done)
     failed = [job.name for job, folder in zip(jobs, folders, strict=True) if folder is None]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}; see runs/logs. The same command goes on where it stopped")

@@ -194,3 +194,19 @@ def test_what_makes_no_sense_ends_before_anything_runs(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="2 runs would be called .*ppo_llm__1.*--exp-name"):
         benchmark.run_all(jobs, 1)
     assert not Path("runs").exists()
+
+
+def test_who_waits_is_told_of_each_run_that_is_finished(tmp_path, monkeypatch):
+    """One that was before, one that is now, none that failed."""
+    monkeypatch.chdir(tmp_path)
+    words = ["python", str(LEARNER / "ppo_llm.py"), "--exp-name"]
+    before, now, failed = jobs = [benchmark.make_job([*words, name]) for name in ("before", "now", "failed")]
+    commands, finished, told = {now: "true", failed: "false"}, {before}, []
+
+    def start(job):
+        finished.update({now} & {job})
+        return subprocess.Popen([commands[job]])
+
+    monkeypatch.setattr(benchmark, "start", start)
+    monkeypatch.setattr(benchmark, "find", lambda job: (tmp_path, job in finished))
+    assert benchmark.run_all(jobs, 1, told.append) == [tmp_path, tmp_path, None] and told == [before, now]

@@ -149,7 +149,7 @@ def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
     here = [runs.Run(name, "evaluate_llm.py", 1, ("--model", str(tmp_path / name))) for name in "abc"]
     for folder in (tmp_path / name for name in "abc"):
         folder.mkdir(exist_ok=True)
-        (folder / "model.safetensors").write_bytes(b"")
+        (folder / "model.safetensors").write_text(folder.name)
     for run, facts in zip(here, (clean, broken, clean), strict=True):
         runs.record(run.key, f"{run.label}, seed 1", facts, force=True)
     args = Namespace(used=set(), workers=1)
@@ -171,8 +171,8 @@ def test_the_recorded_command_names_what_stands_in_the_tables():
     assert evidence.what_stands(["a b", "c"], horizons.ROWS, some) == " --places 'a b' --rows noise"
 
 
-def test_what_cannot_begin_takes_no_line_of_others(tmp_path, monkeypatch):
-    """An imitation of successes, where there are none, beside a run that is finished."""
+def test_a_line_is_written_as_soon_as_a_run_is_finished(tmp_path, monkeypatch):
+    """Also where a later one can't even begin: an imitation of successes, where there are none."""
     monkeypatch.setattr(runs, "RECORD", tmp_path / "runs.jsonl")
     done = runs.Run("done", "sft_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
     tried = runs.Run("tried", "evaluate_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
@@ -180,9 +180,21 @@ def test_what_cannot_begin_takes_no_line_of_others(tmp_path, monkeypatch):
     (tmp_path / "trajectories.jsonl").write_text(json.dumps({"stats": {"success": 0.0}}) + "\n")
     monkeypatch.setattr(runs, "find", lambda job: (tmp_path, True))
     monkeypatch.setattr(runs, "keep", lambda folder: {"seconds": 1.0})
+    written = []
+
+    def finish(jobs, workers, finished):
+        for job in jobs:
+            finished(job)
+            written.append(len(runs.recorded()))
+        return [tmp_path] * len(jobs)
+
+    monkeypatch.setattr(runs, "finish", finish)
+    args = Namespace(workers=1, used=set(), force=False)
+    runs.make([done, tried], args)
+    assert written == [1, 2] and runs.recorded().keys() == {done.key, tried.key}
     with pytest.raises(SystemExit, match="no episode succeeded"):
-        runs.make([none, done], Namespace(workers=1, used=set(), force=False))
-    assert runs.recorded().keys() == {done.key}
+        runs.make([none, done], args)
+    assert runs.recorded().keys() == {done.key, tried.key}
 
 
 def test_a_flag_of_another_part_is_refused():
