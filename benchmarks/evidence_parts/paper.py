@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
 from evidence_parts.runs import Run, make, table
-from evidence_parts.scores import Claim, cell, domains, environment, facts, interval, intervals
-from evidence_parts.teachers import CRAFT, World, imitate, play
+from evidence_parts.scores import Claim, cell, domains, facts, interval, intervals
+from evidence_parts.teachers import CRAFT, EPISODES, World, imitate, play, reinforce
+from evidence_parts.teachers import PLACES as TEACHERS
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,14 @@ class Place(World):
     episodes: int  # of each training
 
 
-MASKS: dict[str, list[object]] = {  # table 4
-    "PPO": ["ppo_llm.py"],
-    "PPO, no advantage mask": ["ppo_llm.py", "--no-advantage-mask"],
-    "PPO, no mask": ["ppo_llm.py", "--no-advantage-mask", "--no-loss-mask"],
-    "GRPO": ["grpo_llm.py"],
-    "GRPO, no loss mask": ["grpo_llm.py", "--no-loss-mask"],
+MASKS = {  # table 4: flags beside those of the learner that a row begins with
+    "PPO": "",
+    "PPO, no advantage mask": "--no-advantage-mask",
+    "PPO, no mask": "--no-advantage-mask --no-loss-mask",
+    "GRPO": "",
+    "GRPO, no loss mask": "--no-advantage-mask --no-loss-mask",  # there tools' tokens have their episode's advantage
 }
-LEARNERS: dict[str, list[object]] = MASKS | {  # table 3
-    "RLOO": ["rloo_llm.py"],
-    "REINFORCE++": ["reinforce_pp_llm.py"],
-    "REINFORCE++-baseline": ["reinforce_pp_llm.py", "--baseline"],
-}
+LEARNERS = MASKS | {"RLOO": "", "REINFORCE++": "", "REINFORCE++-baseline": "--baseline"}  # table 3
 BASELINES = {"base tool call": "agent", "naive RAG": "naive_rag"}  # modes of evaluate_llm.py, of the shipped policy
 IMITATIONS = {f"SFT, {n:,} demonstrations": (n, steps) for n, steps in ((100, 60), (500, 120), (2000, 240))}
 ROWS = [*BASELINES, *LEARNERS, *IMITATIONS]
@@ -45,11 +41,7 @@ PLACES = {
         "two and three hops": ("test", {}),
         "four hops": ("more_hops", {}),
     }, tuple(ROWS), 3840),
-    "CraftWorld, depth 4": Place(CRAFT, {"depth": 4}, {
-        "in domain": ("test", {"depth": 4}),
-        "deeper": ("depth_5", {}),
-        "other wording": ("other_phrasings", {"depth": 4}),
-    }, tuple(MASKS), 5120),
+    "CraftWorld": Place(CRAFT, {}, TEACHERS["CraftWorld"].columns, tuple(MASKS), EPISODES),  # PPO, GRPO: as there
 }  # fmt: skip
 
 
@@ -59,9 +51,8 @@ def train(place: Place, row: str, seed: int, more: str) -> Run:
     if row in IMITATIONS:
         count, steps = IMITATIONS[row]
         return imitate(place, label, seed, steps, "--expert-share", 1, "--num-demonstrations", count)
-    script, *flags = LEARNERS[row]
-    words = [*environment(place.env_id, place.kwargs), "--model", "tiny", "--total-episodes", place.episodes]
-    return Run(label, str(script), seed, (*words, "--eval-episodes", 0, "--save-model", *flags, *shlex.split(more)))
+    learner = row.partition(",")[0].removesuffix("-baseline")
+    return reinforce(place, label, learner, seed, "tiny", f"{LEARNERS[row]} {more}", place.episodes)
 
 
 def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 
 RECORD = RESULTS / "evidence_runs.jsonl"
-PER_TASK = ("requests_done",)  # what is kept of each task of an evaluation, beside success
+PER_TASK = ("progress", "requests_done", "support_recall")  # what is kept of each task of an evaluation, beside success
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,8 @@ def test_teachers_in_small(small, monkeypatch):
     start = "SFT, 500 of fallible_50"
     small.rows = [start, f"{start}, successes", "GRPO", f"GRPO after {start}", teachers.SAME_TIME, teachers.OWN[0]]
     found = teachers.measure(small, {})["CraftWorld"]
-    assert set(found["success"]) == {"shipped policy", *small.rows} and len(found["claims"]) == 12
+    assert set(found["success"]) == {"shipped policy", *small.rows} and len(found["claims"]) == 18
+    assert list(found["success"]["GRPO"]) == ["in domain", teachers.SAMPLED, "deeper"]
     assert found["cost"][f"GRPO after {start}"][0] == 508 and found["cost"][teachers.OWN[0]][0] == 200
     assert "| GRPO |" in found["table"] and "in one run" in found["table"]
     assert found["cost"]["GRPO"][1] > 8 and found["cost"][f"{start}, successes"][:2] == found["cost"][start][:2]
@@ -307,7 +308,7 @@ def test_exploration_in_small(small, monkeypatch):
     small.places = ["MultihopWorld"]
     found = exploration.measure(small, {})["MultihopWorld"]
     assert set(found["success"]) == {"shipped policy", exploration.SHOWN, *exploration.PLACES["MultihopWorld"].rows}
-    assert len(found["claims"]) == 6 and "4 calls or more" in found["table"]
+    assert len(found["claims"]) == 8 and "all four supports found" in found["table"]
 
 
 @pytest.mark.slow
@@ -315,9 +316,9 @@ def test_exploration_in_small(small, monkeypatch):
 def test_the_paper_in_small(small):
     # PPO has no groups, and warms its critic up for an iteration.
     small.flags = RUN.replace(" --group-size 2", "").replace("--total-episodes 8", "--total-episodes 16")
-    small.workers, small.places = 2, ["CraftWorld, depth 4"]
+    small.workers, small.places = 2, ["CraftWorld"]
     small.rows = [*paper.MASKS, "naive RAG"]  # which is of MultihopWorld alone
-    found = paper.measure(small, {})["CraftWorld, depth 4"]
+    found = paper.measure(small, {})["CraftWorld"]
     assert set(found["success"]) == set(paper.MASKS) and len(found["claims"]) == 6
     small.places, small.rows = ["MultihopWorld"], ["base tool call", "naive RAG", "GRPO", "GRPO, no loss mask"]
     found = paper.measure(small, {})["MultihopWorld"]
