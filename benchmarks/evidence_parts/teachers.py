@@ -67,7 +67,7 @@ AFTER = {  # row -> learner, and the row that it begins with
 }
 RATES = {f"{SAME}, rate {rate:g}": rate for rate in (1e-3, 3e-3)}  # beside 3e-4
 OF_SAME = ["--teacher", "fallible_50", "--num-demonstrations", 500]
-ROWS = [*IMITATIONS, *RATES, SAME_TIME, *OWN, *LEARNERS, *AFTER]
+ROWS = [*IMITATIONS, *RATES, SAME_TIME, OWN[-1], *LEARNERS, *AFTER]  # earlier rounds are judged by nobody
 
 
 def imitate(

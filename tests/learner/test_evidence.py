@@ -284,6 +284,8 @@ def test_teachers_in_small(small, monkeypatch):
     monkeypatch.setattr(teachers, "STEPS", dict.fromkeys(teachers.STEPS, 2))
     monkeypatch.setattr(teachers, "TRIES", 200)
     monkeypatch.setattr(teachers, "FEWEST", 2)
+    monkeypatch.setattr(teachers, "OWN", teachers.OWN[:1])
+    monkeypatch.setattr(teachers, "ROWS", [*teachers.ROWS, *teachers.OWN])
     craft = teachers.PLACES["CraftWorld"]
     columns = {name: craft.columns[name] for name in ("in domain", "deeper")}
     monkeypatch.setattr(teachers, "PLACES", {"CraftWorld": replace(craft, columns=columns)})
@@ -291,7 +293,7 @@ def test_teachers_in_small(small, monkeypatch):
     start = "SFT, 500 of fallible_50"
     small.rows = [start, f"{start}, successes", "GRPO", f"GRPO after {start}", teachers.SAME_TIME, teachers.OWN[0]]
     found = teachers.measure(small, {})["CraftWorld"]
-    assert set(found["success"]) == {"shipped policy", *small.rows} and len(found["claims"]) == 18
+    assert set(found["success"]) == {"shipped policy", *small.rows} and len(found["claims"]) == 24
     assert list(found["success"]["GRPO"]) == ["in domain", teachers.SAMPLED, "deeper"]
     assert found["cost"][f"GRPO after {start}"][0] == 508 and found["cost"][teachers.OWN[0]][0] == 200
     assert "| GRPO |" in found["table"] and "in one run" in found["table"]
