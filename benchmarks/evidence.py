@@ -37,16 +37,18 @@ FLAGS = {  # of each part, beside those of all
 SAME = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
 
 
-def what_stands(places: Sequence[str], rows: Sequence[str], results: Mapping[str, Any]) -> str:
-    """The places and rows of a part that its tables have, as flags; nothing where they have all."""
-    words: list[str] = []
-    there = set(results)
-    for one in results.values():
-        there |= {*one.get("steps", ()), *one.get("rows", ()), *one.get("success", ())}
-    for flag, all_of_them in (("places", places), ("rows", rows)):
-        if some := [one for one in all_of_them if one in there]:
-            words += [f"--{flag}", *some] * (len(some) < len(all_of_them))
-    return "".join(f" {shlex.quote(word)}" for word in words)
+def what_stands(places: Sequence[str], rows: Sequence[str], results: Mapping[str, Any]) -> list[str]:
+    """The places and rows of a part that its tables have, as flags, once for all places with the same rows."""
+    there: dict[tuple[str, ...], list[str]] = {}
+    for name, one in results.items():
+        has = {*one.get("rows", ()), *one.get("success", ())}
+        at = [place for place in places if place == name or place in one.get("steps", ())]
+        there.setdefault(tuple(row for row in rows if row in has), []).extend(at)
+    found = []
+    for some, at in there.items():
+        words = ["--places", *at] * (len(at) < len(places)) + ["--rows", *some] * (len(some) < len(rows))
+        found.append("".join(f" {shlex.quote(word)}" for word in words))
+    return found
 
 
 def main() -> None:
@@ -98,9 +100,9 @@ def main() -> None:
     words = f"Runs on {where}{', beside other work' * forced}."
     tables = "\n\n".join([*(one["table"] for one in results.values()), words])
     print(tables)
-    stands = what_stands(list(part.PLACES), all_rows, results)
-    command = f"python benchmarks/evidence.py --part {args.part}{stands}{given_flags(parser, args, *settings)}"
-    command += " --model FOLDER" * bool(args.model)
+    more = f"{given_flags(parser, args, *settings)}{' --model FOLDER' * bool(args.model)}"
+    command = " && ".join(f"python benchmarks/evidence.py --part {args.part}{stands}{more}"
+                          for stands in what_stands(list(part.PLACES), all_rows, results))  # fmt: skip
     record_results(f"evidence_{args.part}", results, tables, command, forced, merged=True)
     page.write(args.part, results, words)
 

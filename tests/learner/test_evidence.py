@@ -164,11 +164,13 @@ def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
 def test_the_recorded_command_names_what_stands_in_the_tables():
     places, rows = ["CraftWorld", "ShopWorld"], ["GRPO", "PPO"]
     half = {"CraftWorld": {"success": {"shipped policy": {}, "GRPO": {}}}}
-    assert evidence.what_stands(places, rows, half) == " --places CraftWorld --rows GRPO"
+    assert evidence.what_stands(places, rows, half) == [" --places CraftWorld --rows GRPO"]
+    other = half | {"ShopWorld": {"success": dict.fromkeys(rows)}}
+    assert evidence.what_stands(places, rows, other) == [" --places CraftWorld --rows GRPO", " --places ShopWorld"]
     whole = {place: {"success": dict.fromkeys(rows)} for place in places}
-    assert evidence.what_stands(places, rows, whole) == ""
+    assert evidence.what_stands(places, rows, whole) == [""]
     some = {horizons.TITLE: {"steps": {"a b": 1}, "rows": [horizons.NOISE]}}
-    assert evidence.what_stands(["a b", "c"], horizons.ROWS, some) == " --places 'a b' --rows noise"
+    assert evidence.what_stands(["a b", "c"], horizons.ROWS, some) == [" --places 'a b' --rows noise"]
 
 
 def test_a_line_is_written_as_soon_as_a_run_is_finished(tmp_path, monkeypatch):
