@@ -286,6 +286,7 @@ def test_teachers_in_small(small, monkeypatch):
     monkeypatch.setattr(teachers, "STEPS", dict.fromkeys(teachers.STEPS, 2))
     monkeypatch.setattr(teachers, "TRIES", 200)
     monkeypatch.setattr(teachers, "FEWEST", 2)
+    monkeypatch.setattr(teachers, "LONG", 4)
     monkeypatch.setattr(teachers, "OWN", teachers.OWN[:1])
     monkeypatch.setattr(teachers, "ROWS", [*teachers.ROWS, *teachers.OWN])
     craft = teachers.PLACES["CraftWorld"]
