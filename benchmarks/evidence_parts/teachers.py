@@ -205,7 +205,7 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         found = claims(name, scores, args.seeds)
         costs = {label: cost(label, trained, args) for label in trained}
         columns = [*next(iter(scores.values()))]
-        lines = [f"| {name}: success, greedy if not sampled | " + " | ".join(columns) + " | episodes | turns | seconds |"]
+        lines = [f"| {name}: success, greedy if not sampled | {' | '.join(columns)} | episodes | turns | seconds |"]
         lines.append("|---" * (len(columns) + 4) + "|")
         success = intervals(scores)
         for label, row in success.items():
