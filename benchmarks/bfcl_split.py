@@ -2,8 +2,8 @@
 
     gym.make_vec("bfcl_split:AgentR1Split/BFCLMultiTurn-v0", num_envs=4, split="test")
 
-They are those of `base`, `miss_func` and `miss_param` with one of four services alone: their prompts take 1,800 to
-3,000 tokens of SmolLM2's. The number in a task's id says where it belongs, in every category: what 3 divides is held
+They are those of `base`, `miss_func` and `miss_param` with one of four services alone: their prompts take 1,700 to
+2,900 tokens of SmolLM2's. The number in a task's id says where it belongs, in every category: what 3 divides is held
 out, 66 tasks ("test"), the other 129 are "train".
 """
 

@@ -49,16 +49,16 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     trained = {row: [train(row, seed, args.model, args.flags) for seed in seeds] for row in rows}
     make([run for group in trained.values() for run in group], args)
     models: dict[str, list[Run | str]] = {MODEL: [args.model]} | {row: [*trained[row]] for row in rows}
-    plays = {(row, what): [play(row, seed, model) for seed, model in enumerate(group, 1)]
-             for row, group in models.items() for what in (SUCCESS,)}  # fmt: skip
+    plays = {(row, "test"): [play(row, seed, model) for seed, model in enumerate(group, 1)]
+             for row, group in models.items()}  # fmt: skip
     scores, done = table(plays, args), table(plays, args, "requests_done")
-    both = {row: {SUCCESS: scores[row][SUCCESS], DONE: done[row][SUCCESS]} for row in models}
+    both = {row: {SUCCESS: scores[row]["test"], DONE: done[row]["test"]} for row in models}
     success = intervals(both)
     lines = [f"| {name}, {HELD_OUT} tasks held out | success, greedy | requests done | calls a task |"]
     lines.append("|---" * 4 + "|")
     for row, of_row in success.items():
         calls = [sum(int(number) * count for number, count in line["calls"].items()) / line["tasks"]
-                 for line in make(plays[row, SUCCESS], args)]  # fmt: skip
+                 for line in make(plays[row, "test"], args)]  # fmt: skip
         lines.append(f"| {row} | {' | '.join(cell(*found) for found in of_row.values())} | {np.mean(calls):.1f} |")
     pairs = [(row, other) for row, other in ((SFT, MODEL), (GRPO, SFT)) if {row, other} <= both.keys()]
     claims = [Claim(f"{name}, {what}: {row} above {other}", 0.0, interval(both[row], both[other], [what]), args.seeds)

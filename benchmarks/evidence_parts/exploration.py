@@ -89,7 +89,8 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     """A table for each place, at equal episodes and at equal turns; the ten demonstrations come on top of them."""
     results: dict[str, Any] = {}
     for name in args.places:
-        place, numbers, (stat, words) = PLACES[name], range(1, args.seeds + 1), PLACES[name].whole
+        place, numbers = PLACES[name], range(1, args.seeds + 1)
+        stat, words = place.whole
         shown = [demonstrations(place, seed) for seed in numbers]
         starts: dict[bool, list[Run | str]] = {True: [*shown], False: [tiny(place)] * args.seeds}
         trained = {row: [grpo(place, row, seed, model, args.flags)

@@ -49,8 +49,8 @@ class Run:
         given = dict(zip(self.flags, self.flags[1:], strict=False))
         if not isinstance(model := given.get("--model", "tiny"), Run) and model != "scratch":
             folder = Path(tiny_policy(str(given["--env-id"])) if model == "tiny" else str(model))
-            if folder.is_absolute() and not folder.is_relative_to(ROOT):  # somebody's own: the weights say which
-                words[self.flags.index("--model") + 1] = ""
+            if model != "tiny" and folder.is_absolute() and not folder.is_relative_to(ROOT):
+                words[self.flags.index("--model") + 1] = ""  # somebody's own: the weights say which
             words.append(weights(folder / "model.safetensors"))
         return hashlib.sha256(json.dumps([self.script, self.seed, *words]).encode()).hexdigest()[:16]
 

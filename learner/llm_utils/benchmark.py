@@ -147,15 +147,17 @@ def run_all(jobs: Sequence[Job], workers: int, done: Callable[[Job], None] = lam
                 code = running.pop(job).returncode
                 bar.write(f"{job.name}: " + (f"FAILED with status {code}" if code else "done"))
                 bar.update()
-                if not code and find(job)[1]:
+                if find(job)[1]:
                     done(job)
-    except KeyboardInterrupt:
+    except BaseException as error:
         for process in running.values():
             os.killpg(process.pid, signal.SIGTERM)  # what began in the background may ignore SIGINT
         bar.write(f"interrupted; {len(running)} runs write their checkpoints")
         for process in running.values():
             process.wait()
         bar.close()
+        if not isinstance(error, KeyboardInterrupt):
+            raise
         print("finished runs stay finished; go on with the same command", file=sys.stderr)
         sys.exit(130)
     bar.close()

@@ -197,16 +197,39 @@ def test_what_makes_no_sense_ends_before_anything_runs(tmp_path, monkeypatch):
 
 
 def test_who_waits_is_told_of_each_run_that_is_finished(tmp_path, monkeypatch):
-    """One that was before, one that is now, none that failed."""
+    """One that was before, one that is now, also with a status that says otherwise, none that failed."""
     monkeypatch.chdir(tmp_path)
     words = ["python", str(LEARNER / "ppo_llm.py"), "--exp-name"]
-    before, now, failed = jobs = [benchmark.make_job([*words, name]) for name in ("before", "now", "failed")]
-    commands, finished, told = {now: "true", failed: "false"}, {before}, []
+    jobs = [benchmark.make_job([*words, name]) for name in ("before", "now", "late", "failed")]
+    before, now, late, failed = jobs
+    commands, finished, told = {now: "true", late: "false", failed: "false"}, {before}, []
 
     def start(job):
-        finished.update({now} & {job})
+        finished.update({now, late} & {job})
         return subprocess.Popen([commands[job]])
 
     monkeypatch.setattr(benchmark, "start", start)
     monkeypatch.setattr(benchmark, "find", lambda job: (tmp_path, job in finished))
-    assert benchmark.run_all(jobs, 1, told.append) == [tmp_path, tmp_path, None] and told == [before, now]
+    assert benchmark.run_all(jobs, 1, told.append) == [tmp_path, tmp_path, tmp_path, None]
+    assert told == [before, now, late]
+
+
+def test_no_run_stays_behind_where_what_is_told_fails(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["python", str(LEARNER / "ppo_llm.py"), "--exp-name"]
+    short, long = jobs = [benchmark.make_job([*words, name]) for name in ("short", "long")]
+    processes = {}
+
+    def start(job):
+        seconds = {short: "0", long: "60"}[job]
+        processes[job] = subprocess.Popen(["sleep", seconds], start_new_session=True)
+        return processes[job]
+
+    def told(job):
+        raise OSError("no space")
+
+    monkeypatch.setattr(benchmark, "start", start)
+    monkeypatch.setattr(benchmark, "find", lambda job: (tmp_path, job in processes and processes[job].poll() == 0))
+    with pytest.raises(OSError, match="no space"):
+        benchmark.run_all(jobs, 2, told)
+    assert processes[long].poll() == -signal.SIGTERM

@@ -174,7 +174,7 @@ def test_the_recorded_command_names_what_stands_in_the_tables():
 
 
 def test_a_line_is_written_as_soon_as_a_run_is_finished(tmp_path, monkeypatch):
-    """Also where a later one can't even begin: an imitation of successes, where there are none."""
+    """What can't even begin, an imitation of successes where there are none, takes no line away."""
     monkeypatch.setattr(runs, "RECORD", tmp_path / "runs.jsonl")
     done = runs.Run("done", "sft_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
     tried = runs.Run("tried", "evaluate_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
@@ -313,7 +313,7 @@ def test_exploration_in_small(small, monkeypatch):
     small.places = ["MultihopWorld"]
     found = exploration.measure(small, {})["MultihopWorld"]
     assert set(found["success"]) == {"shipped policy", exploration.SHOWN, *exploration.PLACES["MultihopWorld"].rows}
-    assert len(found["claims"]) == 8 and "all four supports found" in found["table"]
+    assert len(found["claims"]) == 7 and "all four supports found" in found["table"]
 
 
 @pytest.mark.slow
@@ -325,7 +325,7 @@ def test_the_paper_in_small(small):
     small.rows = [*paper.MASKS, "naive RAG"]  # which is of MultihopWorld alone
     found = paper.measure(small, {})["CraftWorld"]
     assert set(found["success"]) == set(paper.MASKS) and len(found["claims"]) == 6
-    small.places, small.rows = ["MultihopWorld"], ["base tool call", "naive RAG", "GRPO", "GRPO, no loss mask"]
+    small.places, small.rows = ["MultihopWorld"], ["base tool call", "naive RAG", "GRPO", "GRPO, no mask"]
     found = paper.measure(small, {})["MultihopWorld"]
     assert list(found["success"]) == [row for row in paper.ROWS if row in small.rows] and len(found["claims"]) == 2
 
