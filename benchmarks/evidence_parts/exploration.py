@@ -115,9 +115,9 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
             cells = [cell(*success[row][column]) for column in TEMPERATURES]
             cells += [", ".join(f"{value:.3f}" for value in values) for values in (whole[row], then.get(row, ()))]
             lines.append(f"| {row} | {' | '.join(cells)} |")
-        pairs = [(row, next(one for one, others in place.rows.items() if others[2] == after))
-                 for row, (_, _, after) in place.rows.items()]  # fmt: skip
-        pairs = [(row, first) for row, first in pairs if row != first]
+        first = {after: next(row for row, other in place.rows.items() if other[2] == after) for after in (False, True)}
+        pairs = [(row, first[after]) for row, (_, _, after) in place.rows.items() if row != first[after]]
+        pairs.append((first[True], first[False]))
         pairs += [(row, SHOWN) for row, (_, _, after) in place.rows.items() if after]
         claims = [Claim(f"{name}: {row} above {other}", 0.0, interval(scores[row], scores[other], [GREEDY]), args.seeds)
                   for row, other in pairs]  # fmt: skip

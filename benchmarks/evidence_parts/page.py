@@ -106,8 +106,9 @@ def plot_curves(axes: Any, found: Mapping[str, Any]) -> None:
         for line in each:
             axes.plot(turns, line, color=COLOURS[number], alpha=0.3, linewidth=0.8)
         axes.plot(turns, np.mean(each, 0), color=COLOURS[number], linewidth=2, label=row)
-    axes.set(xlabel="turns played in training", ylabel="success, greedy, held-out tasks", ylim=(0, 1))
-    axes.legend(frameon=False)
+    axes.set(xlabel="turns played in training", ylabel="success, greedy, held-out tasks")
+    axes.set_ylim(bottom=0, top=1.6 * axes.get_ylim()[1])  # the legend stands above the curves
+    axes.legend(frameon=False, loc="upper left")
 
 
 PLOTS = {  # of each part, which of its results it shows, and its height

@@ -313,7 +313,7 @@ def test_exploration_in_small(small, monkeypatch):
     small.places = ["MultihopWorld"]
     found = exploration.measure(small, {})["MultihopWorld"]
     assert set(found["success"]) == {"shipped policy", exploration.SHOWN, *exploration.PLACES["MultihopWorld"].rows}
-    assert len(found["claims"]) == 7 and "all four supports found" in found["table"]
+    assert len(found["claims"]) == 8 and "all four supports found" in found["table"]
 
 
 @pytest.mark.slow
