@@ -136,7 +136,7 @@ def run_all(jobs: Sequence[Job], workers: int, done: Callable[[Job], None] = lam
         for job in jobs:
             if job not in waiting:
                 done(job)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -160,6 +160,8 @@ def run_all(jobs: Sequence[Job], workers: int, done: Callable[[Job], None] = lam
             raise
         print("finished runs stay finished; go on with the same command", file=sys.stderr)
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     bar.close()
     found = [find(job) for job in jobs]
     return [folder if finished else None for folder, finished in found]

@@ -202,6 +202,7 @@ def test_who_waits_is_told_of_each_run_that_is_finished(tmp_path, monkeypatch):
     words = ["python", str(LEARNER / "ppo_llm.py"), "--exp-name"]
     jobs = [benchmark.make_job([*words, name]) for name in ("before", "now", "late", "failed")]
     before, now, late, failed = jobs
+    handler = signal.getsignal(signal.SIGTERM)
     commands, finished, told = {now: "true", late: "false", failed: "false"}, {before}, []
 
     def start(job):
@@ -212,6 +213,7 @@ def test_who_waits_is_told_of_each_run_that_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "find", lambda job: (tmp_path, job in finished))
     assert benchmark.run_all(jobs, 1, told.append) == [tmp_path, tmp_path, tmp_path, None]
     assert told == [before, now, late]
+    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 def test_no_run_stays_behind_where_what_is_told_fails(tmp_path, monkeypatch):
