@@ -43,7 +43,7 @@ PLACES = {
         f"{AFTER}, entropy bonus .01": ({}, ["--ent-coef", 0.01], True),
         f"{AFTER}, temperature 1.2": ({}, ["--temperature", 1.2], True),
         f"{AFTER}, temperature .7": ({}, ["--temperature", 0.7], True),
-    }, ("progress", "all of the goal made")),
+    }, ("success", "the goal made")),
 }  # fmt: skip
 EPISODES = 7_680
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -103,8 +103,8 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
                                for seed, model in enumerate(group, 1)]
                  for row, group in models.items() for name, temperature in TEMPERATURES.items()}  # fmt: skip
         scores = table(plays, args)
-        whole = {row: [float(np.mean(np.array(line[stat]) == 1)) for line in make(plays[row, SAMPLED], args)]
-                 for row in models}  # fmt: skip
+        whole = {row: [float(np.mean([float(value) == 1 for value in line[stat]]))
+                       for line in make(plays[row, SAMPLED], args)] for row in models}  # fmt: skip
         lines_of = {row: make(group, args) for row, group in trained.items()}
         budget = min(float(np.mean([line["eval_turns"][-1] for line in group])) for group in lines_of.values())
         then = {row: at_budget(group, budget) for row, group in lines_of.items()}

@@ -29,7 +29,7 @@ from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 
 RECORD = RESULTS / "evidence_runs.jsonl"
-PER_TASK = ("progress", "requests_done", "support_recall")  # what is kept of each task of an evaluation, beside success
+PER_TASK = ("requests_done", "support_recall")  # what is kept of each task of an evaluation, beside success
 
 
 @dataclass(frozen=True)
@@ -133,22 +133,35 @@ def make(runs: Iterable[Run], args: Any) -> list[dict[str, Any]]:
     lines = recorded()
     missing = [run for run in dict.fromkeys(runs) if run.key not in lines]
     if missing:
-        def write(run: Run) -> None:
-            record(run.key, f"{run.label}, seed {run.seed}", keep(run.folder()), args.force)
+        def write(run: Run, folder: Path) -> None:
+            record(run.key, f"{run.label}, seed {run.seed}", keep(folder), args.force)
 
         folders(missing, args.workers, write)
         lines = recorded()
     return [lines[run.key] for run in runs]
 
 
-def folders(runs: Sequence[Run], workers: int, done: Callable[[Run], None] = lambda run: None) -> list[Path]:
-    """Run what isn't finished here, after what it needs; `done` is called with each as soon as it is. Returns the
-    folders."""
+def folders(
+    runs: Sequence[Run], workers: int, done: Callable[[Run, Path], None] = lambda run, folder: None
+) -> list[Path]:
+    """Run what isn't finished here, after what it needs; `done` is called with each and its folder as soon as it is.
+
+    Returns the folders. SystemExit, after all others, where one can't begin.
+    """
     needs = list(dict.fromkeys(need for run in runs for need in run.needs))
     if needs:
         folders(needs, workers)
-    jobs = {run.job(): run for run in runs}
-    return finish(list(jobs), workers, lambda job: done(jobs[job]))
+    jobs: dict[Job, Run] = {}
+    refused: list[SystemExit] = []
+    for run in runs:
+        try:
+            jobs[run.job()] = run
+        except SystemExit as error:
+            refused.append(error)
+    found = finish(list(jobs), workers, lambda job, folder: done(jobs[job], folder))
+    if refused:
+        raise refused[0]
+    return found
 
 
 def keep(folder: Path) -> dict[str, Any]:

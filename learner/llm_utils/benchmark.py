@@ -119,23 +119,25 @@ def start(job: Job) -> subprocess.Popen:
         return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def run_all(jobs: Sequence[Job], workers: int, done: Callable[[Job], None] = lambda job: None) -> list[Path | None]:
+def run_all(
+    jobs: Sequence[Job], workers: int, done: Callable[[Job, Path], None] = lambda job, folder: None
+) -> list[Path | None]:
     """Run what isn't finished, `workers` at a time. Returns the run folders in the order of the jobs, None if failed.
 
-    `done` is called with each job that is finished, as soon as it is. Ctrl-C (or SIGTERM) interrupts the runs under
-    way, which write their checkpoints, and ends the program.
+    `done` is called with each job that is finished and its folder, as soon as it is. Ctrl-C (or SIGTERM) interrupts the
+    runs under way, which write their checkpoints, and ends the program.
     """
     for name, count in Counter(job.name for job in jobs).items():
         if count > 1:
             raise SystemExit(f"{count} runs would be called {name}; give each command an --exp-name of its own")
-    waiting = deque(job for job in jobs if not find(job)[1])
+    finished = {job: folder for job in jobs for folder, ended in [find(job)] if ended and folder is not None}
+    waiting = deque(job for job in jobs if job not in finished)
     running: dict[Job, subprocess.Popen] = {}
     bar = tqdm(total=len(jobs), initial=len(jobs) - len(waiting), unit="run", dynamic_ncols=True)
     if bar.n:
         bar.write(f"{bar.n} of {len(jobs)} runs are finished already")
-        for job in jobs:
-            if job not in waiting:
-                done(job)
+        for job, folder in finished.items():
+            done(job, folder)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
@@ -147,8 +149,10 @@ def run_all(jobs: Sequence[Job], workers: int, done: Callable[[Job], None] = lam
                 code = running.pop(job).returncode
                 bar.write(f"{job.name}: " + (f"FAILED with status {code}" if code else "done"))
                 bar.update()
-                if find(job)[1]:
-                    done(job)
+                path, ended = find(job)
+                if ended and path is not None:
+                    finished[job] = path
+                    done(job, path)
     except BaseException as error:
         for process in running.values():
             os.killpg(process.pid, signal.SIGTERM)  # what began in the background may ignore SIGINT
@@ -163,11 +167,12 @@ def run_all(jobs: Sequence[Job], workers: int, done: Callable[[Job], None] = lam
     finally:
         signal.signal(signal.SIGTERM, before)
     bar.close()
-    found = [find(job) for job in jobs]
-    return [folder if finished else None for folder, finished in found]
+    return [finished.get(job) for job in jobs]
 
 
-def finish(jobs: Sequence[Job], workers: int, done: Callable[[Job], None] = lambda job: None) -> list[Path]:
+def finish(
+    jobs: Sequence[Job], workers: int, done: Callable[[Job, Path], None] = lambda job, folder: None
+) -> list[Path]:
     """Run what isn't finished, as `run_all`. Returns the folders of all jobs; SystemExit where one failed."""
     folders = run_all(jobs, workers, done)
     failed = [job.name for job, folder in zip(jobs, folders, strict=True) if folder is None]

@@ -211,8 +211,8 @@ def test_who_waits_is_told_of_each_run_that_is_finished(tmp_path, monkeypatch):
 
     monkeypatch.setattr(benchmark, "start", start)
     monkeypatch.setattr(benchmark, "find", lambda job: (tmp_path, job in finished))
-    assert benchmark.run_all(jobs, 1, told.append) == [tmp_path, tmp_path, tmp_path, None]
-    assert told == [before, now, late]
+    assert benchmark.run_all(jobs, 1, lambda *one: told.append(one)) == [tmp_path, tmp_path, tmp_path, None]
+    assert told == [(job, tmp_path) for job in (before, now, late)]
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
@@ -227,7 +227,7 @@ def test_no_run_stays_behind_where_what_is_told_fails(tmp_path, monkeypatch):
         processes[job] = subprocess.Popen(["sleep", seconds], start_new_session=True)
         return processes[job]
 
-    def told(job):
+    def told(job, folder):
         raise OSError("no space")
 
     monkeypatch.setattr(benchmark, "start", start)

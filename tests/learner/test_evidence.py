@@ -17,7 +17,7 @@ import tyro
 from evidence_parts import bfcl, exploration, horizons, noise, page, paper, runs, scores, standard, teachers
 
 from agent_r1 import probes, tiny_policy
-from llm_utils import arguments
+from llm_utils import arguments, benchmark
 
 RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatches 1 --group-size 2"
 
@@ -173,30 +173,40 @@ def test_the_recorded_command_names_what_stands_in_the_tables():
     assert evidence.what_stands(["a b", "c"], horizons.ROWS, some) == [" --places 'a b' --rows noise"]
 
 
-def test_a_line_is_written_as_soon_as_a_run_is_finished(tmp_path, monkeypatch):
-    """What can't even begin, an imitation of successes where there are none, takes no line away."""
-    monkeypatch.setattr(runs, "RECORD", tmp_path / "runs.jsonl")
+def record_in(folder, monkeypatch):
+    """An empty record, and two runs: both are finished here, their results are left out."""
+    monkeypatch.setattr(runs, "RECORD", folder / "runs.jsonl")
+    monkeypatch.setattr(runs, "keep", lambda folder: {"seconds": 1.0})
     done = runs.Run("done", "sft_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
     tried = runs.Run("tried", "evaluate_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
+    return done, tried, Namespace(workers=1, used=set(), force=False)
+
+
+def test_what_cannot_begin_takes_no_line_of_others(tmp_path, monkeypatch):
+    """An imitation of successes, where there are none, beside a run that is finished."""
+    done, tried, args = record_in(tmp_path, monkeypatch)
     none = runs.Run("none", "sft_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0", "--data", runs.Successes((tried,))))
     (tmp_path / "trajectories.jsonl").write_text(json.dumps({"stats": {"success": 0.0}}) + "\n")
-    monkeypatch.setattr(runs, "find", lambda job: (tmp_path, True))
-    monkeypatch.setattr(runs, "keep", lambda folder: {"seconds": 1.0})
+    for module in (runs, benchmark):
+        monkeypatch.setattr(module, "find", lambda job: (tmp_path, True))
+    with pytest.raises(SystemExit, match="no episode succeeded"):
+        runs.make([none, done], args)
+    assert runs.recorded().keys() == {done.key}
+
+
+def test_a_line_is_written_as_soon_as_a_run_is_finished(tmp_path, monkeypatch):
+    done, tried, args = record_in(tmp_path, monkeypatch)
     written = []
 
     def finish(jobs, workers, finished):
         for job in jobs:
-            finished(job)
+            finished(job, tmp_path)
             written.append(len(runs.recorded()))
         return [tmp_path] * len(jobs)
 
     monkeypatch.setattr(runs, "finish", finish)
-    args = Namespace(workers=1, used=set(), force=False)
     runs.make([done, tried], args)
     assert written == [1, 2] and runs.recorded().keys() == {done.key, tried.key}
-    with pytest.raises(SystemExit, match="no episode succeeded"):
-        runs.make([none, done], args)
-    assert runs.recorded().keys() == {done.key, tried.key}
 
 
 def test_a_flag_of_another_part_is_refused():
