@@ -9,8 +9,8 @@ OLDEST := $(shell sed -n 's/^ *gymnasium >=\([0-9.]*\),.*/\1/p' setup.cfg)
 # What holds with the oldest Gymnasium that setup.cfg allows.
 GYMNASIUM_TESTS := $(patsubst %,tests/envs/test_%.py,spaces tool_env vector wrappers)
 ADAPTER_TESTS := $(patsubst %,tests/envs/test_%.py,tinker_adapter skyrl_adapter torchrl_adapter choices)
-# One more than there are cores: many tests wait.
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Two more than there are cores: many tests wait.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 
 .PHONY: help train test test-slow test-adapters test-worlds test-vllm wheel clean
 

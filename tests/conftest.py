@@ -1,7 +1,12 @@
 """What several test modules share."""
 
 import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything reads it: a hub that does not answer is asked for long
+
+import gc
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,6 +45,14 @@ def pytest_terminal_summary(terminalreporter) -> None:
             missing.append(f"{name} ({count} tests; {local.remedy})")
     if missing:
         terminalreporter.write_line(f"sandboxes that don't work here: {', '.join(missing)}", yellow=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage_of_others() -> Iterator[None]:
+    """Finalizers of what a module left never run in the middle of another's test, such as one at Python's recursion
+    limit, where they fail and the test with them."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
