@@ -30,6 +30,10 @@ settings.register_profile("explore", deadline=None, max_examples=2_000, print_bl
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # collections leave out all that was imported: quick ones
+
+
 def pytest_report_header() -> list[str]:
     return [f"tests/learner is left out: {', '.join(NOT_INSTALLED)} not installed"] if NOT_INSTALLED else []
 
