@@ -61,6 +61,6 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
                  for line in make(plays[row, "test"], args)]  # fmt: skip
         lines.append(f"| {row} | {' | '.join(cell(*found) for found in of_row.values())} | {np.mean(calls):.1f} |")
     pairs = [(row, other) for row, other in ((SFT, MODEL), (GRPO, SFT)) if {row, other} <= both.keys()]
-    claims = [Claim(f"{name}, {what}: {row} above {other}", 0.0, interval(both[row], both[other], [what]), args.seeds)
+    claims = [Claim(f"{row} above {other}", 0.0, interval(both[row], both[other], [what]), args.seeds, what)
               for row, other in pairs for what in (SUCCESS, DONE)]  # fmt: skip
     return {name: facts(success, both, claims, lines)}

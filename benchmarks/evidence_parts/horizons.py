@@ -114,8 +114,8 @@ def noise_table(noise: dict[tuple[str, str], Ratios]) -> tuple[str, list[Claim]]
             less *= variant != "outcome"
             lines.append(f"| {name} | {steps} | {checkpoint} | {variant} | {shown} | {less} |")
         if steps >= LONG:
-            text = f"less noise in the gradient with process rewards, {steps} steps, {checkpoint}"
-            claims.append(Claim(text, GOAL, found["dense"][1], seeds=1))
+            text = f"less noise in the gradient with process rewards, {steps} steps"
+            claims.append(Claim(text, GOAL, found["dense"][1], 1, checkpoint))
     return "\n".join(lines), claims
 
 

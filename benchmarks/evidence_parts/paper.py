@@ -82,6 +82,6 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
             for where, columns in domains([*place.columns]):
                 if {one, other} <= scores.keys():
                     found = interval(scores[one], scores[other], columns)
-                    claims.append(Claim(f"{name}, {where}: {what} helps", 0.0, found, args.seeds))
+                    claims.append(Claim(f"{what} helps", 0.0, found, args.seeds, where))
         results[name] = facts(success, scores, claims, lines)
     return results

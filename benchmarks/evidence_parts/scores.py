@@ -73,6 +73,7 @@ class Claim:
     goal: float
     found: Interval
     seeds: int
+    where: str = "found"  # of which tasks
 
     @property
     def verdict(self) -> str:
@@ -89,15 +90,16 @@ class Claim:
     def record(self) -> dict[str, Any]:
         """As JSON."""
         found = [None if math.isnan(number) else number for number in self.found]
-        return {"text": self.text, "goal": self.goal, "found": found, "seeds": self.seeds, "verdict": self.verdict}
+        known = {"text": self.text, "where": self.where, "goal": self.goal, "found": found, "seeds": self.seeds}
+        return known | {"verdict": self.verdict}
 
-    def row(self) -> str:
-        """A line of the table of claims."""
-        return f"| {self.text} | {self.goal:+.3f} | {cell(*self.found, sign='+')} | {self.verdict} |"
+    def cell(self) -> str:
+        """The verdict and the figure."""
+        return self.verdict if math.isnan(self.found[0]) else f"{self.verdict}: {cell(*self.found, sign='+')}"
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
-    """Claims as markdown."""
+    """Claims as markdown: a line for each, a column for each kind of tasks."""
     seeds = min((claim.seeds for claim in claims), default=1)
     of = "are of one run; others may differ more"
     if seeds > 1:
@@ -105,8 +107,12 @@ def claims_table(claims: Sequence[Claim]) -> str:
     head = f"Shown: the mean reaches the goal and the interval is off zero. Intervals {of}. Of {len(claims)} claims "
     head += "some may be shown by chance: of those with nothing behind them at most one in forty, or one in ten where "
     head += "seeds differ more than tasks."
-    rows = ["| claim | goal | found | verdict |", "|---|---|---|---|", *(claim.row() for claim in claims)]
-    return "\n".join([head, "", *rows])
+    columns = list(dict.fromkeys(claim.where for claim in claims))
+    lines = ["", f"| claim | goal | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for text, goal in dict.fromkeys((claim.text, claim.goal) for claim in claims):
+        cells = {claim.where: claim.cell() for claim in claims if (claim.text, claim.goal) == (text, goal)}
+        lines.append(f"| {text} | {goal:+.3f} | {' | '.join(cells.get(column, '') for column in columns)} |")
+    return "\n".join([head, *lines])
 
 
 def intervals(scores: Mapping[str, Scores]) -> dict[str, dict[str, Interval]]:

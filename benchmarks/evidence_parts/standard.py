@@ -69,7 +69,7 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
             cells += [f"{number:,.0f}" for number in cost(row, lines_of)]
             lines.append(f"| {row} | {' | '.join(cells)} |")
         pairs = [(row, other) for row in AFTER for other in IMITATIONS if {row, other} <= scores.keys()]
-        claims = [Claim(f"{name}: {row} above {other}", 0.0, interval(scores[row], scores[other]), args.seeds)
+        claims = [Claim(f"{row} above {other}", 0.0, interval(scores[row], scores[other]), args.seeds, name)
                   for row, other in pairs]  # fmt: skip
         results[name] = facts(success, scores, claims, lines) | {"return": rewards}
     return results

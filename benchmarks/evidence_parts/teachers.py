@@ -178,7 +178,7 @@ def evaluate(world: World, trained: dict[str, list[Run]], args: Any) -> dict[str
     return table(plays, args)
 
 
-def claims(name: str, scores: dict[str, Scores], seeds: int) -> list[Claim]:
+def claims(scores: dict[str, Scores], seeds: int) -> list[Claim]:
     """GRPO and PPO against the imitation of the same teacher; and against imitation of as many episodes or of as long,
     where the goal is to be better at all."""
     found = []
@@ -191,8 +191,8 @@ def claims(name: str, scores: dict[str, Scores], seeds: int) -> list[Claim]:
                 if {learner, other} <= scores.keys():
                     first, *others = domains([one for one in scores[other] if one != SAMPLED])
                     for where, columns in (first, (SAMPLED, [SAMPLED]), *others):
-                        text = f"{name}, {where}: {learner} above {other}"
-                        found.append(Claim(text, goal, interval(scores[learner], scores[other], columns), seeds))
+                        more = interval(scores[learner], scores[other], columns)
+                        found.append(Claim(f"{learner} above {other}", goal, more, seeds, where))
     return found
 
 
@@ -203,7 +203,7 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         world, there = PLACES[name], before.get(name, {}).get("success", {})
         trained = train(world, [row for row in ROWS if row in args.rows or row in there], args)
         scores = evaluate(world, trained, args)
-        found = claims(name, scores, args.seeds)
+        found = claims(scores, args.seeds)
         costs = {label: cost(label, trained, args) for label in trained}
         columns = [*next(iter(scores.values()))]
         lines = [f"| {name}: success, greedy if not sampled | {' | '.join(columns)} | episodes | turns | seconds |"]

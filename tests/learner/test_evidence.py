@@ -38,6 +38,23 @@ def test_the_verdict_of_a_claim(goal, found, verdict):
     assert scores.Claim("", goal, found, seeds=1).verdict == f"{verdict}, in one run"
 
 
+def test_claims_are_a_line_each_with_a_column_for_each_kind_of_tasks():
+    def claim(text, goal, where):
+        return scores.Claim(text, goal, (0.2, 0.1, 0.3), 3, where)
+
+    claims = [claim("A above B", 0.1, "here"), claim("A above B", 0.1, "there"), claim("A above C", 0.1, "here")]
+    said = scores.claims_table([*claims, claim("A above B", 0.5, "there")])
+    found = "shown: +0.200 [+0.100, +0.300]"
+    assert said.splitlines()[2:] == [
+        "| claim | goal | here | there |",
+        "|---|---|---|---|",
+        f"| A above B | +0.100 | {found} | {found} |",
+        f"| A above C | +0.100 | {found} |  |",
+        "| A above B | +0.500 |  | refuted: +0.200 [+0.100, +0.300] |",
+    ]
+    assert "Of 4 claims" in said
+
+
 def test_noise_to_signal_of_known_noise():
     rng = np.random.default_rng(0)
     gradients = 1.0 + 2.0 * rng.normal(size=(200, 500))  # |mean|^2 = 500, trace of the covariance = 4 * 500
