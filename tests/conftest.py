@@ -2,7 +2,8 @@
 
 import os
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything reads it: a hub that does not answer is asked for long
+# Before anything reads it: where no hub can be reached, each request would wait for its timeout.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import gc
 import signal
@@ -31,7 +32,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # collections leave out all that was imported: quick ones
+    gc.collect()
+    gc.freeze()  # collections leave out what was imported, and are quick; a cycle made at import is never collected
 
 
 def pytest_report_header() -> list[str]:
@@ -53,8 +55,8 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_garbage_of_others() -> Iterator[None]:
-    """Finalizers of what a module left never run in the middle of another's test, such as one at Python's recursion
-    limit, where they fail and the test with them."""
+    """Finalizers of what a module left don't run in a test of the next one: at Python's recursion limit they fail, and
+    the test with them."""
     yield
     gc.collect()
 

@@ -73,7 +73,7 @@ class Claim:
     goal: float
     found: Interval
     seeds: int
-    where: str = "found"  # of which tasks
+    where: str  # on which tasks, or at which checkpoint
 
     @property
     def verdict(self) -> str:
@@ -99,7 +99,13 @@ class Claim:
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
-    """Claims as markdown: a line for each, a column for each kind of tasks."""
+    """Claims as markdown: a line for each, a column for each place where it was put to the test.
+
+    ValueError where two say the same of the same place.
+    """
+    cells = {(claim.text, claim.goal, claim.where): claim.cell() for claim in claims}
+    if len(cells) < len(claims):
+        raise ValueError("two claims say the same of the same place")
     seeds = min((claim.seeds for claim in claims), default=1)
     of = "are of one run; others may differ more"
     if seeds > 1:
@@ -110,8 +116,8 @@ def claims_table(claims: Sequence[Claim]) -> str:
     columns = list(dict.fromkeys(claim.where for claim in claims))
     lines = ["", f"| claim | goal | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for text, goal in dict.fromkeys((claim.text, claim.goal) for claim in claims):
-        cells = {claim.where: claim.cell() for claim in claims if (claim.text, claim.goal) == (text, goal)}
-        lines.append(f"| {text} | {goal:+.3f} | {' | '.join(cells.get(column, '') for column in columns)} |")
+        found = [cells.get((text, goal, column), "") for column in columns]
+        lines.append(f"| {text} | {goal:+.3f} | {' | '.join(found)} |")
     return "\n".join([head, *lines])
 
 

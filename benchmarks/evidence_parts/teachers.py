@@ -179,11 +179,11 @@ def evaluate(world: World, trained: dict[str, list[Run]], args: Any) -> dict[str
 
 
 def claims(scores: dict[str, Scores], seeds: int) -> list[Claim]:
-    """GRPO and PPO against the imitation of the same teacher; and against imitation of as many episodes or of as long,
+    """Every learner against the imitation of the same teacher; and against imitation of as many episodes or of as long,
     where the goal is to be better at all."""
     found = []
     for label in dict.fromkeys(label for _, label in AFTER.values()):
-        learners = ["GRPO", "PPO", *(row for row, (_, start) in AFTER.items() if start == label)]
+        learners = [*LEARNERS, *(row for row, (_, start) in AFTER.items() if start == label)]
         many = f"SFT, {EPISODES:,} of fallible_50"
         equal = dict.fromkeys((many, f"{many}, successes", SAME_TIME, OWN[-1]) if label == SAME else (), 0.0)
         for other, goal in ({label: GOAL, f"{label}, successes": GOAL} | equal).items():

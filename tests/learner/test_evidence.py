@@ -34,8 +34,8 @@ RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatc
     ],
 )  # fmt: skip
 def test_the_verdict_of_a_claim(goal, found, verdict):
-    assert scores.Claim("", goal, found, seeds=3).verdict == verdict
-    assert scores.Claim("", goal, found, seeds=1).verdict == f"{verdict}, in one run"
+    assert scores.Claim("", goal, found, 3, "").verdict == verdict
+    assert scores.Claim("", goal, found, 1, "").verdict == f"{verdict}, in one run"
 
 
 def test_claims_are_a_line_each_with_a_column_for_each_kind_of_tasks():
@@ -53,6 +53,8 @@ def test_claims_are_a_line_each_with_a_column_for_each_kind_of_tasks():
         "| A above B | +0.500 |  | refuted: +0.200 [+0.100, +0.300] |",
     ]
     assert "Of 4 claims" in said
+    with pytest.raises(ValueError, match="two claims"):
+        scores.claims_table([*claims, claims[0]])
 
 
 def test_noise_to_signal_of_known_noise():
@@ -67,7 +69,7 @@ def test_noise_to_signal_of_known_noise():
     value, low, high = found["dense"][1]
     assert value == pytest.approx(0.75, abs=0.05) and low < value < high and found["outcome"][1] == (0, 0, 0)
     assert found["silent"][0][1] < 0 and np.isnan(found["silent"][1]).all()
-    assert scores.Claim("", 0.45, found["silent"][1], seeds=1).verdict == "no signal"
+    assert scores.Claim("", 0.45, found["silent"][1], 1, "").verdict == "no signal"
     assert all(np.isnan(less).all() for _, less in noise.bootstrap(grams, "silent", 50).values())
 
 
