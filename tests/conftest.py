@@ -3,7 +3,7 @@
 import os
 
 # Before anything reads it: where no hub can be reached, each request would wait for its timeout.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import gc
 import signal

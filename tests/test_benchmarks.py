@@ -171,7 +171,7 @@ def places(tmp_path_factory) -> dict[str, Path]:
 def start(clone: Path, *words: str, timeout: float = 240) -> subprocess.CompletedProcess:
     """Start a benchmark as the docs say, where the two packages of this repository are installed, and no more is."""
     packages = os.pathsep.join([str(ROOT / "envs"), str(ROOT / "tools")])
-    environment = os.environ | {"PYTHONPATH": packages, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
     environment["OMP_WAIT_POLICY"] = "passive"  # several run side by side
     environment.pop("AGENT_R1_DATA", None)
     return subprocess.run(
@@ -316,7 +316,6 @@ def test_bridges_reads_the_run_that_it_started(bridges, tmp_path, monkeypatch):
     report = {"finished": True, "seconds": 1.0, "args": {}, "metrics": figures}
     (newer / "evaluation.json").write_text(json.dumps(report))
     os.utime(newer, (2**32, 2**32))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     results, _ = bridges("model", "--model", str(TINY), "--ids", "MultihopWorld", "--threads", "1")
     assert results["MultihopWorld"]["found"]["turns"] >= 1
     assert results["MultihopWorld"]["command"].endswith("--model MultihopWorld-v0 --ids MultihopWorld --threads 1")

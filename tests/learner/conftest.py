@@ -267,4 +267,4 @@ def learn(monkeypatch, tmp_path):
 @pytest.fixture
 def environment_of_scripts():
     """Environment variables for a learner that runs as a process of its own."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "OMP_NUM_THREADS": "1"}

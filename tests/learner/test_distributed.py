@@ -150,7 +150,7 @@ def torchrun(tmp_path, monkeypatch):
     """torchrun(*arguments): start two processes in an empty folder; returns the Popen object of their parent."""
     monkeypatch.chdir(tmp_path)
     folders = [LEARNER, LEARNER.parent / "envs", LEARNER.parent / "tools", os.environ.get("PYTHONPATH", "")]
-    settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, folders))}
     started = []
 
     def start(*arguments):
