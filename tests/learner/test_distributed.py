@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors import torch as safetensors
 
-from llm_utils import distributed
+from llm_utils import distributed, forward
 from llm_utils.loading import load_policy
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.run import Run
@@ -120,6 +120,22 @@ def step_of_a_critic_with_two_dtypes(folder):
     return before - distributed.full(critic.head.bias).item(), three / one
 
 
+def head_in_parts(folder, vocab_size):
+    """Relative differences of split weights' gradients from those of whole ones, the head at once and in parts."""
+    rows = made_up_rows([20, 25], vocab_size)
+
+    def each(**kwargs):
+        model = load_policy(folder, torch.device("cpu"), dtype=torch.float32, float32_head=True, **kwargs)
+        for size in (2**29, 4 * vocab_size * 7):
+            forward.LOGITS_BYTES = size
+            for _ in range(2):  # gradients of microbatches add up
+                forward.policy_forward(model, rows, vocab_size, 1.0)[0].sum().backward()
+            yield gradients([model])[0]
+
+    whole, _ = each(whole=True)
+    return [float((split - whole).norm() / whole.norm()) for split in each()]
+
+
 def worker(task, out, *arguments):
     """What a process that torchrun started does; rank 0 writes the answer."""
     torch.set_num_threads(1)
@@ -127,6 +143,7 @@ def worker(task, out, *arguments):
     if task == "gradients":
         answer["differences"], answer["rows"] = compare_gradients(arguments[0], int(arguments[1]))
         answer["critic"] = step_of_a_critic_with_two_dtypes(arguments[0])
+        answer["head in parts"] = head_in_parts(arguments[0], int(arguments[1]))
     elif task == "train":  # runs, one after the other; processes can join only once
         distributed.setup(cuda=False)
         distributed.setup, distributed.leave = lambda cuda: None, lambda: None
@@ -223,6 +240,7 @@ def test_gradients_do_not_depend_on_microbatches_and_processes(torchrun, policy_
         assert difference < (1e-4 if name.endswith("logs") else 1e-6), name
     assert answer["rows"] == 4 * [4, 1, 1]  # rank 0's; the long row weighs as much as seven short ones
     assert answer["critic"] == pytest.approx([0.1, 3], rel=1e-3)  # the first step of Adam is the learning rate
+    assert len(answer["head in parts"]) == 2 and max(answer["head in parts"]) < 1e-5
 
 
 def test_two_processes_train_as_one_and_resume_what_one_began(torchrun, monkeypatch, tmp_path):

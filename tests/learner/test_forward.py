@@ -1,10 +1,5 @@
 """Rows through a model: a prompt that rows share is computed once, and nothing else changes."""
 
-import ast
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -195,40 +190,3 @@ def test_a_head_in_parts_goes_with_adapters_and_gradient_checkpointing(
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
-
-
-WORKER = """
-import sys, numpy, torch
-from types import SimpleNamespace
-from llm_utils import distributed, forward, loading
-folder, vocab_size, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-torch.set_num_threads(1)
-cpu, rng = torch.device("cpu"), numpy.random.default_rng(0)
-rows = [SimpleNamespace(tokens=rng.integers(vocab_size, size=n), prompt_length=4, task_index=n,
-                        train_mask=numpy.arange(n) >= 4) for n in (20, 25)]
-def gradients(**kwargs):
-    model = loading.load_policy(folder, cpu, dtype=torch.float32, float32_head=True, **kwargs)
-    for size in (2**29, 4 * vocab_size * 7):
-        forward.LOGITS_BYTES = size
-        for _ in range(2):  # gradients of microbatches add up
-            forward.policy_forward(model, rows, vocab_size, 1.0)[0].sum().backward()
-        yield torch.cat([distributed.full(p.grad).flatten() for p in model.parameters()])
-        model.zero_grad()
-whole, _ = gradients(whole=True)
-distributed.setup(cuda=False)
-differences = [float((x - whole).norm() / whole.norm()) for x in gradients()]
-if distributed.rank() == 0:
-    open(out, "w").write(repr(differences))
-distributed.leave()
-"""
-
-
-def test_a_head_in_parts_goes_with_split_weights(policy_folder, vocab_size, tmp_path):
-    """Two processes, each with half of every weight."""
-    script, out = tmp_path / "worker.py", tmp_path / "out"
-    script.write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([*command, str(policy_folder), str(vocab_size), str(out)], check=True, env=environment, timeout=120)
-    differences = ast.literal_eval(out.read_text())
-    assert len(differences) == 2 and max(differences) < 1e-5

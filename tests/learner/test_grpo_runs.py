@@ -146,8 +146,8 @@ def test_in_bf16_no_ratio_is_clipped_before_an_update(learn):
     """Sampling and training round differently in bf16: against the sampler's log-probabilities GSPO's narrow range
     would clip most episodes at once. The default compares with the trainer's, and the gap is logged."""
     bfloat16_or_skip()
-    flags = ["--total-episodes", 16, "--num-minibatches", 1, "--dtype", "bfloat16", "--ratio", "sequence"]
-    flags += ["--loss-aggregation", "sequence", "--clip-coef", 3e-4, "--clip-coef-high", 4e-4]
+    flags = ["--total-episodes", 8, "--episodes-per-iteration", 8, "--num-minibatches", 1, "--dtype", "bfloat16"]
+    flags += ["--ratio", "sequence", "--loss-aggregation", "sequence", "--clip-coef", 3e-4, "--clip-coef-high", 4e-4]
     default, sampler = (
         scalars(learn("grpo_llm", *GROUPS, *flags, *more, "--exp-name", name))
         for name, more in (("default", []), ("sampler", ["--old-logprobs", "sampler"]))
