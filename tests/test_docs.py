@@ -311,7 +311,7 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "bridges": "bridges_costs bridges_model bridges_tricks",
     "environments/arithmetic_world": "arithmetic_seeds arithmetic_splits",
     "environments/gsm8k": "math_answers",
-    "evidence": "evidence_exploration evidence_horizons evidence_teachers",
+    "evidence": "evidence_exploration evidence_horizons evidence_paper evidence_teachers",
     "estimators": "estimators faults",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
