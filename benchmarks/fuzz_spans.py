@@ -335,7 +335,9 @@ def check_step(env: agent_r1.ToolEnv, before: Tokens, span: Tokens, outcome: tup
     assert truncated == (info.get("truncation_reason") in ("turns", "context"))
     if taken < span.size:
         assert truncated and info["truncation_reason"] == "context" and after.size == before.size + taken
-    if not over:
+    if over:
+        assert json.loads(json.dumps(env.messages)) == env.messages, "the conversation does not survive JSON"
+    else:
         assert info["max_new_tokens"] == min(env.max_action_tokens, env.max_context_tokens - after.size) >= 1
 
 

@@ -47,7 +47,7 @@ def chat_messages(messages: Sequence[Message]) -> list[Message]:
             if calls:
                 shown[-1]["content"] = shown[-1]["content"] or None
         elif calls:
-            for message, call in zip(group, calls, strict=True):
+            for message, call in zip(group, calls, strict=False):  # what an end cut off has no results
                 shown.append(message | {"name": call["function"]["name"], "tool_call_id": call["id"]})
         else:
             shown.append({"role": "user", "content": "\n".join(message["content"] for message in group)})

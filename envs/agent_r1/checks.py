@@ -259,7 +259,8 @@ def broken_spans(subject: Subject) -> None:
         while not over:
             call = probes.random_call(env, rng) if env.tools else "x"
             cut = int(rng.integers(len(call) + 1))
-            texts = (call[:cut], call[cut:], call * 9, call[:cut] + "\ud800\0" + call[cut:], "[" * 5_000, "{" * 900)
+            torn = (call[:cut], call[cut:], call[:cut] + "\ud800\0" + call[cut:])
+            texts = (*torn, call * 2, call * 9, "[" * 5_000, "{" * 900)
             span = probes.span(env, pick(rng, texts))
             if rng.random() < 0.2:
                 span = rng.integers(env.action_space.vocab_size, size=int(rng.integers(1, 60)), dtype=np.int32)
@@ -267,7 +268,7 @@ def broken_spans(subject: Subject) -> None:
             kept = min(len(span), len(state) - len(before))
             if not np.array_equal(state[: len(before) + kept], np.concatenate([before, span[:kept]])):
                 raise Failed(f"task {index}: the state isn't what it was and what was written")
-            json.dumps(info, allow_nan=False)
+            json.dumps([info, env.messages], allow_nan=False)
             over = terminated or truncated
     env.close()
 

@@ -99,17 +99,18 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
             forms = "a text, a UserTurn, an End or None"
             raise TypeError(f"user_turn of {type(env).__name__} must give {forms}, got {heard!r:.200}")
 
-    # The end comes before the text: a terminated episode gets no results appended, a truncated one does.
+    # The end comes before the text: a terminated episode gets no results appended, a truncated one those that it has.
     cut_short = end.truncation_reason if end is not None else None
     terminated = answered or (end is not None and cut_short is None)
     reason = cut_short or ("context" if turn.overflow else None)
-    if not terminated and not turn.overflow:
+    says = bool(responses) or reply is not None
+    if not terminated and not turn.overflow and says:
         if not _append_responses(env, turn, responses, reply, reserve):
             reason = reason or "context"
         if cut_short is None and episode.turn >= episode.max_turns:
             reason = "turns"
             terminated = episode.max_turns == 1  # a one-turn task ends by itself: nothing was cut short
-    elif terminated and not turn.closed:
+    elif not turn.closed and (terminated or not turn.overflow):
         episode.append_within(env.max_context_tokens, env.dialect.close())
     truncated = reason is not None and not terminated
     if terminated or truncated:

@@ -124,6 +124,38 @@ def test_calls_after_the_end_are_not_counted(say):
     assert info["is_success"] and [call["ok"] for call in info["tool_calls"]] == [True] * 3
 
 
+class Clocked(Nim):
+    """Two moves, then the time is up."""
+
+    def judge_result(self, call, result):
+        self.memory["moves"] = self.memory.get("moves", 0) + 1
+        return End(0.0, truncation_reason="time") if self.memory["moves"] == 2 else {}
+
+
+def test_calls_after_the_time_is_up_have_no_answer_in_the_conversation(say):
+    env = begin(Clocked)
+    info = say(env, take(env, 1, 1, 1, 1))[4]
+    assert info["truncation_reason"] == "time" and len(info["tool_calls"]) == 2
+    calls = [message for message in env.messages if message.get("tool_calls")][-1]["tool_calls"]
+    answers = [message["tool_call_id"] for message in env.messages if message["role"] == "tool"]
+    assert len(calls) == 4 and answers == [call["id"] for call in calls[:2]]
+
+
+@pytest.mark.parametrize("dialect", ["hermes", "react", "llama3_json"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_end_that_says_nothing_adds_no_message(say, dialect, closed):
+    class Busy(Shop):
+        def user_turn(self, text):
+            return End(0.0, truncation_reason="time")
+
+    env = begin(Busy, dialect=dialect)
+    before = list(env.episode.buffer[: env.episode.length])
+    state, _, _, truncated, _ = say(env, "I am looking", closed=closed)
+    said = env.tokenizer.decode(state[len(before) :].tolist())
+    assert truncated and said == "I am looking" + env.dialect.end_of_turn
+    assert env.messages[-1] == {"role": "assistant", "content": "I am looking"}
+
+
 @pytest.mark.parametrize(
     ("judged", "message"),
     [
