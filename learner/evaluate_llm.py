@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +23,7 @@ import tyro
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.ids import creator
-from agent_r1.naive_rag import BASELINES
+from agent_r1.naive_rag import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import arguments, distributed, run_files, threads
 from llm_utils.compare import bootstrap
@@ -169,12 +167,11 @@ if __name__ == "__main__":
     source = source_of(args)
     tokenizer = tokenizer_source(args.tokenizer or ("byte" if args.api is not None else None), source, args.env_id)
     spec, kwargs = environment_spec(args.env_id), {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
-    if args.mode in BASELINES:
-        make: Any = partial(ToolVectorEnv, BASELINES[args.mode](creator(spec.id)), **spec.kwargs)
-    else:
-        make = partial(gym.make_vec, spec)
     with plain_errors(args.env_id):
-        envs = make(num_envs=args.num_envs, **kwargs)
+        if args.mode in BASELINES:
+            envs: Any = ToolVectorEnv(baseline(spec.id, args.mode), args.num_envs, **kwargs)
+        else:
+            envs = gym.make_vec(spec, num_envs=args.num_envs, **kwargs)
     vocab_size, longest = envs.single_action_space.vocab_size, envs.single_observation_space.max_len
     policy = None
     if args.engine == "transformers" and args.api is None:

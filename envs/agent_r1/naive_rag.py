@@ -9,9 +9,15 @@ The prompt is a system message, the class's `instructions`, and a user message: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import gymnasium as gym
+
+from agent_r1.arguments import ArgumentError
+from agent_r1.ids import creator
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import ToolFault, run_tool
 
@@ -83,3 +89,15 @@ def naive_rag(env_class: type[ToolEnv]) -> type[ToolEnv]:
 
 BASELINES = {"naive_rag": naive_rag, "closed_book": closed_book}
 """How evaluate_llm.py and sft_llm.py name them."""
+
+
+def baseline(env_id: str, mode: str) -> Callable[..., ToolEnv]:
+    """What makes a baseline (a key of `BASELINES`) of a registered environment, with its registration's arguments.
+
+    Raises ArgumentError where the id stands for a function: a baseline is a subclass.
+    """
+    maker = creator(env_id)
+    if not isinstance(maker, type):
+        name = getattr(maker, "__name__", str(maker))
+        raise ArgumentError(f"{mode} needs a class to derive from: register {env_id} with its class, not with {name}")
+    return partial(BASELINES[mode](maker), **gym.spec(env_id).kwargs)

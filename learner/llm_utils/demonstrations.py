@@ -17,7 +17,8 @@ import numpy as np
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.naive_rag import BASELINES
+from agent_r1.ids import find_environment
+from agent_r1.naive_rag import baseline
 from llm_utils.streams import episode_seed
 
 Array = np.ndarray
@@ -58,10 +59,10 @@ class Demonstrations:
 
     def make_env(self) -> Any:
         """The environment, unwrapped."""
-        env: Any = gym.make(self.env_id, tokenizer=self.tokenizer, split=self.split, **self.env_kwargs).unwrapped
+        kwargs = {"tokenizer": self.tokenizer, "split": self.split, **self.env_kwargs}
         if self.mode == "agent":
-            return env
-        return BASELINES[self.mode](type(env))(tokenizer=self.tokenizer, split=self.split, **self.env_kwargs)
+            return gym.make(self.env_id, **kwargs).unwrapped
+        return baseline(find_environment(self.env_id).id, self.mode)(**kwargs)
 
     @property
     def only_experts(self) -> bool:

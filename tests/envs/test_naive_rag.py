@@ -2,9 +2,10 @@
 
 import gymnasium as gym
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
-from agent_r1 import ToolEnv, ToolFault, ToolResult
-from agent_r1.naive_rag import INSTRUCTIONS, closed_book, naive_rag, question_with_passages
+from agent_r1 import ArgumentError, ToolEnv, ToolFault, ToolResult
+from agent_r1.naive_rag import INSTRUCTIONS, baseline, closed_book, naive_rag, question_with_passages
 from agent_r1.vector import ToolVectorEnv
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
@@ -66,3 +67,22 @@ def test_what_naive_rag_demonstrates_is_what_the_passages_give(plain):
     env = naive_rag(type(plain))(split="test")
     env.reset(options={"task_index": 4})
     assert env.demonstration() == env.rag_demonstration()
+
+
+def test_a_baseline_of_an_id_has_the_arguments_of_its_registration(plain, monkeypatch):
+    spec = EnvSpec("Mine/Hops-v0", type(plain), kwargs={"split": "test", "world_seed": 5})
+    monkeypatch.setitem(gym.registry, "Mine/Hops-v0", spec)
+    there = gym.make("Mine/Hops-v0").unwrapped
+    assert there.world_seed == 5
+    for mode in ("naive_rag", "closed_book"):
+        env = baseline("Mine/Hops-v0", mode)()
+        for one in (env, there):
+            one.reset(options={"task_index": 3})
+        assert env.max_turns == 1 and env.task.question.endswith(there.task.question)
+        assert baseline("Mine/Hops-v0", mode)(world_seed=0).world_seed == 0
+
+
+def test_a_baseline_of_a_function_is_refused(plain, monkeypatch):
+    monkeypatch.setitem(gym.registry, "Mine/Made-v0", EnvSpec("Mine/Made-v0", lambda **kwargs: type(plain)(**kwargs)))
+    with pytest.raises(ArgumentError, match="closed_book needs a class to derive from: register Mine/Made-v0 with its"):
+        baseline("Mine/Made-v0", "closed_book")

@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import processes
 import pytest
 import sft_bf16
 import sft_llm
 import torch
+from gymnasium.envs.registration import EnvSpec
 from safetensors import torch as safetensors
 from torch.utils.tensorboard import SummaryWriter
 from transformers import GraniteConfig, GraniteForCausalLM
@@ -114,6 +116,13 @@ def test_question_answer_pairs_are_demonstrated_without_tools(gsm8k):
     env = gsm8k.make_env()
     assert env.tokenizer.decode(row.tokens[row.action_mask].tolist()) == f"<answer>10</answer>{env.dialect.end_of_turn}"
     assert "calculator" not in env.tokenizer.decode(row.tokens.tolist())
+
+
+def test_demonstrations_of_a_baseline_are_of_the_registered_world(monkeypatch):
+    made = gym.spec("AgentR1/MultihopWorld-v0").entry_point
+    monkeypatch.setitem(gym.registry, "Mine/Hops-v0", EnvSpec("Mine/Hops-v0", made, kwargs={"world_seed": 5}))
+    for mode in ("agent", "naive_rag"):
+        assert Demonstrations("Mine/Hops-v0", "train", {}, None, 0, mode).make_env().world_seed == 5
 
 
 def test_a_small_split_is_named(learn, gsm8k, policy_folder, capfd):
