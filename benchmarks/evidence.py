@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--workers", type=from_1, default=2, help="runs at the same time")
     parser.add_argument("--episodes", type=from_1, default=500, help="tasks of each evaluation")
     parser.add_argument("--model", default="", help="the folder of SmolLM2-135M-Instruct (bfcl)")
-    parser.add_argument("--flags", default="", help="further flags of the learners, in quotation marks")
+    parser.add_argument("--flags", default="", help="further flags of reinforcement learning, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
     own = [*FLAGS[args.part], "places", "seeds", "workers", "flags"]

@@ -20,20 +20,21 @@ ROWS = [SFT, GRPO]
 HELD_OUT = 66
 SUCCESS, DONE = "success", "requests done"
 LORA = ["--lora-rank", 8, "--learning-rate", 1e-3]
+SUPERVISED = ["--num-demonstrations", 129, "--batch-size", 8, "--num-steps", 64, "--warmup-steps", 5]
 
 
 def train(row: str, seed: int, model: str, more: str) -> Run:
     """A row's training."""
     if row == SFT:
-        flags = ["--model", model, "--expert-share", 1, "--num-demonstrations", 129, "--eval-demonstrations", 0]
-        flags += ["--num-workers", 0, "--batch-size", 8, "--num-steps", 64, "--warmup-steps", 5, "--eval-every", 0]
+        flags = ["--model", model, "--expert-share", 1, "--eval-demonstrations", 0, "--num-workers", 0]
+        flags += ["--eval-every", 0, *SUPERVISED, *LORA]
         script = "sft_llm.py"
     else:
         flags = ["--model", train(SFT, seed, model, more), "--total-episodes", 512, "--episodes-per-iteration", 64]
         flags += ["--num-envs", 16, "--num-minibatches", 1, "--old-logprobs", "sampler", "--no-preflight"]
-        flags += ["--eval-episodes", 0, "--save-model", "--checkpoint-every", 1]
+        flags += ["--eval-episodes", 0, "--save-model", "--checkpoint-every", 1, *LORA, *shlex.split(more)]
         script = "grpo_llm.py"
-    return Run(f"bfcl, {row}", script, seed, (*ENV, *flags, *LORA, *shlex.split(more)))
+    return Run(f"bfcl, {row}", script, seed, (*ENV, *flags))
 
 
 def play(row: str, seed: int, model: Run | str) -> Run:

@@ -119,7 +119,8 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         pairs = [(row, first[after]) for row, (_, _, after) in place.rows.items() if row != first[after]]
         pairs.append((first[True], first[False]))
         pairs += [(row, SHOWN) for row, (_, _, after) in place.rows.items() if after]
-        claims = [Claim(f"{row} above {other}", 0.0, interval(scores[row], scores[other], [GREEDY]), args.seeds, name)
+        where = f"{name}, {GREEDY}"
+        claims = [Claim(f"{row} above {other}", 0.0, interval(scores[row], scores[other], [GREEDY]), args.seeds, where)
                   for row, other in pairs]  # fmt: skip
         results[name] = facts(success, scores, claims, lines) | {
             "whole": whole,

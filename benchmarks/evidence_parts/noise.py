@@ -11,6 +11,7 @@ import numpy as np
 from evidence_parts.scores import Interval
 
 FEWEST = 10  # batches: with fewer the bootstrap draws samples without a pair of different batches, whose ratio is nan
+UNKNOWN = ("model", "lora_rank", "engine", "kl_coef", "loss_mask", "advantage_mask", "dynamic_sampling", "reject_ratio")
 
 
 def outcome_only(row: Any) -> None:
@@ -22,14 +23,15 @@ def outcome_only(row: Any) -> None:
 
 
 def grpo_args(env_id: str, flags: Sequence[str]) -> Any:
-    """GRPO's arguments with these flags. SystemExit for those that name another policy or engine."""
+    """GRPO's arguments with these flags. SystemExit for those of which `gradients` would know nothing."""
     import grpo_llm
     import tyro
 
     args = tyro.cli(grpo_llm.Args, args=["--env-id", env_id, *flags])
-    for name in ("model", "lora_rank", "engine"):
+    for name in UNKNOWN:
         if getattr(args, name) != getattr(grpo_llm.Args, name):
-            raise SystemExit(f"--{name.replace('_', '-')}: noise is measured of whole policies, with transformers")
+            raise SystemExit(f"--{name.replace('_', '-')}: noise is measured of whole policies without a reference, "
+                             "with transformers, of all episodes and the policy's tokens alone")  # fmt: skip
     return args
 
 

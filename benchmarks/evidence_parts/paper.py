@@ -47,12 +47,11 @@ PLACES = {
 
 def train(place: Place, row: str, seed: int, more: str) -> Run:
     """A row's training, from the shipped policy, with this repository's defaults."""
-    label = f"paper, {row}"
     if row in IMITATIONS:
         count, steps = IMITATIONS[row]
-        return imitate(place, label, seed, steps, "--expert-share", 1, "--num-demonstrations", count)
+        return imitate(place, row, seed, steps, "--expert-share", 1, "--num-demonstrations", count)
     learner = row.partition(",")[0].removesuffix("-baseline")
-    return reinforce(place, label, learner, seed, "tiny", f"{LEARNERS[row]} {more}", place.episodes)
+    return reinforce(place, row, learner, seed, "tiny", f"{LEARNERS[row]} {more}", place.episodes)
 
 
 def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         trained = {row: [train(place, row, seed, args.flags) for seed in seeds] for row in rows if row not in BASELINES}
         make([run for group in trained.values() for run in group], args)
         models: dict[str, list[Run | str]] = {row: [*trained.get(row, ["tiny"])] for row in rows}
-        plays = {(row, column): [play(place, f"paper, {row}", seed, split, kwargs, model, args.episodes,
+        plays = {(row, column): [play(place, row, seed, split, kwargs, model, args.episodes,
                                       mode=BASELINES.get(row, "agent"))
                                  for seed, model in enumerate(group, 1)]
                  for row, group in models.items() for column, (split, kwargs) in place.columns.items()}  # fmt: skip

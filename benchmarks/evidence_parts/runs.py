@@ -1,6 +1,7 @@
 """Runs of the scripts in learner/, and what is kept of them: results/evidence_runs.jsonl, a line a run.
 
-A run that has its line is not made again, here or on another machine; after a change that matters delete the line.
+A run that has its line is not made again, here or on another machine, whatever the commit in it says: what a learner
+or an environment does by default is not in its key. After a change that matters delete the lines.
 What a run begins with is made again where its files are gone.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -115,9 +118,20 @@ def recorded() -> dict[str, dict[str, Any]]:
     return {line["key"]: line for line in map(json.loads, RECORD.read_text().splitlines())}
 
 
+@cache
+def commit() -> str:
+    """Of what runs here, with a + where a source differs from it; empty outside of a clone, or without git."""
+    if shutil.which("git") is None:
+        return ""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "status", "--porcelain", "--", "learner", "envs", "tools"], capture_output=True)
+    return head.stdout.strip() + "+" * bool(changed.stdout)
+
+
 def record(key: str, label: str, facts: Mapping[str, Any], force: bool) -> None:
     """Write a line."""
-    line = {"key": key, "label": label, "on": where(describe_machine()), "forced": force, **facts}
+    line = {"key": key, "label": label, "commit": commit(), "on": where(describe_machine()), "forced": force, **facts}
     RECORD.parent.mkdir(exist_ok=True)
     with RECORD.open("a") as file:
         file.write(json.dumps(line) + "\n")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import numpy as np
 
 from evidence_parts.runs import Run, make, table
 from evidence_parts.scores import Claim, cell, environment, facts, interval, intervals
-from evidence_parts.teachers import World, imitate, play
+from evidence_parts.teachers import World, imitate, play, reinforce
 
 BABY = "AgentR1/BabyAI-v0"
 SHORT = {"max_turns": 32, "max_action_tokens": 48}  # of 400 tasks the bot takes at most 26 turns, a call each
@@ -39,9 +38,7 @@ def train(place: World, row: str, seed: int, more: str) -> Run:
                        model=START)  # fmt: skip
     start = AFTER[row]
     model = train(place, start, seed, more) if start else START
-    words = [*environment(place.env_id, place.kwargs), "--model", model, "--total-episodes", EPISODES]
-    words += ["--eval-episodes", 0, "--save-model", "--learning-rate", 3e-4, *shlex.split(more)]
-    return Run(label, "grpo_llm.py", seed, tuple(words))
+    return reinforce(place, label, "GRPO", seed, model, more, EPISODES)
 
 
 def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:

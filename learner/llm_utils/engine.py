@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 Array = np.ndarray
+VLLM_SHARE = 0.4  # of a GPU's memory, of --engine vllm; while the trainer works vLLM sleeps
 
 
 class EngineDied(RuntimeError):

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from llm_utils import distributed
 from llm_utils.checkpoint import MOST_BYTES, copied_bytes
+from llm_utils.engine import VLLM_SHARE
 from llm_utils.forward import LOGITS_BYTES, policy_forward
 from llm_utils.loading import choose_dtype, read_config, with_adapters
 from llm_utils.slots import Store, bytes_per_token
@@ -28,7 +29,6 @@ USABLE = {"cuda": 0.92, "cpu": 0.95}  # the rest is for kernels' workspaces, and
 TYPICAL_ROW = 4096  # tokens; few of the rows that grow side by side use all of a longer context
 ROOM_TO_GROW = 1.27  # of the cache: a store has an eighth more rows and columns than it needs
 ROOM_OF_SMALL = 1.69  # a small one has a half more columns
-VLLM_SHARE = 0.4  # of a GPU, of --engine vllm; while the trainer works vLLM sleeps
 CGROUP = Path("/sys/fs/cgroup")
 CONTEXT = "--env-kwargs '{\"max_context_tokens\": ...}'"
 # On a CPU, freed blocks that lie between others stay with the process: shares of the activations, and three layers.

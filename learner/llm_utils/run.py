@@ -285,6 +285,8 @@ class Run:
         if self.log is not None and self.engine is not None:
             self.engine.close()
             self.envs.close()
+            if self.eval_envs is not None:
+                self.eval_envs.close()
             self.log.close()
         distributed.leave()
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from llm_utils.engine import EngineDied, Span
+from llm_utils.engine import VLLM_SHARE, EngineDied, Span
 
 Array = np.ndarray
 Likeliest = tuple[Any, Any]  # of n tokens: the k most likely ones [n, k] and their log-probabilities [n, k], or more
@@ -261,7 +261,7 @@ class VLLMEngine(TokenEngine):
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_model_len: int | None = None,
-        memory: float = 0.4,
+        memory: float = VLLM_SHARE,
         entropies: bool = False,
         top_logprobs: int = 0,
     ) -> None:

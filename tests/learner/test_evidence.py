@@ -157,6 +157,13 @@ def write_evaluation(folder, rows):
     return folder
 
 
+def commits():
+    """Of this clone, the newest first; where there is none, a line has none."""
+    log = ["git", "-C", str(runs.ROOT), "log", "-9", "--abbrev=10", "--format=%h"]
+    said = subprocess.run(log, capture_output=True, text=True)
+    return said.stdout.split() or [""]
+
+
 def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
     clean = runs.keep(write_evaluation(tmp_path / "a", [(1, True, None), (0, False, None), (2, True, None)]))
     broken = runs.keep(write_evaluation(tmp_path / "b", [(1, True, None), (0, False, "tool"), (2, True, None)]))
@@ -171,6 +178,7 @@ def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
         (folder / "model.safetensors").write_text(folder.name)
     for run, facts in zip(here, (clean, broken, clean), strict=True):
         runs.record(run.key, f"{run.label}, seed 1", facts, force=True)
+    assert all(line["commit"].rstrip("+") in commits() for line in runs.recorded().values())
     args = Namespace(used=set(), workers=1)
     plays = {("one", "test"): [here[0], here[2]], ("two", "test"): [here[2]], ("two", "deeper"): [here[1]]}
     table = runs.table(plays, args)
@@ -406,7 +414,7 @@ def test_bfcl_in_small(small, monkeypatch):
     pytest.importorskip("bfcl_eval")
     monkeypatch.setattr(bfcl, "HELD_OUT", 2)
     small.model, small.rows = tiny_policy("AgentR1/MultihopWorld-v0"), [bfcl.SFT]
-    small.flags = "--num-steps 2 --num-demonstrations 4 --batch-size 2"
+    monkeypatch.setattr(bfcl, "SUPERVISED", ["--num-steps", 2, "--num-demonstrations", 4, "--batch-size", 2])
     found = bfcl.measure(small, {})["BFCL multi-turn"]
     assert list(found["success"]) == [bfcl.MODEL, bfcl.SFT] and len(found["claims"]) == 2
     assert "requests done" in found["table"] and "in one run" in found["table"]
@@ -436,5 +444,9 @@ def test_flags_of_the_noise_reach_the_sampler_too(monkeypatch):
     with pytest.raises(RuntimeError, match="enough"):
         noise.gradients(model, "AgentR1/MultihopWorld-v0", {}, {"dense": {}}, 2, 2, 1, flags)
     assert engines[0][3:] == (0.5, 0.9)
-    with pytest.raises(SystemExit, match="--lora-rank"):
-        noise.gradients(model, "AgentR1/MultihopWorld-v0", {}, {"dense": {}}, 2, 2, 1, ("--lora-rank", "2"))
+
+
+@pytest.mark.parametrize("flags", [("--lora-rank", "2"), ("--kl-coef", ".1"), ("--no-loss-mask",)])
+def test_flags_of_which_the_noise_knows_nothing_are_refused(flags):
+    with pytest.raises(SystemExit, match=f"{flags[0].replace('no-', '')}: noise is measured of whole policies"):
+        noise.grpo_args("AgentR1/MultihopWorld-v0", flags)
