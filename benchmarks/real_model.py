@@ -39,8 +39,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from evidence_parts.scores import cell, interval
 from machine import RESULTS, above_0, describe_machine, from_1, record_results
+from scores import cell, interval
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))

@@ -50,7 +50,6 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "math_answers": ("--data {data} --problems 2", ("math_verify", "tqdm")),
     "multihop_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8 --critic-warmup 0" --force', LEARNING),
     "oracle": ("--data-dir {data}", ("bm25s",)),
-    "paper_table": (f'--seeds 1 --rows GRPO --episodes 16 --flags "{RUN} --total-episodes 32" --force', LEARNING),
     "preflight": ("--cases GRPO --layers 1", LEARNING),
     "preflight --sizes": ("0.5B", LEARNING),
     "real_data": (f"--model {TINY} --data {{data}} --sets HotpotQA GSM8K --episodes 2 --threads 1",
@@ -102,7 +101,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
 SLOW = {
     "check_dialects", "estimators", "faults", "preflight --sizes", "sft_bf16", "tool_latency", "two_candidates",
     "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
-    "evidence --part teachers", "kill_resume", "multihop_seeds", "paper_table", "preflight",
+    "evidence --part teachers", "kill_resume", "multihop_seeds", "preflight",
     "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
 }  # fmt: skip
 SLOWLY = [pytest.mark.slow, pytest.mark.timeout(900)]

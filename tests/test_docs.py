@@ -315,7 +315,6 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "estimators": "estimators faults",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
-    "paper_table": "paper_table",
     "real_model": "real_model_wiki",
     "scaling": "two_processes_grpo",
     "stable_baselines3": "sb3_choices",

@@ -6,9 +6,9 @@ import shlex
 from typing import Any
 
 import numpy as np
+from scores import Claim, cell, environment, facts, interval, intervals
 
 from evidence_parts.runs import Run, make, table
-from evidence_parts.scores import Claim, cell, environment, facts, interval, intervals
 
 ENV = environment("bfcl_split:AgentR1Split/BFCLMultiTurn-v0", {
     "process_reward": {"request_done": 1.0}, "max_context_tokens": 6144, "max_action_tokens": 256,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scores import Claim, cell, environment, facts, interval, intervals
 
 from evidence_parts.runs import Run, make, table
-from evidence_parts.scores import Claim, cell, environment, facts, interval, intervals
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
+from scores import Claim, Interval, cell, claims_table, environment
 
 from evidence_parts.noise import bootstrap, gradients, grpo_args
 from evidence_parts.runs import Run, folders, make, record, recorded
-from evidence_parts.scores import Claim, Interval, cell, claims_table, environment
 from evidence_parts.teachers import CRAFT
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-
-from evidence_parts.scores import Interval
+from scores import Interval
 
 FEWEST = 10  # batches: with fewer the bootstrap draws samples without a pair of different batches, whose ratio is nan
 UNKNOWN = ("model", "lora_rank", "engine", "kl_coef", "loss_mask", "advantage_mask", "dynamic_sampling", "reject_ratio")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scores import Interval
 
 from evidence_parts.runs import ROOT
-from evidence_parts.scores import Interval
 
 DOCS = ROOT / "docs"
 COLOURS = [f"C{number}" for number in range(10)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from scores import Claim, cell, domains, facts, interval, intervals
+
 from evidence_parts.runs import Run, make, table
-from evidence_parts.scores import Claim, cell, domains, facts, interval, intervals
 from evidence_parts.teachers import CRAFT, EPISODES, World, imitate, play, reinforce
 from evidence_parts.teachers import PLACES as TEACHERS
 

@@ -27,7 +27,8 @@ from agent_r1 import tiny_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "learner"))
-from evidence_parts.scores import Scores  # noqa: E402
+from scores import Scores  # noqa: E402
+
 from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
 from llm_utils.compare import read_curve  # noqa: E402
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scores import Claim, cell, environment, facts, interval, intervals
 
 from evidence_parts.runs import Run, make, table
-from evidence_parts.scores import Claim, cell, environment, facts, interval, intervals
 from evidence_parts.teachers import World, imitate, play, reinforce
 
 BABY = "AgentR1/BabyAI-v0"

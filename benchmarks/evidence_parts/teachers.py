@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scores import Claim, Scores, cell, domains, environment, facts, interval, intervals
 
 from evidence_parts.runs import Run, Successes, make, table
-from evidence_parts.scores import Claim, Scores, cell, domains, environment, facts, interval, intervals
 
 STEPS = {100: 60, 500: 120, 2000: 240, 5120: 480}  # demonstrations -> optimizer steps on 32 of them
 LONG = 600  # steps of imitation that take the time of GRPO, about: 120 take 48 to 62 s, GRPO 280 s on CraftWorld

@@ -6,25 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 Scores = dict[str, np.ndarray]  # column -> success or exact match [seeds, tasks], 0 or 1
 Interval = tuple[float, float, float]  # value, low, high: 95 %
-
-
-def report(folder: Path) -> dict[str, Any]:
-    """A run's summary."""
-    return json.loads((folder / "summary.json").read_text())
-
-
-def per_task(folder: Path, name: str = "success") -> dict[int, float]:
-    """Task index -> a figure of an evaluation. What a fault ended is left out."""
-    rows = [row for line in (folder / "trajectories.jsonl").read_text().splitlines()
-            if not (row := json.loads(line)).get("fault")]  # fmt: skip
-    return {row["task_index"]: float(row["stats"][name]) for row in rows}
 
 
 def interval(
