@@ -25,7 +25,8 @@ MASKS = {  # table 4: flags beside those of the learner that a row begins with
     "PPO, no advantage mask": "--no-advantage-mask",
     "PPO, no mask": "--no-advantage-mask --no-loss-mask",
     "GRPO": "",
-    "GRPO, no mask": "--no-advantage-mask --no-loss-mask",  # there tools' tokens have their episode's advantage
+    "GRPO, no loss mask": "--no-loss-mask",  # tools' tokens have advantage 0: they dilute the mean and nothing else
+    "GRPO, no mask": "--no-advantage-mask --no-loss-mask",  # there they have their episode's advantage
 }
 LEARNERS = MASKS | {"RLOO": "", "REINFORCE++": "", "REINFORCE++-baseline": "--baseline"}  # table 3
 BASELINES = {"base tool call": "agent", "naive RAG": "naive_rag"}  # modes of evaluate_llm.py, of the shipped policy
@@ -34,6 +35,8 @@ ROWS = [*BASELINES, *LEARNERS, *IMITATIONS]
 EFFECTS = {  # of what: (with it, without it)
     "advantage mask, PPO": ("PPO", "PPO, no advantage mask"),
     "loss mask, PPO": ("PPO, no advantage mask", "PPO, no mask"),
+    "loss mask, GRPO": ("GRPO", "GRPO, no loss mask"),
+    "advantage mask without a loss mask, GRPO": ("GRPO, no loss mask", "GRPO, no mask"),
     "both masks, GRPO": ("GRPO", "GRPO, no mask"),
 }
 HOPS = "AgentR1/MultihopWorld-v0"
