@@ -12,7 +12,7 @@ python learner/evaluate_llm.py --resume runs/EVALUATION                # go on w
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -137,15 +137,29 @@ def wilson(values: Sequence[float]) -> tuple[float, float]:
     return max(0.0, center - half), min(1.0, center + half)
 
 
+def well_formed(reward_terms: Mapping[str, float]) -> bool:
+    """Whether an episode with these terms ended as it should: one answer, and no malformed call before it."""
+    paid = {name for name in reward_terms if name.startswith("outcome/")}  # nothing where gymnasium's limit cut it off
+    return bool(paid) and not paid & {"outcome/format", "outcome/unfinished"}
+
+
 def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
-    """Mean and 95 % interval of every statistic in the `stats` of the rows, over those that have it."""
+    """Mean and 95 % interval of every statistic in the `stats` of the rows, over those that have it.
+
+    Where tasks were played several times, of tasks' means: intervals speak of other tasks.
+    """
     names = {"em": "exact_match", "f1": "f1", "success": "success", "format": "format", "return": "return"}
     names |= {name: name for row in rows for name in row.stats if name not in names}
     table = {}
     for name, shown in names.items():
-        values = [float(row.stats[name]) for row in rows if name in row.stats]
+        of_tasks: dict[int, list[float]] = {}
+        for row in rows:
+            if name in row.stats:
+                of_tasks.setdefault(row.task_index, []).append(float(row.stats[name]))
+        values = [float(np.mean(of_task)) for of_task in of_tasks.values()]
         if values and shown not in table:  # ours come first
-            proportion = name in ("em", "success", "format", "truncated")
+            once = max(map(len, of_tasks.values())) == 1
+            proportion = once and name in ("em", "success", "format", "truncated")
             low, high = wilson(values) if proportion else bootstrap(values, seed, resamples=2000)
             table[shown] = {"mean": float(np.mean(values)), "low": low, "high": high}
     return table
@@ -206,9 +220,8 @@ if __name__ == "__main__":
         with tqdm(total=len(tasks), initial=len(episodes.played), unit="episode", dynamic_ncols=True) as bar:
             try:
                 for row in sampler.stream():
-                    if not row.fault:  # a well-formed end: one answer, and no malformed call before it
-                        ill_formed = {"outcome/format", "outcome/unfinished"} & row.reward_terms.keys()
-                        row.stats["format"] = float(not ill_formed)
+                    if not row.fault:
+                        row.stats["format"] = float(well_formed(row.reward_terms))
                     episodes.add(row, **told)
                     bar.update()
             except EngineDied as error:

@@ -407,11 +407,10 @@ if __name__ == "__main__":
     envs = eval_envs = None
     if distributed.rank() == 0:  # one process plays
         kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **env_kwargs(args)}
-        if args.truncation == "bootstrap":
-            kwargs["unfinished_reward"] = 0.0
+        of_training = {"unfinished_reward": 0.0} if args.truncation == "bootstrap" else {}
         spec = environment_spec(args.env_id)
         with plain_errors(args.env_id):
-            envs = gym.make_vec(spec, split=args.split, **kwargs)
+            envs = gym.make_vec(spec, split=args.split, **kwargs | of_training)
             eval_envs = gym.make_vec(spec, split=args.eval_split, **kwargs) if args.eval_episodes else None
     run = make_run(args, envs, eval_envs, Critic)
     count = args.episodes_per_iteration

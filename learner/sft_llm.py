@@ -171,13 +171,16 @@ def schedule(step: int, args: Args) -> float:
 
 
 def batches(rows: Sequence[Demonstration], batch_size: int, seed: int) -> Iterator[list[Demonstration]]:
-    """Endless shuffled batches; rows of similar length go together, so that little is padded."""
+    """Endless shuffled batches; rows of similar length go together, so that little is padded.
+
+    Sizes differ by one at most: each row weighs the same, however long it is.
+    """
     rng = np.random.default_rng(seed)
     while True:
         order = rng.permutation(len(rows))
         for block in np.array_split(order, max(1, len(rows) // (batch_size * 16))):
             block = block[np.argsort([len(rows[i].tokens) for i in block], kind="stable")]
-            groups = [block[i : i + batch_size] for i in range(0, len(block), batch_size)]
+            groups = np.array_split(block, math.ceil(len(block) / batch_size))
             for group in rng.permutation(len(groups)):
                 yield [rows[i] for i in groups[group]]
 

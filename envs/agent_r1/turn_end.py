@@ -216,7 +216,9 @@ def _outcome(env: ToolEnv, turn: OpenTurn, end: End | None, terms: dict[str, flo
     score, metrics = turn.judged
     calls_ok = not env.episode.malformed
     unfinished = not answers and end is None
-    if unfinished and env.unfinished_reward is not None:
+    cut_short = unfinished or (end is not None and end.truncation_reason is not None)
+    if cut_short and env.unfinished_reward is not None:
+        unfinished = True
         value = env.unfinished_reward
     else:
         value = env.judge_outcome(score, answer_ok=right, calls_ok=calls_ok)

@@ -112,8 +112,16 @@ def check_each(args: Any) -> None:
             if not is_address(url.strip()):
                 raise SystemExit(f"{flag(name)} {url}: this is no address, such as http://localhost:8000")
     check_environment(args)
-    for name, (alive, otherwise) in SWITCHES.items() if given.get("resume") is None else ():
-        if name in given and given[name] != defaults[name] and not alive(args):
+    check_switches(args)
+
+
+def check_switches(args: Any) -> None:
+    """Refuse switches that other arguments make dead; once more when what was left open is chosen."""
+    if getattr(args, "resume", None) is not None:
+        return
+    given, defaults = vars(args), vars(type(args)())
+    for name, (alive, otherwise) in SWITCHES.items():
+        if given.get(name) is not None and given[name] != defaults[name] and not alive(args):
             raise SystemExit(f"{flag(name)} does nothing {otherwise}")
 
 

@@ -22,9 +22,9 @@ Curve = tuple[np.ndarray, np.ndarray]  # x, rising; values
 
 
 def read_curve(run_dir: Path, metric: str, x: str = "steps") -> Curve:
-    """A scalar of a run, against "steps" (turns), "episodes" or "seconds" of training. KeyError if it isn't there.
+    """A scalar of a run, against "steps" (turns), "episodes" or "seconds". KeyError if it isn't there.
 
-    Seconds are those of the clock since the first scalar, pauses of an interrupted run included.
+    Seconds are those of the clock since the log was opened, evaluations and pauses of an interrupted run included.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

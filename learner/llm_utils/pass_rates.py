@@ -23,7 +23,8 @@ def write_pass_rates(path: Path, rows: Iterable[Any], num_tasks: int, args: Any)
     for row in rows:
         episodes[row.task_index] += 1
         successes[row.task_index] += int(row.stats["success"])
-    told = {name: getattr(args, name) for name in ("env_id", "split", "env_kwargs", "data_dir", "model", "temperature")}
+    names = ("env_id", "split", "env_kwargs", "data_dir", "model", "mode", "temperature", "top_p")
+    told = {name: getattr(args, name) for name in names}
     write_json(path, told | {"successes": successes.tolist(), "episodes": episodes.tolist()})
 
 
@@ -47,6 +48,8 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
         raise SystemExit(f"{flag}: this is no file of evaluate_llm.py --profile") from None
     if played_on != (env_id, split):
         raise SystemExit(f"{flag} is of {played_on[0]}, split {played_on[1]}; this run is of {env_id}, split {split}")
+    if found.get("mode", "agent") != "agent":
+        raise SystemExit(f"{flag} is of --mode {found['mode']}, and learners play with tools: profile --mode agent")
     if len(episodes) > num_tasks or not episodes.any():
         played = np.count_nonzero(episodes)
         raise SystemExit(f"{flag} has {played} of {len(episodes)} tasks played; there are {num_tasks}")

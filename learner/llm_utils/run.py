@@ -63,6 +63,7 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
         print(f"defaults for --model {args.model} and --env-id {args.env_id}: {flags}", file=sys.stderr)
         if chosen.get("eval_split") == args.split:
             print(f"{args.env_id}: evaluations play the tasks of training, split {args.split}", file=sys.stderr)
+    arguments.check_switches(args)
     return args
 
 
@@ -212,12 +213,15 @@ class Run:
                 self.sampler.advance(write=False)
 
     def minibatches(self, rows: Sequence[Trajectory], iteration: int) -> Iterator[list[Trajectory]]:
-        """For every optimizer step of an iteration the trajectories that this process trains on."""
-        num_rows, seed = distributed.broadcast(len(rows)), [self.args.seed, Stream.ORDER, iteration]
-        rng = np.random.default_rng(seed)
+        """For every optimizer step of an iteration the trajectories that this process trains on.
+
+        Without a token to train on there is no step: Adam would move the weights by what it remembers.
+        """
+        trained = distributed.broadcast([bool(row.train_mask.any()) for row in rows])
+        rng = np.random.default_rng([self.args.seed, Stream.ORDER, iteration])
         for _ in range(self.args.update_epochs):
-            for part in np.array_split(rng.permutation(num_rows), self.args.num_minibatches):
-                if len(part):
+            for part in np.array_split(rng.permutation(len(trained)), self.args.num_minibatches):
+                if any(trained[i] for i in part):
                     yield distributed.scatter([rows[i] for i in part] if distributed.rank() == 0 else [])
 
     def push_weights(self) -> None:
@@ -337,8 +341,10 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
     state["summary"] = {"model_files": model_files(args)}
     if args.resume:
-        state = checkpoint.load(folder, critic, optimizer)["run"]
+        began, state = state["summary"]["model_files"], checkpoint.load(folder, critic, optimizer)["run"]
         state.setdefault("evaluated", state["iteration"] or -1)  # of an older version
+        if (with_reference or args.lora_rank) and state["summary"].get("model_files", began) != began:
+            raise SystemExit(f"--resume {folder}: the files of --model {args.model} have changed since the run began")
     run = Run(
         args=args,
         folder=folder,

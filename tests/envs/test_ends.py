@@ -141,6 +141,19 @@ def test_calls_after_the_time_is_up_have_no_answer_in_the_conversation(say):
     assert len(calls) == 4 and answers == [call["id"] for call in calls[:2]]
 
 
+@pytest.mark.parametrize(("given", "paid"), [(None, {"outcome/won": 0.5}), (0.0, {"outcome/unfinished": 0.0})])
+def test_what_the_task_cut_short_is_unfinished_where_that_has_a_price(say, given, paid):
+    """A learner that bootstraps there would count the score twice."""
+
+    class Scored(Nim):
+        def judge_result(self, call, result):
+            return End(0.5, truncation_reason="time")
+
+    env = begin(Scored, unfinished_reward=given)
+    _, reward, terminated, truncated, info = say(env, take(env, 1))
+    assert truncated and not terminated and info["reward_terms"] == paid and reward == sum(paid.values())
+
+
 @pytest.mark.parametrize("dialect", ["hermes", "react", "llama3_json"])
 @pytest.mark.parametrize("closed", [True, False])
 def test_an_end_that_says_nothing_adds_no_message(say, dialect, closed):

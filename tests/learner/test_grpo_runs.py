@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import grpo_llm
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors import torch as safetensors
 
+from agent_r1 import tiny_policy
 from llm_utils.loading import load_policy
 from llm_utils.returns import other_groups_deviation
 from llm_utils.sources import model_source
@@ -164,6 +166,36 @@ def test_the_gap_is_that_of_all_rows_also_of_rejected_ones(learn):
     logged = scalars(learn("grpo_llm", *GROUPS, *flags))
     assert logged["charts/rejected"][0] > 0.3
     assert logged["sampler/gap_mean"][0] > 5e-4 and logged["sampler/gap_max"][0] > logged["sampler/gap_mean"][0]
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"), [("--importance-cap 1.5", "--old-logprobs sampler"), ("--float32-head", "--dtype float32")]
+)
+def test_a_flag_that_a_default_makes_dead_is_refused(learn, flag, why):
+    """Both are chosen on a CPU, where the sampler's log-probabilities are the trainer's."""
+    with pytest.raises(SystemExit, match=f"{flag.split()[0]} does nothing with {why}"):
+        learn("grpo_llm", *GROUPS, "--total-episodes", 16, "--no-cuda", "--dtype", "auto", *flag.split())
+
+
+def test_where_nothing_is_trained_there_is_no_step(learn):
+    """Adam would move the weights by what it remembers, and means over no tokens would be logged as 0."""
+    flags = ["--total-episodes", 16, "--reject-ratio", 1 + 1e-9, "--save-model"]
+    run_dir = learn("grpo_llm", *GROUPS, *flags)
+    logged = scalars(run_dir)
+    assert logged["charts/rejected"] == [1.0] and not [name for name in logged if name.startswith("losses/")]
+    folders = run_dir / "model", Path(tiny_policy("AgentR1/MultihopWorld-v0"))
+    one, other = (safetensors.load_file(folder / "model.safetensors") for folder in folders)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_does_not_go_on_with_another_reference(learn, tmp_path):
+    model = Path(shutil.copytree(tiny_policy("AgentR1/MultihopWorld-v0"), tmp_path / "m"))
+    flags = ["--model", model, "--tokenizer", model, "--kl-coef", 0.1, "--checkpoint-every", 1, "--learning-rate", 1e-5]
+    run_dir = learn("grpo_llm", *GROUPS, *flags, "--total-episodes", 16)
+    weights = safetensors.load_file(model / "model.safetensors")
+    safetensors.save_file({name: weight + 0.01 for name, weight in weights.items()}, model / "model.safetensors")
+    with pytest.raises(SystemExit, match="the files of --model .* have changed since the run began"):
+        learn("grpo_llm", "--resume", run_dir, "--total-episodes", 32)
 
 
 def test_staleness_occurs_and_is_bounded(learn):

@@ -12,8 +12,9 @@ from llm_utils.rollout import draw_episodes
 ENV_ID = "AgentR1/ArithmeticWorld-v0"  # its shipped policy solves some tasks, and some not
 
 
-def write(path, successes, episodes, env_id="E-v0", split="train"):
-    path.write_text(json.dumps({"env_id": env_id, "split": split, "successes": successes, "episodes": episodes}))
+def write(path, successes, episodes, env_id="E-v0", split="train", **more):
+    found = {"env_id": env_id, "split": split, "successes": successes, "episodes": episodes}
+    path.write_text(json.dumps(found | more))
     return str(path)
 
 
@@ -38,6 +39,7 @@ def test_tasks_are_drawn_in_proportion_to_the_variance_of_their_outcome(tmp_path
         ('{"successes": "x"}', "no file of evaluate_llm.py --profile"),
         ({"env_id": "F-v0"}, "is of F-v0, split train; this run is of E-v0, split train"),
         ({"split": "test"}, "is of E-v0, split test"),
+        ({"mode": "closed_book"}, "is of --mode closed_book, and learners play with tools"),
         ({"successes": [5, 1]}, "no file of evaluate_llm.py --profile"),
         ({"successes": [0, 0], "episodes": [-1, 4]}, "no file of evaluate_llm.py --profile"),
         ({"successes": [1]}, "no file of evaluate_llm.py --profile"),

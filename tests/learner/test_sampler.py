@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from types import SimpleNamespace
 
 import evaluate_llm
 import numpy as np
@@ -168,6 +169,24 @@ def test_a_tasks_metrics_change_no_statistic_of_ours_and_are_averaged_over_those
     table = evaluate_llm.summarize(rows, seed=1)
     assert table["success"]["mean"] == 1 and table["turns"]["mean"] == 1.5
     assert table["guesses"] == {"mean": 7, "low": 7, "high": 7}
+
+
+def test_intervals_of_tasks_that_were_played_often_are_of_tasks():
+    """Two tasks of which one always succeeds: 200 plays tell no more of a third task than two do."""
+    rows = [SimpleNamespace(task_index=task, stats={"success": float(task)}) for task in (0, 1) for _ in range(100)]
+    found = evaluate_llm.summarize(rows, seed=1)["success"]
+    assert found == {"mean": 0.5, "low": 0, "high": 1}
+
+
+@pytest.mark.parametrize(
+    ("terms", "well"),
+    [
+        ({"outcome/em": 0.0, "process/call": 1.0}, True), ({"outcome/em": 1.0, "outcome/injected": -1.0}, True),
+        ({"outcome/format": -0.5}, False), ({"outcome/unfinished": 0.0}, False), ({"process/no_action": 0.0}, False),
+    ],
+)  # fmt: skip
+def test_what_nothing_ended_is_not_well_formed(terms, well):
+    assert evaluate_llm.well_formed(terms) == well
 
 
 def test_writing_goes_on_while_a_tool_works(make_sampler):

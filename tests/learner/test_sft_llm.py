@@ -299,6 +299,14 @@ def test_batches_show_every_row_once_per_pass():
     assert seen == list(range(50))
 
 
+@pytest.mark.parametrize(("count", "size"), [(100, 32), (129, 8), (1026, 64), (65, 64), (3, 8)])
+def test_batches_are_of_one_size(count, size):
+    """A short last batch would be of the longest rows, each with several times the weight of another."""
+    rows = [Demonstration(np.full(3 + i, i, np.int32), np.ones(3 + i, bool), i) for i in range(count)]
+    sizes = [len(batch) for batch in itertools.islice(sft_llm.batches(rows, size, seed=0), 3 * -(-count // size))]
+    assert sum(sizes) == 3 * count and max(sizes) <= size and max(sizes) - min(sizes) <= 1
+
+
 def row(**fields):
     return json.dumps({"tokens": [1, 2, 3], "action_mask": [0, 1, 1]} | fields).encode()
 
