@@ -107,7 +107,7 @@ def test_every_name_in_the_tables_is_a_flag():
         ("evaluate_llm", ["--model", ROOT / "docs"], "the folder holds no config.json"),
         ("grpo_llm", ["--env-id", "AgentR1/SQLWorld-v0"], "no tiny policy is shipped for AgentR1/SQLWorld-v0"),
         ("evaluate_llm", ["--env-id", "AgentR1/PharmaSim-v0"], "--model tiny: no tiny policy is shipped"),
-        ("sft_llm", ["--env-id", "AgentR1/DeepSearch-v0", "--model", "tiny"], "--model tiny: no tiny policy is shipped"),
+        ("sft_llm", ["--env-id", "AgentR1/SQLWorld-v0", "--model", "tiny"], "--model tiny: no tiny policy is shipped"),
         ("grpo_llm", ["--sample-by-pass-rate", ROOT], "this is no file of evaluate_llm.py --profile"),
     ],
 )
