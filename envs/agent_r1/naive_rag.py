@@ -19,7 +19,7 @@ import gymnasium as gym
 from agent_r1.arguments import ArgumentError
 from agent_r1.ids import creator
 from agent_r1.tool_env import Task, ToolEnv
-from agent_r1_tools import ToolFault, run_tool
+from agent_r1_tools import Tool, ToolFault, run_tool
 
 INSTRUCTIONS = (
     "Answer the question from the passages. "
@@ -43,6 +43,13 @@ def closed_book(env_class: type[ToolEnv]) -> type[ToolEnv]:
 
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**{**kwargs, "max_turns": 1})
+            self.own_tools: dict[str, Tool] = self.tools
+
+        def start_episode(self, task: Task) -> None:
+            """The task's tools are there while it begins, and gone when it is played."""
+            self.tools = self.own_tools
+            super().start_episode(task)
+            self.own_tools, self.tools = self.tools, {}
 
         @property
         def schemas(self) -> list[dict[str, Any]]:
@@ -68,15 +75,17 @@ def naive_rag(env_class: type[ToolEnv]) -> type[ToolEnv]:
 
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)
-            if "search" not in self.tools:
-                raise ValueError(f"naive RAG needs a tool named search, {env_class.__name__} has {list(self.tools)}")
+            if "search" not in self.own_tools:
+                there = list(self.own_tools)
+                raise ValueError(f"naive RAG needs a tool named search, {env_class.__name__} has {there}")
 
         def make_task(self, index: int) -> Task:
             task = super().make_task(index)
             self.start_episode(task)  # gives the tools this task's corpus
-            found = run_tool(self.tools["search"], {"query": task.question})
-            if found.fault is not None:
-                raise ToolFault(found.fault)
+            self._episode = None  # a search has no notes of an episode before this one
+            found = run_tool(self.own_tools["search"], {"query": task.question})
+            if found.fault is not None or not found.ok:
+                raise ToolFault(found.fault or f"the search before the episode failed: {found.content}")
             return replace(task, question=question_with_passages(task.question, found.content))
 
         def demonstration(self, rng: Any = None) -> list[str]:

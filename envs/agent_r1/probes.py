@@ -64,7 +64,8 @@ def play(env: ToolEnv, index: int, probe: Probe, seed: int = 0, max_turns: int |
 
 def span(env: ToolEnv, text: str) -> np.ndarray:
     """A turn's tokens, int32 [T]."""
-    return np.asarray(env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False), np.int32)
+    text = env.dialect.spoken(text) + env.dialect.end_of_turn
+    return np.asarray(env.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 
 # ---------------------------------------------------------------------------------------------------- those that know

@@ -137,3 +137,8 @@ def process_weights(
     if not isinstance(process_reward, bool):
         raise ArgumentError(f"process_reward must be True, False or a dict of weights, got {process_reward!r}")
     return dict(defaults) if process_reward else {}
+
+
+def known(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """A task's metrics without those that an episode doesn't have (None): what others' loggers can take."""
+    return {name: float(value) for name, value in metrics.items() if value is not None}

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1.trajectories import transcript
+from agent_r1.trajectories import say, transcript
 from agent_r1_tools.text import printable
 
 NO_EPISODES = (
@@ -102,7 +102,7 @@ def main(words: Sequence[str] | None = None) -> None:
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             damaged += 1
             continue
-        print(("\n" + "-" * 100 + "\n\n" if found else "") + text)
+        say(("\n" + "-" * 100 + "\n\n" if found else "") + text)
         found = True
     if damaged:
         print(f"{args.run}: {damaged} rows are damaged", file=sys.stderr)

@@ -34,7 +34,7 @@ from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
-from agent_r1.trajectories import transcript
+from agent_r1.trajectories import say, transcript
 from agent_r1.turn_end import CUT, MAX_CALLS, NO_ACTION_HINT, TurnEnd, judged, settle
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import describe, is_strict
@@ -150,6 +150,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.tokenizer = load_tokenizer(tokenizer)
         self.dialect = get_dialect(dialect, self.tokenizer)
         self.tools = {tool.name: tool for tool in tools}
+        self._all_tools = dict(self.tools)  # a task may leave some out of an episode; their sessions end all the same
         self.max_turns = max_turns
         self.max_context_tokens = max_context_tokens or min(
             32_768, int(getattr(self.tokenizer, "model_max_length", 32_768))
@@ -359,7 +360,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 break
         self.episode.seed = seed
         if self.render_mode == "human":
-            print(transcript(self.episode.messages, []))
+            say(transcript(self.episode.messages, []))
         return self._observation(), self._info({}, [])
 
     def step(self, action: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
@@ -496,7 +497,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.episode.tool_calls.append(end.calls)
         info = self._info(end.terms, end.calls) | end.outcome
         if self.render_mode == "human":
-            print(transcript(self.episode.messages, self.episode.rewards, first_message))
+            say(transcript(self.episode.messages, self.episode.rewards, first_message))
         return self._observation(), float(sum(end.terms.values())), end.terminated, end.truncated, info
 
     def _settle(self, turn: OpenTurn, results: Sequence[ToolResult]) -> TurnEnd:
@@ -520,7 +521,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """A snapshot from which the episode can be continued, here or in another environment of the same kind.
 
         It holds the tokens, the conversation, the random state and the tools' sessions, and can be pickled.
+        Raises RuntimeError in the middle of a turn.
         """
+        if len(self.episode.turns) > len(self.episode.rewards):
+            raise RuntimeError("get_state() in the middle of a turn; call it after its results have come")
         return {
             "episode": copy.deepcopy(self.episode),
             "task_id": self.task.id,
@@ -551,7 +555,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             )
         self._episode, self._task = episode, task
         call_on(self._session_thread, self.start_episode, task)
-        call_on(self._session_thread, begin_sessions, self.tools, state["tools"])
+        call_on(self._session_thread, begin_sessions, self._all_tools | self.tools, state["tools"])
 
     def render(self) -> str | None:
         """The conversation so far as text (mode "ansi"); in mode "human" it was printed as it went."""
@@ -564,7 +568,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def close(self) -> None:
         """End what runs for the tools' sessions."""
         thread = self._session_thread if self._thread.free else None  # nobody waits for a tool that is stuck
-        for tool in self.tools.values():
+        for tool in (self._all_tools | self.tools).values():
             call_on(thread, tool.close)
         self._thread = OneThread()  # the old one ends
 
@@ -590,6 +594,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return self._task
 
     @property
+    def room(self) -> int:
+        """How many tokens the next span may have."""
+        return min(self.max_action_tokens, self.max_context_tokens - self.episode.length)
+
+    @property
     def schemas(self) -> list[dict[str, Any]]:
         """The tools as the prompt shows them and as calls are read. Override it to show others, or none."""
         return self._schemas
@@ -604,7 +613,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     @property
     def _session_thread(self) -> OneThread | None:
         """The episode's thread, where a tool with a session may block; None: the thread that calls us."""
-        sessions = [tool for tool in self.tools.values() if not tool.concurrency_safe]
+        sessions = [tool for tool in (self._all_tools | self.tools).values() if not tool.concurrency_safe]
         leaves = any(tool.timeout < math.inf for tool in sessions) or self.slow_judge
         return self._thread if sessions and leaves else None
 
@@ -613,7 +622,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._task = None
         self._task = task = self._make_task(index)
         self._open(task, index, max_turns)
-        call_on(self._session_thread, begin_sessions, self.tools, {})
+        call_on(self._session_thread, begin_sessions, self._all_tools | self.tools, {})
         call_on(self._session_thread, self.start_episode, task)
 
     def _make_task(self, index: int) -> Task:
@@ -690,7 +699,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             "reward_terms": dict(terms),
             "tool_calls": calls,
             "stop_token_ids": list(self.dialect.stop_token_ids),
-            "max_new_tokens": min(self.max_action_tokens, self.max_context_tokens - episode.length),
+            "max_new_tokens": self.room,
         } | fault
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +71,13 @@ def episode_row(
 
 def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
     """Add a line to a file of JSON lines, in one write: an interrupt comes before or after it, never in the middle, and
-    several environments may write to one file."""
+    several environments may write to one file. OSError where the disk is full: then nothing is added."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(file, json.dumps(row).encode() + b"\n")
+        line = json.dumps(row).encode() + b"\n"
+        if (written := os.write(file, line)) < len(line):
+            os.ftruncate(file, os.lseek(file, 0, os.SEEK_CUR) - written)
+            raise OSError(errno.ENOSPC, f"the disk took {written} of {len(line)} bytes of a row", str(path))
     finally:
         os.close(file)
 
@@ -82,6 +87,12 @@ def _call(name: str, arguments: Any) -> str:
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def say(text: str) -> None:
+    """Print what anybody may have written: characters that standard output can't show are escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[str, float]], first: int = 0) -> str:

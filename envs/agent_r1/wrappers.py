@@ -35,19 +35,16 @@ class TextInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
         self.tool_env = _tool_env(env)
         self.action_space = UnicodeText()
         self.observation_space = UnicodeText()
-        self._max_new_tokens = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode; the observation is the prompt as text."""
         tokens, info = self.env.reset(seed=seed, options=options)
-        self._max_new_tokens = info["max_new_tokens"]
         return decode_state(self.tool_env, tokens), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """One assistant turn."""
-        span = encode_turn(self.tool_env, action, self._max_new_tokens)
+        span = encode_turn(self.tool_env, action, self.tool_env.room)
         tokens, reward, terminated, truncated, info = self.env.step(span)
-        self._max_new_tokens = info["max_new_tokens"]
         info = _whole(self.env, info, truncated)
         return decode_state(self.tool_env, tokens), float(reward), terminated, truncated, info
 
@@ -62,19 +59,17 @@ class NewTokens(gym.Wrapper[Tokens, Tokens, Tokens, Tokens], gym.utils.RecordCon
     def __init__(self, env: gym.Env[Tokens, Tokens]) -> None:
         gym.utils.RecordConstructorArgs.__init__(self)
         super().__init__(env)
-        self._length = 0
+        self.tool_env = _tool_env(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tokens, dict[str, Any]]:
         """Begin an episode; the observation is the prompt."""
-        state, info = self.env.reset(seed=seed, options=options)
-        self._length = len(state)
-        return state, info
+        return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Tokens) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         """One assistant turn."""
+        before = self.tool_env.episode.length
         state, reward, terminated, truncated, info = self.env.step(action)
-        new = state[min(self._length + len(action), len(state)) :]
-        self._length = len(state)
+        new = state[min(before + len(action), len(state)) :]
         return new, float(reward), terminated, truncated, _whole(self.env, info, truncated)
 
 
@@ -115,39 +110,44 @@ class ChoiceInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruct
         self.action_space = gym.spaces.Discrete(shape[0])
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (shape[0] * shape[1],), np.float32)
         self._turns: list[str] = []
-        self._max_new_tokens = 0
+        self._of: Any = None  # the episode whose candidates these are: `set_state` brings another
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Begin an episode."""
         _, info = self.env.reset(seed=seed, options=options)
-        return self._look(info), info
+        return self._look(), info
 
     def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Write candidate `action`. After the end of a task, and after a fault, the observation is zeros."""
         if not 0 <= (number := int(action)) < self.shape[0]:
             raise ValueError(f"a choice is a number in [0, {self.shape[0]}), got {action}")
-        text = self._turns[number] if number < len(self._turns) else ""
-        _, reward, terminated, truncated, info = self.env.step(encode_turn(self.tool_env, text, self._max_new_tokens))
+        env, turns = self.tool_env, self._candidate_turns()
+        text = env.dialect.spoken(turns[number] if number < len(turns) else "")
+        _, reward, terminated, truncated, info = self.env.step(encode_turn(env, text, env.room))
         info = _whole(self.env, info, truncated)
         if terminated or "fault" in info:
             return np.zeros(self.observation_space.shape or (), np.float32), float(reward), terminated, truncated, info
-        return self._look(info), float(reward), terminated, truncated, info
+        return self._look(), float(reward), terminated, truncated, info
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Which of the numbers are candidates now, bool of shape (most,): sb3-contrib's MaskablePPO asks for it."""
-        return np.arange(self.shape[0]) < len(self._turns)
+        return np.arange(self.shape[0]) < len(self._candidate_turns())
 
-    def _look(self, info: dict[str, Any]) -> NDArray[np.float32]:
-        self._max_new_tokens = info["max_new_tokens"]
+    def _candidate_turns(self) -> list[str]:
+        if self._of is not self.tool_env.episode:
+            self._look()
+        return self._turns
+
+    def _look(self) -> NDArray[np.float32]:
         there, (most, features) = self._candidates(self.tool_env), self.shape
         if not 0 < len(there) <= most or any(len(numbers) != features for _, numbers in there):
             raise ValueError(
                 f"expected 1 to {most} candidates with {features} features each, "
                 f"got {[len(numbers) for _, numbers in there]} features"
             )
-        self._turns = [text for text, _ in there]
+        self._turns, self._of = [text for text, _ in there], self.tool_env.episode
         rows = np.zeros(self.shape, np.float32)
         rows[: len(there)] = [numbers for _, numbers in there]
         return rows.ravel()
@@ -184,21 +184,15 @@ class RecordTrajectories(gym.Wrapper[Any, Tokens, Any, Tokens], gym.utils.Record
             raise TypeError("RecordTrajectories records tokens: TextInterface(RecordTrajectories(env, path))")
         self.tool_env = _tool_env(env)
         self.path, self.model = _file(path), model
-        self._rewards: list[float] = []
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. One that was under way is not recorded."""
-        self._rewards = []
-        return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Tokens) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One assistant turn; the last one of an episode writes its row."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._rewards.append(float(reward))
         info = _whole(self.env, info, truncated)
         if terminated or truncated:
             row = {"env_id": self.spec.id if self.spec else None, "model": self.model}
-            append_row(self.path, row | episode_row(self.tool_env, info, self._rewards, terminated, truncated))
+            rewards = [sum(terms.values()) for terms in self.tool_env.episode.rewards]  # also after `set_state`
+            append_row(self.path, row | episode_row(self.tool_env, info, rewards, terminated, truncated))
         return observation, float(reward), terminated, truncated, info
 
 

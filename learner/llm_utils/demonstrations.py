@@ -144,7 +144,7 @@ def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int 
     state, _ = env.reset(seed=episode_seed(seed, index), options={"task_index": index})
     mask, info = np.zeros(len(state), bool), {}
     for text in turns():
-        span = env.tokenizer.encode(text + env.dialect.end_of_turn, add_special_tokens=False)
+        span = env.tokenizer.encode(env.dialect.spoken(text) + env.dialect.end_of_turn, add_special_tokens=False)
         start = len(state)
         state, _, terminated, truncated, info = env.step(span)
         mask = np.concatenate([mask, np.arange(len(state) - start) < len(span)])  # a span that doesn't fit is cut

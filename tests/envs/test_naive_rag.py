@@ -86,3 +86,18 @@ def test_a_baseline_of_a_function_is_refused(plain, monkeypatch):
     monkeypatch.setitem(gym.registry, "Mine/Made-v0", EnvSpec("Mine/Made-v0", lambda **kwargs: type(plain)(**kwargs)))
     with pytest.raises(ArgumentError, match="closed_book needs a class to derive from: register Mine/Made-v0 with its"):
         baseline("Mine/Made-v0", "closed_book")
+
+
+@pytest.mark.parametrize("mode", ["naive_rag", "closed_book"])
+def test_there_is_no_tool_to_call(plain, say, mode):
+    env = baseline(ENV_ID, mode)(split="test")
+    for _ in range(2):
+        env.reset(options={"task_index": 4})
+        info = say(env, env.dialect.tool_call("search", {"query": plain.task.question}))[4]
+        assert "there is no tool named 'search'" in info["tool_calls"][0]["error"]
+        assert "process/support_found" not in info["reward_terms"]
+
+
+def test_a_search_that_needs_the_episode_is_a_fault_and_no_passage():
+    with pytest.raises(ToolFault, match="the search before the episode failed"):
+        baseline("AgentR1/ShopWorld-v0", "naive_rag")(fault_deadline=0).reset(seed=0)

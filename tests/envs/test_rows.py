@@ -476,3 +476,48 @@ def test_a_row_that_could_not_be_made_ends_its_episode_alone():
     envs.reset(seed=0)
     *_, truncations, infos = envs.step(["<answer>2</answer>"] * 2)
     assert truncations.all() and all("far away" in fault for fault in infos["fault"])
+
+
+class Counter(Tool):
+    """A session that counts."""
+
+    name, description, parameters = "count", "Counts.", {"type": "object", "properties": {}}
+    concurrency_safe = False
+
+    def __init__(self):
+        self.count = 0
+
+    def execute(self, arguments):
+        self.count += 1
+        return f"{self.count}"
+
+    def get_state(self):
+        return self.count
+
+    def set_state(self, state):
+        self.count = state or 0
+
+
+def count(env):
+    span = env.tokenizer.encode(env.dialect.tool_call("count", {}) + env.dialect.end_of_turn, add_special_tokens=False)
+    env.step(np.array(span, np.int32))
+    return env.messages[-1]["content"]
+
+
+def test_each_environment_has_its_own_sessions():
+    envs = ToolVectorEnv(ID, 2, data=ROWS, tools=[Counter()])
+    envs.reset(seed=0)
+    assert [count(envs.envs[0]), count(envs.envs[0]), count(envs.envs[1])] == ["1", "2", "1"]
+    envs.close()
+
+
+def test_a_session_ends_with_its_episode_also_where_the_next_row_lacks_its_tool():
+    rows = [{"question": "a", "answer": "b", "tools": ["count"]}, {"question": "c", "answer": "d", "tools": []}] * 5
+    env = make(rows, tools=[Counter()])
+    env.reset(options={"task_index": 1})
+    without = env.get_state()
+    env.reset(options={"task_index": 0})
+    assert [count(env), count(env)] == ["1", "2"]
+    env.set_state(without)
+    env.reset(options={"task_index": 2})
+    assert count(env) == "1"

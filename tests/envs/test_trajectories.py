@@ -1,7 +1,9 @@
 """Rows of episodes: one schema, with many environments as with one, and a command that prints them."""
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from agent_r1 import show
-from agent_r1.trajectories import transcript
+from agent_r1.trajectories import append_row, transcript
 from agent_r1.vector import ToolVectorEnv
 from agent_r1.wrappers import NewTokens, RecordTrajectories
 
@@ -216,3 +218,30 @@ def test_a_reader_may_stop_early(run):
         assert process.stdout.readline().startswith("iteration 1, task")
         process.stdout.close()
         assert process.wait(120) in (0, 1) and process.stderr.read() == ""
+
+
+def test_a_row_is_added_whole_or_not_at_all(tmp_path):
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "rows.jsonl"
+    append_row(path, {"a": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+        with pytest.raises(OSError, match="rows.jsonl"):
+            append_row(path, {"b": "x" * 2_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    append_row(path, {"c": 2})
+    assert read(path) == [{"a": 1}, {"c": 2}]
+
+
+def test_what_standard_output_cannot_show_is_escaped(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    env = gym.make(WORLD, render_mode="human").unwrapped
+    env.reset(seed=3)
+    env.step(encode(env, "\u00e9 \u65e5" + env.dialect.end_of_turn))
+    out.flush()
+    assert rb"\xe9 \u65e5" in out.buffer.getvalue()

@@ -8,6 +8,7 @@ import pytest
 
 import agent_r1
 from agent_r1.adapters.trl import environment_factory, environment_reward, task_rows
+from agent_r1.tokenizers import ByteTokenizer
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Calculator, Tool, ToolResult
 
@@ -306,3 +307,25 @@ def test_trl_trains_the_shipped_policy(tmp_path):
                 total += paid
             assert reward == pytest.approx(total, abs=1e-6)
             np.testing.assert_array_equal(state[: len(prompt) + len(completion)], np.concatenate([prompt, completion]))
+
+
+NO_STOP = (
+    "{% for m in messages %}{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>\n"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_turns_are_told_apart_where_results_end_with_no_stop_token():
+    """As in GLM's template. What follows every result is the same, and the result isn't."""
+    tokenizer = ByteTokenizer(chat_template=NO_STOP)
+    kwargs = {"split": "test", "dialect": "hermes", "tokenizer": tokenizer}
+    plain = gym.make("AgentR1/MultihopWorld-v0", **kwargs).unwrapped
+    plain.reset(options={"task_index": 1})
+    total, completion, info = play(plain, 1, plain.demonstration())
+    made = environment_factory("AgentR1/MultihopWorld-v0", **kwargs)()
+    made.reset(task_index=1)
+    assert info["is_success"] and info["turn"] > 2
+    assert environment_reward([completion], [made]) == pytest.approx([total])
+    made.reset(task_index=1)
+    assert environment_reward([[]], [made])[0] < total  # nothing was written

@@ -320,3 +320,55 @@ def test_sync_and_async_vector_environments(make, mode):
 def test_async_with_shared_memory_fails_and_says_why(make):
     with pytest.raises(ValueError, match="shared_memory=False"):
         AsyncVectorEnv([make] * 2)
+
+
+# ---------------------------------------------------------------------- snapshots
+
+
+def test_wrappers_go_on_from_a_snapshot(tmp_path):
+    """What they show and record is of the state that is there, whichever way it came."""
+    path = tmp_path / "rows.jsonl"
+    env = NewTokens(RecordTrajectories(gym.make(WORLD, max_turns=9), path))
+    env.reset(seed=3)
+    call = encode(env, search(env, "rival") + env.unwrapped.dialect.end_of_turn)
+    first = env.step(call)[0]
+    state = env.unwrapped.get_state()
+    second = env.step(call)[0]
+    env.unwrapped.set_state(state)
+    assert len(first) and np.array_equal(env.step(call)[0], second)
+    env.unwrapped.set_state(state)
+    env.step(encode(env, "<answer>x</answer>" + env.unwrapped.dialect.end_of_turn))
+    (row,) = map(json.loads, path.read_text().splitlines())
+    assert len(row["turn_rewards"]) == len(row["turns"]) == 2
+
+
+def test_a_text_has_the_room_of_the_state_that_is_there():
+    env = TextInterface(gym.make(WORLD, max_turns=9))
+    env.reset(seed=3)
+    state, whole = env.unwrapped.get_state(), env.unwrapped.max_context_tokens
+    env.unwrapped.max_context_tokens = env.unwrapped.episode.length + 6
+    assert env.step("a text that is far too long for it")[3]
+    env.unwrapped.max_context_tokens = whole
+    env.unwrapped.set_state(state)
+    assert env.step("<answer>stuck</answer>")[4]["answer"] == "stuck"
+
+
+def test_candidates_are_those_of_the_state_that_is_there():
+    env = ChoiceInterface(gym.make(WORLD, max_turns=9))
+    env.reset(seed=3)
+    state, masks = env.unwrapped.get_state(), [env.action_masks()]
+    while masks[-1].sum() == masks[0].sum():
+        assert not any(env.step(0)[2:4])
+        masks.append(env.action_masks())
+    env.unwrapped.set_state(state)
+    assert np.array_equal(env.action_masks(), masks[0])
+
+
+def test_there_is_no_snapshot_in_the_middle_of_a_turn():
+    env = make_world().unwrapped
+    env.reset(seed=3)
+    turn = env.begin_turn(encode(env, search(env, "rival") + env.dialect.end_of_turn))
+    with pytest.raises(RuntimeError, match="in the middle of a turn"):
+        env.get_state()
+    env.end_turn(turn, env.in_order(turn.waiting).run())
+    assert env.get_state()["episode"].turn == 1

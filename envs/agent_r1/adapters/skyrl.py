@@ -19,6 +19,7 @@ import gymnasium as gym
 
 import agent_r1
 from agent_r1.chat import encode_turn
+from agent_r1.rewards import known
 from agent_r1.tokenizers import control_tokens, render_chat
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import ToolFault
@@ -76,7 +77,7 @@ class SkyRLEnv(BaseTextEnv):
         done = terminated or truncated
         if done:
             reason = info.get("truncation_reason")
-            self._metrics = {name: float(value) for name, value in info["metrics"].items()}
+            self._metrics = known(info["metrics"])
             self._metrics |= {"success": float(info["is_success"]), "unfinished": 0.0}
             self._metrics |= {f"stop_{name}": float(reason == name) for name in ("turns", "context")}
         return BaseTextEnvStepOutput(

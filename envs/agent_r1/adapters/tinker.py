@@ -23,6 +23,7 @@ import gymnasium as gym
 import numpy as np
 
 import agent_r1
+from agent_r1.rewards import known
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import ToolFault
 
@@ -35,7 +36,7 @@ except ImportError as error:
     raise ImportError(f'{error}: agent_r1.adapters.tinker needs pip install "agent-r1[tinker]"') from error
 
 _ = agent_r1  # registers the environments, also in a process that has only unpickled a builder
-_STOPS = {None: "completed", "turns": "max_turns", "context": "max_tokens"}  # in tinker-cookbook's words
+_STOPS = {None: "completed", "turns": "max_turns", "context": "max_tokens"}  # in tinker-cookbook's words; or the task's
 
 
 class TinkerEnv(Env):
@@ -73,8 +74,9 @@ class TinkerEnv(Env):
             await self._run(self.env.close)
             if "fault" in info:
                 raise ToolFault(info["fault"])
-            stop = _STOPS[info.get("truncation_reason")]
-            metrics = {**info["metrics"], "success": float(info["is_success"]), f"stop/{stop}": 1.0}
+            reason = info.get("truncation_reason")
+            stop, found = _STOPS.get(reason, reason), known(info["metrics"])
+            metrics = {**found, "success": float(info["is_success"]), f"stop/{stop}": 1.0}
         return StepResult(
             reward=reward,
             episode_done=done,

@@ -16,6 +16,7 @@ with the results of the calls that were made. Nothing here imports TRL. Made for
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
@@ -25,6 +26,7 @@ from typing import Any, ClassVar, Literal, cast
 import gymnasium as gym
 
 from agent_r1.dialects import Call
+from agent_r1.rewards import known
 from agent_r1.tokenizers import control_tokens
 from agent_r1.tool_env import PendingCall, ToolEnv
 from agent_r1_tools import Tool, ToolResult
@@ -42,9 +44,14 @@ class TRLEnvironment:
         self._env = env = self._make()
         self._made: list[tuple[str, Any, ToolResult]] = []  # the calls of this episode: name, arguments, result
         self._names = re.compile("|".join(map(re.escape, control_tokens(env.tokenizer))))
-        bridge = env.dialect.bridge(True, [("tool", "result")])
+        bridge, other = (env.dialect.bridge(True, [("tool", result)]) for result in ("result", "another"))
         stops = [i for i, token in enumerate(bridge) if token in env.dialect.stop_token_ids]
-        self._header = bridge[stops[-1] + 1 :] if stops else bridge  # what stands before a turn of the policy
+        pairs = zip(reversed(bridge), reversed(other), strict=False)
+        same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        first = stops[-1] + 1 if stops else len(bridge) - same
+        self._header = bridge[first:]  # what stands before a turn of the policy
+        if not self._header:
+            raise ValueError("the chat template has nothing between results and a turn, so turns can't be told apart")
 
     def reset(self, task_index: int | None = None, **row: Any) -> None:
         """Begin the task of a row of `task_rows`."""
@@ -86,7 +93,7 @@ class TRLEnvironment:
 
     def _judge(self, completion: list[int]) -> tuple[float, dict[str, Any]]:
         """Play the turns of a completion through the environment: the return of the episode, and the last info."""
-        env, spans = self._env, self._spans(completion)
+        env, spans = self._env, self._spans(completion) or [[]]
         env.episode.max_turns = min(env.max_turns, len(spans))  # TRL ended the episode here
         total = 0.0
         for span in spans:
@@ -138,7 +145,7 @@ def environment_reward(
         total, info = environment._judge(list(completion))
         returns.append(None if "fault" in info else total)
         if log_metric is not None and "fault" not in info:
-            for name, value in {**info["metrics"], "success": float(info["is_success"])}.items():
+            for name, value in {**known(info["metrics"]), "success": float(info["is_success"])}.items():
                 log_metric(f"env/{name}", value)
     return returns
 

@@ -72,7 +72,6 @@ class BFCLMultiTurnEnv(BridgeEnv):
         kwargs.setdefault("max_action_tokens", 8_192)
         self._added: list[str] = []
         super().__init__([schema for api in APIS for schema in schemas_of(api).values()], split=split, **kwargs)
-        self._all_tools = dict(self.tools)
 
     def make_tool(self, schema: Mapping[str, Any]) -> Tool:
         """A function, whose results may be long: they are what `long_context` is about."""

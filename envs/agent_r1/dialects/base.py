@@ -172,9 +172,19 @@ class Dialect(ChatTemplate):
             self.broken_call(name, given) if isinstance(given, str) else self.tool_call(name, given)
             for name, given in calls
         ]
-        end_of_thought = self.think_tags[1]
-        thought = f"{end_of_thought}\n\n" if self.starts_thinking and end_of_thought not in content else ""
+        thought = f"{self.think_tags[1]}\n\n" if self._is_in_thought(content) else ""
         return thought + _lines(content, texts)
+
+    def spoken(self, text: str) -> str:
+        """A turn that was written beforehand, as it is said here: where the template has opened the thought before the
+        turn, the text closes it, or goes on with it."""
+        if self._is_in_thought(text):
+            return f"{self.think_tags[1]}\n\n{text}"
+        return text.removeprefix(self.think_tags[0]) if self.starts_thinking else text
+
+    def _is_in_thought(self, text: str) -> bool:
+        """Whether the text would stand in a thought that the template has opened, and never come out of it."""
+        return self.starts_thinking and self.think_tags[1] not in text
 
     def instructions(self, tools: Sequence[Schema]) -> str:
         """How to call the tools, for a chat template that does not say so itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import inspect
@@ -125,7 +126,6 @@ class RowsEnv(ToolEnv):
         if named and known and (row := next((r for r in self.rows if not r["answers"]), None)):
             raise DataFormatError(f"row {row['id']}, answer: reward {reward!r} needs an answer")
         super().__init__(made, split=split, **kwargs)
-        self._all_tools = dict(self.tools)
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
@@ -181,8 +181,8 @@ class RowsEnv(ToolEnv):
 
 
 def _tool(tool: str | Tool, corpus: str | os.PathLike[str] | Retriever | None, top_k: int, sandbox: str) -> Tool:
-    if isinstance(tool, Tool):
-        return tool
+    if isinstance(tool, Tool):  # of one with a session each environment has its own
+        return tool if tool.concurrency_safe else copy.deepcopy(tool)
     if tool == "search" and corpus is not None:
         return SearchTool(shared_corpus(corpus)[0], top_k)
     if tool == "calculator":

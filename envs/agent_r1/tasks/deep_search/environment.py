@@ -194,12 +194,13 @@ class DeepSearchEnv(ToolEnv):
         Args:
             page: The name of the page, as it stands in [brackets].
         """
+        memory = self.memory  # of this episode, also where the search for the page outlasts it
         found = self._page(page)
         if found is None:
             return ToolResult("There is no such page. Give the name as search and links show it.", ok=False)
-        self.memory["page"] = found.id
+        memory["page"] = found.id
         if self._web is None:
-            self.memory["text"] = found.text
+            memory["text"] = found.text
         shown, rest = found.lines[:WINDOW], len(found.lines) - WINDOW
         more = [f"({rest} more lines: find shows those that contain a text.)"] if rest > 0 else []
         return ToolResult("\n".join([found.heading, *shown, *more]), data={"page": found.id})
