@@ -361,7 +361,7 @@ def test_the_paper_in_small(small):
     small.workers, small.places = 2, ["CraftWorld"]
     small.rows = [*paper.MASKS, "naive RAG"]  # which is of MultihopWorld alone
     found = paper.measure(small, {})["CraftWorld"]
-    assert set(found["success"]) == set(paper.MASKS) and len(found["claims"]) == 6
+    assert set(found["success"]) == set(paper.MASKS) and len(found["claims"]) == 2 * len(paper.EFFECTS)
     small.places, small.rows = ["MultihopWorld"], ["base tool call", "naive RAG", "GRPO", "GRPO, no mask"]
     found = paper.measure(small, {})["MultihopWorld"]
     assert list(found["success"]) == [row for row in paper.ROWS if row in small.rows] and len(found["claims"]) == 2
