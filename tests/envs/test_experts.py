@@ -37,8 +37,9 @@ def test_the_expert_is_understood_where_the_template_opens_a_thought(env_id):
     env.close()
 
 
-def test_a_thought_that_the_template_opened_is_gone_on_with():
+def test_a_thought_that_the_template_opened_is_gone_on_with(monkeypatch):
     env = gym.make("AgentR1/MultihopWorld-v0").unwrapped
-    plain, env.dialect.starts_thinking = env.dialect.spoken("<think>so</think> a"), True
+    plain = env.dialect.spoken("<think>so</think> a")
+    monkeypatch.setattr(env.dialect, "starts_thinking", True)  # of all environments: dialects are shared
     assert plain == "<think>so</think> a" and env.dialect.spoken(plain) == "so</think> a"
     assert env.dialect.spoken("a") == "</think>\n\na" == env.dialect.spoken(env.dialect.spoken("a"))
