@@ -150,7 +150,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.tokenizer = load_tokenizer(tokenizer)
         self.dialect = get_dialect(dialect, self.tokenizer)
         self.tools = {tool.name: tool for tool in tools}
-        self._all_tools = dict(self.tools)  # a task may leave some out of an episode; their sessions end all the same
+        self._all_tools = dict(self.tools)  # a task may leave some out of an episode
         self.max_turns = max_turns
         self.max_context_tokens = max_context_tokens or min(
             32_768, int(getattr(self.tokenizer, "model_max_length", 32_768))
@@ -555,7 +555,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             )
         self._episode, self._task = episode, task
         call_on(self._session_thread, self.start_episode, task)
-        call_on(self._session_thread, begin_sessions, self._all_tools | self.tools, state["tools"])
+        call_on(self._session_thread, begin_sessions, self._with_others, state["tools"])
 
     def render(self) -> str | None:
         """The conversation so far as text (mode "ansi"); in mode "human" it was printed as it went."""
@@ -568,7 +568,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def close(self) -> None:
         """End what runs for the tools' sessions."""
         thread = self._session_thread if self._thread.free else None  # nobody waits for a tool that is stuck
-        for tool in (self._all_tools | self.tools).values():
+        for tool in self._with_others.values():
             call_on(thread, tool.close)
         self._thread = OneThread()  # the old one ends
 
@@ -611,9 +611,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     # ------------------------------------------------------------------ inside
 
     @property
+    def _with_others(self) -> dict[str, Tool]:
+        """The episode's tools, and those that it lacks, whose sessions end all the same."""
+        return self._all_tools | self.tools
+
+    @property
     def _session_thread(self) -> OneThread | None:
         """The episode's thread, where a tool with a session may block; None: the thread that calls us."""
-        sessions = [tool for tool in (self._all_tools | self.tools).values() if not tool.concurrency_safe]
+        sessions = [tool for tool in self._with_others.values() if not tool.concurrency_safe]
         leaves = any(tool.timeout < math.inf for tool in sessions) or self.slow_judge
         return self._thread if sessions and leaves else None
 
@@ -622,7 +627,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._task = None
         self._task = task = self._make_task(index)
         self._open(task, index, max_turns)
-        call_on(self._session_thread, begin_sessions, self._all_tools | self.tools, {})
+        call_on(self._session_thread, begin_sessions, self._with_others, {})
         call_on(self._session_thread, self.start_episode, task)
 
     def _make_task(self, index: int) -> Task:

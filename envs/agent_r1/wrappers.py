@@ -190,9 +190,7 @@ class RecordTrajectories(gym.Wrapper[Any, Tokens, Any, Tokens], gym.utils.Record
         observation, reward, terminated, truncated, info = self.env.step(action)
         info = _whole(self.env, info, truncated)
         if terminated or truncated:
-            row = {"env_id": self.spec.id if self.spec else None, "model": self.model}
-            rewards = [sum(terms.values()) for terms in self.tool_env.episode.rewards]  # also after `set_state`
-            append_row(self.path, row | episode_row(self.tool_env, info, rewards, terminated, truncated))
+            _record(self, self.tool_env, info, terminated, truncated)
         return observation, float(reward), terminated, truncated, info
 
 
@@ -217,9 +215,16 @@ class _RecordMany(gym.vector.VectorWrapper):
         return getattr(self.env, name)
 
     def _write(self, env: ToolEnv, info: dict[str, Any], terminated: bool, truncated: bool) -> None:
-        rewards = [sum(terms.values()) for terms in env.episode.rewards]
-        row = {"env_id": self.spec.id if self.spec else None, "model": self.model}
-        append_row(self.path, row | episode_row(env, info, rewards, terminated, truncated))
+        _record(self, env, info, terminated, truncated)
+
+
+def _record(
+    wrapper: RecordTrajectories | _RecordMany, env: ToolEnv, info: dict[str, Any], terminated: bool, truncated: bool
+) -> None:
+    """Add the row of an episode that is over. Its rewards are the episode's own, also after `set_state`."""
+    row = {"env_id": wrapper.spec.id if wrapper.spec else None, "model": wrapper.model}
+    rewards = [sum(terms.values()) for terms in env.episode.rewards]
+    append_row(wrapper.path, row | episode_row(env, info, rewards, terminated, truncated))
 
 
 def _file(path: str | os.PathLike[str]) -> str:

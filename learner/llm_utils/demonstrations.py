@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
+from agent_r1 import probes
 from agent_r1.ids import find_environment
 from agent_r1.naive_rag import baseline
 from llm_utils.streams import episode_seed
@@ -144,7 +145,7 @@ def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int 
     state, _ = env.reset(seed=episode_seed(seed, index), options={"task_index": index})
     mask, info = np.zeros(len(state), bool), {}
     for text in turns():
-        span = env.tokenizer.encode(env.dialect.spoken(text) + env.dialect.end_of_turn, add_special_tokens=False)
+        span = probes.span(env, text)
         start = len(state)
         state, _, terminated, truncated, info = env.step(span)
         mask = np.concatenate([mask, np.arange(len(state) - start) < len(span)])  # a span that doesn't fit is cut
