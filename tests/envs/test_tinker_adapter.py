@@ -30,6 +30,7 @@ from tinker_cookbook.rl.rollouts import (  # noqa: E402
 )
 from tinker_cookbook.rl.types import TrajectoryGroup  # noqa: E402
 
+from agent_r1 import End  # noqa: E402
 from agent_r1.adapters.tinker import TinkerDatasetBuilder, TinkerGroupBuilder  # noqa: E402
 from agent_r1_tools import ToolFault  # noqa: E402
 
@@ -120,6 +121,15 @@ def test_a_group_is_what_the_environment_plays(env_id, index):
 def count_cut(episode, env):
     """The turns without an end after which the episode went on."""
     return sum(span[-1] not in env.dialect.stop_token_ids for span in episode.spans[:-1])
+
+
+def test_an_end_by_the_task_is_told_in_the_task_s_word(monkeypatch):
+    monkeypatch.setattr(scripted.Desk, "judge_result", lambda *_: End(0.0, truncation_reason="time"))
+    builder, played = desks(1)
+    (trajectory,) = rollout(builder, Script(played)).trajectories_G
+    assert [t.ac.tokens for t in trajectory.transitions] == played[0].spans[:1]
+    assert trajectory.transitions[-1].metrics == {**played[0].info["metrics"], "success": 0.0, "stop/time": 1.0}
+    assert trajectory.stop_reason == "time"
 
 
 @pytest.mark.parametrize("env_id", scripted.WORLDS)
