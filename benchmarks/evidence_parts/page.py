@@ -64,8 +64,9 @@ def bars(axes: Any, rows: Mapping[str, Mapping[str, Interval]], label: str) -> N
             axes.plot([low, high], [y, y], color=COLOURS[number], linewidth=1)
             axes.plot([value], [y], ".", color=COLOURS[number], label=None if place else column)
     axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel=label, xlim=(-0.02, 1.02))
-    axes.invert_yaxis()
-    axes.legend(frameon=False)
+    room = (0.12 * len(columns) + 0.3) * len(rows) / axes.figure.get_figheight()  # for the legend, which hides nothing
+    axes.set_ylim(len(rows) - 0.5, -0.5 - room)
+    axes.legend(frameon=False, loc="upper center", ncol=2)
 
 
 def plot_success(axes: Any, found: Mapping[str, Any]) -> None:
@@ -112,7 +113,7 @@ def plot_curves(axes: Any, found: Mapping[str, Any]) -> None:
 
 
 PLOTS = {  # of each part, which of its results it shows, and its height
-    "teachers": (plot_success, "success", 10), "horizons": (plot_noise, "noise", 5),
+    "teachers": (plot_success, "success", 11), "horizons": (plot_noise, "noise", 5),
     "exploration": (plot_curves, "curves", 5), "standard": (plot_success, "success", 4),
     "paper": (plot_success, "success", 7), "bfcl": (plot_success, "success", 3),
 }  # fmt: skip

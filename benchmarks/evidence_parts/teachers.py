@@ -68,7 +68,8 @@ AFTER = {  # row -> learner, and the row that it begins with
 }
 RATES = {f"{SAME}, rate {rate:g}": rate for rate in (1e-3, 3e-3)}  # beside 3e-4
 OF_SAME = ["--teacher", "fallible_50", "--num-demonstrations", 500]
-ROWS = [*IMITATIONS, *RATES, SAME_TIME, OWN[-1], *LEARNERS, *AFTER]  # earlier rounds are judged by nobody
+PASSES = {"GRPO, 4 epochs": ("GRPO", 4)}  # of each batch; others make one, imitation of own successes 8
+ROWS = [*IMITATIONS, *RATES, SAME_TIME, OWN[-1], *LEARNERS, *PASSES, *AFTER]  # earlier rounds are judged by nobody
 
 
 def imitate(
@@ -116,6 +117,9 @@ def build(world: World, label: str, seed: int, more: str) -> Run:
         return imitate(world, label, seed, LONG, *OF_SAME)
     if label in RATES:
         return imitate(world, label, seed, STEPS[500], *OF_SAME, rate=RATES[label])
+    if label in PASSES:
+        learner, passes = PASSES[label]
+        return reinforce(world, label, learner, seed, "tiny", f"--update-epochs {passes} {more}")
     learner, start = AFTER.get(label, (label, None))
     return reinforce(world, label, learner, seed, build(world, start, seed, more) if start else "tiny", more)
 
@@ -183,7 +187,7 @@ def claims(scores: dict[str, Scores], seeds: int) -> list[Claim]:
     where the goal is to be better at all."""
     found = []
     for label in dict.fromkeys(label for _, label in AFTER.values()):
-        learners = [*LEARNERS, *(row for row, (_, start) in AFTER.items() if start == label)]
+        learners = [*LEARNERS, *PASSES, *(row for row, (_, start) in AFTER.items() if start == label)]
         many = f"SFT, {EPISODES:,} of fallible_50"
         equal = dict.fromkeys((many, f"{many}, successes", SAME_TIME, OWN[-1]) if label == SAME else (), 0.0)
         for other, goal in ({label: GOAL, f"{label}, successes": GOAL} | equal).items():
