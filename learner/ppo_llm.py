@@ -117,7 +117,7 @@ class Args:
     """a truncated episode is paid `outcome/unfinished` by the environment, or bootstraps from the critic"""
 
     learning_rate: float | None = None
-    """learning rate of the policy (None: 3e-4 for the tiny policy, 1e-6 for other models, 1e-5 for LoRA adapters)"""
+    """learning rate of the policy (None: 3e-4 for tiny, 1e-6 for other models, 1e-5 for LoRA adapters on them)"""
     critic_learning_rate: float | None = None
     """learning rate of the critic (None: 1e-3 for the tiny policy, 1e-5 for other models)"""
     anneal_lr: bool = True

@@ -118,7 +118,7 @@ class Args:
     """discount per turn"""
 
     learning_rate: float | None = None
-    """learning rate (None: 3e-4 for the tiny policy, 1e-6 for other models, 1e-5 for LoRA adapters)"""
+    """learning rate (None: 3e-4 for the tiny policy, 1e-6 for other models, 1e-5 for LoRA adapters on them)"""
     anneal_lr: bool = True
     """anneal the learning rate linearly to 0"""
     update_epochs: int = 1

@@ -239,6 +239,24 @@ def _saying(texts: list[str]) -> Probe:
     return lambda env, rng: texts
 
 
+def careless(subject: Subject) -> None:
+    """`demonstration(rng)` can be played in every task, or says ValueError in all: there is nobody who is careless."""
+    env = subject.make()
+    tasks, refused = subject.tasks(env, 20), 0
+    for index in tasks:
+        try:
+            play(env, index, probes.careless)
+        except NotImplementedError:
+            break
+        except ValueError:
+            refused += 1
+        except Exception as error:
+            raise Failed(f"task {index}: demonstration(rng): {type(error).__name__}: {error}") from error
+    if 0 < refused < len(tasks):
+        raise Failed(f"demonstration(rng) says ValueError in {refused} of {len(tasks)} tasks; sft_llm.py ends there")
+    env.close()
+
+
 def global_state(subject: Subject) -> None:
     """Neither Python's nor numpy's global random state is read (`determinism`) or changed."""
     random.seed(5)
@@ -279,6 +297,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "injection": injection,
     "determinism": determinism,
     "snapshot": snapshots,
+    "careless": careless,
     "global state": global_state,
     "broken spans": broken_spans,
 }

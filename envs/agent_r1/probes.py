@@ -77,6 +77,12 @@ def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:
     return turns
 
 
+def careless(env: Any, rng: np.random.Generator) -> Iterable[str]:
+    """The environment's demonstrator who makes mistakes."""
+    turns: list[str] = env.demonstration(rng)
+    return turns
+
+
 def teachers(env: Any) -> dict[str, Probe]:
     """The demonstrators of an environment that make mistakes, by name: those in its `teachers`."""
     names = [name for name in env.teachers if name != "expert"]

@@ -92,8 +92,15 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.episodes != "all" and not (args.episodes.isdecimal() and int(args.episodes)):
         parser.error("--episodes is a number, at least 1, or all")
     limit = None if args.episodes == "all" else int(args.episodes)
-    rows = (row for row in read_rows(args.run) if wanted(row, args.iteration, args.task, args.failed))
-    chosen = rows if limit is None else deque(rows, maxlen=limit)
+    there: set[int] = set()  # iterations
+
+    def asked_for() -> Iterator[dict[str, Any]]:
+        for row in read_rows(args.run):
+            there.update([row["iteration"]] if isinstance(row.get("iteration"), int) else ())
+            if wanted(row, args.iteration, args.task, args.failed):
+                yield row
+
+    chosen = asked_for() if limit is None else deque(asked_for(), maxlen=limit)
     found, damaged = False, 0
     for row in chosen:
         try:
@@ -107,7 +114,11 @@ def main(words: Sequence[str] | None = None) -> None:
     if damaged:
         print(f"{args.run}: {damaged} rows are damaged", file=sys.stderr)
     if not found:
-        raise SystemExit(f"{args.run} has no such episode")
+        filters = ["--iteration"] * (args.iteration is not None) + ["--task"] * (args.task is not None)
+        filters += ["--failed"] * args.failed
+        why = f" with {' and '.join(filters)}" if filters else ""
+        some = f"; it has some of iterations {min(there)} to {max(there)}" if there else ""
+        raise SystemExit(f"{args.run} has no such episode{why}{some}")
 
 
 if __name__ == "__main__":

@@ -294,7 +294,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return self.judge_answer("")[1]
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The turns of an expert on the current task, as text; with `rng` those of one who makes mistakes.
+        """The turns of an expert on the current task, texts without the end of turn; with `rng` of one who errs.
 
         Raises: ValueError where the expert knows no way, and for a demonstrator that there isn't.
         """

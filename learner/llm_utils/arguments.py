@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from agent_r1_tools.exchange import is_address
@@ -83,6 +84,8 @@ def check_each(args: Any) -> None:
     """
     given = {name: value for name, value in vars(args).items() if value is not None}
     defaults = vars(type(args)())
+    if given.get("track") and find_spec("wandb") is None:
+        raise SystemExit("--track needs wandb: pip install 'agent-r1[track]'")
     for name, value in given.items():
         if value == "" and defaults[name] != "":
             raise SystemExit(f"{flag(name)} is empty: give a value, or leave it out")

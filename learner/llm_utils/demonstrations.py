@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -23,6 +24,8 @@ from agent_r1.naive_rag import baseline
 from llm_utils.streams import episode_seed
 
 Array = np.ndarray
+TRIED = 50  # tasks that are shown here first, which tells how long the others take
+POOL_SECONDS = 20.0  # what other processes must save: each begins by importing torch
 
 
 @dataclass
@@ -98,18 +101,21 @@ class Demonstrations:
         answer to naive RAG is a row right or wrong (without `only_successes`): it shows the form of an answer without
         search.
         """
-        stop = first + count
-        jobs = [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(first, stop, 500)]
-        if not num_workers or len(jobs) <= 1:
-            return list(itertools.chain.from_iterable(map(self._make_some, jobs)))
+        stop, started = first + count, time.monotonic()
+        begun = min(first + TRIED, stop)
+        jobs = [(range(first, begun), expert_share, rag_share)] * (count > 0)
+        jobs += [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(begun, stop, 500)]
         rows: list[Demonstration] = []
-        with (
-            multiprocessing.get_context("spawn").Pool(num_workers) as pool,
-            tqdm(total=count, desc="demonstrations", unit="task", dynamic_ncols=True) as progress,
-        ):
-            for job, some in zip(jobs, pool.imap(self._make_some, jobs), strict=True):
-                rows += some
-                progress.update(len(job[0]))
+        with ExitStack() as stack:
+            progress = stack.enter_context(tqdm(total=count, desc="demonstrations", unit="task", dynamic_ncols=True))
+            made: Iterator[list[Demonstration]] = map(self._make_some, jobs)
+            for number, (indexes, *_) in enumerate(jobs):
+                left = (time.monotonic() - started) / TRIED * (stop - begun)
+                if number == 1 and num_workers and left > POOL_SECONDS:
+                    pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(num_workers))
+                    made = pool.imap(self._make_some, jobs[1:])
+                rows += next(made)
+                progress.update(len(indexes))
         return rows
 
     def _make_some(self, job: tuple[range, float, float]) -> list[Demonstration]:

@@ -40,13 +40,18 @@ def model_source(name: str, env_id: str) -> str:
     return folder
 
 
-def arguments_of_run(source: str) -> dict[str, str | None]:
-    """The arguments of the run to which a model folder (or the run's folder itself) belongs; {} for other folders."""
+def summary_of_run(source: str) -> dict[str, Any]:
+    """What the run wrote to which a model folder (or the run's folder itself) belongs; {} for other folders."""
     path = Path(source).expanduser()
     for folder in (path, *path.parents[:2]) if path.is_dir() else ():
         if (folder / "summary.json").is_file():
-            return json.loads((folder / "summary.json").read_text()).get("args", {})
+            return json.loads((folder / "summary.json").read_text())
     return {}
+
+
+def arguments_of_run(source: str) -> dict[str, str | None]:
+    """The arguments of such a run."""
+    return summary_of_run(source).get("args", {})
 
 
 def source_of(args: Any) -> str:
@@ -89,7 +94,9 @@ def fill_environment(args: Any) -> list[str]:
     where the evaluation differs from the run.
     """
     run = (arguments_of_run(args.adapter) if args.adapter else {}) or arguments_of_run(args.model)
-    said, taken = [], []
+    unfinished = not summary_of_run(args.model).get("finished", True)
+    said = [f"--model {args.model}: this run isn't finished; what is played is its last checkpoint"] * unfinished
+    taken = []
     if args.env_id not in (None, run.get("env_id", args.env_id)):
         said.append(f"the run was trained on {run['env_id']}; it is played on {args.env_id}, as --env-id says")
         run = {}
@@ -102,6 +109,8 @@ def fill_environment(args: Any) -> list[str]:
             said.append(f"the run was trained with --env-kwargs {shlex.quote(str(own))}, which isn't taken over")
     if args.split is None:
         args.split = evaluation_split(args, "train")
+        if args.split == "train":
+            said.append("--split train: nothing held out is known here, so these are training tasks")
     return said + ([f"as the run was trained: {' '.join(taken)}"] if taken else [])
 
 

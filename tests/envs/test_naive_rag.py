@@ -27,6 +27,7 @@ def test_the_passages_of_one_search_stand_in_the_prompt(plain, say):
     assert "search" not in text and env.max_turns == 1 and env.schemas == []
     _, reward, terminated, _, info = say(env, f"<answer>{plain.task.answers[0]}</answer>")
     assert (reward, terminated, info["is_success"], info["metrics"]["em"]) == (1, True, True, 1)
+    assert "support_recall" not in info["metrics"]  # nothing can be looked up
 
 
 def test_a_turn_without_an_answer_ends_it(plain, say):

@@ -125,8 +125,10 @@ def test_seed_draws_the_task(make):
 def test_wrong_arguments_say_what_is_right(make, tmp_path):
     with pytest.raises(ValueError, match="no split 'test'; it has train, dev, validation"):
         make(split="test")
-    with pytest.raises(DataNotFoundError, match="three ways"):
+    with pytest.raises(DataNotFoundError, match="has no hotpot.* three ways"):
         make(data_dir=str(tmp_path))
+    with pytest.raises(DataNotFoundError, match="there is no folder .*nowhere.* three ways"):
+        make(data_dir=str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match="a file .* the http.* or a retriever; .* 'own', 'pooled'"):
         make(corpus=str(tmp_path / "none.jsonl"))
     with pytest.raises(ValueError, match="'search' and 'lookup'"):

@@ -174,7 +174,8 @@ def test_episodes_are_chosen(run, of_one, capsys, words, found):
         (["nowhere"], "nowhere can't be read: No such file"),
         (["."], "this run has written no episodes .sft_llm.py writes none"),
         (["../stopped"], "stopped: this run has written no episodes"),
-        (["RUN", "--iteration", "9"], "has no such episode"),
+        (["RUN", "--iteration", "9"], "has no such episode with --iteration; it has some of iterations 1 to 3"),
+        (["RUN", "--iteration", "1", "--failed"], "has no such episode with --iteration and --failed"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_a_line(run, tmp_path, monkeypatch, words, says):

@@ -22,6 +22,7 @@ FOUND = {
     "injection": ["ListensToTools", "ListensToToolsOfAnEpisode", "ListensToQuestions", "KeepsResultsBack"],
     "determinism": ["DependsOnHashes", "DependsOnTheClock", "DependsOnGlobalRandomNumbers"],
     "snapshot": ["ForgetsInSnapshots"],
+    "careless": ["Stumbles", "RefusesSome"],
     "global state": ["DrawsGlobalRandomNumbers"],
     "broken spans": ["Breaks", "Unjson"],
 }

@@ -7,6 +7,8 @@ import pytest
 import tyro
 from learners import ALL, PLAY
 
+from llm_utils import arguments
+
 
 def check(script, *words):
     """Read a command line and check it, as the script does first of all."""
@@ -138,3 +140,10 @@ def test_every_switch_and_bound_is_an_argument_of_some_script():
 
     known = {name for script in ALL for name in vars(importlib.import_module(script).Args())}
     assert {*arguments.LEAST, *arguments.ABOVE_0, *arguments.RATES, *arguments.SHARES, *arguments.SWITCHES} <= known
+
+
+@pytest.mark.parametrize("script", [*PLAY, "sft_llm"])
+def test_tracking_without_its_package_is_refused(script, monkeypatch):
+    monkeypatch.setattr(arguments, "find_spec", lambda module: None)
+    with pytest.raises(SystemExit, match=r"--track needs wandb: pip install 'agent-r1\[track\]'"):
+        check(script, "--track")

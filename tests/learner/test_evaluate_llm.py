@@ -145,6 +145,8 @@ def test_where_a_run_is_played_elsewhere_that_is_said(run_on_hotpotqa):
     assert played == [ENV_ID, "test", "{}"] and f"trained on {args['env_id']}; it is played on {ENV_ID}" in said
     *played, said = filled(env_kwargs="{}", split="train")
     assert played == [args["env_id"], "train", "{}"] and "max_action_tokens" in said and "isn't taken over" in said
+    (run_dir / "summary.json").write_text(json.dumps({"args": args, "finished": False}))
+    assert "this run isn't finished" in filled()[-1]
     *played, said = filled(model="Qwen/base", adapter=str(run_dir / "model"))
     assert played == [args["env_id"], "dev", args["env_kwargs"]]
     assert filled(model="tiny") == (ENV_ID, "test", "{}", "")

@@ -376,11 +376,11 @@ def test_a_standard_set_in_small(small, monkeypatch):
         flags[flags.index(name) + 1] = value
     monkeypatch.setattr(standard, "START", replace(standard.START, flags=(*flags, "--hidden-size", "32")))
     monkeypatch.setattr(standard, "STEPS", dict.fromkeys(standard.STEPS, 2))
-    small.places, small.rows = ["GoToLocal"], ["GRPO after SFT, 500 of the bot"]
+    small.places, small.rows = ["GoToLocal"], ["SFT, 500 of the bot", standard.GRPO]
     found = standard.measure(small, {})["GoToLocal"]
-    rows = [standard.FIRST, "SFT, 500 of the bot", *small.rows]
-    assert list(found["success"]) == rows == list(found["return"]) and len(found["claims"]) == 1
-    assert "| GRPO after SFT, 500 of the bot |" in found["table"] and "| 508 |" in found["table"]
+    rows = [standard.FIRST, *small.rows]
+    assert list(found["success"]) == rows == list(found["return"]) and len(found["claims"]) == 2
+    assert "| GRPO |" in found["table"] and "| 8 |" in found["table"] and "| 500 |" in found["table"]
 
 
 @pytest.mark.parametrize("row", bfcl.ROWS)

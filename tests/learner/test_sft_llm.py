@@ -24,7 +24,7 @@ from safetensors import torch as safetensors
 from torch.utils.tensorboard import SummaryWriter
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from llm_utils import checkpoint
+from llm_utils import checkpoint, demonstrations
 from llm_utils.demonstrations import Demonstration, Demonstrations, demonstrate, read_rows
 from llm_utils.loading import choose_dtype, load_policy
 from llm_utils.optimizer import Float32AdamW
@@ -168,11 +168,17 @@ def test_the_loss_on_recorded_held_out_rows(learn, flags, rows_file):
     assert summary["eval/expert_token_loss_first"] > summary["eval/expert_token_loss_last"] > 0
 
 
-def test_processes_make_the_same_demonstrations():
+def test_processes_make_the_same_demonstrations(monkeypatch):
+    monkeypatch.setattr(demonstrations, "POOL_SECONDS", 0.0)
     maker = Demonstrations(ENV_ID, "train", {}, None, 1)
     here, there = (maker.make(7, 510, 0.5, 0.1, num_workers) for num_workers in (0, 2))
     assert [row.tokens.tolist() for row in here] == [row.tokens.tolist() for row in there]
     assert len({row.action_mask.sum() for row in here}) > 2 and [row.task_index for row in here] == list(range(7, 517))
+
+
+def test_where_they_are_quick_no_process_is_started(monkeypatch):
+    monkeypatch.setattr(demonstrations.multiprocessing, "get_context", None)
+    assert len(Demonstrations(ENV_ID, "train", {}, None, 1).make(0, 120, 1.0, num_workers=2)) == 120
 
 
 def random_rows(vocab_size, lengths=(9, 14, 6, 14, 30, 11)):

@@ -220,6 +220,20 @@ class TeachesTooWell(Right):
     teachers = ("expert", "fallible_25")
 
 
+class Stumbles(Right):
+    def demonstration(self, rng=None, teacher=None):
+        if rng is not None:
+            rng.shuffled()
+        return super().demonstration()
+
+
+class RefusesSome(Right):
+    def demonstration(self, rng=None, teacher=None):
+        if rng is not None and self.task.metadata["number"] % 2:
+            raise ValueError("not here")
+        return super().demonstration()
+
+
 class Closed(Right):
     def __init__(self, low=1):
         super().__init__()

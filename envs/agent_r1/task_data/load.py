@@ -89,7 +89,9 @@ def find_file(data_set: DataSet, split: str, data_dir: str | os.PathLike[str] | 
         if data_set.archive and (folder / stem).is_dir():
             return folder / stem
     if data_dir is not None:
-        raise DataNotFoundError(_three_ways(data_set, split, f"{data_dir} has no {' or '.join(names[:2])}"))
+        lacks = f"{data_dir} has no {' or '.join(names[:2])}"
+        cause = lacks if Path(data_dir).is_dir() else f"there is no folder {data_dir}"
+        raise DataNotFoundError(_three_ways(data_set, split, cause))
     return None
 
 

@@ -187,19 +187,19 @@ class QuestionAnsweringEnv(ToolEnv):
         return {"support_found": len(new) / len(self._gold)} if new else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """Exact match is the score; metrics are em, f1, support_recall and tool_bugs. An empty answer scores 0."""
+        """Exact match is the score; metrics are em, f1, tool_bugs and, where there are tools, support_recall.
+
+        An empty answer scores 0.
+        """
         em, f1_score = 0.0, 0.0
         if answer.strip():
             em = exact_match(answer, self.task.answers)
             f1_score = f1(answer, self.task.answers, self.yes_no_rule)
-        found = len(self.memory.get("supports_found", ()))
-        metrics = {
-            "em": em,
-            "f1": f1_score,
-            "support_recall": found / len(self._gold) if self._gold else 1.0,
-            "tool_bugs": float(self.memory.get("tool_bugs", 0)),
-        }
-        return em, metrics
+        metrics = {"em": em, "f1": f1_score}
+        if self.tools:  # without any nothing can be found, as in the baselines of one turn
+            found = len(self.memory.get("supports_found", ()))
+            metrics["support_recall"] = found / len(self._gold) if self._gold else 1.0
+        return em, metrics | {"tool_bugs": float(self.memory.get("tool_bugs", 0))}
 
     def _is_gold(self, hit: tuple[str, str], gold: tuple[str, str | None]) -> bool:
         """Same title and text; in a corpus from elsewhere the title is enough, if no other passage has it."""
