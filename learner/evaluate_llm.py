@@ -207,14 +207,15 @@ if __name__ == "__main__":
     tasks = {number: first + number // times for number in range(num_tasks * times)}
     if num_tasks < args.episodes:
         print(f"the split {args.split} has {num_tasks} tasks from {first} on, fewer than --episodes", file=sys.stderr)
-    run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
+    if args.resume is None and run_dir.exists():
+        raise SystemExit(f"{run_dir}: this evaluation began in the same second; begin again, or give an --exp-name")
     run_files.claim(run_dir)
     model = {"model": source, "model_files": model_files(args)}
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
-    run_files.write_json(run_dir / REPORT, report)
     told = {"mode": args.mode, "env_id": args.env_id, "model": source}
     with episodes.keeping(len(tasks)):
+        run_files.write_json(run_dir / REPORT, report)
         sampler = Sampler(envs, engine, args.seed)
         sampler.add(item for item in tasks.items() if item[0] not in episodes.played)
         with tqdm(total=len(tasks), initial=len(episodes.played), unit="episode", dynamic_ncols=True) as bar:

@@ -146,6 +146,7 @@ def check(args: Args) -> None:
             "--only-successes does nothing where the expert shows all tasks: its failures never give a row",
         ),
         (Path(args.out).is_file(), f"--out {args.out}: this is a file; give a folder"),
+        (bool(args.out) and not run_files.writable(Path(args.out)), f"--out {args.out}: nothing can be written there"),
         (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),
         *(
             (bool(path) and not Path(path).is_file(), f"{flag} {path}: there is no such file")
@@ -254,7 +255,8 @@ if __name__ == "__main__":
     else:
         source = model_source(args.model, args.env_id)
     tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
-    vocab_size = len(load_tokenizer(tokenizer))
+    with plain_errors(args.env_id):
+        vocab_size = len(load_tokenizer(tokenizer))
     resumed = checkpoint.find(run_dir) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, dtype=dtype)
     check_vocabulary(policy, vocab_size)

@@ -254,13 +254,17 @@ def load_tokenizer(tokenizer: Any = None) -> Tokenizer:
     return tokenizer
 
 
+class TokenizerNotFoundError(FileNotFoundError):
+    """A tokenizer that a name or a folder was to give isn't there."""
+
+
 @cache
 def _from_pretrained(name: str) -> Tokenizer:
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer_config.json").exists():
             found = sorted(p.name for p in folder.iterdir())[:8]
-            raise FileNotFoundError(
+            raise TokenizerNotFoundError(
                 f"{name} is no tokenizer folder: it has neither tokenizer.json nor tokenizer_config.json (it has "
                 f"{', '.join(found) or 'no files'}). Save one there with tokenizer.save_pretrained(folder)."
             )
@@ -268,7 +272,8 @@ def _from_pretrained(name: str) -> Tokenizer:
             if (folder / file).is_file() and (folder / file).stat().st_size > MAX_FILE_BYTES:
                 raise ValueError(f"the tokenizer folder {name} cannot be read: {file} is larger than any tokenizer's")
     elif name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise FileNotFoundError(f"there is no folder {name}; a Hugging Face name looks like Qwen/Qwen2.5-3B-Instruct")
+        like = "a Hugging Face name looks like Qwen/Qwen2.5-3B-Instruct"
+        raise TokenizerNotFoundError(f"there is no folder {name}; {like}")
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -282,7 +287,7 @@ def _from_pretrained(name: str) -> Tokenizer:
     except BaseException as error:  # also Rust's panics, and whatever damaged files bring about
         if isinstance(error, (OSError, ValueError)) and not folder.is_dir():
             first = (str(error) or repr(error)).splitlines()[0]
-            raise FileNotFoundError(
+            raise TokenizerNotFoundError(
                 f"the tokenizer {name} cannot be loaded ({first:.200}). Check the name and the network, log in if the "
                 "model is gated (hf auth login), or give a folder with its tokenizer files."
             ) from error

@@ -83,10 +83,10 @@ def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
 
 
 def _call(name: str, arguments: Any) -> str:
-    """A call as a line; chat APIs have its arguments as JSON text."""
+    """A call as a line, marked, as the same words would be no call; chat APIs have its arguments as JSON text."""
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
-    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return "-> " + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 def say(text: str) -> None:

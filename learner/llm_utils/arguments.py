@@ -35,7 +35,7 @@ MAY_GROW = ("total_episodes", "episodes")  # arguments that --resume may raise
 MAY_CHANGE = (  # those that change no more of what is learned than its rounding: where, in what memory, what is kept
     "microbatch_tokens", "gradient_checkpointing", "num_envs", "preflight", "memory_gb", "vllm_url", "api",
     "num_threads", "track", "wandb_project_name", "checkpoint_every", "save_model",
-    "log_trajectories",
+    "log_trajectories", "out",
 )  # fmt: skip
 ArgsT = TypeVar("ArgsT")
 

@@ -36,7 +36,7 @@ ArgsT = TypeVar("ArgsT")
 
 
 class SaveError(OSError):
-    """A checkpoint could not be written. The message says why, and which one stands."""
+    """A checkpoint or a model could not be written. The message says why."""
 
 
 def copied(content: Any, memory: Any) -> Any:
@@ -61,6 +61,12 @@ def copied_bytes(trained: Iterable[torch.Tensor]) -> int:
     return sum(p.numel() * (p.element_size() + (8 if p.dtype == torch.float32 else 12)) for p in trained)
 
 
+def free_bytes(folder: Path) -> float:
+    """What a disk can still take, where a folder is or will be."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(there).free
+
+
 class Checkpointer:
     """Writes the state that a run had at its last iteration boundary.
 
@@ -77,6 +83,12 @@ class Checkpointer:
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
         self.spare: dict[str, Any] | None = None  # memory for the next one: Ctrl-C while it is filled spoils nothing
         self.signal: int | None = None  # the signal that ends the run
+        needed, free = copied_bytes(trained), free_bytes(run_dir)
+        if rank == 0 and free < needed:
+            raise SystemExit(
+                f"{run_dir}: {free / 1e6:.1f} MB are free there, and a checkpoint takes {needed / 1e6:.1f} MB; make "
+                "room, or start in another folder"
+            )
 
     def boundary(self, state: dict[str, Any]) -> None:
         """An iteration is complete: remember it."""
@@ -126,9 +138,10 @@ class Checkpointer:
             new.rename(self.folder)
             sync_one(self.folder.parent)
         except Exception as error:  # of the disk, and in the words of the library that was writing
+            full = "the disk is full: " * (free_bytes(self.folder.parent) < 2**20)
             recover(self.folder)
             shutil.rmtree(new, ignore_errors=True)  # its space may be what is missing
-            raise SaveError(f"the checkpoint could not be written: {error}; {self.on_disk()}") from error
+            raise SaveError(f"the checkpoint could not be written: {full}{error}") from error
         shutil.rmtree(old, ignore_errors=True)
         return True
 
@@ -162,11 +175,11 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
             yield
         except BaseException as error:
             signals.ignore()
-            reason: str | None = None
+            reason = f"{error}; make room" if isinstance(error, SaveError) else signals.no_room(error)
             rows: Any = None
             if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise it, too
                 reason, rows = error.args
-            weights_at_fault = reason is not None and not rows
+            weights_at_fault = isinstance(error, FloatingPointError) and reason is not None and not rows
             savable = not weights_at_fault and not isinstance(error, SaveError)
             how = "" if saver.rank > 0 else _how_to_go_on(saver, savable)
             if rows:
@@ -188,7 +201,7 @@ def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
             saver.save()
             what = "go on after the last complete iteration"
         except SaveError as failure:
-            what = str(failure)
+            what = f"{failure}; {saver.on_disk()}"
         except RuntimeError as failure:  # a large model, on a GPU that has failed
             what = f"the checkpoint could not be written: {failure}; {saver.on_disk()}"
     what = what or saver.on_disk()
@@ -295,12 +308,21 @@ def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[
 
 
 def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
-    """Write the trained policy, adapters merged, and its tokenizer. All processes must call this together."""
+    """Write the trained policy, adapters merged, and its tokenizer. All processes must call this together.
+
+    Raises SaveError, as for a full disk.
+    """
     state = {name: weight.cpu() for name, weight in distributed.weights(policy) if distributed.rank() == 0}
     if not state:
         return
-    model = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
-    save_policy(model, folder, state)
-    if tokenizer is not None:
-        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(folder)
+    model, is_new = policy.get_base_model() if hasattr(policy, "get_base_model") else policy, not folder.exists()
+    try:
+        save_policy(model, folder, state)
+        if tokenizer is not None:
+            AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(folder)
+    except Exception as error:  # of the disk, and in the words of the library that was writing
+        full = "the disk is full: " * (free_bytes(folder) < 2**20)
+        if is_new:  # half a model looks like one
+            shutil.rmtree(folder, ignore_errors=True)
+        raise SaveError(f"{folder}: the model could not be written: {full}{error}") from error
     print(f"the trained policy is in {folder}")

@@ -125,6 +125,7 @@ def plot(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str, path: 
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, bbox_inches="tight")
+    print(f"written to {path}", file=sys.stderr)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from agent_r1 import ArgumentError, ToolEnv
 from agent_r1.ids import creator, find_environment
 from agent_r1.task_data import DataFormatError, DataNotFoundError
+from agent_r1.tokenizers import TokenizerNotFoundError
 from agent_r1.vector import vector_spec
 
 
@@ -61,6 +62,8 @@ def plain_errors(env_id: str) -> Iterator[None]:
     """
     try:
         yield
+    except TokenizerNotFoundError as error:
+        raise SystemExit(f"--model, or --tokenizer: {error}") from None
     except (ImportError, OSError, TypeError, ValueError) as error:
         maker = getattr(creator(env_id.rpartition(":")[2]), "__module__", "")
         said = isinstance(error, ArgumentError | DataFormatError | DataNotFoundError)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -128,9 +128,13 @@ class Episodes:
                 yield
             except BaseException as error:
                 signals.ignore()
+                with suppress(OSError):  # what isn't written yet, on a full disk
+                    self.file.close()
                 kept = sum(not episode.fault for episode in self.played.values())
                 command = checkpoint.resume_command(self.path.parent)
                 how = f"{kept} of {total} episodes are kept; go on with\n  {command}"
+                if self.signal is None and (reason := signals.no_room(error)):
+                    sys.exit(f"stopped: {reason}\n{how}")
                 signals.end(error, how, self.signal)
                 raise
             finally:

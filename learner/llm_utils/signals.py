@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -45,6 +46,13 @@ def ignore() -> None:
     """From here to the end of `interrupting` further signals change nothing: files are being written."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def no_room(error: BaseException) -> str | None:
+    """In words what a disk is to blame for, that is full or can't be written; None for any other error."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}; make room"
+    return None
 
 
 def end(error: BaseException, how: str, number: int | None) -> None:

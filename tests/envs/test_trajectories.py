@@ -206,7 +206,7 @@ def test_calls_are_shown_alike_in_both_chat_forms(arguments):
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     assert transcript(messages, [{"a": 0.5}]) == (
-        '[assistant]\n{"name": "f", "arguments": {"x": "é"}}\n    reward +0.50  (a +0.50)'
+        '[assistant]\n-> {"name": "f", "arguments": {"x": "é"}}\n    reward +0.50  (a +0.50)'
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 import runpy
 import sys
 from dataclasses import replace
@@ -262,6 +263,14 @@ def learn(monkeypatch, tmp_path):
         return max(Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
 
     return run
+
+
+@pytest.fixture
+def full_disk():
+    """full_disk(size): files can't grow beyond it; the error comes from the kernel, in the middle of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpo_llm
 import pytest
@@ -183,14 +183,6 @@ def test_files_and_folders_are_on_disk_before_they_are_renamed(saver, monkeypatc
     assert any(name.startswith(str(new / "state.json")) for name in before)
 
 
-@pytest.fixture
-def full_disk():
-    """full_disk(size): files can't grow beyond it; the error comes from the kernel, in the middle of a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("size", [1, 20_000, 200_000], ids=["nothing", "half of the weights", "half of the optimizer"])
 def test_a_full_disk_leaves_the_old_checkpoint_and_the_error_names_it(saver, full_disk, size):
     sum(weight.sum() for group in saver.optimizer.weights for weight in group).backward()
@@ -201,9 +193,10 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_error_names_it(saver, ful
     assert 20_000 < sizes[0] < 200_000 < sizes[1]
     after_boundary(saver, 2)
     full_disk(size)
-    with pytest.raises(checkpoint.SaveError, match="could not be written: .*; the checkpoint of iteration 1 stands"):
+    with pytest.raises(checkpoint.SaveError, match="could not be written: "):
         saver.save()
     full_disk(2**30)
+    assert saver.on_disk() == "the checkpoint of iteration 1 stands"
     assert saved_iteration(saver) == 1
     assert [path.name for path in saver.folder.parent.iterdir()] == ["checkpoint"]  # half a file takes no space
 
@@ -328,11 +321,30 @@ def test_a_full_disk_at_the_exit_hides_nothing(saver, full_disk):
     full_disk(2**30)
     (note,) = caught.value.__notes__
     assert "could not be written" in note and "iteration 1 stands; go on with" in note and "--resume" in note
-    with pytest.raises(checkpoint.SaveError) as caught, checkpoint.saving_at_exit(saver, {}):
-        full_disk(1)
+    for write in (saver.save, lambda: checkpoint.save_model(saver.policy, saver.folder.parent / "model", None),
+                  lambda: run_files.write_json(saver.folder.parent / "summary.json", {})):  # fmt: skip
+        words = r"stopped: .*; make room\n.*iteration 1 stands; go on with\n.*--resume"
+        with pytest.raises(SystemExit, match=words), checkpoint.saving_at_exit(saver, {}):
+            full_disk(1)
+            write()
+        full_disk(2**30)
+    assert [path.name for path in saver.folder.parent.iterdir()] == ["checkpoint"]  # no half of a model
+
+
+def test_a_full_disk_is_named_whatever_the_library_says(saver, monkeypatch):
+    after_boundary(saver, 1)
+    saver.policy.save_pretrained = None  # it fails in words of its own
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000))
+    with pytest.raises(checkpoint.SaveError, match="the disk is full: 'NoneType'"):
         saver.save()
-    full_disk(2**30)
-    assert "iteration 1 stands; go on with" in caught.value.__notes__[0]
+    with pytest.raises(checkpoint.SaveError, match="the model could not be written: the disk is full: 'NoneType'"):
+        checkpoint.save_model(saver.policy, saver.folder, None)
+
+
+def test_a_disk_that_cannot_take_a_checkpoint_is_refused_at_the_start(saver, monkeypatch):
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000))
+    with pytest.raises(SystemExit, match=r"0\.0 MB are free there, and a checkpoint takes 0\.\d MB; make room"):
+        checkpoint.Checkpointer(saver.folder.parent / "deeper" / "run", saver.policy, None, saver.optimizer)
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), torch.OutOfMemoryError("full"), engine.EngineDied("gone")])

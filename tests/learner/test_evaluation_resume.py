@@ -95,6 +95,19 @@ def test_an_evaluation_goes_on_with_the_model_that_began_it(evaluate, learn, pol
         learn("evaluate_llm", "--resume", folder)
 
 
+def test_a_full_disk_ends_it_in_a_line(evaluate, learn, full_disk):
+    stopped = r"stopped: File too large.*; make room\n\d of 8 episodes are kept; go on with\n.* --resume "
+    with pytest.raises(SystemExit, match=stopped):
+        full_disk(100_000)
+        evaluate("full")
+    full_disk(2**30)
+    folder = folder_of("full")
+    kept = (folder / "trajectories.jsonl").read_bytes()
+    assert 0 < kept.count(b"\n") < 8 and len(kept) == 100_000  # the last one is cut
+    learn("evaluate_llm", "--resume", folder)
+    assert report(folder)["finished"] and len(rows(folder)) == 8
+
+
 def hold(folder, ready, done):
     run_files.claim(folder)
     ready.set()

@@ -168,6 +168,17 @@ def test_the_loss_on_recorded_held_out_rows(learn, flags, rows_file):
     assert summary["eval/expert_token_loss_first"] > summary["eval/expert_token_loss_last"] > 0
 
 
+def test_where_nothing_can_be_written_nothing_is_trained(learn):
+    with pytest.raises(SystemExit, match="--out /proc/policy: nothing can be written there"):
+        learn("sft_llm", "--out", "/proc/policy")
+
+
+def test_a_model_that_cannot_be_had_is_a_line(learn):
+    for script in ("sft_llm", "grpo_llm", "evaluate_llm"):
+        with pytest.raises(SystemExit, match="^--model, or --tokenizer: the tokenizer no/such cannot be loaded"):
+            learn(script, "--model", "no/such", "--env-id", ENV_ID)
+
+
 def test_processes_make_the_same_demonstrations(monkeypatch):
     monkeypatch.setattr(demonstrations, "POOL_SECONDS", 0.0)
     maker = Demonstrations(ENV_ID, "train", {}, None, 1)
@@ -449,6 +460,8 @@ def test_interrupted_runs_go_on_with_other_options_too(learn, monkeypatch, flags
     assert not any("lora" in name for name in one)
     with pytest.raises(SystemExit, match="--batch-size 3 contradicts"):
         learn("sft_llm", "--resume", stopped, "--batch-size", 3)
+    learn("sft_llm", "--resume", stopped, "--out", "elsewhere")  # where the first folder could not be written
+    assert Path("elsewhere/config.json").is_file()
 
 
 def test_an_evaluation_that_fails_loses_no_step_of_a_large_model(learn, flags, monkeypatch):

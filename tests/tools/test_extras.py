@@ -1,6 +1,7 @@
 """What is missing is named when it is needed, with the extra that brings it."""
 
 import importlib
+import runpy
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -35,3 +36,10 @@ def test_a_missing_package_names_its_extra(
     with pytest.raises(ImportError) as raised:
         use()
     assert f'pip install "agent-r1[{extra}]"' in str(raised.value)
+
+
+def test_a_server_without_its_packages_ends_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "agent_r1_tools.search.server", raising=False)
+    with pytest.raises(SystemExit, match="agent-r1.server."):
+        runpy.run_module("agent_r1_tools.search.server", run_name="__main__")

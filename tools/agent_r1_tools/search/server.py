@@ -31,7 +31,10 @@ try:
     from pydantic import BaseModel, Field, StringConstraints, ValidationError
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ImportError as missing:
-    raise ImportError('the retrieval server needs fastapi and uvicorn: pip install "agent-r1[server]"') from missing
+    needed = 'the retrieval server needs fastapi and uvicorn: pip install "agent-r1[server]"'
+    if __name__ == "__main__":
+        raise SystemExit(needed) from None
+    raise ImportError(needed) from missing
 
 BATCH_WINDOW = 0.003
 """Seconds that the first query of a batch waits for others."""
