@@ -134,9 +134,14 @@ class Logger:
     def close(self) -> None:
         """Everything to disk. The run came to its end: the summary says so, and llm_utils/benchmark.py skips it."""
         path = self.run_dir / "summary.json"
-        run_files.write_json(path, json.loads(path.read_text()) | {"finished": True})
+        summary = json.loads(path.read_text()) | {"finished": True}
+        run_files.write_json(path, summary)
         self.bar.close()
         self.writer.close()
+        before, after = summary.get("eval/success_first"), summary.get("eval/success_last")
+        if None not in (before, after):
+            fell = "; it fell: a lower --learning-rate may hold it" if after < before else ""
+            print(f"success in evaluations, greedy: {before:.3f} before, {after:.3f} after{fell}")
         print(f"written to {self.run_dir}; python -m agent_r1.show {shlex.quote(str(self.run_dir))} prints episodes")
 
 

@@ -156,6 +156,8 @@ def preflight(
         needed = (args.num_envs * row + max(0, longest_row - row)) * bytes_per_token(config, dtype)
         cache = (ROOM_OF_SMALL if needed < Store.SMALL else ROOM_TO_GROW) * needed
         add("keys and values of the rows", cache, ALWAYS if stale else ROLLOUT, "--num-envs", CONTEXT)
+        if stale and getattr(args, "eval_episodes", 0):  # those in flight stay while others are evaluated
+            add("keys and values of an evaluation's rows", cache, ROLLOUT, "--eval-episodes 0", "--num-envs", CONTEXT)
         add("logits of new tokens", 8 * args.num_envs * config.get_text_config().vocab_size, ROLLOUT, "--num-envs")
     memory = memory_of(device) if getattr(args, "memory_gb", None) is None else int(args.memory_gb * GB)
     if args.engine == "vllm" and not on_cpu:

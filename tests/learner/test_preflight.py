@@ -56,6 +56,9 @@ def test_with_staleness_the_rows_in_flight_keep_their_cache_through_the_update()
     cache = size(stale, "keys and values")
     assert cache > 10e9 and stale.at("update") - fresh.at("update") == cache
     assert stale.at("rollout") == fresh.at("rollout")
+    evaluating = estimate(max_staleness=1, eval_episodes=64, **kwargs)  # beside them, with a cache of its own
+    assert evaluating.at("rollout") - stale.at("rollout") == cache and evaluating.at("update") == stale.at("update")
+    assert estimate(eval_episodes=64, **kwargs).at("rollout") == fresh.at("rollout")
 
 
 def test_without_a_preflight_nothing_of_it_runs(learn, policy_folder, monkeypatch):
