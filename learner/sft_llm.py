@@ -113,7 +113,7 @@ class Args:
     num_steps: int = 2_500
     """optimizer steps"""
     batch_size: int = 64
-    """demonstrations a step"""
+    """demonstrations a step at most: all steps of a pass have as many, or one less"""
     microbatch_tokens: int = 4096
     """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same
     (but for rounding, in bf16)"""
@@ -179,11 +179,14 @@ def batches(rows: Sequence[Demonstration], batch_size: int, seed: int) -> Iterat
     rng = np.random.default_rng(seed)
     while True:
         order = rng.permutation(len(rows))
-        for block in np.array_split(order, max(1, len(rows) // (batch_size * 16))):
+        count = math.ceil(len(rows) / batch_size)
+        groups = np.array_split(order, count)
+        for numbers in np.array_split(range(count), max(1, count // 16)):
+            block = np.concatenate([groups[number] for number in numbers])
             block = block[np.argsort([len(rows[i].tokens) for i in block], kind="stable")]
-            groups = np.array_split(block, math.ceil(len(block) / batch_size))
-            for group in rng.permutation(len(groups)):
-                yield [rows[i] for i in groups[group]]
+            alike = np.array_split(block, len(numbers))
+            for number in rng.permutation(len(alike)):
+                yield [rows[i] for i in alike[number]]
 
 
 def token_loss(
@@ -254,6 +257,8 @@ if __name__ == "__main__":
             new_tokenizer.save_pretrained(source)
     else:
         source = model_source(args.model, args.env_id)
+    if env is not None:
+        env.close()
     tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
     with plain_errors(args.env_id):
         vocab_size = len(load_tokenizer(tokenizer))
@@ -294,8 +299,8 @@ if __name__ == "__main__":
     progress = tqdm(total=args.num_steps, initial=run["iteration"], desc="sft", unit="step", dynamic_ncols=True)
 
     def summarize(**more: Any) -> None:
-        content = {**run["summary"], "train_seconds": run["train_seconds"], "args": asdict(args), **more}
-        run_files.write_json(run_dir / "summary.json", content)
+        content = {**run["summary"], "train_seconds": run["train_seconds"], "finished": False, "args": asdict(args)}
+        run_files.write_json(run_dir / "summary.json", content | more)
 
     def evaluate() -> None:
         """Measure the loss on held-out expert demonstrations."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import operator
+import sys
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
@@ -15,6 +17,23 @@ class ArgumentError(ValueError):
 
     It is no TypeError, not even for an unknown keyword: to those `gym.make` adds all arguments, data included.
     """
+
+
+def named_function(name: str, value: str) -> Any:
+    """The function that "module:function" names.
+
+    Raises ArgumentError where it isn't found, and for one of Python's own modules: a run's folder or a row that
+    somebody else made may name it (`builtins:exec` for a reward function would run what a policy answers).
+    """
+    module, _, attribute = value.partition(":")
+    if not attribute:
+        raise ArgumentError(f"{name} is a function, or module:function; got {value!r}")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ArgumentError(f"{name} {value!r}: one of Python's own functions is refused; name one of yours")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: ".name", ""
+        raise ArgumentError(f"{name} {value!r}: {error}; the module must be found (PYTHONPATH=.)") from None
 
 
 def integer(name: str, value: Any, least: int | None = None) -> int:

@@ -68,7 +68,7 @@ def headline(row: Mapping[str, Any]) -> str:
         f"{turns} turn{'s' * (turns != 1)}, {len(row['tokens'])} tokens",
         f"fault: {row['fault']}" if row.get("fault") else end,
     ]
-    return printable(", ".join(part for part in parts if part))
+    return printable(", ".join(part for part in parts if part)).replace("\n", "\\n")
 
 
 def shown(row: Mapping[str, Any]) -> str:

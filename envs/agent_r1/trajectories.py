@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,14 +96,20 @@ def say(text: str) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
+MARKS = re.compile(r"^(?=\\*(?:-> |    reward |\[(?:system|user|assistant|tool)[ \]]|-{20}))", re.MULTILINE)
+
+
 def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[str, float]], first: int = 0) -> str:
-    """The messages from `first` on as text for a terminal, with the reward terms of each turn below it."""
+    """The messages from `first` on as text for a terminal, with the reward terms of each turn below it.
+
+    A line of a message that looks like a role, a call, a reward or the end of an episode begins with a backslash.
+    """
     lines, turn = [], sum(message["role"] == "assistant" for message in messages[:first])
     for message in messages[first:]:
         role = message["role"]
         lines.append(f"[{role}{' ' + message['name'] if message.get('name') else ''}]")
         if message["content"]:
-            lines.append(message["content"])
+            lines.append(MARKS.sub(r"\\", message["content"]))
         lines += [_call(**call["function"]) for call in message.get("tool_calls") or ()]
         if role == "assistant":
             if turn < len(rewards):

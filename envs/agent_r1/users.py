@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import ArgumentError, named_function
 from agent_r1_tools import ToolFault
 from agent_r1_tools.running import describe, is_strict
 from agent_r1_tools.tool import is_fault
@@ -19,13 +18,7 @@ def find_user(user: Any, what: str = "user") -> Any:
     """The function, also by its name "module:function", or None. Raises ArgumentError for anything else, and one not
     found."""
     if isinstance(user, str):
-        module, _, attribute = user.partition(":")
-        if not attribute:
-            raise ArgumentError(f"{what} is a function, or module:function; got {user!r}")
-        try:
-            user = getattr(importlib.import_module(module), attribute)
-        except (ModuleNotFoundError, AttributeError) as error:
-            raise ArgumentError(f"{what} {user!r}: {error}; the module must be found (PYTHONPATH=.)") from None
+        user = named_function(what, user)
     if user is None or callable(user):
         return user
     raise ArgumentError(f"{what} is a function, or module:function; got {user!r}")

@@ -38,6 +38,17 @@ ArgsT = TypeVar("ArgsT")
 class SaveError(OSError):
     """A checkpoint or a model could not be written. The message says why."""
 
+    @classmethod
+    def of(cls, what: str, error: Exception, folder: Path) -> SaveError:
+        """What isn't written, the error, and where it would be: libraries have words of their own for a full disk."""
+        full = "the disk is full, make room: " * (free_bytes(folder) < 2**20)
+        failed = cls(f"{what} could not be written: {full}{error}")
+        failed.of_disk = bool(full) or isinstance(error, OSError)
+        return failed
+
+    of_disk = True
+    """No bug in a program, whose traceback would be wanted."""
+
 
 def copied(content: Any, memory: Any) -> Any:
     """A deep copy of nested dicts and lists with tensors in main memory, into the tensors of `memory` where they fit.
@@ -83,6 +94,7 @@ class Checkpointer:
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
         self.spare: dict[str, Any] | None = None  # memory for the next one: Ctrl-C while it is filled spoils nothing
         self.signal: int | None = None  # the signal that ends the run
+        self.failed = False  # the last save
         needed, free = copied_bytes(trained), free_bytes(run_dir)
         if rank == 0 and free < needed:
             raise SystemExit(
@@ -138,11 +150,12 @@ class Checkpointer:
             new.rename(self.folder)
             sync_one(self.folder.parent)
         except Exception as error:  # of the disk, and in the words of the library that was writing
-            full = "the disk is full: " * (free_bytes(self.folder.parent) < 2**20)
+            failed, self.failed = SaveError.of("the checkpoint", error, self.folder.parent), True
             recover(self.folder)
             shutil.rmtree(new, ignore_errors=True)  # its space may be what is missing
-            raise SaveError(f"the checkpoint could not be written: {full}{error}") from error
+            raise failed from error
         shutil.rmtree(old, ignore_errors=True)
+        self.failed = False
         return True
 
     def on_disk(self) -> str:
@@ -175,12 +188,12 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
             yield
         except BaseException as error:
             signals.ignore()
-            reason = f"{error}; make room" if isinstance(error, SaveError) else signals.no_room(error)
+            reason = str(error) if isinstance(error, SaveError) and error.of_disk else signals.no_room(error)
             rows: Any = None
             if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise it, too
                 reason, rows = error.args
             weights_at_fault = isinstance(error, FloatingPointError) and reason is not None and not rows
-            savable = not weights_at_fault and not isinstance(error, SaveError)
+            savable = not weights_at_fault and not saver.failed
             how = "" if saver.rank > 0 else _how_to_go_on(saver, savable)
             if rows:
                 append_rows(run_dir / "not_finite.jsonl", rows, iteration=run["iteration"] + 1)
@@ -321,8 +334,8 @@ def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
         if tokenizer is not None:
             AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(folder)
     except Exception as error:  # of the disk, and in the words of the library that was writing
-        full = "the disk is full: " * (free_bytes(folder) < 2**20)
+        failed = SaveError.of(f"{folder}: the model", error, folder)
         if is_new:  # half a model looks like one
             shutil.rmtree(folder, ignore_errors=True)
-        raise SaveError(f"{folder}: the model could not be written: {full}{error}") from error
+        raise failed from error
     print(f"the trained policy is in {folder}")

@@ -7,7 +7,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -84,7 +84,8 @@ class Demonstrations:
     def split_tasks(self, num_demonstrations: int, num_heldout: int, first: int = 0) -> tuple[int, int]:
         """Numbers of tasks to train on and to hold out, from task `first` on: those asked for; of fewer nine in ten
         and one."""
-        num_tasks = max(0, self.make_env().num_tasks - first)
+        with closing(self.make_env()) as env:
+            num_tasks = max(0, env.num_tasks - first)
         if num_demonstrations + num_heldout <= num_tasks:
             return num_demonstrations, num_heldout
         num_heldout = min(num_heldout, num_tasks // 10)
@@ -119,11 +120,14 @@ class Demonstrations:
         return rows
 
     def _make_some(self, job: tuple[range, float, float]) -> list[Demonstration]:
-        indexes, expert_share, rag_share = job
-        env = self.make_env()
-        rag_env: Any = None
-        if rag_share:
-            rag_env = replace(self, mode="naive_rag").make_env()
+        with ExitStack() as stack:
+            env = stack.enter_context(closing(self.make_env()))
+            rag = replace(self, mode="naive_rag") if job[2] else None
+            return self._show(*job, env, stack.enter_context(closing(rag.make_env())) if rag else None)
+
+    def _show(
+        self, indexes: range, expert_share: float, rag_share: float, env: Any, rag_env: Any
+    ) -> list[Demonstration]:
         rows = []
         for index in indexes:
             rng = np.random.default_rng([self.seed, index])

@@ -14,6 +14,7 @@ from agent_r1.ids import creator, find_environment
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.tokenizers import TokenizerNotFoundError
 from agent_r1.vector import vector_spec
+from agent_r1_tools.text import printable
 
 
 def environment_spec(env_id: str) -> EnvSpec:
@@ -25,7 +26,7 @@ def environment_spec(env_id: str) -> EnvSpec:
     try:
         name = find_environment(env_id).id
     except ArgumentError as error:
-        raise SystemExit(f"--env-id {env_id}: {error}") from None
+        raise SystemExit(f"--env-id {env_id}: {printable(str(error))}") from None
     return vector_spec(name)
 
 
@@ -69,4 +70,4 @@ def plain_errors(env_id: str) -> Iterator[None]:
         said = isinstance(error, ArgumentError | DataFormatError | DataNotFoundError)
         if not said and not maker.startswith("agent_r1."):
             raise
-        raise SystemExit(f"--env-id {env_id}: {error}") from None
+        raise SystemExit(f"--env-id {env_id}: {printable(str(error))}") from None

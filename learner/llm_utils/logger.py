@@ -140,8 +140,7 @@ class Logger:
         self.writer.close()
         before, after = summary.get("eval/success_first"), summary.get("eval/success_last")
         if None not in (before, after):
-            fell = "; it fell: a lower --learning-rate may hold it" if after < before else ""
-            print(f"success in evaluations, greedy: {before:.3f} before, {after:.3f} after{fell}")
+            print(f"success in evaluations, greedy: {before:.3f} before, {after:.3f} after")
         print(f"written to {self.run_dir}; python -m agent_r1.show {shlex.quote(str(self.run_dir))} prints episodes")
 
 

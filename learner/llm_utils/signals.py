@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -50,9 +51,9 @@ def ignore() -> None:
 
 def no_room(error: BaseException) -> str | None:
     """In words what a disk is to blame for, that is full or can't be written; None for any other error."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
-        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}; make room"
-    return None
+    if not isinstance(error, OSError) or error.errno not in (*FULL, errno.EROFS):
+        return None
+    return f"{error.strerror}{f': {error.filename}' if error.filename else ''}{'; make room' * (error.errno in FULL)}"
 
 
 def end(error: BaseException, how: str, number: int | None) -> None:

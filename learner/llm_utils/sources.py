@@ -15,6 +15,9 @@ import agent_r1
 from llm_utils.environments import evaluation_split
 from llm_utils.slots import attends_to_less
 
+DEFAULT_ENV = "AgentR1/MultihopWorld-v0"  # of an evaluation, where no run says another one
+CHECKPOINT = ("checkpoint", "policy")  # of a run
+
 
 def model_source(name: str, env_id: str) -> str:
     """The Hugging Face name or the folder of the weights that `--model` means.
@@ -26,7 +29,7 @@ def model_source(name: str, env_id: str) -> str:
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
     if os.path.isdir(folder):
-        for candidate in (folder, os.path.join(folder, "model"), os.path.join(folder, "checkpoint", "policy")):
+        for candidate in (folder, os.path.join(folder, "model"), os.path.join(folder, *CHECKPOINT)):
             if os.path.isfile(os.path.join(candidate, "config.json")):
                 return candidate
             if os.path.isfile(os.path.join(candidate, "adapter_config.json")):
@@ -40,13 +43,17 @@ def model_source(name: str, env_id: str) -> str:
     return folder
 
 
-def summary_of_run(source: str) -> dict[str, Any]:
-    """What the run wrote to which a model folder (or the run's folder itself) belongs; {} for other folders."""
+def folder_of_run(source: str) -> Path | None:
+    """That of the run to which a model folder (or the run's folder itself) belongs; None for other folders."""
     path = Path(source).expanduser()
-    for folder in (path, *path.parents[:2]) if path.is_dir() else ():
-        if (folder / "summary.json").is_file():
-            return json.loads((folder / "summary.json").read_text())
-    return {}
+    folders = (path, *path.parents[:2]) if path.is_dir() else ()
+    return next((folder for folder in folders if (folder / "summary.json").is_file()), None)
+
+
+def summary_of_run(source: str) -> dict[str, Any]:
+    """What such a run wrote; {} for other folders."""
+    folder = folder_of_run(source)
+    return json.loads((folder / "summary.json").read_text()) if folder else {}
 
 
 def arguments_of_run(source: str) -> dict[str, str | None]:
@@ -80,7 +87,7 @@ def model_files(args: Any) -> str | None:
 
 
 PLAYED = [  # what an evaluation may leave open: its argument, that of a run, and what it is without a run
-    ("env_id", "env_id", "AgentR1/MultihopWorld-v0"),
+    ("env_id", "env_id", DEFAULT_ENV),
     ("split", "eval_split", None),
     ("env_kwargs", "env_kwargs", "{}"),
     ("data_dir", "data_dir", None),
@@ -94,9 +101,10 @@ def fill_environment(args: Any) -> list[str]:
     where the evaluation differs from the run.
     """
     run = (arguments_of_run(args.adapter) if args.adapter else {}) or arguments_of_run(args.model)
-    unfinished = not summary_of_run(args.model).get("finished", True)
-    said = [f"--model {args.model}: this run isn't finished; what is played is its last checkpoint"] * unfinished
-    taken = []
+    said, taken = [], []
+    source = model_source(args.model, args.env_id or DEFAULT_ENV) if Path(args.model).expanduser().is_dir() else ""
+    if Path(source).parts[-2:] == CHECKPOINT and not summary_of_run(args.model).get("finished", True):
+        said.append(f"--model {args.model}: this run isn't finished; what is played is its last checkpoint")
     if args.env_id not in (None, run.get("env_id", args.env_id)):
         said.append(f"the run was trained on {run['env_id']}; it is played on {args.env_id}, as --env-id says")
         run = {}
@@ -119,9 +127,11 @@ def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:
     if name == "byte":
         return None
     if name is None and os.path.isdir(source) and not any(Path(source).glob("tokenizer*.json")):
-        run = arguments_of_run(source)  # a checkpoint holds no tokenizer
-        if not run:
+        folder, run = folder_of_run(source), arguments_of_run(source)  # a checkpoint holds no tokenizer
+        if folder is None or not run:
             raise SystemExit(f"the folder {source} holds no tokenizer; name one with --tokenizer")
+        if run["model"] == "scratch":  # sft_llm.py made one
+            return str(folder / "scratch")
         return tokenizer_source(run["tokenizer"], model_source(str(run["model"]), env_id), env_id)
     return name or source
 

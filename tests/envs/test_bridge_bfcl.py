@@ -196,6 +196,38 @@ def test_a_walk_through_copies_of_copies_is_refused():
     assert services.act("ls", {}).ok
 
 
+def doubled(services, levels):
+    """A tree whose every level holds the one below it twice."""
+    assert services.act("mkdir", {"dir_name": "k0"}).ok
+    for level in range(levels):
+        above = f"k{level + 1}"
+        calls = [("cp", {"source": f"k{level}", "destination": "x"}), ("mkdir", {"dir_name": above})]
+        calls += [("mv", {"source": one, "destination": above}) for one in (f"k{level}", "x")]
+        assert all(services.act(name, arguments).ok for name, arguments in calls)
+
+
+def test_a_walk_from_a_place_that_was_removed_is_refused_too():
+    services = Services("base", 0)
+    calls = [("mkdir", {"dir_name": "a"}), ("cd", {"folder": "a"}), ("mkdir", {"dir_name": "s"})]
+    calls += [("cd", {"folder": ".."}), ("cp", {"source": "a", "destination": "b"}), ("rm", {"file_name": "a"})]
+    calls += [("cd", {"folder": place}) for place in ("b", "s", "..")]
+    for name, arguments in calls:  # a copy knows the place that it was copied from as the one above it
+        assert services.act(name, arguments).ok
+    doubled(services, 14)
+    assert bfcl.walks(services.apis["GorillaFileSystem"].root)
+    for name in ("find", "du"):
+        assert not services.act(name, {}).ok and "more than 10000 files" in services.answers[-1]
+
+
+def test_long_names_do_not_multiply():
+    services = Services("base", 0)
+    services.act("mkdir", {"dir_name": "=" * 10_000})
+    services.act("cd", {"folder": "=" * 10_000})
+    doubled(services, 11)
+    services.act("cd", {"folder": ".."})
+    assert not services.act("find", {"path": "."}).ok and len(services.answers[-1]) < 1_000
+
+
 def test_what_the_package_lists_in_any_order_is_sorted():
     assert bfcl.in_order("Invalid fields for update: z, a") == "Invalid fields for update: a, z"
     listed = "Invalid travel class. Must be one of {'b', 'a'}"

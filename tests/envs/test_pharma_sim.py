@@ -321,10 +321,10 @@ def test_a_user_that_comes_back_is_asked_again(say):
 
 
 def test_a_user_can_be_named(say):
-    env = begin(user="json:dumps")
+    env = begin(user="named:echo")
     say(env, "Your soap?")
     assert json.loads(env.messages[-1]["content"])[-1] == {"role": "user", "content": "Your soap?"}
-    for name in ("json", "json:nothing", "no_such_module:user", "math:pi", 5):
+    for name in ("json", "json:dumps", "named:nothing", "no_such_module:user", "named:PI", 5):
         with pytest.raises(ValueError, match="user"):
             PharmaSimEnv(user=name)
 

@@ -107,7 +107,7 @@ def test_search_goes_over_a_corpus(tmp_path):
         ("exact_match", "Lorn", "the Lorn river", 0.0),
         ("f1", "River Lorn", "river Quill", 0.5),
         (lambda answer, row: len(answer) / row["most"], None, "abc", 0.75),
-        ("json:dumps", "x", "", 0.0),  # an empty answer is never scored
+        ("named:nothing_right", "x", "", 0.0),  # an empty answer is never scored
     ],
 )
 def test_rewards(reward, gold, said, score):
@@ -147,6 +147,9 @@ def test_a_reward_function_that_is_none_or_async_is_refused_at_once():
             make(reward=function)
     with pytest.raises(ArgumentError, match="a function, or module:function; got 7"):
         make(reward=7)
+    for name in ("builtins:exec", "os:system", "os.path:join", "subprocess:run"):  # of a stranger's run that goes on
+        with pytest.raises(ArgumentError, match="one of Python's own functions is refused"):
+            make(reward=name)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_half_a_judge_is_refused(kwargs, message):
 
 @pytest.mark.parametrize(
     ("reward", "message"),
-    [("exact", "one of exact_match, f1"), ("no_module:f", "PYTHONPATH"), ("json:nothing", "no attribute"),
+    [("exact", "one of exact_match, f1"), ("no_module:f", "PYTHONPATH"), ("named:nothing", "no attribute"),
      ("model", "goes with judge_url and judge_model")],
 )  # fmt: skip
 def test_rewards_that_are_not_there(reward, message):
@@ -202,6 +205,9 @@ def test_a_file_that_is_wrong_is_named(tmp_path):
     path = write(tmp_path / "r.jsonl", [*ROWS[:4], {"question": 3}])
     with pytest.raises(DataFormatError, match=r"r.jsonl, row 5, question: expected a text, found 3"):
         make(path)
+    with pytest.raises(DataFormatError, match=r"the row has \\x1b\[2J") as error:
+        make([{"\x1b[2J\x07": "a"}])
+    assert error.value.args[0].isprintable()
     with pytest.raises(ArgumentError, match="give one of them"):
         gym.make(ID, data=ROWS, data_dir=str(tmp_path))
     for empty, message in (([], "^there are no rows"), (write(tmp_path / "e.jsonl", []), "e.jsonl: there are no rows")):

@@ -323,7 +323,7 @@ def test_a_full_disk_at_the_exit_hides_nothing(saver, full_disk):
     assert "could not be written" in note and "iteration 1 stands; go on with" in note and "--resume" in note
     for write in (saver.save, lambda: checkpoint.save_model(saver.policy, saver.folder.parent / "model", None),
                   lambda: run_files.write_json(saver.folder.parent / "summary.json", {})):  # fmt: skip
-        words = r"stopped: .*; make room\n.*iteration 1 stands; go on with\n.*--resume"
+        words = r"stopped: .*File too large.*\n.*iteration 1 stands; go on with\n.*--resume"
         with pytest.raises(SystemExit, match=words), checkpoint.saving_at_exit(saver, {}):
             full_disk(1)
             write()
@@ -335,10 +335,20 @@ def test_a_full_disk_is_named_whatever_the_library_says(saver, monkeypatch):
     after_boundary(saver, 1)
     saver.policy.save_pretrained = None  # it fails in words of its own
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000))
-    with pytest.raises(checkpoint.SaveError, match="the disk is full: 'NoneType'"):
+    with pytest.raises(checkpoint.SaveError, match="the disk is full, make room: 'NoneType'"):
         saver.save()
-    with pytest.raises(checkpoint.SaveError, match="the model could not be written: the disk is full: 'NoneType'"):
-        checkpoint.save_model(saver.policy, saver.folder, None)
+    with pytest.raises(SystemExit, match="the model could not be written: the disk is full, make room: 'NoneType'"):
+        with checkpoint.saving_at_exit(saver, {}):
+            checkpoint.save_model(saver.policy, saver.folder, None)
+
+
+def test_where_a_model_cannot_be_written_the_checkpoint_is(saver):
+    """The folder --out may lie on another disk, or the tokenizer may be at fault: what was learned isn't lost."""
+    after_boundary(saver, 3)
+    with pytest.raises(SystemExit) as caught, checkpoint.saving_at_exit(saver, {}):
+        checkpoint.save_model(saver.policy, saver.folder.parent / "model", "/nowhere/tokenizer/x")
+    assert "make room" not in str(caught.value) and "\ngo on after the last complete iteration" in str(caught.value)
+    assert saved_iteration(saver) == 3 and not (saver.folder.parent / "model").exists()
 
 
 def test_a_disk_that_cannot_take_a_checkpoint_is_refused_at_the_start(saver, monkeypatch):

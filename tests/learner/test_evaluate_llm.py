@@ -146,7 +146,11 @@ def test_where_a_run_is_played_elsewhere_that_is_said(run_on_hotpotqa):
     *played, said = filled(env_kwargs="{}", split="train")
     assert played == [args["env_id"], "train", "{}"] and "max_action_tokens" in said and "isn't taken over" in said
     (run_dir / "summary.json").write_text(json.dumps({"args": args, "finished": False}))
-    assert "this run isn't finished" in filled()[-1]
+    assert "isn't finished" not in filled()[-1]  # its model/ is what an earlier end left
+    (run_dir / "checkpoint").mkdir()
+    (run_dir / "model").rename(run_dir / "checkpoint" / "policy")
+    assert "this run isn't finished; what is played is its last checkpoint" in filled()[-1]
+    (run_dir / "checkpoint" / "policy").rename(run_dir / "model")
     *played, said = filled(model="Qwen/base", adapter=str(run_dir / "model"))
     assert played == [args["env_id"], "dev", args["env_kwargs"]]
     assert filled(model="tiny") == (ENV_ID, "test", "{}", "")

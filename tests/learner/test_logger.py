@@ -108,15 +108,12 @@ def test_rows_carry_faults_turns_and_segments(tmp_path, played):
     assert rows[2]["turns"] == expected and rows[2]["segment_starts"] == [0] and rows[2]["fault"] == "search"
 
 
-@pytest.mark.parametrize(("before", "after", "fell"), [(1, 0, True), (0, 1, False), (1, 1, False)])
-def test_at_the_end_a_run_says_whether_it_got_better(tmp_path, made_up_rows, capsys, before, after, fell):
+def test_at_the_end_a_run_says_whether_it_got_better(tmp_path, made_up_rows, capsys):
     run = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
     logger, rows = Logger(tmp_path, grpo_llm.Args(), 8, run), made_up_rows(1, 4)
-    for success in (before, after):
+    for success in (1, 0):
         for row in rows:
             row.stats["success"] = success
         logger.evaluation(rows, run)
     logger.close()
-    said = capsys.readouterr().out
-    assert f"success in evaluations, greedy: {before:.3f} before, {after:.3f} after" in said
-    assert ("it fell" in said) == fell
+    assert "success in evaluations, greedy: 1.000 before, 0.000 after" in capsys.readouterr().out

@@ -80,9 +80,18 @@ def encodable(text: str) -> str:
 
 def printable(text: str) -> str:
     """Text with escapes such as \\x1b for what a terminal would obey: control characters (but tab and newline), and
-    those that turn the direction of writing; and for lone surrogates, which it cannot write."""
-    return _UNPRINTABLE.sub(lambda match: ("\\x%02x" if match[0] < "\u0100" else "\\u%04x") % ord(match[0]), text)
+    those that turn the direction of writing; for what nobody sees, spaces without width, tags and line separators; and
+    for lone surrogates, which it cannot write."""
+    return _UNPRINTABLE.sub(_escaped, text)
 
 
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return ("\\x%02x" if code < 0x100 else "\\u%04x" if code < 0x10000 else "\\U%08x") % code
+
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
 _SURROGATES = re.compile("[\ud800-\udfff]")

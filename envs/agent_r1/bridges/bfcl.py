@@ -28,6 +28,7 @@ CHECKED = "2026.3"
 MOST_STEPS = 20  # MAXIMUM_STEP_LIMIT of the package: turns with calls for one request
 MOST_FILES = 10_000  # that `find` and `du` walk through: copies of folders share theirs, so there may be 2 ** n
 MOST_DIGITS = 1_000
+MOST_PATHS = 500_000  # characters of all paths that `find` lists
 MOST_CHARS = 50_000  # of a result
 LOCK = Lock()  # the package keeps some things in globals
 API = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code."
@@ -266,18 +267,20 @@ def refusal(api: Any, name: str, arguments: dict[str, Any]) -> str:
         base, exponent = arguments.get("base"), arguments.get("exponent")
         if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > 4 * MOST_DIGITS:
             return "The result is too large."
-    if name in ("find", "du") and not walks(api.root):
-        return f"{name}: more than {MOST_FILES} files and directories"
+    if name in ("find", "du") and not (walks(api.root) and walks(api._current_dir)):  # which may have been removed
+        return f"{name}: more than {MOST_FILES} files and directories, or {MOST_PATHS} characters of paths"
     return ""
 
 
 def walks(root: Any) -> bool:
     """Whether a walk through a directory ends soon: copies share what is in them, and may hold themselves."""
-    waiting, seen = [root], 0
+    waiting, files, chars = [(root, 0)], 0, 0
     while waiting:
-        inside = getattr(waiting.pop(), "contents", {}).values()
-        seen += len(inside)
-        if seen > MOST_FILES:
+        place, before = waiting.pop()
+        inside = [(one, before + 1 + len(name)) for name, one in getattr(place, "contents", {}).items()]
+        files += len(inside)
+        chars += sum(length for _, length in inside)
+        if files > MOST_FILES or chars > MOST_PATHS:
             return False
         waiting += inside
     return True

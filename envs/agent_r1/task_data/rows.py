@@ -14,6 +14,7 @@ from typing import Any
 from agent_r1.task_data.files import read_rows
 from agent_r1.task_data.load import DATA_VARIABLE
 from agent_r1.task_data.records import DataFormatError, DataNotFoundError
+from agent_r1_tools.text import printable
 
 FIELDS = ("id", "question", "answer", "system", "tools")
 WAYS = (
@@ -117,7 +118,8 @@ def _read(row: Any, where: str, tools: tuple[str, ...]) -> dict[str, Any]:
 
     def wrong(field: str, expected: str) -> DataFormatError:
         others = ", ".join(map(str, row))
-        said = f"none; the row has {others or 'no fields':.200}" if field not in row else f"{row[field]!r:.100}"
+        told = printable(others) or "no fields"
+        said = f"none; the row has {told:.200}" if field not in row else f"{row[field]!r:.100}"
         return DataFormatError(f"{where}, {field}: expected {expected}, found {said}")
 
     question, answer, system = row.get("question"), row.get("answer"), row.get("system")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import ArgumentError, named_function
 from agent_r1.math_judge import judge, require_math_verify
 from agent_r1.rewards import exact_match, f1
 from agent_r1.task_data import DataFormatError
@@ -223,13 +222,10 @@ def _name(function: Any) -> str:
 
 
 def _function(name: str) -> Reward:
-    module, _, attribute = name.partition(":")
-    if not attribute:
+    if ":" not in name:
         raise ArgumentError(f"reward is one of {', '.join(REWARDS)}, a function, or module:function; got {name!r}")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: ".name", ""
-        raise ArgumentError(f"reward {name!r}: {error}; the module must be found (PYTHONPATH=.)") from None
+    found: Reward = named_function("reward", name)
+    return found
 
 
 @lru_cache(maxsize=4)
