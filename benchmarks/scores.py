@@ -97,9 +97,12 @@ def claims_table(claims: Sequence[Claim]) -> str:
     of = "are of one run; others may differ more"
     if seeds > 1:
         of = f"over {seeds} seeds are rough, and mostly too narrow"
-    head = f"Shown: the mean reaches the goal and the interval is off zero. Intervals {of}. Of {len(claims)} claims "
-    head += "some may be shown by chance: of those with nothing behind them at most one in forty, or one in ten where "
-    head += "seeds differ more than tasks."
+    head = "Shown: the mean reaches the goal and the interval is off zero"
+    if any(claim.goal > 0 for claim in claims):
+        head += ", which doesn't say that the gain is as large (the interval may begin below the goal)"
+    head += f"; refuted: the whole interval is below the goal. Intervals {of}. Of {len(claims)} claims some are shown "
+    head += "or refuted by chance: of those whose truth is zero, or the goal, at most one in forty"
+    head += f"{', or one in ten where seeds differ more than tasks' * (seeds > 1)}."
     columns = list(dict.fromkeys(claim.where for claim in claims))
     lines = ["", f"| claim | goal | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for text, goal in dict.fromkeys((claim.text, claim.goal) for claim in claims):

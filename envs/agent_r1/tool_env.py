@@ -322,8 +322,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         ends with a fault at its first turn.
 
         Raises ValueError for other options or values, and for a prompt that leaves no room even without its question
-        (alone: for any that leaves none); ToolFault
-        for a fault that lasts; and what `make_task` and `start_episode` raise that is no fault (see `is_fault`).
+        (alone: for any that leaves none); ToolFault for a fault that lasts; and what `make_task` and `start_episode`
+        raise that is no fault (see `is_fault`).
         """
         super().reset(seed=seed)
         options = dict(options or {})
@@ -383,8 +383,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def encode_reply(self, reply: Any) -> Tokens:
         """The span that `step_message` steps with, for an environment with wrappers or one of many."""
-        room = min(self.max_action_tokens, self.max_context_tokens - self.episode.length)
-        return encode_turn(self, reply_text(self.dialect, reply), room)
+        return encode_turn(self, reply_text(self.dialect, reply), self.room)
 
     def in_order(self, calls: Sequence[PendingCall]) -> Calls:
         """Makes calls of this episode one after the other: `in_order(turn.waiting).run()` gives their results."""
@@ -395,8 +394,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         episode = self.episode
         if episode.over:
             raise RuntimeError("step() after the end of the episode; call reset() first")
-        span = self.check_action(action)
-        room = min(self.max_action_tokens, self.max_context_tokens - episode.length)
+        span, room = self.check_action(action), self.room
         episode.turns.append((episode.length, episode.length + len(span[:room])))
         episode.append(span[:room])
         episode.turn += 1

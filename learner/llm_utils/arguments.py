@@ -39,6 +39,14 @@ MAY_CHANGE = (  # those that change no more of what is learned than its rounding
 )  # fmt: skip
 ArgsT = TypeVar("ArgsT")
 
+
+def evaluates(args: Any) -> bool:
+    """Whether a training measures anything that is held out."""
+    if hasattr(args, "eval_episodes"):
+        return args.eval_episodes > 0
+    return bool(args.eval_data) if args.data else args.eval_demonstrations > 0
+
+
 # Switches that other arguments make dead: when a switch does something, and with or without what it does nothing.
 Alive = Callable[[Any], bool]
 SWITCHES: dict[str, tuple[Alive, str]] = {
@@ -54,7 +62,7 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "constant_length": (lambda a: a.loss_aggregation == "constant", "without --loss-aggregation constant"),
     "kl_estimator": (lambda a: a.kl_coef > 0 and a.kl_in == "loss", "without --kl-coef above 0 and --kl-in loss"),
     "eval_split": (lambda a: a.eval_episodes > 0, "with --eval-episodes 0"),
-    "eval_every": (lambda a: getattr(a, "eval_episodes", 1) > 0 or not a.eval_every, "with --eval-episodes 0"),
+    "eval_every": (lambda a: not a.eval_every or evaluates(a), "where nothing is evaluated"),
     "old_logprobs": (lambda a: a.old_logprobs != "sampler" or a.loss_mask, "as sampler with --no-loss-mask"),
     "importance_cap": (  # --no-loss-mask takes the trainer's in any case
         lambda a: a.old_logprobs != "sampler" or not a.loss_mask, "with --old-logprobs sampler"
@@ -64,9 +72,11 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
         (lambda a: a.model == "scratch", "without --model scratch"),
     ),
     **dict.fromkeys(
-        ("expert_share", "teacher", "only_successes", "num_demonstrations", "first_demonstration",
-         "eval_demonstrations"),
+        ("only_successes", "num_demonstrations", "first_demonstration", "eval_demonstrations"),
         (lambda a: not a.data, "with --data"),
+    ),
+    **dict.fromkeys(
+        ("expert_share", "teacher"), (lambda a: not a.data and a.rag_share < 1, "with --data, or with --rag-share 1")
     ),
     **dict.fromkeys(("rag_share", "num_workers"), (lambda a: not a.data or a.model == "scratch", "with --data")),
 }  # fmt: skip

@@ -329,13 +329,15 @@ def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
     if not state:
         return
     model, is_new = policy.get_base_model() if hasattr(policy, "get_base_model") else policy, not folder.exists()
+    what = "the model"
     try:
         save_policy(model, folder, state)
+        what = "the tokenizer of the model"
         if tokenizer is not None:
             AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(folder)
     except Exception as error:  # of the disk, and in the words of the library that was writing
-        failed = SaveError.of(f"{folder}: the model", error, folder)
-        if is_new:  # half a model looks like one
+        failed = SaveError.of(f"{folder}: {what}", error, folder)
+        if is_new and what == "the model":  # half of one looks like a whole one
             shutil.rmtree(folder, ignore_errors=True)
         raise failed from error
     print(f"the trained policy is in {folder}")

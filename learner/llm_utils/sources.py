@@ -68,7 +68,9 @@ def source_of(args: Any) -> str:
         return args.api_model
     name = args.model
     if getattr(args, "mode", None) == "base_tool_call":  # of the model that the run began with
-        name = arguments_of_run(name).get("model") or name
+        name, folder = arguments_of_run(name).get("model") or name, folder_of_run(name)
+        if name == "scratch" and folder is not None:  # sft_llm.py made it
+            name = str(folder / "scratch")
     return model_source(name, args.env_id)
 
 

@@ -50,6 +50,11 @@ def test_what_is_right_passes(name):
     CHECKS[name](subject("Right", 5))
 
 
+@pytest.mark.parametrize("one", ["RefusesAll", "ShowsNothing"])
+def test_nobody_needs_a_careless_demonstrator(one):
+    CHECKS["careless"](subject(one, 5))
+
+
 @pytest.mark.parametrize("one", ["FailsOnOtherPlaces", "FailsOnMostWords"])
 def test_calls_that_fail_are_no_injection(one):
     CHECKS["injection"](subject(one))

@@ -1,5 +1,6 @@
 """Checkpoints: what is saved, whatever cuts a save short, and what ends a run early."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -348,7 +349,24 @@ def test_where_a_model_cannot_be_written_the_checkpoint_is(saver):
     with pytest.raises(SystemExit) as caught, checkpoint.saving_at_exit(saver, {}):
         checkpoint.save_model(saver.policy, saver.folder.parent / "model", "/nowhere/tokenizer/x")
     assert "make room" not in str(caught.value) and "\ngo on after the last complete iteration" in str(caught.value)
-    assert saved_iteration(saver) == 3 and not (saver.folder.parent / "model").exists()
+    assert saved_iteration(saver) == 3
+    assert (saver.folder.parent / "model" / "model.safetensors").is_file()  # they are whole
+
+
+def test_a_disk_that_only_gives_is_said_without_advice(saver):
+    with pytest.raises(SystemExit, match=r"^stopped: Read-only file system: summary.json\n"):
+        with checkpoint.saving_at_exit(saver, {}):
+            raise OSError(errno.EROFS, "Read-only file system", "summary.json")
+
+
+def test_a_bug_in_a_save_keeps_its_traceback_and_is_not_tried_again(saver):
+    after_boundary(saver, 1)
+    tried = []
+    saver.policy.save_pretrained = lambda *args, **kwargs: tried.append(1) or {}["a bug"]
+    with pytest.raises(checkpoint.SaveError, match="could not be written: 'a bug'") as caught:
+        with checkpoint.saving_at_exit(saver, {}):
+            saver.save()
+    assert tried == [1] and isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_disk_that_cannot_take_a_checkpoint_is_refused_at_the_start(saver, monkeypatch):

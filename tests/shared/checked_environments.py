@@ -227,6 +227,18 @@ class Stumbles(Right):
         return super().demonstration()
 
 
+class RefusesAll(Right):
+    def demonstration(self, rng=None, teacher=None):
+        if rng is not None:
+            raise ValueError("there is only the expert")
+        return super().demonstration()
+
+
+class ShowsNothing(Right):
+    def demonstration(self, rng=None, teacher=None):
+        raise NotImplementedError
+
+
 class RefusesSome(Right):
     def demonstration(self, rng=None, teacher=None):
         if rng is not None and self.task.metadata["number"] % 2:
