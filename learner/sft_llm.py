@@ -216,6 +216,7 @@ if __name__ == "__main__":
     device = distributed.device(args.cuda)
     dtype = choose_dtype("float32" if args.dtype == "auto" and args.model == "scratch" else args.dtype, device)
     run_dir = Path(args.resume or f"runs/{run_name(args)}")
+    checkpoint.check_room(run_dir, 2**22)  # of the smallest; the model's own size is checked when it is there
     threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
@@ -269,6 +270,7 @@ if __name__ == "__main__":
     optimizer = Float32AdamW([policy], [learning_rate], betas=(0.9, 0.98), weight_decay=args.weight_decay)
     num_weights = sum(p.numel() for p in policy.parameters()) / 1e6
     print(f"{num_weights:.2f}M parameters in {policy.dtype}, {vocab_size} tokens, learning rate {learning_rate:g}")
+    saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer)
 
     # demonstrations; held-out ones come from tasks after the training ones
     heldout: list[Demonstration] = []
@@ -294,7 +296,6 @@ if __name__ == "__main__":
     if args.resume:
         run = checkpoint.load(run_dir, None, optimizer)["run"]
     run_files.claim(run_dir)
-    saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer)
     writer = open_writer(run_dir, args, run, run["iteration"] + 1 if args.resume else None)
     progress = tqdm(total=args.num_steps, initial=run["iteration"], desc="sft", unit="step", dynamic_ncols=True)
 

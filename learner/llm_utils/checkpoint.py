@@ -78,6 +78,16 @@ def free_bytes(folder: Path) -> float:
     return shutil.disk_usage(there).free
 
 
+def check_room(run_dir: Path, needed: int) -> None:
+    """SystemExit where the disk can't take a checkpoint of so many bytes."""
+    free = free_bytes(run_dir)
+    if free < needed:
+        raise SystemExit(
+            f"{run_dir}: {free / 1e6:.1f} MB are free there, and a checkpoint takes {needed / 1e6:.1f} MB; make room, "
+            "or start in another folder"
+        )
+
+
 class Checkpointer:
     """Writes the state that a run had at its last iteration boundary.
 
@@ -95,12 +105,8 @@ class Checkpointer:
         self.spare: dict[str, Any] | None = None  # memory for the next one: Ctrl-C while it is filled spoils nothing
         self.signal: int | None = None  # the signal that ends the run
         self.failed = False  # the last save
-        needed, free = copied_bytes(trained), free_bytes(run_dir)
-        if rank == 0 and free < needed:
-            raise SystemExit(
-                f"{run_dir}: {free / 1e6:.1f} MB are free there, and a checkpoint takes {needed / 1e6:.1f} MB; make "
-                "room, or start in another folder"
-            )
+        if rank == 0:
+            check_room(run_dir, copied_bytes(trained))
 
     def boundary(self, state: dict[str, Any]) -> None:
         """An iteration is complete: remember it."""

@@ -173,6 +173,16 @@ def test_where_nothing_can_be_written_nothing_is_trained(learn):
         learn("sft_llm", "--out", "/proc/policy")
 
 
+def test_a_full_disk_is_found_before_anything_is_made(learn, monkeypatch):
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2_000_000))
+    monkeypatch.setattr(Demonstrations, "make", None)
+    with pytest.raises(SystemExit, match="2.0 MB are free there, and a checkpoint takes 4.2 MB"):
+        learn("sft_llm")
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000_000))
+    with pytest.raises(SystemExit, match="5.0 MB are free there, and a checkpoint takes"):
+        learn("sft_llm", "--model", "tiny", "--expert-share", "1")
+
+
 def test_a_model_that_cannot_be_had_is_a_line(learn):
     for script in ("sft_llm", "grpo_llm", "evaluate_llm"):
         with pytest.raises(SystemExit, match="^--model, or --tokenizer: the tokenizer no/such cannot be loaded"):
