@@ -102,7 +102,7 @@ def claims_table(claims: Sequence[Claim]) -> str:
         head += ", which doesn't say that the gain is as large (the interval may begin below the goal)"
     head += f"; refuted: the whole interval is below the goal. Intervals {of}. Of {len(claims)} claims some are shown "
     head += "or refuted by chance: of those whose truth is zero, or the goal, at most one in forty"
-    head += f"{', or one in ten where seeds differ more than tasks' * (seeds > 1)}."
+    head += f"{', more where seeds differ more than tasks' * (seeds > 1)}."
     columns = list(dict.fromkeys(claim.where for claim in claims))
     lines = ["", f"| claim | goal | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for text, goal in dict.fromkeys((claim.text, claim.goal) for claim in claims):

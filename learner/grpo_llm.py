@@ -326,7 +326,7 @@ if __name__ == "__main__":
             useful = groups_with_signal(rows, args.group_size, args.credit, args.gamma)
             signal = len(useful) / max(1, len(rows))
             for attempt in range(1, args.dynamic_sampling + 1):
-                if len(useful) < count:
+                if len(list(in_groups(useful, args.group_size))) < count // args.group_size:
                     more = run.collect_more(episodes(iteration, attempt))
                     useful += groups_with_signal(more, args.group_size, args.credit, args.gamma)
             if args.dynamic_sampling:

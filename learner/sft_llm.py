@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from agent_r1 import ToolEnv
 from agent_r1.tokenizers import load_tokenizer
-from llm_utils import arguments, checkpoint, distributed, run_files, threads
-from llm_utils.demonstrations import Demonstration, Demonstrations, read_rows
+from llm_utils import arguments, checkpoint, distributed, run_files, signals, threads
+from llm_utils.demonstrations import Demonstration, Demonstrations, digest, read_rows
 from llm_utils.environments import env_kwargs, plain_errors
 from llm_utils.forward import microbatches, policy_forward
 from llm_utils.loading import choose_dtype, load_policy
@@ -270,7 +270,7 @@ if __name__ == "__main__":
     optimizer = Float32AdamW([policy], [learning_rate], betas=(0.9, 0.98), weight_decay=args.weight_decay)
     num_weights = sum(p.numel() for p in policy.parameters()) / 1e6
     print(f"{num_weights:.2f}M parameters in {policy.dtype}, {vocab_size} tokens, learning rate {learning_rate:g}")
-    saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer)
+    saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer, most=2**26)  # steps are short
 
     # demonstrations; held-out ones come from tasks after the training ones
     heldout: list[Demonstration] = []
@@ -292,9 +292,13 @@ if __name__ == "__main__":
     # files and logs
     run: dict[str, Any] = {"iteration": 0, "train_seconds": 0.0}  # an iteration is a step
     turns = sum(int(np.diff(row.action_mask.astype(np.int8), prepend=0).clip(0).sum()) for row in rows)
-    run["summary"] = {"model_files": model_files(args), "rows": len(rows), "turns": turns}
+    run["summary"] = {"model_files": model_files(args), "rows": len(rows), "turns": turns, "rows_hash": digest(rows)}
     if args.resume:
-        run = checkpoint.load(run_dir, None, optimizer)["run"]
+        began, run = run["summary"], checkpoint.load(run_dir, None, optimizer)["run"]
+        for name, what in (("rows_hash", "demonstrations"), ("model_files", f"files of --model {args.model}")):
+            there = run["summary"].setdefault(name, began[name])  # older runs have no hash
+            if there != began[name] and (name == "rows_hash" or args.lora_rank):
+                raise SystemExit(f"--resume {args.resume}: the {what} have changed since the run began")
     run_files.claim(run_dir)
     writer = open_writer(run_dir, args, run, run["iteration"] + 1 if args.resume else None)
     progress = tqdm(total=args.num_steps, initial=run["iteration"], desc="sft", unit="step", dynamic_ncols=True)
@@ -326,11 +330,13 @@ if __name__ == "__main__":
             started = time.time()
             threads.follow()
             optimizer.scale_learning_rates(schedule(step, args))
-            saver.begin_update()
             loss = token_loss(policy, batch, args.microbatch_tokens, vocab_size, backward=True)
-            norm = optimizer.step(args.max_grad_norm)[0]
-            run["iteration"] = step
-            run["train_seconds"] += time.time() - started
+            with signals.held():  # the weights are those of a boundary, before and after
+                saver.begin_update()
+                norm = optimizer.step(args.max_grad_norm)[0]
+                run["iteration"] = step
+                run["train_seconds"] += time.time() - started
+                boundary()
 
             # logging
             progress.update()
@@ -341,7 +347,6 @@ if __name__ == "__main__":
                 figures = {"losses/sft_loss": loss, "losses/grad_norm": norm, "charts/learning_rate": rate}
                 for name, value in figures.items():
                     writer.add_scalar(name, value, step)
-            boundary()  # before an evaluation that may fail
             if last or (args.eval_every and step % args.eval_every == 0):
                 evaluate()
                 boundary()

@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 from tqdm import tqdm
 
+from agent_r1_tools.text import printable
 from llm_utils.engine import EngineDied, Span
 from llm_utils.vllm_replies import Body, member, parse
 
@@ -85,9 +86,9 @@ class ChatEngine:
             if status == 400 and "max_completion_tokens" in text and limit == "max_tokens":
                 self.limit = "max_completion_tokens"
                 return self._reply(body, most)
-            if status in (400, 413) and any(words in text.lower() for words in TOO_LONG):
+            if status in (400, 413) and any(words in text.lower() for words in (*TOO_LONG, "content_filter")):
                 return {"content": ""}  # a turn without action, until turns run out
-            why = f"answers with {status}: {text[:500]}"
+            why = f"answers with {status}: {printable(text[:500])}"
             if status not in BUSY:
                 break
         raise EngineDied(f"{self.url} {why}")

@@ -79,12 +79,12 @@ def free_bytes(folder: Path) -> float:
 
 
 def check_room(run_dir: Path, needed: int) -> None:
-    """SystemExit where the disk can't take a checkpoint of so many bytes."""
+    """SystemExit where the disk can't take checkpoints of so many bytes."""
     free = free_bytes(run_dir)
     if free < needed:
         raise SystemExit(
-            f"{run_dir}: {free / 1e6:.1f} MB are free there, and a checkpoint takes {needed / 1e6:.1f} MB; make room, "
-            "or start in another folder"
+            f"{run_dir}: {free / 1e6:.1f} MB are free there, and checkpoints take {needed / 1e6:.1f} MB; make room, or "
+            "start in another folder"
         )
 
 
@@ -96,17 +96,20 @@ class Checkpointer:
     to change. With several processes all call `boundary` together, and `save` where they are large; rank 0 writes.
     """
 
-    def __init__(self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0) -> None:
+    def __init__(
+        self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0, most: int = 2**31
+    ) -> None:
+        """`most`: bytes of weights and optimizer states that are copied at every boundary."""
         self.folder, self.rank = run_dir / "checkpoint", rank
         self.policy, self.critic, self.optimizer = policy, critic, optimizer
         trained = [p for module in (policy, critic) if module for p in module.parameters() if p.requires_grad]
-        self.small = copied_bytes(trained) <= MOST_BYTES
+        self.small = copied_bytes(trained) <= min(most, MOST_BYTES)
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
         self.spare: dict[str, Any] | None = None  # memory for the next one: Ctrl-C while it is filled spoils nothing
         self.signal: int | None = None  # the signal that ends the run
         self.failed = False  # the last save
-        if rank == 0:
-            check_room(run_dir, copied_bytes(trained))
+        if rank == 0:  # the old one stands while the next is written
+            check_room(run_dir, copied_bytes(trained) * (1 if self.folder.is_dir() else 2))
 
     def boundary(self, state: dict[str, Any]) -> None:
         """An iteration is complete: remember it."""

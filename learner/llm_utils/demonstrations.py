@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -162,6 +163,14 @@ def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int 
         if terminated or truncated:
             break
     return Demonstration(state, mask, index, bool(info.get("is_success")))
+
+
+def digest(rows: Sequence[Demonstration]) -> str:
+    """What is learned from, in a few letters: the same for the same tokens and masks in the same order."""
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(len(row.tokens).to_bytes(8, "little") + row.tokens.tobytes() + row.action_mask.tobytes())
+    return found.hexdigest()[:16]
 
 
 def read_rows(path: str, vocab_size: int) -> list[Demonstration]:

@@ -48,7 +48,7 @@ def env_kwargs(args: Any) -> dict[str, Any]:
     the first are no JSON object."""
     try:
         kwargs = json.loads(args.env_kwargs or "{}")  # evaluate_llm.py fills it later
-    except ValueError:
+    except (ValueError, TypeError):
         kwargs = None
     if not isinstance(kwargs, dict):
         raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}")

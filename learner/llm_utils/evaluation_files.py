@@ -82,7 +82,8 @@ class Episodes:
             try:
                 row = json.loads(line)
                 number, fault = row["episode"], row["fault"]
-                episode = Episode(row["task_index"], dict(row["stats"]), fault, (size, len(line)))
+                stats = {name: float(value) for name, value in dict(row["stats"]).items()}
+                episode = Episode(row["task_index"], stats, fault, (size, len(line)))
                 whole = line.endswith(b"\n") and type(number) is int and self.task_of(number) == episode.task_index
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 if isinstance(row, dict) and "tokens" in row:  # ours

@@ -31,7 +31,8 @@ def interrupting(noted: Callable[[int], Any], ignored: bool = False) -> Iterator
             os.kill(os.getpid(), number)
             return
         noted(number)
-        raise KeyboardInterrupt
+        if not _held:
+            raise KeyboardInterrupt
 
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:
@@ -41,6 +42,19 @@ def interrupting(noted: Callable[[int], Any], ignored: bool = False) -> Iterator
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+_held: list[bool] = []
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM are only noted, so that no step is cut in half: look for what was noted at the end."""
+    _held.append(True)
+    try:
+        yield
+    finally:
+        _held.pop()
 
 
 def ignore() -> None:

@@ -74,8 +74,10 @@ def test_a_newer_name_of_the_limit(evaluate, server, monkeypatch):
     assert 1 <= sum("max_tokens" in body for body in server.asked) <= 3  # the first ones, of three episodes at once
 
 
-def test_a_conversation_that_is_too_long_ends_without_an_answer(evaluate, server):
-    message = {"message": "This model's maximum context length is 10 tokens", "code": "context_length_exceeded"}
+@pytest.mark.parametrize("code", ["context_length_exceeded", "content_filter"])
+def test_a_conversation_that_is_not_taken_ends_without_an_answer(evaluate, server, code):
+    """It is too long, or a tool's result brought up what a filter of the API's refuses."""
+    message = {"message": "refused", "code": code}
     server.broken = lambda body: (400, {"error": message}) if len(body["messages"]) > 3 else None
     result, rows = evaluate()
     assert result["metrics"]["truncated"]["mean"] == 1.0 and result["faults"] == 0
@@ -88,6 +90,7 @@ def test_a_conversation_that_is_too_long_ends_without_an_answer(evaluate, server
         (401, {"error": {"message": "wrong key"}}, "answers with 401: .*wrong key"),
         (404, {"error": {"message": "no such model"}}, "answers with 404: .*no such model"),
         (503, b"busy", "answers with 503: busy"),
+        (400, b"it said \x1b[2J", r"answers with 400: it said \\x1b\[2J"),
         (200, b"{", "a reply that can't be read"),
         (200, b"[" * 100_000, "a reply that can't be read"),
         (200, {"choices": []}, "a reply that can't be read"),

@@ -371,8 +371,14 @@ def test_a_bug_in_a_save_keeps_its_traceback_and_is_not_tried_again(saver):
 
 def test_a_disk_that_cannot_take_a_checkpoint_is_refused_at_the_start(saver, monkeypatch):
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000))
-    with pytest.raises(SystemExit, match=r"0\.0 MB are free there, and a checkpoint takes 0\.\d MB; make room"):
+    with pytest.raises(SystemExit, match=r"0\.0 MB are free there, and checkpoints take 0\.\d MB; make room"):
         checkpoint.Checkpointer(saver.folder.parent / "deeper" / "run", saver.policy, None, saver.optimizer)
+    one = checkpoint.copied_bytes(saver.policy.parameters())
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1.5 * one))
+    with pytest.raises(SystemExit):  # two of them stand side by side
+        checkpoint.Checkpointer(saver.folder.parent, saver.policy, None, saver.optimizer)
+    saver.folder.mkdir(parents=True)
+    checkpoint.Checkpointer(saver.folder.parent, saver.policy, None, saver.optimizer)
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), torch.OutOfMemoryError("full"), engine.EngineDied("gone")])

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -176,10 +177,10 @@ def test_where_nothing_can_be_written_nothing_is_trained(learn):
 def test_a_full_disk_is_found_before_anything_is_made(learn, monkeypatch):
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2_000_000))
     monkeypatch.setattr(Demonstrations, "make", None)
-    with pytest.raises(SystemExit, match="2.0 MB are free there, and a checkpoint takes 4.2 MB"):
+    with pytest.raises(SystemExit, match="2.0 MB are free there, and checkpoints take 4.2 MB"):
         learn("sft_llm")
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000_000))
-    with pytest.raises(SystemExit, match="5.0 MB are free there, and a checkpoint takes"):
+    with pytest.raises(SystemExit, match="5.0 MB are free there, and checkpoints take"):
         learn("sft_llm", "--model", "tiny", "--expert-share", "1")
 
 
@@ -497,6 +498,38 @@ def test_an_evaluation_that_fails_loses_no_step_of_a_large_model(learn, flags, m
     learn("sft_llm", "--resume", stopped)
     one, two = weights(whole), weights(stopped)
     assert all((one[name] == two[name]).all() for name in one)
+
+
+def test_a_signal_in_the_middle_of_a_step_waits_for_its_end(learn, flags, monkeypatch):
+    """Too large to be copied, the weights are saved as they are: they must be those of a whole step."""
+    step, steps = Float32AdamW.step, []
+
+    def signalled(self, *args):
+        steps.append(1)
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *args)
+
+    monkeypatch.setattr(checkpoint, "MOST_BYTES", 0)
+    whole = learn("sft_llm", *flags, "--num-steps", 5, "--exp-name", "whole")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
+        patch.setattr(Float32AdamW, "step", signalled)
+        learn("sft_llm", *flags, "--num-steps", 5, "--exp-name", "stopped")
+    (stopped,) = Path("runs").glob("*__stopped__*")
+    assert json.loads((stopped / "checkpoint/state.json").read_text())["run"]["iteration"] == 3
+    learn("sft_llm", "--resume", stopped)
+    one, two = weights(whole), weights(stopped)
+    assert all((one[name] == two[name]).all() for name in one)
+
+
+def test_a_run_goes_on_with_the_rows_that_it_began_with(learn, flags, tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_bytes(Path(flags[flags.index("--data") + 1]).read_bytes())
+    flags = [*flags[: flags.index("--data") + 1], str(data), *flags[flags.index("--data") + 2 :]]
+    run_dir = learn("sft_llm", *flags, "--num-steps", 2, "--checkpoint-every", 1)
+    data.write_text("".join(reversed(data.read_text().splitlines(keepends=True))))
+    with pytest.raises(SystemExit, match="the demonstrations have changed since the run began"):
+        learn("sft_llm", "--resume", run_dir)
 
 
 def test_a_signal_leaves_a_checkpoint(tmp_path, flags):
