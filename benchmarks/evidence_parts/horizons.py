@@ -39,8 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {  # what else may eat the difference
     "outcome": {"process_reward": False},
     "dense, not scaled": {"scale_rewards": False},
     "outcome, not scaled": {"scale_rewards": False, "process_reward": False},
-    "dense, by episode": {"credit": "episode", "scale_rewards": False},
-    "outcome, by episode": {"credit": "episode", "scale_rewards": False, "process_reward": False},
+    "dense, by episode, not scaled": {"credit": "episode", "scale_rewards": False},
+    "outcome, by episode, not scaled": {"credit": "episode", "scale_rewards": False, "process_reward": False},
 }
 TITLE = "MultihopWorld and CraftWorld"
 NOISE, HALF = "noise", "half success"
