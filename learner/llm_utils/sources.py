@@ -15,7 +15,6 @@ import agent_r1
 from llm_utils.environments import evaluation_split
 from llm_utils.slots import attends_to_less
 
-DEFAULT_ENV = "AgentR1/MultihopWorld-v0"  # of an evaluation, where no run says another one
 CHECKPOINT = ("checkpoint", "policy")  # of a run
 
 
@@ -89,7 +88,7 @@ def model_files(args: Any) -> str | None:
 
 
 PLAYED = [  # what an evaluation may leave open: its argument, that of a run, and what it is without a run
-    ("env_id", "env_id", DEFAULT_ENV),
+    ("env_id", "env_id", "AgentR1/MultihopWorld-v0"),
     ("split", "eval_split", None),
     ("env_kwargs", "env_kwargs", "{}"),
     ("data_dir", "data_dir", None),
@@ -104,8 +103,9 @@ def fill_environment(args: Any) -> list[str]:
     """
     run = (arguments_of_run(args.adapter) if args.adapter else {}) or arguments_of_run(args.model)
     said, taken = [], []
-    source = model_source(args.model, args.env_id or DEFAULT_ENV) if Path(args.model).expanduser().is_dir() else ""
-    if Path(source).parts[-2:] == CHECKPOINT and not summary_of_run(args.model).get("finished", True):
+    path = Path(args.model).expanduser()
+    saved = (path / "model" / "config.json").is_file() or not path.joinpath(*CHECKPOINT).is_dir()
+    if not saved and not summary_of_run(args.model).get("finished", True):
         said.append(f"--model {args.model}: this run isn't finished; what is played is its last checkpoint")
     if args.env_id not in (None, run.get("env_id", args.env_id)):
         said.append(f"the run was trained on {run['env_id']}; it is played on {args.env_id}, as --env-id says")
