@@ -494,8 +494,8 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
                if "charts/episodic_return" in run]  # fmt: skip
     for label, run in dict(trained).items():
         plot_dev(panels[1], label, run["charts/episodic_return at episodes"][-1], recorded, colours)
-        panels[1].set_xlabel("training episodes (dev, before and after: side by side, to be read)")
     if trained:
+        panels[1].set_xlabel("training episodes (dev, before and after: side by side, to be read)")
         hours_axis(panels[0], trained[0][1]).set_xlabel("hours of the first run")
     panels[1].legend(frameon=False)
     figure.tight_layout()

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from agent_r1 import ToolEnv
 from agent_r1.tokenizers import load_tokenizer
-from llm_utils import arguments, checkpoint, distributed, run_files, signals, threads
+from llm_utils import arguments, checkpoint, disk, distributed, run_files, signals, threads
 from llm_utils.demonstrations import Demonstration, Demonstrations, digest, read_rows
 from llm_utils.environments import env_kwargs, plain_errors
 from llm_utils.forward import microbatches, policy_forward
@@ -146,7 +146,7 @@ def check(args: Args) -> None:
             "--only-successes does nothing where the expert shows all tasks: its failures never give a row",
         ),
         (Path(args.out).is_file(), f"--out {args.out}: this is a file; give a folder"),
-        (bool(args.out) and not run_files.writable(Path(args.out)), f"--out {args.out}: nothing can be written there"),
+        (bool(args.out) and not disk.writable(Path(args.out)), f"--out {args.out}: nothing can be written there"),
         (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),
         *(
             (bool(path) and not Path(path).is_file(), f"{flag} {path}: there is no such file")
@@ -216,7 +216,7 @@ if __name__ == "__main__":
     device = distributed.device(args.cuda)
     dtype = choose_dtype("float32" if args.dtype == "auto" and args.model == "scratch" else args.dtype, device)
     run_dir = Path(args.resume or f"runs/{run_name(args)}")
-    checkpoint.check_room(run_dir, 2**22)  # of the smallest; the model's own size is checked when it is there
+    disk.check_room(run_dir, 2**22)  # of the smallest; the model's own size is checked when it is there
     threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
@@ -295,10 +295,8 @@ if __name__ == "__main__":
     run["summary"] = {"model_files": model_files(args), "rows": len(rows), "turns": turns, "rows_hash": digest(rows)}
     if args.resume:
         began, run = run["summary"], checkpoint.load(run_dir, None, optimizer)["run"]
-        for name, what in (("rows_hash", "demonstrations"), ("model_files", f"files of --model {args.model}")):
-            there = run["summary"].setdefault(name, began[name])  # older runs have no hash
-            if there != began[name] and (name == "rows_hash" or args.lora_rank):
-                raise SystemExit(f"--resume {args.resume}: the {what} have changed since the run began")
+        base = {"model_files": f"files of --model {args.model}"} if args.lora_rank else {}
+        checkpoint.check_unchanged(run_dir, run["summary"], began, rows_hash="demonstrations", **base)
     run_files.claim(run_dir)
     writer = open_writer(run_dir, args, run, run["iteration"] + 1 if args.resume else None)
     progress = tqdm(total=args.num_steps, initial=run["iteration"], desc="sft", unit="step", dynamic_ncols=True)

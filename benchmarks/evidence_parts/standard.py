@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,7 @@ def train(place: World, row: str, seed: int, more: str) -> Run:
         n = IMITATIONS[row]
         return imitate(place, label, seed, STEPS[n], "--expert-share", 1, "--num-demonstrations", n,
                        model=START)  # fmt: skip
-    shorter = World(place.env_id, place.kwargs | HORIZON, place.columns)
-    return reinforce(shorter, label, GRPO, seed, START, more, EPISODES)
+    return reinforce(replace(place, kwargs=place.kwargs | HORIZON), label, GRPO, seed, START, more, EPISODES)
 
 
 def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +76,4 @@ def cost(row: str, lines_of: dict[str, list[dict[str, Any]]]) -> tuple[float, fl
     if row not in lines_of:
         return 0.0, 0.0
     turns = float(np.mean([line["turns"] for line in lines_of[row]]))
-    if row in IMITATIONS:
-        return float(IMITATIONS[row]), turns
-    return float(np.mean([line["episodes"] for line in lines_of[row]])), turns
+    return float(IMITATIONS.get(row) or np.mean([line["episodes"] for line in lines_of[row]])), turns

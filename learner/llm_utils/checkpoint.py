@@ -17,7 +17,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoTokenizer
 
-from llm_utils import arguments, distributed, signals
+from llm_utils import arguments, disk, distributed, signals
 from llm_utils.loading import without_bars
 from llm_utils.run_files import append_rows, claim, sync, sync_one, write_json
 
@@ -41,7 +41,7 @@ class SaveError(OSError):
     @classmethod
     def of(cls, what: str, error: Exception, folder: Path) -> SaveError:
         """What isn't written, the error, and where it would be: libraries have words of their own for a full disk."""
-        full = "the disk is full, make room: " * (free_bytes(folder) < 2**20)
+        full = "the disk is full, make room: " * (disk.free_bytes(folder) < 2**20)
         failed = cls(f"{what} could not be written: {full}{error}")
         failed.of_disk = bool(full) or isinstance(error, OSError)
         return failed
@@ -72,22 +72,6 @@ def copied_bytes(trained: Iterable[torch.Tensor]) -> int:
     return sum(p.numel() * (p.element_size() + (8 if p.dtype == torch.float32 else 12)) for p in trained)
 
 
-def free_bytes(folder: Path) -> float:
-    """What a disk can still take, where a folder is or will be."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    return shutil.disk_usage(there).free
-
-
-def check_room(run_dir: Path, needed: int) -> None:
-    """SystemExit where the disk can't take checkpoints of so many bytes."""
-    free = free_bytes(run_dir)
-    if free < needed:
-        raise SystemExit(
-            f"{run_dir}: {free / 1e6:.1f} MB are free there, and checkpoints take {needed / 1e6:.1f} MB; make room, or "
-            "start in another folder"
-        )
-
-
 class Checkpointer:
     """Writes the state that a run had at its last iteration boundary.
 
@@ -109,7 +93,7 @@ class Checkpointer:
         self.signal: int | None = None  # the signal that ends the run
         self.failed = False  # the last save
         if rank == 0:  # the old one stands while the next is written
-            check_room(run_dir, copied_bytes(trained) * (1 if self.folder.is_dir() else 2))
+            disk.check_room(run_dir, copied_bytes(trained) * (1 if self.folder.is_dir() else 2))
 
     def boundary(self, state: dict[str, Any]) -> None:
         """An iteration is complete: remember it."""
@@ -197,7 +181,7 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
             yield
         except BaseException as error:
             signals.ignore()
-            reason = str(error) if isinstance(error, SaveError) and error.of_disk else signals.no_room(error)
+            reason = str(error) if isinstance(error, SaveError) and error.of_disk else disk.no_room(error)
             rows: Any = None
             if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise it, too
                 reason, rows = error.args
@@ -277,6 +261,16 @@ def find(run_dir: str | Path) -> Path:
             "--checkpoint-every, and when something ends a run early"
         )
     return folder
+
+
+def check_unchanged(run_dir: Path | str, saved: Mapping[str, Any], now: Mapping[str, Any], **what: str) -> None:
+    """SystemExit where an entry of a run's summary is no longer what the run began with; older runs lack some.
+
+    `what`: the entries by name, in words.
+    """
+    for name, words in what.items():
+        if saved.get(name, now[name]) != now[name]:
+            raise SystemExit(f"--resume {run_dir}: the {words} have changed since the run began")
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from llm_utils import arguments, checkpoint, run_files, signals
+from llm_utils import arguments, checkpoint, disk, run_files, signals
 from llm_utils.arguments import ArgsT
 from llm_utils.trajectory import Trajectory
 
@@ -134,7 +134,7 @@ class Episodes:
                 kept = sum(not episode.fault for episode in self.played.values())
                 command = checkpoint.resume_command(self.path.parent)
                 how = f"{kept} of {total} episodes are kept; go on with\n  {command}"
-                if self.signal is None and (reason := signals.no_room(error)):
+                if self.signal is None and (reason := disk.no_room(error)):
                     sys.exit(f"stopped: {reason}\n{how}")
                 signals.end(error, how, self.signal)
                 raise

@@ -341,10 +341,11 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
     state["summary"] = {"model_files": model_files(args)}
     if args.resume:
-        began, state = state["summary"]["model_files"], checkpoint.load(folder, critic, optimizer)["run"]
+        began, state = state["summary"], checkpoint.load(folder, critic, optimizer)["run"]
         state.setdefault("evaluated", state["iteration"] or -1)  # of an older version
-        if (with_reference or args.lora_rank) and state["summary"].get("model_files", began) != began:
-            raise SystemExit(f"--resume {folder}: the files of --model {args.model} have changed since the run began")
+        if with_reference or args.lora_rank:
+            words = f"files of --model {args.model}"
+            checkpoint.check_unchanged(folder, state["summary"], began, model_files=words)
     run = Run(
         args=args,
         folder=folder,

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -42,16 +41,6 @@ def claim(folder: Path) -> None:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             raise SystemExit(f"{folder}: another process is at work there; wait for its end, or end it") from None
     _claimed[path] = file  # a file system may have no locks: then there is none
-
-
-def writable(folder: Path) -> bool:
-    """Whether files can be written into a folder that is, or will be, there."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            return True
-    except OSError:
-        return False
 
 
 def sync(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -61,13 +59,6 @@ def ignore() -> None:
     """From here to the end of `interrupting` further signals change nothing: files are being written."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def no_room(error: BaseException) -> str | None:
-    """In words what a disk is to blame for, that is full or can't be written; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in (*FULL, errno.EROFS):
-        return None
-    return f"{error.strerror}{f': {error.filename}' if error.filename else ''}{'; make room' * (error.errno in FULL)}"
 
 
 def end(error: BaseException, how: str, number: int | None) -> None:

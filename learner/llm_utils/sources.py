@@ -60,6 +60,12 @@ def arguments_of_run(source: str) -> dict[str, str | None]:
     return summary_of_run(source).get("args", {})
 
 
+def beginning_of_run(source: str) -> str | None:
+    """What such a run began with, as `--model` names it; None for other folders."""
+    folder, model = folder_of_run(source), arguments_of_run(source).get("model")
+    return str(folder / "scratch") if folder is not None and model == "scratch" else model  # sft_llm.py made it
+
+
 def source_of(args: Any) -> str:
     """Where the weights come from that a script's arguments name: learners begin with them, an evaluation plays them.
     """
@@ -67,9 +73,7 @@ def source_of(args: Any) -> str:
         return args.api_model
     name = args.model
     if getattr(args, "mode", None) == "base_tool_call":  # of the model that the run began with
-        name, folder = arguments_of_run(name).get("model") or name, folder_of_run(name)
-        if name == "scratch" and folder is not None:  # sft_llm.py made it
-            name = str(folder / "scratch")
+        name = beginning_of_run(name) or name
     return model_source(name, args.env_id)
 
 
@@ -129,12 +133,10 @@ def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:
     if name == "byte":
         return None
     if name is None and os.path.isdir(source) and not any(Path(source).glob("tokenizer*.json")):
-        folder, run = folder_of_run(source), arguments_of_run(source)  # a checkpoint holds no tokenizer
-        if folder is None or not run:
+        began = beginning_of_run(source)  # a checkpoint holds no tokenizer
+        if began is None:
             raise SystemExit(f"the folder {source} holds no tokenizer; name one with --tokenizer")
-        if run["model"] == "scratch":  # sft_llm.py made one
-            return str(folder / "scratch")
-        return tokenizer_source(run["tokenizer"], model_source(str(run["model"]), env_id), env_id)
+        return tokenizer_source(arguments_of_run(source)["tokenizer"], model_source(began, env_id), env_id)
     return name or source
 
 

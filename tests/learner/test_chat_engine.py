@@ -74,10 +74,15 @@ def test_a_newer_name_of_the_limit(evaluate, server, monkeypatch):
     assert 1 <= sum("max_tokens" in body for body in server.asked) <= 3  # the first ones, of three episodes at once
 
 
-@pytest.mark.parametrize("code", ["context_length_exceeded", "content_filter"])
-def test_a_conversation_that_is_not_taken_ends_without_an_answer(evaluate, server, code):
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"message": "This model's maximum context length is 10 tokens", "code": "context_length_exceeded"},
+        {"message": "refused", "code": "content_filter"},
+    ],
+)
+def test_a_conversation_that_is_not_taken_ends_without_an_answer(evaluate, server, message):
     """It is too long, or a tool's result brought up what a filter of the API's refuses."""
-    message = {"message": "refused", "code": code}
     server.broken = lambda body: (400, {"error": message}) if len(body["messages"]) > 3 else None
     result, rows = evaluate()
     assert result["metrics"]["truncated"]["mean"] == 1.0 and result["faults"] == 0

@@ -59,6 +59,13 @@ def weights(folder):
     return safetensors.load_file(folder / "model" / "model.safetensors")
 
 
+def assert_goes_on_to(whole, stopped, learn):
+    """A run that was stopped ends with the weights of the one that wasn't, to the bit."""
+    learn("sft_llm", "--resume", stopped)
+    one, two = weights(whole), weights(stopped)
+    assert one.keys() == two.keys() and all((one[name] == two[name]).all() for name in one)
+
+
 def test_a_demonstration_is_what_the_policy_would_have_met():
     env = Demonstrations(ENV_ID, "train", {}, None, 1).make_env()
     row = demonstrate(env, 5, env.demonstration)
@@ -468,10 +475,8 @@ def test_interrupted_runs_go_on_with_other_options_too(learn, monkeypatch, flags
     if "scratch" in options:  # its tokenizer lies in a folder of its own
         played = learn("evaluate_llm", "--model", stopped, "--episodes", 1, "--num-threads", 1, "--env-kwargs", "{}")
         assert (played / "trajectories.jsonl").read_bytes().count(b"\n") == 1
-    learn("sft_llm", "--resume", stopped)
-    one, two = weights(whole), weights(stopped)
-    assert one.keys() == two.keys() and all((one[name] == two[name]).all() for name in one)
-    assert not any("lora" in name for name in one)
+    assert_goes_on_to(whole, stopped, learn)
+    assert not any("lora" in name for name in weights(stopped))
     with pytest.raises(SystemExit, match="--batch-size 3 contradicts"):
         learn("sft_llm", "--resume", stopped, "--batch-size", 3)
     if "scratch" in options:
@@ -496,9 +501,7 @@ def test_an_evaluation_that_fails_loses_no_step_of_a_large_model(learn, flags, m
         learn("sft_llm", *flags, "--eval-data", flags[flags.index("--data") + 1], "--exp-name", "stopped")
     (stopped,) = Path("runs").glob("*__stopped__*")
     assert json.loads((stopped / "checkpoint/state.json").read_text())["run"]["iteration"] == 4
-    learn("sft_llm", "--resume", stopped)
-    one, two = weights(whole), weights(stopped)
-    assert all((one[name] == two[name]).all() for name in one)
+    assert_goes_on_to(whole, stopped, learn)
 
 
 def test_a_signal_in_the_middle_of_a_step_waits_for_its_end(learn, flags, monkeypatch):
@@ -518,9 +521,7 @@ def test_a_signal_in_the_middle_of_a_step_waits_for_its_end(learn, flags, monkey
         learn("sft_llm", *flags, "--num-steps", 5, "--exp-name", "stopped")
     (stopped,) = Path("runs").glob("*__stopped__*")
     assert json.loads((stopped / "checkpoint/state.json").read_text())["run"]["iteration"] == 3
-    learn("sft_llm", "--resume", stopped)
-    one, two = weights(whole), weights(stopped)
-    assert all((one[name] == two[name]).all() for name in one)
+    assert_goes_on_to(whole, stopped, learn)
 
 
 def test_a_run_goes_on_with_the_rows_that_it_began_with(learn, flags, tmp_path):
