@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 LEARNER = Path(__file__).resolve().parent.parent / "learner"
 sys.path.insert(0, str(LEARNER))
 IMPORTED = ["ppo_llm", "grpo_llm", "sft_llm", "evaluate_llm"]  # before the first fork
+IMPORTED += ["agent_r1.tasks.multihop_world", "agent_r1.tasks.craft_world"]  # and what a run imports on its way
+IMPORTED += ["bm25s", "transformers.generation.utils", "transformers.models.granite.modeling_granite"]
 
 
 def play(script: str, folder: Path, flags: list[str]) -> None:

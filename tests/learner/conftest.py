@@ -4,7 +4,9 @@ import math
 import os
 import resource
 import runpy
+import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -263,6 +265,24 @@ def learn(monkeypatch, tmp_path):
         return max(Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
 
     return run
+
+
+@pytest.fixture
+def claimed():
+    """with claimed(folder): another process is at work in it, and ends with the block."""
+
+    @contextmanager
+    def hold(folder):
+        script = "import sys; from pathlib import Path; from llm_utils import run_files\n"
+        script += "run_files.claim(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()"
+        command, pipes = [sys.executable, "-c", script, folder], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, cwd=ROOT / "learner", **pipes) as process:
+            assert process.stdout.readline() == b"ready\n"
+            yield
+            process.communicate()
+        assert process.returncode == 0
+
+    return hold
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -234,27 +233,13 @@ def resume(saver):
     return checkpoint.load_args(grpo_llm.Args(resume=str(saver.folder.parent)), "x")
 
 
-def hold(folder, ready, done):
-    run_files.claim(folder)
-    ready.set()
-    done.wait(60)
-
-
-def test_a_second_process_is_refused_before_it_touches_anything(saver):
+def test_a_second_process_is_refused_before_it_touches_anything(saver, claimed):
     """It put the old checkpoint back while the first process stood between its two renames, which then failed."""
     old, folder = interrupted(saver)
-    context = multiprocessing.get_context("spawn")
-    ready, done = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(folder.parent, ready, done))
-    other.start()
-    try:
-        assert ready.wait(60)
+    with claimed(folder.parent):
         with pytest.raises(SystemExit, match="another process is at work there"):
             resume(saver)
         assert old.is_dir() and not folder.exists()
-    finally:
-        done.set()
-        other.join(60)
     resume(saver)
     assert folder.is_dir() and not old.exists()
 

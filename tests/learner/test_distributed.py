@@ -1,4 +1,4 @@
-"""Several processes give the gradients, the weights and the files of one. torchrun starts this file as a worker."""
+"""Several processes give the gradients, the weights and the files of one; torchrun starts those of two tests."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import os
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 import grpo_llm
 import numpy as np
 import ppo_llm
+import processes
 import pytest
 import torch
 from safetensors import torch as safetensors
@@ -136,30 +138,58 @@ def head_in_parts(folder, vocab_size):
     return [float((split - whole).norm() / whole.norm()) for split in each()]
 
 
-def worker(task, out, *arguments):
-    """What a process that torchrun started does; rank 0 writes the answer."""
+def worker(rank, port, task, *arguments):
+    """What one of two processes does; the first one writes the answer."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    log = os.open(f"log{rank}.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     torch.set_num_threads(1)
     answer = {}
     if task == "gradients":
-        answer["differences"], answer["rows"] = compare_gradients(arguments[0], int(arguments[1]))
+        answer["differences"], answer["rows"] = compare_gradients(*arguments)
         answer["critic"] = step_of_a_critic_with_two_dtypes(arguments[0])
-        answer["head in parts"] = head_in_parts(arguments[0], int(arguments[1]))
+        answer["head in parts"] = head_in_parts(*arguments)
     elif task == "train":  # runs, one after the other; processes can join only once
         distributed.setup(cuda=False)
         distributed.setup, distributed.leave = lambda cuda: None, lambda: None
-        for script, *options in json.loads(arguments[0]):
+        for script, *options in arguments:
             sys.argv = [str(LEARNER / script), *options]
             runpy.run_path(sys.argv[0], run_name="__main__")
-    if os.environ["RANK"] == "0":
-        Path(out).write_text(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    worker(*sys.argv[1:])
-    sys.exit()
+    if rank == 0:
+        Path("answer.json").write_text(json.dumps(answer))
 
 
 # ------------------------------------------------------------------------------------------------------- the tests
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    """pair(task, *arguments): start two processes of `worker` in an empty folder, as torchrun would, and quicker.
+
+    Returns a function that waits for their end.
+    """
+    monkeypatch.chdir(tmp_path)
+    started = []
+
+    def start(*arguments):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        started.extend(processes.forked(worker, rank, port, *arguments) for rank in range(2))
+
+        def wait():
+            for rank, process in enumerate(started):
+                process.join(280)
+                assert process.exitcode == 0, Path(f"log{rank}.txt").read_text()
+
+        return wait
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
 
 
 @pytest.fixture
@@ -232,8 +262,8 @@ def test_balanced_shares_are_complete_and_of_similar_size():
     assert sorted(map(len, distributed.balanced([0, 0, 0, 0], 4))) == [1, 1, 1, 1]
 
 
-def test_gradients_do_not_depend_on_microbatches_and_processes(torchrun, policy_folder, vocab_size):
-    finished(torchrun(__file__, "gradients", "answer.json", policy_folder, vocab_size))
+def test_gradients_do_not_depend_on_microbatches_and_processes(pair, policy_folder, vocab_size):
+    pair("gradients", policy_folder, vocab_size)()
     answer = json.loads(Path("answer.json").read_text())
     assert len(answer["differences"]) == 27
     for name, difference in answer["differences"].items():
@@ -243,8 +273,7 @@ def test_gradients_do_not_depend_on_microbatches_and_processes(torchrun, policy_
     assert len(answer["head in parts"]) == 2 and max(answer["head in parts"]) < 1e-5
 
 
-def test_two_processes_train_as_one_and_resume_what_one_began(torchrun, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_two_processes_train_as_one_and_resume_what_one_began(pair, monkeypatch):
     options = [
         *SMALL,
         "--total-episodes",
@@ -261,9 +290,9 @@ def test_two_processes_train_as_one_and_resume_what_one_began(torchrun, monkeypa
         ["grpo_llm.py", "--resume", str(half)],
         ["grpo_llm.py", *lora, "--exp-name", "two_lora"],
     ]
-    process = torchrun(__file__, "train", "answer.json", json.dumps(runs))
+    wait = pair("train", *runs)
     one_lora = learn(monkeypatch, "grpo_llm.py", *lora, "--exp-name", "one_lora")
-    finished(process)
+    wait()
     start = safetensors.load_file(LEARNER.parent / "envs/agent_r1/policies/MultihopWorld-v0/model.safetensors")
     start = torch.cat([start[name].flatten() for name in sorted(start)])
     assert (trained_weights(one) - start).abs().max() > 5e-4

@@ -1,7 +1,6 @@
 """Evaluations that something ends: what was played is kept, and the rest comes to the figures of an undisturbed one."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -108,14 +107,7 @@ def test_a_full_disk_ends_it_in_a_line(evaluate, learn, full_disk):
     assert report(folder)["finished"] and len(rows(folder)) == 8
 
 
-def hold(folder, ready, done):
-    run_files.claim(folder)
-    ready.set()
-    done.wait(60)
-
-
-@pytest.mark.slow
-def test_two_processes_never_write_into_one_folder(evaluate, learn, monkeypatch):
+def test_two_processes_never_write_into_one_folder(evaluate, learn, monkeypatch, claimed):
     """Both played on and rewrote the rows by places of their own: most of them were no JSON in the end."""
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         stop_after(patch, "stopped", 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -124,18 +116,10 @@ def test_two_processes_never_write_into_one_folder(evaluate, learn, monkeypatch)
     before = (folder / "trajectories.jsonl").read_bytes()
     monkeypatch.setattr(run_files, "_claimed", {})  # this process has let go of it
     (folder / ".lock").unlink()
-    context = multiprocessing.get_context("spawn")
-    ready, done = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(folder, ready, done))
-    other.start()
-    try:
-        assert ready.wait(60)
+    with claimed(folder):
         with pytest.raises(SystemExit, match="another process is at work there"):
             learn("evaluate_llm", "--resume", folder)
         assert (folder / "trajectories.jsonl").read_bytes() == before
-    finally:
-        done.set()
-        other.join(60)
     learn("evaluate_llm", "--resume", folder)
     assert report(folder)["finished"]
 

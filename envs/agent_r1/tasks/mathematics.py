@@ -74,8 +74,8 @@ class MathematicsEnv(ToolEnv):
             self.memory["code_ran"] = True
             terms["code_ran"] = 1
         if result.ok:
-            shown = (len(self.episode.messages), _numbers(result.content))
-            self.memory.setdefault("results", []).append(shown)
+            numbers = " ".join(_NUMBER.findall(result.content))  # one text: each turn copies the memory
+            self.memory.setdefault("results", []).append((len(self.episode.messages), numbers))
         return terms
 
     def judge_end(self, answer: str) -> dict[str, float]:
@@ -83,7 +83,7 @@ class MathematicsEnv(ToolEnv):
         unused = 0
         for first, numbers in self.memory.get("results", ()):
             later = [message for message in self.episode.messages[first:] if message["role"] == "assistant"]
-            unused += bool(numbers) and not numbers & _numbers(json.dumps(later))
+            unused += bool(numbers) and not _numbers(numbers) & _numbers(json.dumps(later))
         return {"unused_result": unused} if unused else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
