@@ -27,22 +27,17 @@ from agent_r1.naive_rag import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import arguments, distributed, run_files, threads
 from llm_utils.compare import bootstrap
+from llm_utils.earlier_runs import fill_environment
 from llm_utils.engine import EngineDied
 from llm_utils.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.evaluation_files import REPORT, Episodes, load_args
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.logger import run_name
 from llm_utils.make_engine import make_chat_engine, make_engine
+from llm_utils.model_checks import check_context, check_vocabulary
 from llm_utils.pass_rates import write_pass_rates
 from llm_utils.rollout import Sampler
-from llm_utils.sources import (
-    check_context,
-    check_vocabulary,
-    fill_environment,
-    model_files,
-    source_of,
-    tokenizer_source,
-)
+from llm_utils.sources import model_files, source_of, tokenizer_source
 
 
 @dataclass

@@ -27,9 +27,10 @@ from llm_utils.environments import env_kwargs, plain_errors
 from llm_utils.forward import microbatches, policy_forward
 from llm_utils.loading import choose_dtype, load_policy
 from llm_utils.logger import open_writer, run_name
+from llm_utils.model_checks import check_vocabulary
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.scratch import make_model, make_tokenizer
-from llm_utils.sources import check_vocabulary, model_files, model_source, tokenizer_source
+from llm_utils.sources import model_files, model_source, tokenizer_source
 
 
 @dataclass

@@ -70,7 +70,7 @@ def make_job(words: Sequence[str]) -> Job:
 
         fill_defaults(args)
     elif hasattr(args, "mode"):  # an evaluation notes what it plays
-        from llm_utils.sources import fill_environment
+        from llm_utils.earlier_runs import fill_environment
 
         fill_environment(args)
     words = [sys.executable if word in ("python", "python3") else word for word in words]

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from llm_utils.engine import Engine
-from llm_utils.sources import check_attention
+from llm_utils.model_checks import check_attention
 from llm_utils.transformers_engine import TransformersEngine
 
 

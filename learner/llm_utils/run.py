@@ -28,19 +28,12 @@ from llm_utils.loading import choose_dtype, load_policy, read_config
 from llm_utils.logger import Logger, run_name, share_of_faults
 from llm_utils.make_engine import make_engine
 from llm_utils.metrics import sampler_gap
+from llm_utils.model_checks import check_attention, check_context, check_vocabulary
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.pass_rates import task_probabilities
 from llm_utils.preflight import measure, preflight
 from llm_utils.rollout import Sampler, rollout
-from llm_utils.sources import (
-    check_attention,
-    check_context,
-    check_vocabulary,
-    default_learning_rates,
-    model_files,
-    model_source,
-    tokenizer_source,
-)
+from llm_utils.sources import model_files, model_source, tokenizer_source
 from llm_utils.streams import Stream
 from llm_utils.trajectory import Segment, Trajectory
 
@@ -85,6 +78,16 @@ def fill_defaults(args: Any) -> dict[str, Any]:
     for name, value in chosen.items():
         setattr(args, name, value)
     return chosen
+
+
+def default_learning_rates(model: str, lora_rank: int) -> tuple[float, float]:
+    """Learning rates of policy and critic that suit `--model` and `--lora-rank`.
+
+    The shipped policies are small and can take large steps; a pretrained model forgets under them.
+    """
+    if model == "tiny":
+        return 3e-4, 1e-3
+    return (1e-5 if lora_rank else 1e-6), 1e-5
 
 
 def algorithm() -> str:

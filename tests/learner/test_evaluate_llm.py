@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from llm_utils import sources
+from llm_utils import earlier_runs
 from llm_utils.loading import load_policy, merge_adapters
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_where_a_run_is_played_elsewhere_that_is_said(run_on_hotpotqa):
 
     def filled(**given):
         evaluation = evaluate_llm.Args(**{"model": str(run_dir), **given})
-        said = "\n".join(sources.fill_environment(evaluation))
+        said = "\n".join(earlier_runs.fill_environment(evaluation))
         return evaluation.env_id, evaluation.split, evaluation.env_kwargs, said
 
     *played, said = filled(env_id=ENV_ID)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from llm_utils import forward, loading, preflight, sources
+from llm_utils import forward, loading, model_checks, preflight
 from llm_utils.transformers_engine import TransformersEngine
 
 VOCABULARY, CPU = 200, torch.device("cpu")
@@ -127,8 +127,8 @@ def test_a_window_as_long_as_the_longest_row_is_none(name):
 
 def test_a_window_that_is_switched_off_is_none():
     config = transformers.Qwen2Config(sliding_window=8, use_sliding_window=False)
-    assert sources.check_attention(config, 10**6) is None
-    assert sources.check_attention(transformers.MistralConfig(sliding_window=None), 10**6) is None
+    assert model_checks.check_attention(config, 10**6) is None
+    assert model_checks.check_attention(transformers.MistralConfig(sliding_window=None), 10**6) is None
 
 
 @pytest.mark.parametrize("script", ["grpo_llm", "evaluate_llm"])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from llm_utils import checkpoint, distributed, forward, loading, optimizer, sources
+from llm_utils import checkpoint, distributed, earlier_runs, forward, loading, model_checks, optimizer, sources
 from llm_utils.make_engine import make_engine
 
 
@@ -137,14 +137,14 @@ def test_a_folder_in_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     make_run(tmp_path / "run", {"env_id": "any"}, "model")
     assert sources.model_source("~/run", "any") == str(tmp_path / "run" / "model")
-    assert sources.arguments_of_run("~/run") == {"env_id": "any"}
+    assert earlier_runs.arguments_of_run("~/run") == {"env_id": "any"}
 
 
 def test_vocabulary_check():
     model = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(10, 2))
-    sources.check_vocabulary(model, 10)
+    model_checks.check_vocabulary(model, 10)
     with pytest.raises(SystemExit, match="11 tokens, the model's embedding only 10 rows"):
-        sources.check_vocabulary(model, 11)
+        model_checks.check_vocabulary(model, 11)
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing():

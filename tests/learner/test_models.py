@@ -10,7 +10,7 @@ import torch
 import transformers
 from ppo_llm import Critic
 
-from llm_utils import deterministic, loading, sources
+from llm_utils import deterministic, loading, model_checks, run
 from llm_utils.checkpoint import save_policy
 
 CPU = torch.device("cpu")
@@ -19,16 +19,16 @@ CPU = torch.device("cpu")
 def test_a_context_beyond_the_models_positions_is_refused_with_the_flag():
     from transformers import GPT2Config, Qwen2Config
 
-    sources.check_context(Qwen2Config(max_position_embeddings=4096), 4096)
+    model_checks.check_context(Qwen2Config(max_position_embeddings=4096), 4096)
     for config in (Qwen2Config(max_position_embeddings=1024), GPT2Config(n_positions=1024)):
         with pytest.raises(SystemExit, match=r"""--env-kwargs '\{"max_context_tokens": 1024\}'"""):
-            sources.check_context(config, 1025)
+            model_checks.check_context(config, 1025)
 
 
 def test_learning_rates_suit_the_model():
-    assert sources.default_learning_rates("tiny", 0) == sources.default_learning_rates("tiny", 16) == (3e-4, 1e-3)
-    assert sources.default_learning_rates("Qwen/Qwen2.5-3B-Instruct", 0) == (1e-6, 1e-5)
-    assert sources.default_learning_rates("./folder", 16) == (1e-5, 1e-5)
+    assert run.default_learning_rates("tiny", 0) == run.default_learning_rates("tiny", 16) == (3e-4, 1e-3)
+    assert run.default_learning_rates("Qwen/Qwen2.5-3B-Instruct", 0) == (1e-6, 1e-5)
+    assert run.default_learning_rates("./folder", 16) == (1e-5, 1e-5)
 
 
 def test_a_cpu_computes_in_float32_unless_asked_and_a_gpu_in_bf16(monkeypatch):
