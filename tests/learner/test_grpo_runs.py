@@ -12,6 +12,7 @@ import torch
 from safetensors import torch as safetensors
 
 from agent_r1 import tiny_policy
+from llm_utils import run
 from llm_utils.loading import load_policy
 from llm_utils.returns import other_groups_deviation
 from llm_utils.sources import model_source
@@ -133,6 +134,21 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(learn, capfd, 
     else:
         assert any(even)
         assert logged["charts/groups_with_signal"] == pytest.approx([1 - np.mean(even[:8]), 1 - np.mean(even[8:])])
+
+
+def test_dynamic_sampling_counts_groups_so_one_that_lost_an_episode_counts(learn, monkeypatch):
+    """A fault had taken an episode, and sixteen further ones were played for it."""
+    collect = run.Run.collect
+
+    def collect_and_lose(self, *arguments):
+        rows = collect(self, *arguments)
+        for row in rows[1::2]:
+            row.turns[-1].reward += 1  # all groups differ
+        return rows[1:]
+
+    monkeypatch.setattr(run.Run, "collect", collect_and_lose)
+    run_dir = learn("grpo_llm", *GROUPS, "--total-episodes", 32, "--dynamic-sampling", 3)
+    assert scalars(run_dir)["charts/episodes"] == [16, 32]
 
 
 def bfloat16_or_skip():
