@@ -31,6 +31,15 @@ settings.register_profile("explore", deadline=None, max_examples=2_000, print_bl
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+# A file is one worker's: of those that take longest none may begin when the others are about to end.
+LONGEST = ("test_python_attacks", "test_benchmarks", "test_distributed", "test_exits", "test_validate", "test_python")
+LONGEST += ("test_resume", "test_math_judge", "test_grpo_runs")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST)  # of equals the order stays
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # collections leave out what was imported, and are quick; a cycle made at import is never collected

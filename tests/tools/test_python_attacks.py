@@ -23,7 +23,7 @@ from agent_r1_tools.python import CallError, Limits, choose, guest, open_sandbox
 
 SECRET = "the-hidden-tests-say-42-0b5c"
 MARK = f"agent-r1-attack-{os.getpid()}"
-LIMITS = Limits(wall_seconds=1.5, cpu_seconds=1.5, memory=512 << 20, output=2000, files=4 << 20)
+LIMITS = Limits(wall_seconds=1.5, cpu_seconds=0.7, memory=512 << 20, output=2000, files=4 << 20)
 BACKENDS = [*choose.LOCAL, "remote"]
 FULL = [name for name, local in choose.LOCAL.items() if local.all_of_python]
 
