@@ -56,7 +56,8 @@ class Interrupted(checkpoint.Checkpointer):
     ("script", "options"),
     [
         ("grpo_llm", ["--lora-rank", 2, "--kl-coef", 0.1]),  # the reference is the policy at the start of the run
-        ("grpo_llm", ["--old-logprobs", "trainer", "--dynamic-sampling", 1, "--gradient-checkpointing"]),
+        pytest.param("grpo_llm", ["--old-logprobs", "trainer", "--dynamic-sampling", 1, "--gradient-checkpointing"],
+                     marks=pytest.mark.slow),
         pytest.param("ppo_llm", ["--lora-rank", 2, "--update-epochs", 2], marks=pytest.mark.slow),
         pytest.param("ppo_llm", ["--kl-coef", 0.1, "--kl-in", "reward"], marks=pytest.mark.slow),
     ],
