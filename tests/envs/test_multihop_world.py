@@ -22,7 +22,6 @@ from agent_r1_tools import run_tool
 SPLITS = list(MultihopWorldEnv.splits)
 SEEN, UNSEEN = map(set, names())
 TASKS = 300
-PLAYED = 100
 
 
 def tasks(split, seed=0, count=TASKS):
@@ -149,7 +148,7 @@ def demonstrate(env, index, rng=None):
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_expert_solves_every_task(split):
     env = MultihopWorldEnv(split=split)
-    for index in range(PLAYED):
+    for index in range(TASKS):
         total, info = demonstrate(env, index)
         assert info["is_success"] and info["answer"] == env.task.answers[0]
         assert info["metrics"] == {"em": 1.0, "f1": 1.0, "support_recall": 1.0, "tool_bugs": 0.0}
@@ -161,7 +160,7 @@ def test_the_sloppy_worker_mostly_fails(split):
     """It is right by luck only, and never has seen all of the evidence. Its format is faultless."""
     env = MultihopWorldEnv(split=split)
     rng = np.random.default_rng(0)
-    infos = [demonstrate(env, index, rng)[1] for index in range(PLAYED)]
+    infos = [demonstrate(env, index, rng)[1] for index in range(TASKS)]
     assert np.mean([info["is_success"] for info in infos]) < 0.1
     assert all(info["metrics"]["support_recall"] <= 0.5 for info in infos)
     assert all("outcome/exact_match" in info["reward_terms"] for info in infos)
@@ -170,7 +169,7 @@ def test_the_sloppy_worker_mostly_fails(split):
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_experts_query_finds_the_support_first(split):
     env = MultihopWorldEnv(split=split)
-    for task in tasks(split, count=1_500 if split == "unseen_relations" else PLAYED):
+    for task in tasks(split, count=1_500 if split == "unseen_relations" else TASKS):
         retriever = env.own_retriever(task)
         for (_, kind, query), support in zip(expert(task), task.metadata["supports"], strict=False):
             (hits,) = retriever.search([query], 2)

@@ -451,11 +451,8 @@ class Interrupted(checkpoint.Checkpointer):
     [
         ["--lora-rank", 2, "--gradient-checkpointing"],
         ["--dtype", "bfloat16"],
-        pytest.param(
-            ["--model", "scratch", "--num-demonstrations", 24, "--eval-demonstrations", 4, "--num-workers", 0,
-             "--tokenizer-demonstrations", 40, "--hidden-size", 32, "--num-layers", 2, "--intermediate-size", 32],
-            marks=pytest.mark.slow,
-        ),
+        ["--model", "scratch", "--num-demonstrations", 24, "--eval-demonstrations", 4, "--num-workers", 0,
+         "--tokenizer-demonstrations", 40, "--hidden-size", 32, "--num-layers", 2, "--intermediate-size", 32],
     ],
 )  # fmt: skip
 def test_interrupted_runs_go_on_with_other_options_too(learn, monkeypatch, flags, options):
