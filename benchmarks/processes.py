@@ -20,12 +20,17 @@ IMPORTED += ["agent_r1.tasks.multihop_world", "agent_r1.tasks.craft_world"]  # a
 IMPORTED += ["bm25s", "transformers.generation.utils", "transformers.models.granite.modeling_granite"]
 
 
+def print_to(file: str) -> None:
+    """What this process and its children print from now on goes to the end of a file."""
+    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
 def play(script: str, folder: Path, flags: list[str]) -> None:
     """Run a learner in this folder; what it prints goes to log.txt there."""
     os.chdir(folder)
-    log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    print_to("log.txt")
     sys.argv = [f"{script}.py", *flags]
     runpy.run_path(str(LEARNER / f"{script}.py"), run_name="__main__")
 

@@ -142,9 +142,7 @@ def worker(rank, port, task, *arguments):
     """What one of two processes does; the first one writes the answer."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    log = os.open(f"log{rank}.txt", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    processes.print_to(f"log{rank}.txt")
     torch.set_num_threads(1)
     answer = {}
     if task == "gradients":
