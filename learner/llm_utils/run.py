@@ -26,7 +26,7 @@ from llm_utils.environments import evaluation_split
 from llm_utils.forward import microbatches, score
 from llm_utils.loading import choose_dtype, load_policy, read_config
 from llm_utils.logger import Logger, run_name, share_of_faults
-from llm_utils.make_engine import make_engine
+from llm_utils.make_engine import make_engine, samples_in_place
 from llm_utils.metrics import sampler_gap
 from llm_utils.model_checks import check_attention, check_context, check_vocabulary
 from llm_utils.optimizer import Float32AdamW
@@ -69,11 +69,13 @@ def fill_defaults(args: Any) -> dict[str, Any]:
             chosen[name] = rate
     if args.eval_split is None and args.eval_episodes:
         chosen["eval_split"] = evaluation_split(args, args.split)
-    dtype = choose_dtype(args.dtype, distributed.device(args.cuda))
+    device = distributed.device(args.cuda)
+    dtype = choose_dtype(args.dtype, device)
     if args.dtype == "auto":
         chosen["dtype"] = str(dtype).removeprefix("torch.")
     if args.old_logprobs == "auto":
-        exact = args.engine == "transformers" and dtype == torch.float32 and args.loss_mask
+        in_place = samples_in_place(args, device, 1)  # processes of torchrun have copies, but equal ones
+        exact = in_place and dtype == torch.float32 and args.loss_mask
         chosen["old_logprobs"] = "sampler" if exact and not args.reject_ratio else "trainer"
     for name, value in chosen.items():
         setattr(args, name, value)
@@ -249,6 +251,8 @@ class Run:
             scalars |= {f"time/{name}": seconds for name, seconds in self.seconds.items()} | self.gap
             scalars |= share_of_faults(self.played)
             scalars["charts/episodes"] = self.state["episodes"]
+            if self.device.type == "cuda":
+                scalars["memory/peak_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
             if (most_turns := self.horizon(iteration)) is not None:
                 scalars["charts/horizon"] = most_turns
             scalars["charts/learning_rate"] = self.optimizer.adam.param_groups[0]["lr"]
@@ -361,7 +365,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         reference=load_policy(source, device, **loading) if with_reference else None,
         optimizer=optimizer,
         saver=checkpoint.Checkpointer(folder, policy, critic, optimizer, rank),
-        in_place=args.engine == "transformers" and world_size == 1,
+        in_place=samples_in_place(args, device, world_size),
         state=state,
         queued=state["iteration"],
     )

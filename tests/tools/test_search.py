@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -295,3 +298,27 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @given(title=st.text(max_size=10).filter(lambda t: "\n" not in t and t == t.strip()), text=st.text(max_size=20))
 def test_the_contents_form_gives_title_and_text_back(title: str, text: str) -> None:
     assert passage_from_row({"contents": f'"{title}"\n{text}'}) == Passage(title, text)
+
+
+def test_bm25_leaves_the_gpu_to_others(tmp_path: Path) -> None:
+    """bm25s starts JAX when it is installed, and JAX takes three quarters of a GPU's memory."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("print('JAX was imported')")
+    (tmp_path / "jax" / "lax.py").write_text("def top_k(scores, k): print('JAX was started')")
+    first = "from agent_r1_tools.search.bm25 import require_bm25; require_bm25(); print('bm25 is there')"
+    for code, expected in {
+        first: ["bm25 is there"],
+        f"{first}\nimport jax.lax": ["bm25 is there", "JAX was imported"],
+        f"import jax.lax\n{first}\nimport jax.lax; jax.lax.top_k(0, 0)": [
+            "JAX was imported", "bm25 is there", "JAX was started",
+        ],
+    }.items():  # fmt: skip
+        paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": paths},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert found.stdout.splitlines() == expected

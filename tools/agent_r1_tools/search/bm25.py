@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -99,11 +101,29 @@ def require_bm25() -> None:
     _libraries()
 
 
+@contextmanager
+def _without_jax() -> Iterator[None]:
+    """Inside, JAX can't be imported: bm25s has it start as soon as it is there, which takes three quarters of a GPU's
+    memory, and we need nothing of it."""
+    modules: dict[str, Any] = sys.modules
+    before = {name: modules.get(name) for name in ("jax", "jax.lax")}
+    modules.update(dict.fromkeys(before))
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del modules[name]
+            else:
+                modules[name] = module
+
+
 @cache
 def _libraries() -> tuple[Any, frozenset[str], Any]:
     """bm25s, its stop words and the stemmer."""
     try:
-        import bm25s
+        with _without_jax():
+            import bm25s
         import Stemmer
         from bm25s.stopwords import STOPWORDS_EN
     except ImportError as error:
