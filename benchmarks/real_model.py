@@ -135,7 +135,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of an official file, JSON or JSON lines, packed or not."""
     found = find_file(path)
     text = gzip.open(found, "rt").read() if found.suffix == ".gz" else found.read_text()
-    return [json.loads(line) for line in text.splitlines()] if ".jsonl" in path.name else json.loads(text)
+    if ".jsonl" not in path.name:
+        return json.loads(text)
+    return [json.loads(line) for line in text.split("\n") if line.strip()]  # str.splitlines() also splits at U+2028
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
