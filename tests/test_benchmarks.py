@@ -362,6 +362,16 @@ def test_learners_begin_with_the_adapters_that_are_evaluated(tmp_path):
     assert (tmp_path / "start" / "tokenizer.json").is_file()
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_questions_of_a_real_model_end_where_their_lines_do(tmp_path, ending):
+    """A line feed ends them, and none of the other characters at which Python splits lines (GSM8K has one)."""
+    real_model = importlib.import_module("real_model")
+    rows = [{"question": "one\u2028two\x85three"}, {"question": "four"}]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    (tmp_path / f"train.jsonl{ending}").write_bytes(gzip.compress(text) if ending else text)
+    assert real_model.read_rows(tmp_path / "train.jsonl") == rows
+
+
 def test_reinforcement_of_a_real_model_trains_no_other_baseline_first():
     real_model = importlib.import_module("real_model")
     start, pairs, learner = real_model.START, real_model.PAIRS, ("GRPO", 1)

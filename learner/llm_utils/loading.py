@@ -85,7 +85,7 @@ def load_policy(
     split over the processes unless `whole` is asked for. `dtype` None is what `choose_dtype` calls auto. With
     `float32_head` logits are computed in float32.
     """
-    if device.type == "cuda":  # cuDNN plans attention anew for every length: 40 ms of each token (docs/benchmarks.md)
+    if device.type == "cuda":  # cuDNN plans attention anew for every length, of every token (docs/benchmarks.md)
         torch.backends.cuda.enable_cudnn_sdp(False)
     dtype = dtype or choose_dtype("auto", device)
     lora_rank = args.lora_rank if args is not None else 0

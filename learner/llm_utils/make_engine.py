@@ -16,7 +16,7 @@ def samples_in_place(args: Any, device: torch.device, world_size: int) -> bool:
     """Whether the engine computes with the trained weights themselves, not with a copy that is given them.
 
     On a GPU adapters cost a token more than the layers that they adapt, many small products for each large one
-    (benchmarks/gpu.py): there the engine has a copy of the model in which they are added to the weights.
+    (docs/benchmarks.md): there the engine has a copy of the model in which they are added to the weights.
     """
     return args.engine == "transformers" and world_size == 1 and not (args.lora_rank and device.type == "cuda")
 

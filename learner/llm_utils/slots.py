@@ -54,6 +54,18 @@ def attends_to_less(config: Any, longest_row: float) -> str:
     return f"layers of {', '.join(sorted(kinds))}" if kinds else ""
 
 
+NEW = -1  # the history of a slot whose episode has just begun
+
+
+def in_common(rows: Sequence[Array]) -> int:
+    """How many tokens all rows have in common from the start on."""
+    length = min(map(len, rows))
+    for row in rows[1:]:
+        differs = np.flatnonzero(row[:length] != rows[0][:length])
+        length = int(differs[0]) if len(differs) else length
+    return length
+
+
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """What the keys and values of a token take, in all layers."""
     config = config.get_text_config()
@@ -164,11 +176,9 @@ class SlotCache(DynamicCache):
     def reserve(self, slots: Array, kept: Array, needed: Array) -> None:
         """Give each of `slots` [n] a row with room for `needed` tokens; its first `kept` tokens stay."""
         before = self.capacity[slots]
-        if kept.all() and (needed <= before).all():
-            return
         doublings = np.ceil(np.log2(np.maximum(needed / self.smallest, 1))).astype(np.int64)
         after = self.smallest * 2**doublings
-        moving = (needed > before) | ((kept == 0) & (after < before))
+        moving = before != after  # to less where a new row begins: one that goes on only grows
         for source, target in sorted(set(zip(before[moving].tolist(), after[moving].tolist(), strict=True))):
             which = moving & (before == source) & (after == target)
             self._move(slots[which], source, target, int(kept[which].max()))
@@ -219,16 +229,15 @@ class SlotCache(DynamicCache):
 class SlotModel:
     """A causal model with `num_slots` episodes; `length[slot]` tokens of an episode are in the cache.
 
-    To forget an episode, set its length to 0. Raises ValueError for a model in which a layer doesn't attend to all of a
+    A new episode begins with `begin`. Raises ValueError for a model in which a layer doesn't attend to all of a
     row of `longest_row` tokens, the longest that there will be.
     """
 
     PREFILL_TOKENS = 8192  # tokens, padding counted, in one forward of new tokens
     CAPACITY = 256  # tokens of the smallest store, or more where that is little memory: each store is a forward
+    SHARED = 32  # tokens from which on a beginning that several rows have in common is computed once, and copied
 
-    def __init__(
-        self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf) -> None:
         if less := attends_to_less(model.config, longest_row):
             raise ValueError(
                 f"the transformers engine needs full attention in every layer over rows of up to {longest_row} tokens, "
@@ -249,8 +258,17 @@ class SlotModel:
         self.part()
 
     def part(self) -> None:
-        """From now on no two slots have the same episode: after new weights, which each has read from elsewhere on."""
+        """From now on no two slots have the same episode, nor a beginning that another could have: after new weights,
+        which each has read from elsewhere on."""
         self.history = list(range(self.num_slots))  # of each slot: equal where its tokens so far are
+        self.began: list[Array] = [np.zeros(0, np.int64)] * self.num_slots  # the tokens that its episode began with
+
+    def begin(self, slot: int, tokens: Array) -> Array:
+        """A new episode in a slot. Returns those of its first tokens that are left for `prefill`: the instructions that
+        the slot's last episode began with, too, are in the cache already."""
+        kept = min(in_common([self.began[slot], tokens]), len(tokens) - 1, int(self.length[slot]))
+        self.length[slot], self.began[slot], self.history[slot] = kept, tokens, NEW
+        return tokens[kept:]
 
     def copy(self, source: int, target: int) -> None:
         """Let the slot `target` have the episode of the slot `source`: keys, values and length."""
@@ -259,6 +277,7 @@ class SlotModel:
             self.cache.reserve(np.array([target]), np.array([0]), np.array([length]))
             self.cache.copy([source], [target], length)
         self.length[target], self.history[target] = length, self.history[source]
+        self.began[target] = self.began[source]
 
     def decode(self, slots: Array, tokens: Array) -> torch.Tensor:
         """Append one token to each of `slots` [n]. Returns the logits of the next [n, vocabulary], float32."""
@@ -290,14 +309,16 @@ class SlotModel:
         """Append tokens to slots, and take them out of `pending`: slots of similar size at once, the longest first.
 
         Slots with the same tokens from the beginning on, as of a group's episodes before they part, are computed once.
-        Yields slots [n] and the logits of their next tokens.
+        So is what all new episodes begin with. Yields slots [n] and the logits of their next tokens.
         """
         for slot, new in pending.items():
-            seen = self.history[slot] if self.length[slot] else None
-            self.history[slot] = hash((seen, new.astype(np.int64).tobytes()))
+            seen = self.history[slot] if self.length[slot] else NEW
+            tokens = self.began[slot] if self.history[slot] == NEW else new
+            self.history[slot] = hash((seen, tokens.astype(np.int64).tobytes()))
         everyone, cache = np.array(list(pending)), self.cache
         lengths = self.length[everyone]
         cache.reserve(everyone, lengths, lengths + [len(new) for new in pending.values()])
+        self._share_beginning(pending)
         while pending:
             first = max(pending, key=lambda slot: len(pending[slot]))
             longest, capacity = len(pending[first]), int(cache.capacity[first])
@@ -308,9 +329,8 @@ class SlotModel:
             groups = list(same.values())[: max(1, self.PREFILL_TOKENS // longest)]
             leaders, store = np.array([group[0] for group in groups]), cache.stores[capacity]
             news = [pending[slot] for slot in leaders.tolist()]
-            while len(news[0]) > self.PREFILL_TOKENS:  # then it is alone: the mask of all of it would be too large
-                self._append(store, leaders, [news[0][: self.PREFILL_TOKENS]], predict=False)
-                news[0] = news[0][self.PREFILL_TOKENS :]
+            if longest > self.PREFILL_TOKENS:  # then it is alone
+                news = [self._append_parts(store, leaders, news[0])]
             logits = self._append(store, leaders, news)
             copies = [(group[0], slot) for group in groups for slot in group[1:]]
             if copies:
@@ -321,6 +341,32 @@ class SlotModel:
             for slot in slots.tolist():
                 del pending[slot]
             yield slots, logits[torch.from_numpy(which).to(logits.device)]
+
+    def _share_beginning(self, pending: dict[int, Array]) -> None:
+        """Compute once what all episodes that have nothing in the cache begin with, and take it out of `pending`."""
+        new = [slot for slot in pending if not self.length[slot]]
+        if len({self.history[slot] for slot in new}) < 2:
+            return
+        shared = min(in_common([pending[slot] for slot in new]), min(len(pending[slot]) for slot in new) - 1)
+        if shared < self.SHARED:
+            return
+        first, capacities = new[0], self.cache.capacity[new]
+        leader, store = np.array([first]), self.cache.stores[int(self.cache.capacity[first])]
+        self._append(store, leader, [self._append_parts(store, leader, pending[first][:shared])], predict=False)
+        for capacity in np.unique(capacities):
+            others = [slot for slot, own in zip(new, capacities, strict=True) if own == capacity and slot != first]
+            if others:
+                self.cache.copy([first] * len(others), others, shared)
+        self.length[new] = shared
+        for slot in new:
+            pending[slot] = pending[slot][shared:]
+
+    def _append_parts(self, store: Store, slot: Array, tokens: Array) -> Array:
+        """Append tokens to the only slot in parts, as the mask of all of them would be too large. Returns the rest."""
+        while len(tokens) > self.PREFILL_TOKENS:
+            self._append(store, slot, [tokens[: self.PREFILL_TOKENS]], predict=False)
+            tokens = tokens[self.PREFILL_TOKENS :]
+        return tokens
 
     def _append(self, store: Store, slots: Array, news: Sequence[Array], predict: bool = True) -> torch.Tensor:
         """Append tokens to slots of a store, at least one to each. Returns the logits of the next [n, vocabulary],

@@ -76,7 +76,7 @@ class TransformersEngine:
     ) -> None:
         """Append `tokens` to the slot's row and have the next span sampled. `seed` begins a new row."""
         if seed is not None:
-            self.slots.length[slot] = 0
+            tokens = self.slots.begin(slot, tokens)
             self.generators[slot], self.noise_used[slot] = np.random.default_rng(seed), NOISE
         else:  # the last sampled token ended the span: the model has not seen it yet
             tokens = np.concatenate([self.last[slot : slot + 1], tokens])

@@ -5,11 +5,12 @@ The tests with `cpu` in their names run everywhere, the others need a GPU: `pyte
 
 import json
 
+import grpo_llm
 import numpy as np
 import pytest
 import torch
 
-from llm_utils import distributed, forward, loading, make_engine, preflight, rollout
+from llm_utils import distributed, forward, loading, make_engine, preflight, rollout, run
 from llm_utils.transformers_engine import TransformersEngine
 
 HAS_GPU = torch.cuda.is_available()
@@ -69,6 +70,7 @@ def test_rows_and_trees_of_rows_have_the_gradients_of_a_cpu(policy_folder, made_
     expected = gradients("cpu", groups, together=False)
     for together in (False, True):
         got = gradients(device, groups, together)
+        assert device == "cpu" or not torch.backends.cuda.cudnn_sdp_enabled()
         assert (got - expected).norm() / expected.norm() < 1e-4
 
 
@@ -82,6 +84,15 @@ def test_on_a_gpu_adapters_are_sampled_from_a_copy_of_which_the_preflight_knows(
             world_size=world_size,
         )  # fmt: skip
         assert any("sampler" in part.name for part in report.parts) != expected
+
+
+@pytest.mark.parametrize(("rank", "chosen"), [(0, "sampler"), (4, "trainer")])
+def test_a_copy_on_a_gpu_is_not_the_trainers_program(monkeypatch, rank, chosen):
+    """In float32, too: adapters that are added to the weights round them."""
+    monkeypatch.setattr(run.distributed, "device", lambda cuda: torch.device("cuda"))
+    args = grpo_llm.Args(dtype="float32", lora_rank=rank)
+    run.fill_defaults(args)
+    assert args.old_logprobs == chosen
 
 
 @BOTH

@@ -248,3 +248,78 @@ def test_a_float32_head_gives_float32_logits_to_sampler_and_trainer(policy_folde
     sampled = prefill(slots.SlotModel(policy, 1, vocab_size), {0: row.tokens[:-1]})[0]
     assert sampled.dtype == torch.float32
     assert (sampled.bfloat16().float() != sampled).any()
+
+
+@pytest.fixture
+def computed(small_model):
+    """A model, and the numbers of tokens in each of its forwards, as they come."""
+    model, sizes = small_model("qwen2"), []
+    model.get_input_embeddings().register_forward_hook(lambda _, ids, __: sizes.append(ids[0].numel()))
+    return model, sizes
+
+
+def begin(model_slots, texts):
+    """What `prefill` is given where these episodes begin."""
+    return {slot: model_slots.begin(slot, text) for slot, text in texts.items()}
+
+
+@pytest.mark.parametrize("stores", ["one store", "small stores"])
+def test_what_new_episodes_begin_with_is_computed_once(request, computed, vocab_size, monkeypatch, stores):
+    if stores == "small stores":
+        request.getfixturevalue("small_stores")
+    monkeypatch.setattr(slots.SlotModel, "PREFILL_TOKENS", 64)
+    (model, sizes), rng = computed, np.random.default_rng(0)
+    instructions = rng.integers(vocab_size, size=100)  # more than one forward takes
+
+    def ask(length):
+        return np.concatenate([instructions, rng.integers(vocab_size, size=length)])
+
+    texts = {0: ask(5), 1: ask(7), 3: ask(4), 4: ask(30)}
+    texts[5] = texts[1]
+    model_slots = slots.SlotModel(model, 6, vocab_size)
+    found = prefill(model_slots, begin(model_slots, texts))
+    assert sum(sizes[:2]) == 100 and sum(sizes[2:]) <= 2 * (5 + 7 + 4 + 30)
+    for _ in range(2):
+        for slot, logits in found.items():
+            torch.testing.assert_close(logits, alone(model, texts[slot], vocab_size), atol=2e-4, rtol=1e-4)
+        # they go on, and then others begin in the same slots, some at a time, with the instructions still there
+        model_slots.decode(np.array([1, 5]), np.array([3, 4]))
+        sizes.clear()
+        some = {1: ask(9), 5: ask(200)}
+        some[4] = some[1]
+        texts |= some
+        found = prefill(model_slots, begin(model_slots, some))
+        assert sum(sizes) <= 2 * 9 + 200 + 64
+        found |= prefill(model_slots, begin(model_slots, {0: texts[0]}))  # the very same: one token predicts
+        assert sizes[-1] == 1
+    for slot in texts:
+        token = np.array([slot])
+        expected = alone(model, [*texts[slot], slot], vocab_size)
+        torch.testing.assert_close(model_slots.decode(token, token)[0], expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("end", ["part", "clear"])
+def test_new_weights_know_nothing_of_older_beginnings(computed, vocab_size, end):
+    (model, sizes), text = computed, np.arange(60) % vocab_size
+    model_slots = slots.SlotModel(model, 2, vocab_size)
+    prefill(model_slots, begin(model_slots, {0: text}))
+    getattr(model_slots, end)()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    sizes.clear()
+    found = prefill(model_slots, begin(model_slots, {0: text}))
+    assert sum(sizes) == 60
+    torch.testing.assert_close(found[0], alone(model, text, vocab_size), atol=2e-4, rtol=1e-4)
+
+
+def test_what_an_episode_began_with_is_not_what_was_only_fed(computed, vocab_size):
+    """A row that is fed and never read leaves nothing behind."""
+    (model, _), rng = computed, np.random.default_rng(0)
+    one, two = rng.integers(vocab_size, size=(2, 50))
+    two[:20] = one[:20]
+    model_slots = slots.SlotModel(model, 2, vocab_size)
+    prefill(model_slots, begin(model_slots, {0: one}))
+    model_slots.begin(0, two)
+    found = prefill(model_slots, begin(model_slots, {0: two}))
+    torch.testing.assert_close(found[0], alone(model, two, vocab_size), atol=2e-4, rtol=1e-4)
