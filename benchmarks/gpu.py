@@ -4,9 +4,9 @@
     python benchmarks/gpu.py --device cpu --models tiny # the same program where there is no GPU: nothing is recorded
 
 Trainer: forward, backward and AdamW's step on 16,384 tokens with --gradient-checkpointing, as learners do them
-(llm_utils/forward.py, llm_utils/optimizer.py). Model FLOPs are 6 for each weight and token, those of attention added;
-their share is of what a large product of bf16 matrices reached on the same GPU, minutes before. Predicted memory is
-that of llm_utils/preflight.py. Sampler: every row writes 48 tokens after 512 others (llm_utils/transformers_engine.py);
+(llm_utils/forward.py, llm_utils/optimizer.py). Model FLOPs are 6 for each weight and token (4 for a frozen weight),
+those of attention added; their share is of what a large product of bf16 matrices reached on the same GPU, minutes
+before. Predicted memory is that of llm_utils/preflight.py. Sampler: every row writes 48 tokens after 512 others (llm_utils/transformers_engine.py);
 the floor of a token is the time to read the weights and all keys and values once, at the speed of a large copy.
 """
 
@@ -109,7 +109,8 @@ def flops(model: Any, shape: tuple[int, int, int]) -> float:
     width = config.hidden_size if config.model_type == "llama" else config.num_attention_heads * config.head_dim
     # two products of the half of length x length that is seen, forward once and backward twice
     attention = 6 * config.num_hidden_layers * width * length
-    return count * length * (6 * weights + attention)
+    trained = any(".lora_" not in name for name, p in model.named_parameters() if p.requires_grad)
+    return count * length * ((6 if trained else 4) * weights + attention)
 
 
 def train(folder: str, rank: int, shape: tuple[int, int, int], device: torch.device, steps: int) -> dict[str, float]:

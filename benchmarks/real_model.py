@@ -563,6 +563,7 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
     if args.adapters:
         given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label, _ in args.adapters]
         command += f" --adapters {shlex.join(given)}"
+    command += "" if args.baselines else " --no-baselines"
     for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
         if getattr(args, flag):
             command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
@@ -574,8 +575,9 @@ def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: d
     """Which training a figure is of, for each policy and seed: its flags and questions, or the hash of adapters."""
     sft = {"sft_flags": without_threads(args.sft_flags), "trained_on": questions}
     start = {"adapters": adapters[START]} if adapters else sft
-    found: dict[tuple[str, int], dict[str, Any]] = {(label, 1): {} for label in suite.modes}
-    found |= {(PAIRS, 1): sft, (START, 1): start}
+    found: dict[tuple[str, int], dict[str, Any]] = {(START, 1): start}
+    if args.baselines:
+        found = {(label, 1): {} for label in suite.modes} | {(PAIRS, 1): sft} | found
     for label, seed in reinforced:
         if args.part != "rl" and seed == 1 and label in adapters:
             found[label, seed] = start | {"on_top": adapters[label]}
@@ -627,6 +629,8 @@ def main() -> None:
                         help="in place of training on demonstrations; with a learner's name, of its run")
     parser.add_argument("--learners", nargs="*", choices=list(LEARNERS), default=["GRPO"],
                         help="of parts rl and evaluate; without a name only what comes before is evaluated")
+    parser.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True,
+                        help="evaluate the model as it comes, and with question-answer pairs")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
     parser.add_argument("--hours", type=above_0, default=2.0,

@@ -5,20 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from llm_utils.engine import Engine
 from llm_utils.model_checks import check_attention
 from llm_utils.transformers_engine import TransformersEngine
-
-
-def samples_in_place(args: Any, device: torch.device, world_size: int) -> bool:
-    """Whether the engine computes with the trained weights themselves, not with a copy that is given them.
-
-    On a GPU adapters cost a token more than the layers that they adapt, many small products for each large one
-    (docs/benchmarks.md): there the engine has a copy of the model in which they are added to the weights.
-    """
-    return args.engine == "transformers" and world_size == 1 and not (args.lora_rank and device.type == "cuda")
 
 
 def make_engine(

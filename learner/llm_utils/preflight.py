@@ -21,7 +21,6 @@ from llm_utils.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.engine import VLLM_SHARE
 from llm_utils.forward import LOGITS_BYTES, policy_forward
 from llm_utils.loading import choose_dtype, read_config, with_adapters
-from llm_utils.make_engine import samples_in_place
 from llm_utils.slots import Store, bytes_per_token
 
 GB = 1e9
@@ -141,7 +140,7 @@ def preflight(
             add(f"{name}: gradients", 4 * count / world_size, when, *flags, more)
     if reference:
         add("reference: weights", sum(p.nbytes for p in whole.parameters()) / world_size, ALWAYS, "--kl-coef 0", more)
-    if in_process and not samples_in_place(args, device, world_size):
+    if in_process and world_size > 1:
         whole_copy = sum(p.nbytes for p in whole.parameters())
         add("sampler: weights", whole_copy, ALWAYS, "--engine vllm-server", "a smaller --model")
     copied = sum(copied_bytes(parameters) for _, parameters, _ in groups)

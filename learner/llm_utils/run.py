@@ -26,7 +26,7 @@ from llm_utils.environments import evaluation_split
 from llm_utils.forward import microbatches, score
 from llm_utils.loading import choose_dtype, load_policy, read_config
 from llm_utils.logger import Logger, run_name, share_of_faults
-from llm_utils.make_engine import make_engine, samples_in_place
+from llm_utils.make_engine import make_engine
 from llm_utils.metrics import sampler_gap
 from llm_utils.model_checks import check_attention, check_context, check_vocabulary
 from llm_utils.optimizer import Float32AdamW
@@ -69,13 +69,11 @@ def fill_defaults(args: Any) -> dict[str, Any]:
             chosen[name] = rate
     if args.eval_split is None and args.eval_episodes:
         chosen["eval_split"] = evaluation_split(args, args.split)
-    device = distributed.device(args.cuda)
-    dtype = choose_dtype(args.dtype, device)
+    dtype = choose_dtype(args.dtype, distributed.device(args.cuda))
     if args.dtype == "auto":
         chosen["dtype"] = str(dtype).removeprefix("torch.")
     if args.old_logprobs == "auto":
-        in_place = samples_in_place(args, device, 1)  # processes of torchrun have copies, but equal ones
-        exact = in_place and dtype == torch.float32 and args.loss_mask
+        exact = args.engine == "transformers" and dtype == torch.float32 and args.loss_mask
         chosen["old_logprobs"] = "sampler" if exact and not args.reject_ratio else "trainer"
     for name, value in chosen.items():
         setattr(args, name, value)
@@ -365,7 +363,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         reference=load_policy(source, device, **loading) if with_reference else None,
         optimizer=optimizer,
         saver=checkpoint.Checkpointer(folder, policy, critic, optimizer, rank),
-        in_place=samples_in_place(args, device, world_size),
+        in_place=args.engine == "transformers" and world_size == 1,
         state=state,
         queued=state["iteration"],
     )

@@ -54,9 +54,6 @@ def attends_to_less(config: Any, longest_row: float) -> str:
     return f"layers of {', '.join(sorted(kinds))}" if kinds else ""
 
 
-NEW = -1  # the history of a slot whose episode has just begun
-
-
 def in_common(rows: Sequence[Array]) -> int:
     """How many tokens all rows have in common from the start on."""
     length = min(map(len, rows))
@@ -255,20 +252,18 @@ class SlotModel:
         """Forget all episodes, and free the cache where it is large."""
         self.cache.clear()
         self.length = np.zeros(self.num_slots, np.int64)
+        self.beginning: set[int] = set()  # slots whose next tokens are the first ones of an episode
         self.part()
 
     def part(self) -> None:
-        """From now on no two slots have the same episode, nor a beginning that another could have: after new weights,
-        which each has read from elsewhere on."""
+        """Forget which slots have the same tokens, and what episodes began with: after new weights, as keys and values
+        of the same tokens are no longer the same."""
         self.history = list(range(self.num_slots))  # of each slot: equal where its tokens so far are
         self.began: list[Array] = [np.zeros(0, np.int64)] * self.num_slots  # the tokens that its episode began with
 
-    def begin(self, slot: int, tokens: Array) -> Array:
-        """A new episode in a slot. Returns those of its first tokens that are left for `prefill`: the instructions that
-        the slot's last episode began with, too, are in the cache already."""
-        kept = min(in_common([self.began[slot], tokens]), len(tokens) - 1, int(self.length[slot]))
-        self.length[slot], self.began[slot], self.history[slot] = kept, tokens, NEW
-        return tokens[kept:]
+    def begin(self, slot: int) -> None:
+        """The tokens that the slot is given next begin an episode."""
+        self.beginning.add(slot)
 
     def copy(self, source: int, target: int) -> None:
         """Let the slot `target` have the episode of the slot `source`: keys, values and length."""
@@ -278,6 +273,7 @@ class SlotModel:
             self.cache.copy([source], [target], length)
         self.length[target], self.history[target] = length, self.history[source]
         self.began[target] = self.began[source]
+        self.beginning.discard(target)
 
     def decode(self, slots: Array, tokens: Array) -> torch.Tensor:
         """Append one token to each of `slots` [n]. Returns the logits of the next [n, vocabulary], float32."""
@@ -309,12 +305,16 @@ class SlotModel:
         """Append tokens to slots, and take them out of `pending`: slots of similar size at once, the longest first.
 
         Slots with the same tokens from the beginning on, as of a group's episodes before they part, are computed once.
-        So is what all new episodes begin with. Yields slots [n] and the logits of their next tokens.
+        So is what several new episodes begin with; what the slot's last one began with, too, is in the cache. Yields
+        slots [n] and the logits of their next tokens.
         """
         for slot, new in pending.items():
-            seen = self.history[slot] if self.length[slot] else NEW
-            tokens = self.began[slot] if self.history[slot] == NEW else new
-            self.history[slot] = hash((seen, tokens.astype(np.int64).tobytes()))
+            begins = slot in self.beginning or not self.length[slot]
+            self.history[slot] = hash((None if begins else self.history[slot], new.astype(np.int64).tobytes()))
+            if begins:
+                kept = min(in_common([self.began[slot], new]), len(new) - 1, int(self.length[slot]))
+                self.length[slot], self.began[slot], pending[slot] = kept, new, new[kept:]
+        self.beginning -= pending.keys()
         everyone, cache = np.array(list(pending)), self.cache
         lengths = self.length[everyone]
         cache.reserve(everyone, lengths, lengths + [len(new) for new in pending.values()])
@@ -343,23 +343,24 @@ class SlotModel:
             yield slots, logits[torch.from_numpy(which).to(logits.device)]
 
     def _share_beginning(self, pending: dict[int, Array]) -> None:
-        """Compute once what all episodes that have nothing in the cache begin with, and take it out of `pending`."""
-        new = [slot for slot in pending if not self.length[slot]]
-        if len({self.history[slot] for slot in new}) < 2:
-            return
-        shared = min(in_common([pending[slot] for slot in new]), min(len(pending[slot]) for slot in new) - 1)
-        if shared < self.SHARED:
-            return
-        first, capacities = new[0], self.cache.capacity[new]
-        leader, store = np.array([first]), self.cache.stores[int(self.cache.capacity[first])]
-        self._append(store, leader, [self._append_parts(store, leader, pending[first][:shared])], predict=False)
-        for capacity in np.unique(capacities):
-            others = [slot for slot, own in zip(new, capacities, strict=True) if own == capacity and slot != first]
-            if others:
-                self.cache.copy([first] * len(others), others, shared)
-        self.length[new] = shared
-        for slot in new:
-            pending[slot] = pending[slot][shared:]
+        """Compute once what several episodes with nothing in the cache begin with, and take it out of `pending`."""
+        alike: dict[bytes, list[int]] = {}
+        for slot, new in pending.items():
+            if not self.length[slot] and len(new) > self.SHARED:
+                alike.setdefault(new[: self.SHARED].astype(np.int64).tobytes(), []).append(slot)
+        for slots in alike.values():
+            if len({self.history[slot] for slot in slots}) < 2:
+                continue
+            news, first, capacities = [pending[slot] for slot in slots], slots[0], self.cache.capacity[slots]
+            shared = min(in_common(news), min(map(len, news)) - 1)
+            store, leader = self.cache.stores[int(capacities[0])], np.array([first])
+            self._append(store, leader, [self._append_parts(store, leader, news[0][:shared])], predict=False)
+            for capacity in np.unique(capacities):
+                others = [slot for slot in slots[1:] if self.cache.capacity[slot] == capacity]
+                if others:
+                    self.cache.copy([first] * len(others), others, shared)
+            self.length[slots] = shared
+            pending |= {slot: new[shared:] for slot, new in zip(slots, news, strict=True)}
 
     def _append_parts(self, store: Store, slot: Array, tokens: Array) -> Array:
         """Append tokens to the only slot in parts, as the mask of all of them would be too large. Returns the rest."""

@@ -37,6 +37,7 @@ class TransformersEngine:
         self.temperature, self.top_p = temperature, top_p
         self.entropies, self.top_logprobs = entropies, min(top_logprobs, vocab_size)
         self.version = 0  # iterations that the weights have been trained for
+        self.twins: list[TransformersEngine] = []
         self.release()
 
     def release(self) -> None:
@@ -60,7 +61,8 @@ class TransformersEngine:
     def twin(self, temperature: float) -> TransformersEngine:
         """Another engine on the same weights, with rows of its own, which must have ended when weights are updated."""
         shape = self.slots.model, self.slots.num_slots, self.slots.vocab_size
-        return TransformersEngine(*shape, temperature, longest_row=self.slots.longest_row)
+        self.twins.append(TransformersEngine(*shape, temperature, longest_row=self.slots.longest_row))
+        return self.twins[-1]
 
     @torch.no_grad()
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -69,14 +71,15 @@ class TransformersEngine:
         for name, weight in weights:
             own[name].copy_(weight)
         self.version = version
-        self.slots.part()
+        for engine in (self, *self.twins):
+            engine.slots.part()
 
     def feed(
         self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: Sequence[int], seed: Any = None
     ) -> None:
         """Append `tokens` to the slot's row and have the next span sampled. `seed` begins a new row."""
         if seed is not None:
-            tokens = self.slots.begin(slot, tokens)
+            self.slots.begin(slot)
             self.generators[slot], self.noise_used[slot] = np.random.default_rng(seed), NOISE
         else:  # the last sampled token ended the span: the model has not seen it yet
             tokens = np.concatenate([self.last[slot : slot + 1], tokens])

@@ -283,3 +283,29 @@ def test_all_tokens_after_the_prompts_of_all_segments_can_be_trained_on(policy, 
     batch = [segment for row in rows for segment in row.segments()]
     logprobs, _ = policy_forward(policy, batch, vocab_size, 1.0)
     assert len(logprobs) == sum(row.train_mask.sum() for row in rows)
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_weights_that_come_before_a_new_row_is_read_are_those_that_read_it(policy, vocab_size, twin):
+    """With --max-staleness a row may be fed, and wait, when an update comes. What older weights computed of the
+    instructions is not for it; nor is it for a twin that evaluates."""
+    text, stop = np.arange(60) % vocab_size, []
+    engine = TransformersEngine(policy, 2, vocab_size, temperature=0.0)
+    if twin:
+        engine, updated = engine.twin(temperature=0.0), engine
+    engine.feed(0, text, 4, stop, seed=1)
+    while engine.busy:
+        engine.step()
+    if not twin:
+        engine.feed(0, text, 4, stop, seed=2)
+    generator = torch.Generator().manual_seed(0)
+    changed = [(n, w + 0.05 * torch.randn(w.shape, generator=generator)) for n, w in policy.named_parameters()]
+    (updated if twin else engine).update(changed, 1)
+    if twin:
+        engine.feed(0, text, 4, stop, seed=2)
+    spans = []
+    while engine.busy:
+        spans += engine.step()
+    (span,) = spans
+    logits = policy(input_ids=torch.from_numpy(text)[None], use_cache=False).logits[0, -1, :vocab_size]
+    assert span.logprobs[0] == pytest.approx(torch.log_softmax(logits.float(), -1).max().item(), abs=1e-4)

@@ -259,8 +259,10 @@ def computed(small_model):
 
 
 def begin(model_slots, texts):
-    """What `prefill` is given where these episodes begin."""
-    return {slot: model_slots.begin(slot, text) for slot, text in texts.items()}
+    """What `prefill` is given where these episodes begin. Others go on writing before it reads them."""
+    for slot in texts:
+        model_slots.begin(slot)
+    return dict(texts)
 
 
 @pytest.mark.parametrize("stores", ["one store", "small stores"])
@@ -313,13 +315,27 @@ def test_new_weights_know_nothing_of_older_beginnings(computed, vocab_size, end)
     torch.testing.assert_close(found[0], alone(model, text, vocab_size), atol=2e-4, rtol=1e-4)
 
 
-def test_what_an_episode_began_with_is_not_what_was_only_fed(computed, vocab_size):
-    """A row that is fed and never read leaves nothing behind."""
-    (model, _), rng = computed, np.random.default_rng(0)
-    one, two = rng.integers(vocab_size, size=(2, 50))
-    two[:20] = one[:20]
-    model_slots = slots.SlotModel(model, 2, vocab_size)
-    prefill(model_slots, begin(model_slots, {0: one}))
-    model_slots.begin(0, two)
-    found = prefill(model_slots, begin(model_slots, {0: two}))
-    torch.testing.assert_close(found[0], alone(model, two, vocab_size), atol=2e-4, rtol=1e-4)
+def test_what_only_keeps_others_company_leaves_the_beginning_alone(computed, vocab_size):
+    """Between the end of an episode and the first tokens of the next one others write, in the same forward."""
+    (model, sizes), rng = computed, np.random.default_rng(0)
+    texts = dict(enumerate(rng.integers(vocab_size, size=(4, 50))))
+    model_slots = slots.SlotModel(model, 4, vocab_size)
+    prefill(model_slots, begin(model_slots, texts))
+    pending = begin(model_slots, {0: np.concatenate([texts[0][:40], texts[1][:20]])})
+    for token in range(3):
+        model_slots.decode(np.arange(1, 4), np.full(3, token))
+    sizes.clear()
+    found = prefill(model_slots, dict(pending))
+    assert sum(sizes) == 20
+    torch.testing.assert_close(found[0], alone(model, pending[0], vocab_size), atol=2e-4, rtol=1e-4)
+
+
+def test_episodes_that_begin_otherwise_leave_the_others_their_beginning(computed, vocab_size):
+    (model, sizes), rng = computed, np.random.default_rng(0)
+    one, two, three = rng.integers(vocab_size, size=(3, 90))
+    texts = {slot: np.append(text, slot) for slot, text in enumerate((one, two, one, three, two, one))}
+    model_slots = slots.SlotModel(model, 6, vocab_size)
+    found = prefill(model_slots, begin(model_slots, texts))
+    assert sum(sizes) == 90 + 90 + 91 + 5
+    for slot, logits in found.items():
+        torch.testing.assert_close(logits, alone(model, texts[slot], vocab_size), atol=2e-4, rtol=1e-4)

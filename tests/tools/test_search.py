@@ -322,3 +322,23 @@ def test_bm25_leaves_the_gpu_to_others(tmp_path: Path) -> None:
             text=True,
         )
         assert found.stdout.splitlines() == expected
+
+
+def test_bm25_may_be_asked_for_by_several_threads_at_once() -> None:
+    code = """
+import threading
+from agent_r1_tools.search import BM25Retriever
+gate, failed = threading.Barrier(6), []
+def build():
+    gate.wait()
+    try:
+        BM25Retriever([])
+    except BaseException as error:
+        failed.append(error)
+threads = [threading.Thread(target=build) for _ in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(failed)
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout == "[]\n"

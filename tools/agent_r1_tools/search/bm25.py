@@ -84,7 +84,7 @@ def _build_index(documents: Sequence[Sequence[int]], vocabulary_size: int) -> An
 
 
 _WORD = re.compile(r"\b\w\w+\b")
-_LOCK = threading.Lock()  # a stemmer is not safe to share between threads
+_LOCK = threading.Lock()  # a stemmer is not safe to share between threads, nor is what hides JAX
 
 
 @lru_cache(maxsize=4096)
@@ -103,26 +103,25 @@ def require_bm25() -> None:
 
 @contextmanager
 def _without_jax() -> Iterator[None]:
-    """Inside, JAX can't be imported: bm25s has it start as soon as it is there, which takes three quarters of a GPU's
+    """Inside, nobody can import JAX: bm25s has it start as soon as it is there, which takes three quarters of a GPU's
     memory, and we need nothing of it."""
     modules: dict[str, Any] = sys.modules
-    before = {name: modules.get(name) for name in ("jax", "jax.lax")}
-    modules.update(dict.fromkeys(before))
+    names = ("jax", "jax.lax") if "bm25s" not in modules else ()
+    before = {name: modules[name] for name in names if name in modules}
+    modules.update(dict.fromkeys(names))
     try:
         yield
     finally:
-        for name, module in before.items():
-            if module is None:
-                del modules[name]
-            else:
-                modules[name] = module
+        for name in names:
+            del modules[name]
+        modules.update(before)
 
 
 @cache
 def _libraries() -> tuple[Any, frozenset[str], Any]:
     """bm25s, its stop words and the stemmer."""
     try:
-        with _without_jax():
+        with _LOCK, _without_jax():
             import bm25s
         import Stemmer
         from bm25s.stopwords import STOPWORDS_EN
