@@ -6,8 +6,9 @@
 Trainer: forward, backward and AdamW's step on 16,384 tokens with --gradient-checkpointing, as learners do them
 (llm_utils/forward.py, llm_utils/optimizer.py). Model FLOPs are 6 for each weight and token (4 for a frozen weight),
 those of attention added; their share is of what a large product of bf16 matrices reached on the same GPU, minutes
-before. Predicted memory is that of llm_utils/preflight.py. Sampler: every row writes 48 tokens after 512 others (llm_utils/transformers_engine.py);
-the floor of a token is the time to read the weights and all keys and values once, at the speed of a large copy.
+before. Predicted memory is that of llm_utils/preflight.py. Sampler: every row writes 48 tokens after 512 others
+(llm_utils/transformers_engine.py); the floor of a token is the time to read the weights and all keys and values once,
+at the speed of a large copy.
 """
 
 from __future__ import annotations
