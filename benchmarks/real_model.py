@@ -445,6 +445,29 @@ def record_curves(
     return found
 
 
+def runs_table(found: dict[str, dict[str, Any]]) -> str:
+    """How far each training came, and what it was like in its first and second half, in Markdown."""
+    heads = ["training", "seed", "episodes", "minutes", "rollout, scoring, update", "return, halves"]
+    heads += ["EM of samples, halves", "held-out EM, greedy"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for label, runs in found.items():
+        for seed, run in runs.items():
+            if "charts/episodic_return" not in run:
+                continue
+            cells = [label, seed, f"{run['charts/episodic_return at episodes'][-1]:,.0f}"]
+            cells.append(f"{run['charts/episodic_return at seconds'][-1] / 60:.1f}")
+            parts = [run.get(f"time/{part}") for part in ("rollout", "score", "train")]
+            whole = sum(filter(None, parts)) + run.get("time/sync", 0.0)
+            cells.append("–" if None in parts else ", ".join(f"{100 * part / whole:.0f} %" for part in parts))
+            for metric in ("charts/episodic_return", "charts/exact_match"):
+                values = run.get(metric, [])
+                halves = values[: len(values) // 2], values[len(values) - len(values) // 2 :]
+                cells.append(", ".join(f"{np.mean(half):.3f}" for half in halves) if halves[0] else "–")
+            cells.append(", ".join(f"{value:.3f}" for value in run.get("eval/em", ())) or "–")
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def hours_axis(axes: Any, run: dict[str, Any]) -> Any:
     """The hours of a run above its episodes; beyond the run at its mean speed."""
     episodes, seconds = ([0.0, *run[f"charts/episodic_return at {x}"]] for x in ("episodes", "seconds"))
@@ -553,10 +576,12 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
             to_read += [f"## {label}, {which}, seed {seed}", *map(story, found.get("examples", ()))]
     (RESULTS / f"{name}_examples.md").write_text("\n\n".join(to_read) + "\n")
     table, numbers = tables(suite, episodes)
-    print(table)
     curves = RESULTS / f"{name}_curves.json"
     if curves.is_file():
-        plot(json.loads(curves.read_text()), recorded, ROOT / "docs" / "images" / f"{name}.png")
+        found = json.loads(curves.read_text())
+        plot(found, recorded, ROOT / "docs" / "images" / f"{name}.png")
+        table += f"\n\n{runs_table(found)}"
+    print(table)
     command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
     command += f" --data DATA --seeds {args.seeds}"
     command += f" --learners {shlex.join(args.learners)}".rstrip()

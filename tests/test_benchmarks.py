@@ -372,6 +372,21 @@ def test_questions_of_a_real_model_end_where_their_lines_do(tmp_path, ending):
     assert real_model.read_rows(tmp_path / "train.jsonl") == rows
 
 
+def test_the_table_of_trainings_says_how_far_they_came():
+    real_model = importlib.import_module("real_model")
+    whole = {"charts/episodic_return": [0.1, 0.2, 0.3], "charts/episodic_return at episodes": [64.0, 128.0, 192.0],
+             "charts/episodic_return at seconds": [30.0, 60.0, 90.0], "charts/exact_match": [0.0, 0.5, 1.0],
+             "eval/em": [0.25, 0.5], "time/rollout": 60.0, "time/score": 10.0, "time/train": 29.0,
+             "time/sync": 1.0}  # fmt: skip
+    young = {"charts/episodic_return": [0.1], "charts/episodic_return at episodes": [1e4],
+             "charts/episodic_return at seconds": [6.0]}  # fmt: skip
+    table = real_model.runs_table({"GRPO": {"1": whole, "2": {"how": "not begun"}}, "PPO": {"1": young}})
+    assert table.splitlines()[2:] == [
+        "| GRPO | 1 | 192 | 1.5 | 60 %, 10 %, 29 % | 0.100, 0.300 | 0.000, 1.000 | 0.250, 0.500 |",
+        "| PPO | 1 | 10,000 | 0.1 | – | – | – | – |",
+    ]
+
+
 def test_reinforcement_of_a_real_model_trains_no_other_baseline_first():
     real_model = importlib.import_module("real_model")
     start, pairs, learner = real_model.START, real_model.PAIRS, ("GRPO", 1)

@@ -306,7 +306,7 @@ def test_the_page_of_validation_has_the_table_that_was_recorded():
 
 
 RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
-    "benchmarks": "dtype_seeds fuzz_spans fuzz_worlds real_data_baselines real_data_problems retrieval_recall "
+    "benchmarks": "dtype_seeds fuzz_spans fuzz_worlds gpu real_data_baselines real_data_problems retrieval_recall "
                   "tool_latency_128 tool_latency_512 trl_comparison two_candidates worlds",
     "bridges": "bridges_costs bridges_model bridges_tricks",
     "environments/arithmetic_world": "arithmetic_seeds arithmetic_splits",
@@ -315,7 +315,7 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "estimators": "estimators faults",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
-    "real_model": "real_model_wiki",
+    "real_model": "real_model_wiki real_model_wiki_gpu real_model_wiki_sampled",
     "scaling": "two_processes_grpo",
     "stable_baselines3": "sb3_choices",
     "vector": "vector_throughput",
@@ -391,4 +391,4 @@ def test_the_page_of_the_real_model_has_the_recorded_tables():
     page = (ROOT / "docs" / "real_model.md").read_text()
     recorded = (ROOT / "benchmarks" / "results" / "real_model_wiki.md").read_text()
     tables = [block.strip() for block in recorded.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 3 and all(table in page for table in tables)
+    assert len(tables) == 4 and all(table in page for table in tables)
