@@ -1,9 +1,9 @@
 """What one GPU gives: the trainer's and the sampler's tokens a second and their memory, beside the GPU's own limits.
 
     python benchmarks/gpu.py                            # models of two shapes with random weights, about a minute
-    python benchmarks/gpu.py --device cpu --models tiny # the same program where there is no GPU: nothing is recorded
+    python benchmarks/gpu.py --device cpu --models tiny --tokens 512    # without a GPU: nothing is recorded
 
-Trainer: forward, backward and AdamW's step on 16,384 tokens with --gradient-checkpointing, as learners do them
+Trainer: forward, backward and AdamW's step on `--tokens` with --gradient-checkpointing, as learners do them
 (llm_utils/forward.py, llm_utils/optimizer.py). Model FLOPs are 6 for each weight and token (4 for a frozen weight),
 those of attention added; their share is of what a large product of bf16 matrices reached on the same GPU, minutes
 before. Predicted memory is that of llm_utils/preflight.py. Sampler: every row writes 48 tokens after 512 others
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import record_results
+from machine import from_1, record_results
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learner"))
@@ -47,8 +47,7 @@ MODELS: dict[str, Callable[[], Any]] = {
         vocab_size=1_000, tie_word_embeddings=True, max_position_embeddings=32_768,
     ),
 }  # fmt: skip
-ROWS = {"1 x 16,384, all sampled": (1, 16_384, 1), "16 x 1,024, an eighth sampled": (16, 1024, 8)}
-TOKENS = 16_384
+SHAPES = ((1, 1, "all"), (16, 8, "an eighth"))  # rows, one of so many tokens is sampled
 PROMPT, WRITTEN, WARM = 512, 48, 8
 KINDS = {"all weights": 0, "LoRA 16": 16}
 
@@ -81,11 +80,11 @@ def limits(device: torch.device) -> dict[str, float]:
     }
 
 
-def load(folder: str, rank: int, device: torch.device) -> tuple[Any, SimpleNamespace]:
-    """A policy with so many ranks of adapters (0: none), and the arguments of a run with it."""
+def load(folder: str, rank: int, device: torch.device, tokens: int = 1) -> tuple[Any, SimpleNamespace]:
+    """A policy with so many ranks of adapters (0: none), and arguments of a run that trains so many tokens at once."""
     args = SimpleNamespace(
         lora_rank=rank, gradient_checkpointing=True, dtype="bfloat16", engine="transformers", num_envs=1,
-        microbatch_tokens=TOKENS, preflight=False,
+        microbatch_tokens=tokens, preflight=False,
     )  # fmt: skip
     return loading.load_policy(folder, device, args, dtype=torch.bfloat16), args
 
@@ -119,7 +118,7 @@ def train(folder: str, rank: int, shape: tuple[int, int, int], device: torch.dev
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    policy, args = load(folder, rank, device)
+    policy, args = load(folder, rank, device, shape[0] * shape[1])
     vocab_size = policy.config.vocab_size
     report = preflight.preflight(
         args, policy.config, device, critic=False, reference=False, longest_row=shape[1], world_size=1
@@ -164,7 +163,8 @@ def sample(folder: str, rank: int, rows: int, device: torch.device, limit: float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["SmolLM2-135M", "Qwen3-0.6B"])
-    parser.add_argument("--rows", nargs="+", type=int, default=[64, 256], help="that write at the same time")
+    parser.add_argument("--rows", nargs="+", type=from_1, default=[64, 256], help="that write at the same time")
+    parser.add_argument("--tokens", type=from_1, default=16_384, help="of a training step")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a rehearsal")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -183,7 +183,9 @@ def main() -> None:
             with torch.device(device):
                 AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.bfloat16).save_pretrained(folder)
             for kind, rank in KINDS.items():
-                for label, shape in ROWS.items():
+                for count, sampled, share_of_tokens in SHAPES:
+                    shape = (count, options.tokens // count, sampled)
+                    label = f"{count} x {shape[1]:,}, {share_of_tokens} sampled"
                     one = train(folder, rank, shape, device, 3)
                     results["trainer"][f"{name}, {kind}, {label}"] = one
                     share = 100 * one["flops"] / one["seconds"] / found["flops"]
@@ -204,6 +206,8 @@ def main() -> None:
         command = "python benchmarks/gpu.py"
         if options.models != parser.get_default("models"):
             command += " --models " + " ".join(options.models)
+        if options.tokens != parser.get_default("tokens"):
+            command += f" --tokens {options.tokens}"
         record_results("gpu", results, "\n".join(lines + further), command)
 
 

@@ -583,7 +583,7 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
         table += f"\n\n{runs_table(found)}"
     print(table)
     command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
-    command += f" --data DATA --seeds {args.seeds}"
+    command += f" --data DATA --seeds {args.seeds}" + (f" --name {name}" if args.name else "")
     command += f" --learners {shlex.join(args.learners)}".rstrip()
     if args.adapters:
         given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label, _ in args.adapters]
