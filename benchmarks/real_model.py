@@ -116,6 +116,7 @@ START = "SFT on demonstrations"
 PAIRS = "SFT on question-answer pairs"
 PARTS = ("sft", "rl", "evaluate", "report")
 ERRORS = ("format", "search", "copying", "reasoning")
+MEASURED = 100  # held-out questions of a set, at most, on whose demonstrations the loss is measured
 Key = tuple[str, str, int]  # policy, set, seed
 Figures = dict[str, list[Any]]
 
@@ -181,7 +182,8 @@ def write_demonstrations(suite: Suite, model: str, work: Path) -> None:
                 split = "train" if part == "train" else data_set.split
                 kwargs = json.loads(env_kwargs(suite, work / data_set.folder))
                 maker = Demonstrations(data_set.env_id, split, kwargs, model, seed=0, mode=kind)
-                rows += maker.make(0, maker.make_env().num_tasks, expert_share=1.0)
+                tasks = maker.make_env().num_tasks
+                rows += maker.make(0, tasks if part == "train" else min(tasks, MEASURED), expert_share=1.0)
             content = [{"tokens": r.tokens.tolist(), "action_mask": r.action_mask.astype(int).tolist()} for r in rows]
             write_rows(path, content)
             lengths = [len(r.tokens) for r in rows]

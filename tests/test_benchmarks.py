@@ -102,7 +102,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
 }
 SLOW = {
     "bridges --part model", "fuzz_spans", "sandbox_speed", "vector_throughput",
-    "check_dialects", "estimators", "faults", "preflight --sizes", "sft_bf16", "tool_latency", "two_candidates",
+    "check_dialects", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16", "tool_latency", "two_candidates",
     "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
     "evidence --part teachers", "kill_resume", "multihop_seeds", "preflight",
     "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
