@@ -21,173 +21,41 @@ that run; `GRPO=FOLDER` beside it evaluates those of a learner, on top, in place
 """
 
 import argparse
-import gzip
-import hashlib
 import json
 import os
 import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import torch
 from machine import RESULTS, above_0, describe_machine, from_1, record_results
-from scores import cell, interval
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
+from real_model_parts.episodes import examples, figures, make_env, read_episodes, story  # noqa: E402
+from real_model_parts.questions import (  # noqa: E402
+    env_kwargs,
+    find_file,
+    hash_of,
+    hash_of_files,
+    hash_of_model,
+    merge,
+    split_questions,
+    write_demonstrations,
+)  # fmt: skip
+from real_model_parts.report import plot, record_curves, runs_table, tables  # noqa: E402
+from real_model_parts.suites import LEARNERS, PAIRS, START, SUITES, Figures, Key, Suite  # noqa: E402
+
 from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
-from llm_utils.checkpoint import save_model  # noqa: E402
-from llm_utils.compare import read_curve  # noqa: E402
-from llm_utils.demonstrations import Demonstrations  # noqa: E402
-from llm_utils.loading import load_policy, merge_adapters  # noqa: E402
 from llm_utils.run_files import write_json  # noqa: E402
 
-
-@dataclass(frozen=True)
-class DataSet:
-    """One set: its environment, and where its questions stand."""
-
-    env_id: str
-    folder: str
-    train: str  # the official file
-    heldout: str  # the file that the environment reads in `split`; ours holds training questions
-    split: str
-
-
-@dataclass(frozen=True)
-class Suite:
-    """What is trained on, what it is judged by, and how."""
-
-    sets: dict[str, DataSet]
-    reinforced: list[str]  # the sets that reinforcement sees, one format
-    columns: dict[str, list[str]]  # of the table: name -> sets that are averaged
-    env_kwargs: dict[str, Any]
-    modes: dict[str, str]  # baselines of the model as it comes: label -> mode of evaluate_llm.py
-    sft: list[str]
-    pairs: list[str]
-    rl: list[str]
-    no_process: dict[str, Any] = field(default_factory=lambda: {"process_reward": False})
-
-
-HOTPOT = DataSet("AgentR1/HotpotQA-v0", "hotpotqa", "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json", "dev")
-WIKI = Suite(
-    {
-        "HotpotQA": HOTPOT,
-        "2WikiMultihopQA": DataSet("AgentR1/2WikiMultihopQA-v0", "2wikimultihopqa", "train.json", "dev.json", "dev"),
-        "MuSiQue": DataSet(
-            "AgentR1/MuSiQue-v0", "musique", "musique_ans_v1.0_train.jsonl", "musique_ans_v1.0_dev.jsonl", "dev"
-        ),
-    },
-    ["HotpotQA", "2WikiMultihopQA"],
-    {"in domain": ["HotpotQA", "2WikiMultihopQA"], "out of domain": ["MuSiQue"]},
-    {"top_k": 1, "max_turns": 6, "max_context_tokens": 2048, "max_action_tokens": 64},
-    {"base, naive RAG": "naive_rag", "base tool call": "agent"},
-    ["--num-steps", "224", "--batch-size", "8", "--learning-rate", "1e-4", "--warmup-steps", "10"],
-    ["--num-steps", "224", "--batch-size", "8", "--learning-rate", "1e-4", "--warmup-steps", "10"],
-    ["--total-episodes", "4096", "--episodes-per-iteration", "64", "--num-minibatches", "1", "--num-envs", "64"],
-)
-GSM8K = Suite(
-    {"GSM8K": DataSet("AgentR1/GSM8K-v0", "gsm8k", "train.jsonl", "test.jsonl", "test")},
-    ["GSM8K"],
-    {},
-    {"tools": ["calculator"], "max_turns": 10, "max_context_tokens": 1024, "max_action_tokens": 96},
-    {"base tool call": "agent"},
-    ["--num-steps", "1681", "--batch-size", "8", "--learning-rate", "1e-4", "--warmup-steps", "50"],
-    ["--num-steps", "1681", "--batch-size", "8", "--learning-rate", "1e-4", "--warmup-steps", "50"],
-    ["--total-episodes", "4096", "--episodes-per-iteration", "64", "--num-minibatches", "1", "--num-envs", "64"],
-)
-SUITES = {"wiki": WIKI, "gsm8k": GSM8K}
-LEARNERS = {  # label -> script, process rewards
-    "GRPO": ("grpo_llm.py", True),
-    "GRPO, outcome only": ("grpo_llm.py", False),
-    "PPO": ("ppo_llm.py", True),
-    "PPO, outcome only": ("ppo_llm.py", False),
-}
-START = "SFT on demonstrations"
-PAIRS = "SFT on question-answer pairs"
 PARTS = ("sft", "rl", "evaluate", "report")
-ERRORS = ("format", "search", "copying", "reasoning")
-MEASURED = 100  # held-out questions of a set, at most, on whose demonstrations the loss is measured
-Key = tuple[str, str, int]  # policy, set, seed
-Figures = dict[str, list[Any]]
 
 
-# ---------------------------------------------------------------------------------------------------------- questions
-
-
-def find_file(path: Path) -> Path:
-    """An official file, packed or not."""
-    for found in (path, path.with_name(path.name + ".gz")):
-        if found.is_file():
-            return found
-    raise SystemExit(f"there is no {path} (nor with .gz); --data holds a folder for each set, see docs/data.md")
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of an official file, JSON or JSON lines, packed or not."""
-    found = find_file(path)
-    text = gzip.open(found, "rt").read() if found.suffix == ".gz" else found.read_text()
-    if ".jsonl" not in path.name:
-        return json.loads(text)
-    return [json.loads(line) for line in text.split("\n") if line.strip()]  # str.splitlines() also splits at U+2028
-
-
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = path.suffix == ".jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if lines else json.dumps(rows))
-
-
-def split_questions(suite: Suite, data: Path, work: Path) -> None:
-    """Write nine tenths of each set's training questions as its train file, the others as its held-out file.
-
-    The sets that reinforcement sees stand together in `reinforced/`, in the format of the first one.
-    """
-    rng = np.random.default_rng(0)
-    together: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    for name, data_set in suite.sets.items():
-        rows = read_rows(data / data_set.folder / data_set.train)
-        out = set(rng.permutation(len(rows))[: max(1, len(rows) // 10)].tolist())
-        for is_out, file in ((False, data_set.train), (True, data_set.heldout)):
-            some = [row for index, row in enumerate(rows) if (index in out) == is_out]
-            write_rows(work / data_set.folder / file, some)
-            if name in suite.reinforced:
-                together[is_out] += some
-    first = suite.sets[suite.reinforced[0]]
-    for is_out, file in ((False, first.train), (True, first.heldout)):
-        order = rng.permutation(len(together[is_out]))
-        write_rows(work / "reinforced" / file, [together[is_out][index] for index in order])
-
-
-def env_kwargs(suite: Suite, folder: Path, **more: Any) -> str:
-    return json.dumps({**suite.env_kwargs, "data_dir": str(folder), **more})
-
-
-def write_demonstrations(suite: Suite, model: str, work: Path) -> None:
-    """Rows of tokens for sft_llm.py: demonstrations with tools, and question-answer pairs without."""
-    for kind in ("agent", "closed_book"):
-        for part in ("train", "heldout"):
-            path = work / f"{kind}_{part}.jsonl"
-            rows = []
-            for data_set in suite.sets.values():
-                split = "train" if part == "train" else data_set.split
-                kwargs = json.loads(env_kwargs(suite, work / data_set.folder))
-                maker = Demonstrations(data_set.env_id, split, kwargs, model, seed=0, mode=kind)
-                tasks = maker.make_env().num_tasks
-                rows += maker.make(0, tasks if part == "train" else min(tasks, MEASURED), expert_share=1.0)
-            content = [{"tokens": r.tokens.tolist(), "action_mask": r.action_mask.astype(int).tolist()} for r in rows]
-            write_rows(path, content)
-            lengths = [len(r.tokens) for r in rows]
-            print(f"{path}: {len(rows)} rows of {np.mean(lengths):.0f} tokens, the longest of {max(lengths)}")
+# ------------------------------------------------------------------------------------------------------- command line
 
 
 def name_and_folder(text: str) -> tuple[str, Path]:
@@ -200,40 +68,11 @@ def name_and_folder(text: str) -> tuple[str, Path]:
     return START, Path(text).resolve()
 
 
-def hash_of(adapters: Path) -> str:
-    """Of the weights of adapters."""
-    file = adapters / "adapter_model.safetensors"
-    if not file.is_file():
-        raise SystemExit(f"--adapters {adapters}: there is no {file.name}; give a folder that peft saved")
-    return hash_of_files([file])
-
-
-def hash_of_files(files: Sequence[Path]) -> str:
-    """Of what they hold, unpacked."""
-    found = hashlib.sha256()
-    for file in sorted(files):
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
-            while block := content.read(1 << 20):
-                found.update(block)
-    return found.hexdigest()[:16]
-
-
-def hash_of_model(model: str) -> str:
-    """Of a folder's weights; a name on a hub stands for itself."""
-    weights = list(Path(model).glob("*.safetensors"))
-    return hash_of_files(weights) if weights else model
-
-
 def without_threads(flags: str) -> str:
     """Flags without the one that changes no figure."""
     words = iter(shlex.split(flags))
     kept = [word for word in words if word != "--num-threads" or next(words, None) is None]
     return shlex.join(word for word in kept if not word.startswith("--num-threads="))
-
-
-def merge(model: str, adapters: Path, folder: Path) -> None:
-    """Write the model with LoRA adapters added to its weights, as learners begin with it."""
-    save_model(merge_adapters(load_policy(model, torch.device("cpu"), whole=True), str(adapters)), folder, model)
 
 
 # --------------------------------------------------------------------------------------------------------------- jobs
@@ -270,265 +109,6 @@ def evaluation_job(suite: Suite, name: str, data: Path, questions: str, label: s
     words += ["--mode", mode, "--env-id", data_set.env_id, "--split", data_set.split, "--episodes", "1000000"]
     words += ["--env-kwargs", env_kwargs(suite, data / data_set.folder), "--num-envs", "32"]
     return make_job([*words, *flags])
-
-
-# ------------------------------------------------------------------------------------------------------------- errors
-
-
-def well_formed(row: dict[str, Any]) -> bool:
-    terms = row["reward_terms"]  # of each turn; older runs wrote their sum
-    turns = [terms] if isinstance(terms, dict) else terms
-    return not any({"outcome/format", "outcome/unfinished"} & terms.keys() for terms in turns)
-
-
-def kind_of_error(row: dict[str, Any], text: str, answer: str) -> str | None:
-    """What went wrong in an episode: the first of `ERRORS` that holds; None where it was right.
-
-    format: no well-formed answer. search: not every gold passage was found. copying: the answer stands in nothing that
-    the tools said. reasoning: it does, and is wrong.
-    """
-    if row["stats"].get("success"):
-        return None
-    if not well_formed(row):
-        return "format"
-    if row["stats"].get("support_recall", 1.0) < 1.0:
-        return "search"
-    shown = " ".join(text.casefold().split())
-    return "reasoning" if " ".join(answer.casefold().split()) in shown else "copying"
-
-
-def read_episodes(folder: Path, tokenizer: Any) -> list[dict[str, Any]]:
-    """The episodes of an evaluation in the order of their tasks, with `text`, `answer` and `error`."""
-    rows = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
-    for row in rows:
-        mask, start = np.array(row["action_mask"], bool), row["prompt_length"]
-        tokens = np.array(row["tokens"])
-        given = tokenizer.decode(tokens[start:][~mask[start:]].tolist())
-        last = row["turns"][-1] if row["turns"] else [0, 0]
-        said = tokenizer.decode(tokens[last[0] : last[1]].tolist())
-        row["answer"] = (re.findall(r"<answer>(.*?)</answer>", said, re.DOTALL) or [""])[-1].strip()
-        row["text"] = tokenizer.decode(tokens.tolist())
-        row["error"] = kind_of_error(row, given, row["answer"])
-    return sorted(rows, key=lambda row: row["task_index"])
-
-
-def make_env(args: dict[str, Any]) -> Any:
-    """The environment that an evaluation with these arguments played."""
-    return gym.make(args["env_id"], split=args["split"], **json.loads(args["env_kwargs"])).unwrapped
-
-
-SHOWN = 3  # episodes of each error that are recorded to be read
-
-
-def examples(rows: Sequence[dict[str, Any]], answers: Callable[[int], list[str]]) -> list[dict[str, Any]]:
-    """The first of each error, as texts: what was asked, what is right, and what the policy and the tools said."""
-    found = []
-    for kind in ERRORS:
-        for row in [row for row in rows if row["error"] == kind][:SHOWN]:
-            said = [[message["role"], spoken(message)] for message in row["messages"][2:]]
-            one = {"error": kind, "task": row["task_id"], "question": row["question"], "said": said}
-            found.append(one | {"right": answers(row["task_index"])})
-    return found
-
-
-def spoken(message: dict[str, Any]) -> str:
-    calls = [f"{x['function']['name']}({x['function']['arguments']})" for x in message.get("tool_calls") or []]
-    return " ".join([message.get("content") or "", *calls]).strip()
-
-
-def story(example: dict[str, Any], longest: int = 300) -> str:
-    """An example in Markdown, a line a turn."""
-    lines = [f"**{example['error']}**, task {example['task']}: {example['question']}", ""]
-    for role, text in example["said"]:
-        text = " ".join(text.split())
-        cut = text if len(text) <= longest else text[:longest] + " ..."
-        lines.append(f"- {role}: `{cut.replace('`', chr(39))}`")
-    return "\n".join([*lines, f"- right: {'; '.join(example['right'])}", ""])
-
-
-# ------------------------------------------------------------------------------------------------------------- tables
-
-METRICS = {"em": "EM", "f1": "F1", "support_recall": "support recall", "format": "right format", "tool_calls": "calls",
-           "tool_errors": "tool errors"}  # fmt: skip
-
-
-def proportion(values: Sequence[float]) -> str:
-    import evaluate_llm
-
-    low, high = evaluate_llm.wilson(values)
-    return cell(float(np.mean(values)), low, high)
-
-
-def figures(rows: Sequence[dict[str, Any]]) -> Figures:
-    """Of each question in order: what is measured (None where it isn't), and the kind of error."""
-    found: Figures = {metric: [row["stats"].get(metric) for row in rows] for metric in METRICS}
-    return found | {"format": [float(well_formed(row)) for row in rows], "error": [row["error"] for row in rows]}
-
-
-def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
-    """Whether all of these sets were played, with as many seeds each."""
-    seeds = {len(scores.get(name, ())) for name in names}
-    return len(seeds) == 1 and 0 not in seeds
-
-
-def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple[str, dict[str, Any]]:
-    """`episodes` is label -> set -> the figures of each seed. Markdown, and the same as numbers."""
-    numbers: dict[str, Any] = {"metrics": {}, "differences": {}, "errors": {}, "questions": {}}
-    lines = ["| policy | set | questions | " + " | ".join(METRICS.values()) + " |", "|---" * (3 + len(METRICS)) + "|"]
-    scores: dict[str, dict[str, np.ndarray]] = {}
-    for label, sets in episodes.items():
-        scores[label] = {}
-        for name, seeds in sets.items():
-            values = {metric: [np.array(seed[metric], float) for seed in seeds] for metric in METRICS}
-            scores[label][name] = np.array(values["em"])
-            numbers["questions"][name] = len(seeds[0]["em"])
-            numbers["metrics"].setdefault(label, {})[name] = {
-                metric: [float(np.mean(seed)) for seed in found] for metric, found in values.items()
-            }
-            cells = []
-            for metric, found in values.items():
-                flat = np.concatenate(found)
-                if np.isnan(flat).any():
-                    cells.append("–")
-                elif metric in ("em", "format"):
-                    cells.append(proportion(found[0]) if len(found) == 1 else
-                                 cell(*interval({name: np.array(found)})))  # fmt: skip
-                else:
-                    cells.append(f"{flat.mean():.3f}")
-            lines.append(f"| {label} | {name} | {len(seeds[0]['em'])} | " + " | ".join(cells) + " |")
-            kinds = {kind: sum(seed["error"].count(kind) for seed in seeds) for kind in ERRORS}
-            numbers["errors"].setdefault(label, {})[name] = kinds
-    columns = {name: [name] for name in suite.sets} | suite.columns
-    lines += ["", "| EM against " + START + " | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
-    for label in scores:
-        if label == START or START not in scores:
-            continue
-        found = {column: interval(scores[label], scores[START], names) for column, names in columns.items()
-                 if complete(scores[label], names) and complete(scores[START], names)}  # fmt: skip
-        numbers["differences"][label] = found
-        cells = [cell(*found[column], sign="+") if column in found else "–" for column in columns]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    lines += ["", "| what went wrong, episodes | set | " + " | ".join(ERRORS) + " |", "|---" * (2 + len(ERRORS)) + "|"]
-    for label, sets in numbers["errors"].items():
-        for name, kinds in sets.items():
-            lines.append(f"| {label} | {name} | " + " | ".join(str(kinds[kind]) for kind in ERRORS) + " |")
-    return "\n".join(lines), numbers
-
-
-OF_A_RUN = dict.fromkeys(("time/rollout", "time/score", "time/train", "time/sync"), np.sum)  # seconds
-OF_A_RUN |= dict.fromkeys(("sampler/gap_mean", "losses/entropy"), np.mean)
-
-
-def record_curves(
-    jobs: dict[tuple[str, int], Job], how: dict[tuple[str, int], str], path: Path
-) -> dict[str, dict[str, Any]]:
-    """Training return and held-out EM of each run, against episodes and seconds of training, and where its time went;
-    also of one that isn't finished. Those of other runs stay in the file, but for a learner's that were made in another
-    way."""
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
-    for (label, seed), job in jobs.items():
-        folder, _ = find(job)
-        one: dict[str, Any] = {}
-        for metric in ("charts/episodic_return", "charts/exact_match", "eval/em") if folder else ():
-            with suppress(KeyError):  # nothing of it yet
-                curves = {x: read_curve(folder, metric, x) for x in ("episodes", "seconds")}
-                one |= {f"{metric} at {x}": at.tolist() for x, (at, _) in curves.items()}
-                one[metric] = curves["episodes"][1].tolist()
-        for metric, whole in OF_A_RUN.items() if folder else ():
-            with suppress(KeyError):
-                one[metric] = float(whole(read_curve(folder, metric)[1]))
-        if one:
-            others = found.get(label, {})
-            found[label] = {key: run for key, run in others.items() if run["how"] == how[label, seed]}
-            found[label][str(seed)] = {"how": how[label, seed]} | one
-    if found:
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, found)
-    return found
-
-
-def runs_table(found: dict[str, dict[str, Any]]) -> str:
-    """How far each training came, and what it was like in its first and second half, in Markdown."""
-    heads = ["training", "seed", "episodes", "minutes", "rollout, scoring, update", "return, halves"]
-    heads += ["EM of samples, halves", "held-out EM, greedy"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for label, runs in found.items():
-        for seed, run in runs.items():
-            if "charts/episodic_return" not in run:
-                continue
-            cells = [label, seed, f"{run['charts/episodic_return at episodes'][-1]:,.0f}"]
-            cells.append(f"{run['charts/episodic_return at seconds'][-1] / 60:.1f}")
-            parts = [run.get(f"time/{part}") for part in ("rollout", "score", "train")]
-            whole = sum(filter(None, parts)) + run.get("time/sync", 0.0)
-            cells.append("–" if None in parts else ", ".join(f"{100 * part / whole:.0f} %" for part in parts))
-            for metric in ("charts/episodic_return", "charts/exact_match"):
-                values = run.get(metric, [])
-                halves = values[: len(values) // 2], values[len(values) - len(values) // 2 :]
-                cells.append(", ".join(f"{np.mean(half):.3f}" for half in halves) if halves[0] else "–")
-            cells.append(", ".join(f"{value:.3f}" for value in run.get("eval/em", ())) or "–")
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def hours_axis(axes: Any, run: dict[str, Any]) -> Any:
-    """The hours of a run above its episodes; beyond the run at its mean speed."""
-    episodes, seconds = ([0.0, *run[f"charts/episodic_return at {x}"]] for x in ("episodes", "seconds"))
-    x, hours = (np.array([-at[-1], *at, 2 * at[-1]]) for at in (episodes, np.array(seconds) / 3600))
-    there, back = (lambda at: np.interp(at, x, hours)), (lambda at: np.interp(at, hours, x))
-    return axes.secondary_xaxis("top", functions=(there, back))
-
-
-def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], colours: Iterator[str]) -> None:
-    """Exact match on each set of dev, before training and after it, at `end` episodes, with 95 % intervals."""
-    import evaluate_llm
-
-    for place, which in enumerate(dict.fromkeys(which for _, which, _ in recorded)):
-        rows = [[row["em"] for (name, one, _), row in recorded.items() if (name, one) == (policy, which)]
-                for policy in (START, label)]  # fmt: skip
-        if all(rows):
-            em = [np.concatenate(row) for row in rows]
-            y = np.array([[values.mean(), *evaluate_llm.wilson(values)] for values in em])
-            x = np.array([0, end]) + 0.012 * end * place  # or intervals hide each other
-            around = np.abs(y[:, 1:] - y[:, :1]).T
-            named = {"color": next(colours), "label": f"{label}, {which}, dev"}
-            axes.errorbar(x, y[:, 0], around, fmt="o:", linewidth=1, **named)
-
-
-def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: Path) -> None:
-    """Left the training return, with its mean over five iterations, right the greedy exact match: on held-out questions
-    on the way, on dev before and after. A step's few questions differ much from the next one's."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.4))
-    for axes, metric, shown in zip(panels, ("charts/episodic_return", "eval/em"),
-                                   ("training return", "exact match, greedy"), strict=True):
-        for number, (label, runs) in enumerate(found.items()):
-            for index, run in enumerate(run for run in runs.values() if metric in run):
-                x, y = np.array(run[f"{metric} at episodes"]), np.array(run[metric])
-                smooth = [(np.convolve(z, np.ones(5) / 5, "valid") if len(z) > 4 else z) for z in (x, y)]
-                of = f"{label}, held-out questions" if metric == "eval/em" else label
-                axes.plot(x, y, ".", color=f"C{number}", alpha=0.5)
-                axes.plot(*(smooth if metric.startswith("charts") else (x, y)), color=f"C{number}",
-                          label=of if index == 0 else None)  # fmt: skip
-        axes.set(xlabel="training episodes", ylabel=shown)
-        axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.0, axes.get_ylim()[1]))
-        axes.spines[["top", "right"]].set_visible(False)
-    colours = (f"C{number}" for number in count(len(found)))
-    trained = [(label, run) for label, runs in found.items() for run in runs.values()
-               if "charts/episodic_return" in run]  # fmt: skip
-    for label, run in dict(trained).items():
-        plot_dev(panels[1], label, run["charts/episodic_return at episodes"][-1], recorded, colours)
-    if trained:
-        panels[1].set_xlabel("training episodes (dev, before and after: side by side, to be read)")
-        hours_axis(panels[0], trained[0][1]).set_xlabel("hours of the first run")
-    panels[1].legend(frameon=False)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 # --------------------------------------------------------------------------------------------------------------- main

@@ -367,11 +367,11 @@ def test_learners_begin_with_the_adapters_that_are_evaluated(tmp_path):
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_questions_of_a_real_model_end_where_their_lines_do(tmp_path, ending):
     """A line feed ends them, and none of the other characters at which Python splits lines (GSM8K has one)."""
-    real_model = importlib.import_module("real_model")
+    questions = importlib.import_module("real_model_parts.questions")
     rows = [{"question": "one\u2028two\x85three"}, {"question": "four"}]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     (tmp_path / f"train.jsonl{ending}").write_bytes(gzip.compress(text) if ending else text)
-    assert real_model.read_rows(tmp_path / "train.jsonl") == rows
+    assert questions.read_rows(tmp_path / "train.jsonl") == rows
 
 
 def test_the_table_of_trainings_says_how_far_they_came():
@@ -430,7 +430,8 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
         with tensorboard.SummaryWriter(str(tmp_path / name)) as writer:
             for tag, step in scalars:
                 writer.add_scalar(tag, 8.0, step)
-    monkeypatch.setattr(real_model, "find", lambda job: (job and tmp_path / job, False))
+    report = importlib.import_module("real_model_parts.report")
+    monkeypatch.setattr(report, "find", lambda job: (job and tmp_path / job, False))
     path = tmp_path / "results" / "curves.json"
 
     def made(how):
@@ -452,12 +453,12 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
 
 
 def test_hours_stand_above_the_episodes_that_they_took():
-    real_model = importlib.import_module("real_model")
-    plt = pytest.importorskip("matplotlib.pyplot")
+    importlib.import_module("real_model")
+    report, plt = importlib.import_module("real_model_parts.report"), pytest.importorskip("matplotlib.pyplot")
     axes = plt.figure().add_subplot()
     axes.set_xlim(-10, 210)
     run = {"charts/episodic_return at episodes": [50, 200], "charts/episodic_return at seconds": [5400, 7200]}
-    hours = real_model.hours_axis(axes, run)
+    hours = report.hours_axis(axes, run)
     hours.figure.canvas.draw()
     for episode, hour in ((0, 0), (50, 1.5), (200, 2)):  # it stands where it belongs
         places = [one.transData.transform((x, 0))[0] for one, x in ((hours, hour), (axes, episode))]
@@ -491,6 +492,7 @@ TASKS = {7: SimpleNamespace(answers=["Ada", "Eve"])}
 def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     real_model = importlib.import_module("real_model")
+    WIKI = real_model.SUITES["wiki"]
     key, other = ("GRPO", "HotpotQA", 1), ("GRPO", "MuSiQue", 1)
     rows = [
         {"stats": {"em": 1.0, "f1": 1.0, "success": 1.0}, "reward_terms": [{"outcome/em": 1.0}], "error": None},
@@ -519,20 +521,20 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     assert started == [["first", "second"], ["second"]]
     found = real_model.read_record(record, how)
     assert list(found) == [key] and found[key]["em"] == [1.0, 0.0] and found[key]["format"] == [1.0, 0.0]
-    table, numbers = real_model.tables(real_model.WIKI, {"GRPO": {"HotpotQA": [found[key]]}})
+    table, numbers = real_model.tables(WIKI, {"GRPO": {"HotpotQA": [found[key]]}})
     assert "| GRPO | HotpotQA | 2 | 0.500" in table and numbers["errors"]["GRPO"]["HotpotQA"]["format"] == 1
     partly = {real_model.START: {"HotpotQA": [found[key]]}, "GRPO": {x: [found[key]] for x in ("HotpotQA", "MuSiQue")}}
-    table, _ = real_model.tables(real_model.WIKI, partly)
+    table, _ = real_model.tables(WIKI, partly)
     assert "| GRPO | +0.000 " in table and " | – | – | – | – |" in table
     two = {"GRPO": {"HotpotQA": [found[key]] * 2, "2WikiMultihopQA": [found[key]]}}
-    whole = {real_model.START: {x: [found[key]] for x in real_model.WIKI.sets}}
-    table, numbers = real_model.tables(real_model.WIKI, whole | two)  # one seed lacks a set
+    whole = {real_model.START: {x: [found[key]] for x in WIKI.sets}}
+    table, numbers = real_model.tables(WIKI, whole | two)  # one seed lacks a set
     assert list(numbers["differences"]["GRPO"]) == ["HotpotQA", "2WikiMultihopQA"]
     others = {"HotpotQA": {"model": "a"}}
     assert real_model.alike({key: found[key] | {"model": "a"}}, others) and not real_model.alike(found, others)
     assert not real_model.alike(found, {})  # of another suite
     with pytest.raises(SystemExit, match="nothing of typo is recorded"):
-        real_model.write_report(real_model.WIKI, "typo", {}, SimpleNamespace())
+        real_model.write_report(WIKI, "typo", {}, SimpleNamespace())
     (example,) = found[key]["examples"]
     assert real_model.story(example).splitlines() == [
         "**format**, task t7: Who?", "", '- assistant: `search({"query": "Ada"})`',

@@ -1,0 +1,94 @@
+"""What an evaluation's episodes were like: figures, the kinds of errors, and some of them to be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from real_model_parts.suites import ERRORS, Figures
+
+METRICS = {"em": "EM", "f1": "F1", "support_recall": "support recall", "format": "right format", "tool_calls": "calls",
+           "tool_errors": "tool errors"}  # fmt: skip
+
+
+def well_formed(row: dict[str, Any]) -> bool:
+    terms = row["reward_terms"]  # of each turn; older runs wrote their sum
+    turns = [terms] if isinstance(terms, dict) else terms
+    return not any({"outcome/format", "outcome/unfinished"} & terms.keys() for terms in turns)
+
+
+def kind_of_error(row: dict[str, Any], text: str, answer: str) -> str | None:
+    """What went wrong in an episode: the first of `ERRORS` that holds; None where it was right.
+
+    format: no well-formed answer. search: not every gold passage was found. copying: the answer stands in nothing that
+    the tools said. reasoning: it does, and is wrong.
+    """
+    if row["stats"].get("success"):
+        return None
+    if not well_formed(row):
+        return "format"
+    if row["stats"].get("support_recall", 1.0) < 1.0:
+        return "search"
+    shown = " ".join(text.casefold().split())
+    return "reasoning" if " ".join(answer.casefold().split()) in shown else "copying"
+
+
+def read_episodes(folder: Path, tokenizer: Any) -> list[dict[str, Any]]:
+    """The episodes of an evaluation in the order of their tasks, with `text`, `answer` and `error`."""
+    rows = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    for row in rows:
+        mask, start = np.array(row["action_mask"], bool), row["prompt_length"]
+        tokens = np.array(row["tokens"])
+        given = tokenizer.decode(tokens[start:][~mask[start:]].tolist())
+        last = row["turns"][-1] if row["turns"] else [0, 0]
+        said = tokenizer.decode(tokens[last[0] : last[1]].tolist())
+        row["answer"] = (re.findall(r"<answer>(.*?)</answer>", said, re.DOTALL) or [""])[-1].strip()
+        row["text"] = tokenizer.decode(tokens.tolist())
+        row["error"] = kind_of_error(row, given, row["answer"])
+    return sorted(rows, key=lambda row: row["task_index"])
+
+
+def make_env(args: dict[str, Any]) -> Any:
+    """The environment that an evaluation with these arguments played."""
+    return gym.make(args["env_id"], split=args["split"], **json.loads(args["env_kwargs"])).unwrapped
+
+
+SHOWN = 3  # episodes of each error that are recorded to be read
+
+
+def examples(rows: Sequence[dict[str, Any]], answers: Callable[[int], list[str]]) -> list[dict[str, Any]]:
+    """The first of each error, as texts: what was asked, what is right, and what the policy and the tools said."""
+    found = []
+    for kind in ERRORS:
+        for row in [row for row in rows if row["error"] == kind][:SHOWN]:
+            said = [[message["role"], spoken(message)] for message in row["messages"][2:]]
+            one = {"error": kind, "task": row["task_id"], "question": row["question"], "said": said}
+            found.append(one | {"right": answers(row["task_index"])})
+    return found
+
+
+def spoken(message: dict[str, Any]) -> str:
+    calls = [f"{x['function']['name']}({x['function']['arguments']})" for x in message.get("tool_calls") or []]
+    return " ".join([message.get("content") or "", *calls]).strip()
+
+
+def story(example: dict[str, Any], longest: int = 300) -> str:
+    """An example in Markdown, a line a turn."""
+    lines = [f"**{example['error']}**, task {example['task']}: {example['question']}", ""]
+    for role, text in example["said"]:
+        text = " ".join(text.split())
+        cut = text if len(text) <= longest else text[:longest] + " ..."
+        lines.append(f"- {role}: `{cut.replace('`', chr(39))}`")
+    return "\n".join([*lines, f"- right: {'; '.join(example['right'])}", ""])
+
+
+def figures(rows: Sequence[dict[str, Any]]) -> Figures:
+    """Of each question in order: what is measured (None where it isn't), and the kind of error."""
+    found: Figures = {metric: [row["stats"].get(metric) for row in rows] for metric in METRICS}
+    return found | {"format": [float(well_formed(row)) for row in rows], "error": [row["error"] for row in rows]}

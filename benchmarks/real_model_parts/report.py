@@ -1,0 +1,192 @@
+"""Tables, curves and the picture of what is recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scores import cell, interval
+
+from llm_utils.benchmark import Job, find
+from llm_utils.compare import read_curve
+from llm_utils.run_files import write_json
+from real_model_parts.episodes import METRICS
+from real_model_parts.suites import ERRORS, START, Figures, Key, Suite
+
+
+def proportion(values: Sequence[float]) -> str:
+    import evaluate_llm
+
+    low, high = evaluate_llm.wilson(values)
+    return cell(float(np.mean(values)), low, high)
+
+
+def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
+    """Whether all of these sets were played, with as many seeds each."""
+    seeds = {len(scores.get(name, ())) for name in names}
+    return len(seeds) == 1 and 0 not in seeds
+
+
+def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple[str, dict[str, Any]]:
+    """`episodes` is label -> set -> the figures of each seed. Markdown, and the same as numbers."""
+    numbers: dict[str, Any] = {"metrics": {}, "differences": {}, "errors": {}, "questions": {}}
+    lines = ["| policy | set | questions | " + " | ".join(METRICS.values()) + " |", "|---" * (3 + len(METRICS)) + "|"]
+    scores: dict[str, dict[str, np.ndarray]] = {}
+    for label, sets in episodes.items():
+        scores[label] = {}
+        for name, seeds in sets.items():
+            values = {metric: [np.array(seed[metric], float) for seed in seeds] for metric in METRICS}
+            scores[label][name] = np.array(values["em"])
+            numbers["questions"][name] = len(seeds[0]["em"])
+            numbers["metrics"].setdefault(label, {})[name] = {
+                metric: [float(np.mean(seed)) for seed in found] for metric, found in values.items()
+            }
+            cells = []
+            for metric, found in values.items():
+                flat = np.concatenate(found)
+                if np.isnan(flat).any():
+                    cells.append("–")
+                elif metric in ("em", "format"):
+                    cells.append(proportion(found[0]) if len(found) == 1 else
+                                 cell(*interval({name: np.array(found)})))  # fmt: skip
+                else:
+                    cells.append(f"{flat.mean():.3f}")
+            lines.append(f"| {label} | {name} | {len(seeds[0]['em'])} | " + " | ".join(cells) + " |")
+            kinds = {kind: sum(seed["error"].count(kind) for seed in seeds) for kind in ERRORS}
+            numbers["errors"].setdefault(label, {})[name] = kinds
+    columns = {name: [name] for name in suite.sets} | suite.columns
+    lines += ["", "| EM against " + START + " | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    for label in scores:
+        if label == START or START not in scores:
+            continue
+        found = {column: interval(scores[label], scores[START], names) for column, names in columns.items()
+                 if complete(scores[label], names) and complete(scores[START], names)}  # fmt: skip
+        numbers["differences"][label] = found
+        cells = [cell(*found[column], sign="+") if column in found else "–" for column in columns]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    lines += ["", "| what went wrong, episodes | set | " + " | ".join(ERRORS) + " |", "|---" * (2 + len(ERRORS)) + "|"]
+    for label, sets in numbers["errors"].items():
+        for name, kinds in sets.items():
+            lines.append(f"| {label} | {name} | " + " | ".join(str(kinds[kind]) for kind in ERRORS) + " |")
+    return "\n".join(lines), numbers
+
+
+OF_A_RUN = dict.fromkeys(("time/rollout", "time/score", "time/train", "time/sync"), np.sum)  # seconds
+OF_A_RUN |= dict.fromkeys(("sampler/gap_mean", "losses/entropy"), np.mean)
+
+
+def record_curves(
+    jobs: dict[tuple[str, int], Job], how: dict[tuple[str, int], str], path: Path
+) -> dict[str, dict[str, Any]]:
+    """Training return and held-out EM of each run, against episodes and seconds of training, and where its time went;
+    also of one that isn't finished. Those of other runs stay in the file, but for a learner's that were made in another
+    way."""
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
+    for (label, seed), job in jobs.items():
+        folder, _ = find(job)
+        one: dict[str, Any] = {}
+        for metric in ("charts/episodic_return", "charts/exact_match", "eval/em") if folder else ():
+            with suppress(KeyError):  # nothing of it yet
+                curves = {x: read_curve(folder, metric, x) for x in ("episodes", "seconds")}
+                one |= {f"{metric} at {x}": at.tolist() for x, (at, _) in curves.items()}
+                one[metric] = curves["episodes"][1].tolist()
+        for metric, whole in OF_A_RUN.items() if folder else ():
+            with suppress(KeyError):
+                one[metric] = float(whole(read_curve(folder, metric)[1]))
+        if one:
+            others = found.get(label, {})
+            found[label] = {key: run for key, run in others.items() if run["how"] == how[label, seed]}
+            found[label][str(seed)] = {"how": how[label, seed]} | one
+    if found:
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, found)
+    return found
+
+
+def runs_table(found: dict[str, dict[str, Any]]) -> str:
+    """How far each training came, and what it was like in its first and second half, in Markdown."""
+    heads = ["training", "seed", "episodes", "minutes", "rollout, scoring, update", "return, halves"]
+    heads += ["EM of samples, halves", "held-out EM, greedy"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for label, runs in found.items():
+        for seed, run in runs.items():
+            if "charts/episodic_return" not in run:
+                continue
+            cells = [label, seed, f"{run['charts/episodic_return at episodes'][-1]:,.0f}"]
+            cells.append(f"{run['charts/episodic_return at seconds'][-1] / 60:.1f}")
+            parts = [run.get(f"time/{part}") for part in ("rollout", "score", "train")]
+            whole = sum(filter(None, parts)) + run.get("time/sync", 0.0)
+            cells.append("–" if None in parts else ", ".join(f"{100 * part / whole:.0f} %" for part in parts))
+            for metric in ("charts/episodic_return", "charts/exact_match"):
+                values = run.get(metric, [])
+                halves = values[: len(values) // 2], values[len(values) - len(values) // 2 :]
+                cells.append(", ".join(f"{np.mean(half):.3f}" for half in halves) if halves[0] else "–")
+            cells.append(", ".join(f"{value:.3f}" for value in run.get("eval/em", ())) or "–")
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def hours_axis(axes: Any, run: dict[str, Any]) -> Any:
+    """The hours of a run above its episodes; beyond the run at its mean speed."""
+    episodes, seconds = ([0.0, *run[f"charts/episodic_return at {x}"]] for x in ("episodes", "seconds"))
+    x, hours = (np.array([-at[-1], *at, 2 * at[-1]]) for at in (episodes, np.array(seconds) / 3600))
+    there, back = (lambda at: np.interp(at, x, hours)), (lambda at: np.interp(at, hours, x))
+    return axes.secondary_xaxis("top", functions=(there, back))
+
+
+def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], colours: Iterator[str]) -> None:
+    """Exact match on each set of dev, before training and after it, at `end` episodes, with 95 % intervals."""
+    import evaluate_llm
+
+    for place, which in enumerate(dict.fromkeys(which for _, which, _ in recorded)):
+        rows = [[row["em"] for (name, one, _), row in recorded.items() if (name, one) == (policy, which)]
+                for policy in (START, label)]  # fmt: skip
+        if all(rows):
+            em = [np.concatenate(row) for row in rows]
+            y = np.array([[values.mean(), *evaluate_llm.wilson(values)] for values in em])
+            x = np.array([0, end]) + 0.012 * end * place  # or intervals hide each other
+            around = np.abs(y[:, 1:] - y[:, :1]).T
+            named = {"color": next(colours), "label": f"{label}, {which}, dev"}
+            axes.errorbar(x, y[:, 0], around, fmt="o:", linewidth=1, **named)
+
+
+def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: Path) -> None:
+    """Left the training return, with its mean over five iterations, right the greedy exact match: on held-out questions
+    on the way, on dev before and after. A step's few questions differ much from the next one's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.4))
+    for axes, metric, shown in zip(panels, ("charts/episodic_return", "eval/em"),
+                                   ("training return", "exact match, greedy"), strict=True):
+        for number, (label, runs) in enumerate(found.items()):
+            for index, run in enumerate(run for run in runs.values() if metric in run):
+                x, y = np.array(run[f"{metric} at episodes"]), np.array(run[metric])
+                smooth = [(np.convolve(z, np.ones(5) / 5, "valid") if len(z) > 4 else z) for z in (x, y)]
+                of = f"{label}, held-out questions" if metric == "eval/em" else label
+                axes.plot(x, y, ".", color=f"C{number}", alpha=0.5)
+                axes.plot(*(smooth if metric.startswith("charts") else (x, y)), color=f"C{number}",
+                          label=of if index == 0 else None)  # fmt: skip
+        axes.set(xlabel="training episodes", ylabel=shown)
+        axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.0, axes.get_ylim()[1]))
+        axes.spines[["top", "right"]].set_visible(False)
+    colours = (f"C{number}" for number in count(len(found)))
+    trained = [(label, run) for label, runs in found.items() for run in runs.values()
+               if "charts/episodic_return" in run]  # fmt: skip
+    for label, run in dict(trained).items():
+        plot_dev(panels[1], label, run["charts/episodic_return at episodes"][-1], recorded, colours)
+    if trained:
+        panels[1].set_xlabel("training episodes (dev, before and after: side by side, to be read)")
+        hours_axis(panels[0], trained[0][1]).set_xlabel("hours of the first run")
+    panels[1].legend(frameon=False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
