@@ -27,7 +27,8 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,30 @@ def name_and_folder(text: str) -> tuple[str, Path]:
     return START, Path(text).resolve()
 
 
-def without_threads(flags: str) -> str:
-    """Flags without the one that changes no figure."""
-    words = iter(shlex.split(flags))
-    kept = [word for word in words if word != "--num-threads" or next(words, None) is None]
-    return shlex.join(word for word in kept if not word.startswith("--num-threads="))
+def without_speed(flags: str) -> str:
+    """Flags without those that change no figure but for rounding."""
+    words, speed = iter(shlex.split(flags)), ("--num-threads", "--num-envs")
+    kept = [word for word in words if word not in speed or next(words, None) is None]
+    return shlex.join(word for word in kept if word.partition("=")[0] not in speed)
 
 
 # --------------------------------------------------------------------------------------------------------------- jobs
+
+
+@contextmanager
+def once(note: Path, facts: Any) -> Iterator[bool]:
+    """Says whether what is done inside was not yet done for these facts, and notes that it is when it ends."""
+    missing = not note.is_file() or json.loads(note.read_text()) != facts
+    if missing:
+        note.unlink(missing_ok=True)
+    yield missing
+    if missing:
+        write_json(note, facts)
+
+
+def merged(label: str) -> str:
+    """The folder of a model with a policy's adapters in its weights."""
+    return "start" if label == START else label
 
 
 def sft_jobs(suite: Suite, model: str, work: Path, flags: Sequence[str]) -> dict[str, Job]:
@@ -96,8 +113,9 @@ def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: 
     name = re.sub(r"\W+", "_", f"real_{work.name}_{label.lower()}")
     words = ["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), "--env-id", first.env_id]
     words += ["--env-kwargs", kwargs, "--model", str(start), "--save-model"]
-    words += ["--eval-split", first.split, "--eval-episodes", "200", "--eval-every", "8", "--checkpoint-every", "8"]
-    return make_job([*words, *suite.rl, *flags])
+    if "--eval-episodes 0" not in " ".join(flags):  # with it the other two would do nothing
+        words += ["--eval-split", first.split, "--eval-episodes", "200", "--eval-every", "8"]
+    return make_job([*words, "--checkpoint-every", "8", *suite.rl, *flags])
 
 
 def evaluation_job(suite: Suite, name: str, data: Path, questions: str, label: str, seed: int, model: str, mode: str,
@@ -114,10 +132,12 @@ def evaluation_job(suite: Suite, name: str, data: Path, questions: str, label: s
 # --------------------------------------------------------------------------------------------------------------- main
 
 
-def builds_on(part: str, missing: Sequence[tuple[str, int]], reinforced: Sequence[tuple[str, int]]) -> list[str]:
+def builds_on(
+    part: str, missing: Sequence[tuple[str, int]], reinforced: Sequence[tuple[str, int]], baselines: bool = True
+) -> list[str]:
     """The supervised policies that a part needs: reinforcement begins with one, an evaluation plays what is missing."""
     if part == "sft":
-        return [START, PAIRS]
+        return [START, PAIRS] if baselines else [START]
     wanted = {START} if reinforced or part == "rl" else set()
     if part == "evaluate":
         wanted |= {label for label, _ in missing}
@@ -180,7 +200,7 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
 def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: dict[str, str], questions: str,
                 args: argparse.Namespace) -> dict[tuple[str, int], dict[str, Any]]:  # fmt: skip
     """Which training a figure is of, for each policy and seed: its flags and questions, or the hash of adapters."""
-    sft = {"sft_flags": without_threads(args.sft_flags), "trained_on": questions}
+    sft = {"sft_flags": without_speed(args.sft_flags), "trained_on": questions}
     start = {"adapters": adapters[START]} if adapters else sft
     found: dict[tuple[str, int], dict[str, Any]] = {(START, 1): start}
     if args.baselines:
@@ -189,7 +209,7 @@ def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: d
         if args.part != "rl" and seed == 1 and label in adapters:
             found[label, seed] = start | {"on_top": adapters[label]}
         else:
-            found[label, seed] = start | {"rl_flags": without_threads(args.rl_flags), "trained_on": questions}
+            found[label, seed] = start | {"rl_flags": without_speed(args.rl_flags), "trained_on": questions}
     return found
 
 
@@ -197,7 +217,7 @@ def how_played(suite: Suite, data: Path, model: str, args: argparse.Namespace) -
     """Which model, questions and flags a figure is of, for each set; nothing for a part that plays none of dev."""
     if args.part not in ("evaluate", "report"):
         return {which: {} for which in suite.sets}
-    flags = without_threads(args.evaluate_flags)
+    flags = without_speed(args.evaluate_flags)
     files = {which: find_file(data / one.folder / one.heldout) for which, one in suite.sets.items()}
     return {
         which: {"model": model, "questions": hash_of_files([file]), "evaluate_flags": flags}
@@ -237,7 +257,7 @@ def main() -> None:
     parser.add_argument("--learners", nargs="*", choices=list(LEARNERS), default=["GRPO"],
                         help="of parts rl and evaluate; without a name only what comes before is evaluated")
     parser.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True,
-                        help="evaluate the model as it comes, and with question-answer pairs")
+                        help="also the model as it comes, and with question-answer pairs")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
     parser.add_argument("--hours", type=above_0, default=2.0,
@@ -253,7 +273,7 @@ def main() -> None:
     name = args.name or f"real_model_{args.suite}"
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
-    adapters: dict[str, Path] = dict(args.adapters)
+    adapters: dict[str, Path] = dict(sorted(args.adapters, key=lambda given: given[0] != START))
     if adapters and START not in adapters:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
     if len(adapters) < len(args.adapters) or not adapters.keys() <= {START, *args.learners}:
@@ -262,17 +282,16 @@ def main() -> None:
     weights = hash_of_model(model)
     questions = hash_of_files([find_file(data / one.folder / one.train) for one in suite.sets.values()])
     work = ROOT / "runs" / "prepared" / f"{name}_{questions}"  # with other questions, runs are others
-    facts = {"model": [model, weights], "suite": args.suite} | hashes
-    prepared = work / "prepared.json"
-    if args.part != "report" and (not prepared.is_file() or json.loads(prepared.read_text()) != facts):
-        prepared.unlink(missing_ok=True)
-        split_questions(suite, data, work)
-        write_demonstrations(suite, model, work)
-        if adapters:
-            merge(model, adapters[START], work / "start")
-        for label in hashes.keys() - {START}:
-            merge(str(work / "start"), adapters[label], work / label)
-        write_json(prepared, facts)
+    if args.part != "report":
+        with once(work / "prepared.json", [model, weights, args.suite]) as missing:
+            if missing:
+                split_questions(suite, data, work)
+                write_demonstrations(suite, model, work)
+        for label, folder in adapters.items():  # START is the first one
+            below = model if label == START else str(work / merged(START))
+            with once(work / f"{merged(label)}.json", [model, weights, hashes[START], hashes[label]]) as missing:
+                if missing:
+                    merge(below, folder, work / merged(label))
     # what is recorded needs no run
     wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
     trained = how_trained(suite, wanted, hashes, questions, args)
@@ -291,8 +310,8 @@ def main() -> None:
     # train
     runs: dict[tuple[str, int], tuple[str, str]] = {(label, 1): (model, mode) for label, mode in suite.modes.items()}
     jobs = sft_jobs(suite, model, work, shlex.split(args.sft_flags))
-    runs |= {(label, 1): (str(work / ("start" if label == START else label)), "agent") for label in adapters}
-    needed = [label for label in builds_on(args.part, missing, rl_wanted) if (label, 1) not in runs]
+    runs |= {(label, 1): (str(work / merged(label)), "agent") for label in adapters}
+    needed = [label for label in builds_on(args.part, missing, rl_wanted, args.baselines) if (label, 1) not in runs]
     for label, folder in zip(needed, finish([jobs[label] for label in needed], args.workers), strict=True):
         runs[label, 1] = (str(folder), "closed_book" if label == PAIRS else "agent")
         report = json.loads((folder / "summary.json").read_text())
@@ -314,8 +333,10 @@ def main() -> None:
     for (label, seed), folder in zip(rl_wanted, folders, strict=True):
         runs[label, seed] = (str(folder), "agent")
         report = json.loads((folder / "summary.json").read_text())
-        print(f"{label}: held-out EM {report['eval/exact_match_first']:.3f} -> {report['eval/exact_match_last']:.3f}, "
-              f"{report['train_seconds'] / 3600:.1f} hours; {folder}")  # fmt: skip
+        heldout = [f"{report[f'eval/exact_match_{end}']:.3f}" for end in ("first", "last")
+                   if f"eval/exact_match_{end}" in report]  # fmt: skip
+        print(f"{label}: " + (f"held-out EM {' -> '.join(heldout)}, " if heldout else "")
+              + f"{report['train_seconds'] / 3600:.1f} hours; {folder}")  # fmt: skip
     if args.part == "rl":
         return
 

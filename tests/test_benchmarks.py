@@ -394,6 +394,7 @@ def test_reinforcement_of_a_real_model_trains_no_other_baseline_first():
     start, pairs, learner = real_model.START, real_model.PAIRS, ("GRPO", 1)
     everything = [(start, 1), (pairs, 1), learner]
     assert real_model.builds_on("sft", everything, []) == [start, pairs]
+    assert real_model.builds_on("sft", everything, [], baselines=False) == [start]
     assert real_model.builds_on("rl", everything, [learner]) == real_model.builds_on("rl", everything, []) == [start]
     assert real_model.builds_on("evaluate", everything, [learner]) == [start, pairs]
     assert real_model.builds_on("evaluate", [(pairs, 1)], []) == [pairs]
@@ -476,8 +477,8 @@ def test_a_recorded_figure_names_what_it_stands_on(tmp_path):
     (tmp_path / "dev.json.gz").write_bytes(gzip.compress(b"{}"))
     packed, plain = (real_model.hash_of_files([tmp_path / name]) for name in ("dev.json.gz", "dev.json"))
     assert packed == plain
-    words = "--num-threads 1 --seed 2 --num-threads=3 --num-envs 8 --num-threads  4"
-    assert real_model.without_threads(words) == "--seed 2 --num-envs 8" and real_model.without_threads("") == ""
+    words = "--num-threads 1 --seed 2 --num-threads=3 --num-envs 8 --dtype float32 --num-threads  4"
+    assert real_model.without_speed(words) == "--seed 2 --dtype float32" and real_model.without_speed("") == ""
     record, key = tmp_path / "episodes.jsonl", ("GRPO", "MuSiQue", 1)
     record.write_text(json.dumps({"policy": "GRPO", "set": "MuSiQue", "seed": 1, "model": first}) + "\n")
     for other in ({"model": "org/name"}, {"model": first, "on_top": "x"}):

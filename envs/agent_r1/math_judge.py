@@ -12,6 +12,7 @@ at the first question (see `child_process`).
 from __future__ import annotations
 
 import json
+import re
 import sys
 from functools import lru_cache
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ from agent_r1.math_text import Reading, has_other_symbols, is_words, read, same_
 from agent_r1_tools.child_process import ChildProcess
 
 MAX_CHARS = 400
+WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # a number with one way to write it
 COPIED = "the answer stands in the question and is not the gold answer"
 
 
@@ -64,6 +66,8 @@ def judge(gold: str, answer: str, question: str = "") -> Verdict:
         return Verdict(same_words(gold, answer), "")
     if stands_in(question, gold, answer):
         return Verdict(False, COPIED)
+    if WHOLE.fullmatch(gold) and WHOLE.fullmatch(answer):  # most wrong answers: there is nothing to compute
+        return Verdict(False, "")
     try:
         return _compute(gold, answer, question)
     except _TooCostly:

@@ -335,6 +335,16 @@ def test_anything_else_is_wrong(gold, answer):
     assert not judge(gold, answer).correct
 
 
+def test_whole_numbers_are_judged_as_the_process_judges_them(monkeypatch):
+    rng = random.Random(0)
+    pairs = [(str(a), str(a + rng.choice([-2 * a, -1, 1, 9 * a]))) for a in (0, 1, 7, 1200, -3, 10**18)]
+    with monkeypatch.context() as patch:
+        patch.setattr(math_judge.server, "ask", None)
+        at_once = [judge(*pair, "How many?") for pair in pairs]
+    assert at_once == [math_judge._compute(*pair, "How many?") if pair[0] != pair[1] else Verdict(True, "")
+                       for pair in pairs]  # fmt: skip
+
+
 def test_the_gold_answer_is_right_even_where_it_cannot_be_read():
     assert judge("\\begin{oops} 7", "\\begin{oops}7") == Verdict(True, "")
 
