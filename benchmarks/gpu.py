@@ -4,11 +4,11 @@
     python benchmarks/gpu.py --device cpu --models tiny --tokens 512    # without a GPU: nothing is recorded
 
 Trainer: forward, backward and AdamW's step on `--tokens` with --gradient-checkpointing, as learners do them
-(llm_utils/forward.py, llm_utils/optimizer.py). Model FLOPs are 6 for each weight and token (4 for a frozen weight),
-those of attention added; their share is of what a large product of bf16 matrices reached on the same GPU, minutes
-before. Predicted memory is that of llm_utils/preflight.py. Sampler: every row writes 48 tokens after 512 others
-(llm_utils/transformers_engine.py); the floor of a token is the time to read the weights and all keys and values once,
-at the speed of a large copy.
+(llm_utils/forward.py, llm_utils/optimizer.py). Model FLOPs are 6 for each weight and token (4 for a frozen weight; the
+head's where a token is sampled), those of attention added; their share is of what a large product of bf16 matrices
+reached on the same GPU, minutes before. Predicted memory is that of llm_utils/preflight.py. Sampler: every row writes
+48 tokens after 512 others (llm_utils/transformers_engine.py); the floor of a token is the time to read the weights and
+all keys and values once, at the bytes a second that a large copy reads and writes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import from_1, record_results
+from machine import from_1, given_flags, record_results, require_quiet_machine
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learner"))
 from llm_utils import forward, loading, preflight  # noqa: E402
 from llm_utils.optimizer import Float32AdamW  # noqa: E402
-from llm_utils.slots import bytes_per_token  # noqa: E402
+from llm_utils.slot_cache import bytes_per_token  # noqa: E402
 from llm_utils.transformers_engine import TransformersEngine  # noqa: E402
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -103,10 +103,11 @@ def make_rows(shape: tuple[int, int, int], vocab_size: int) -> list[Any]:
 
 def flops(model: Any, shape: tuple[int, int, int]) -> float:
     """Of a forward and backward pass over all rows, without what is computed again."""
-    count, length, _ = shape
+    count, length, sampled = shape
     config = model.config
     weights = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
-    width = config.hidden_size if config.model_type == "llama" else config.num_attention_heads * config.head_dim
+    weights -= config.vocab_size * config.hidden_size * (1 - 1 / sampled)  # the head sees what is sampled
+    width = config.num_attention_heads * config.head_dim
     # two products of the half of length x length that is seen, forward once and backward twice
     attention = 6 * config.num_hidden_layers * width * length
     trained = any(".lora_" not in name for name, p in model.named_parameters() if p.requires_grad)
@@ -156,7 +157,7 @@ def sample(folder: str, rank: int, rows: int, device: torch.device, limit: float
         engine.step()
     wait(device)
     cache = rows * (PROMPT + WARM + WRITTEN // 2) * bytes_per_token(policy.config, policy.dtype)
-    floor = (sum(p.nbytes for p in policy.parameters()) + cache) / (limit / 2)  # the copy's bytes are read and written
+    floor = (sum(p.nbytes for p in policy.parameters()) + cache) / limit
     return {"seconds": (time.perf_counter() - began) / WRITTEN, "prefill_seconds": read, "floor": floor, "rows": rows}
 
 
@@ -166,10 +167,13 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=from_1, default=[64, 256], help="that write at the same time")
     parser.add_argument("--tokens", type=from_1, default=16_384, help="of a training step")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a rehearsal")
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU here; --device cpu runs the same program")
+    if device.type == "cuda":
+        require_quiet_machine(options.force)
     torch.manual_seed(0)
     found = limits(device)
     card = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -203,12 +207,8 @@ def main() -> None:
                     )
                     print(further[-1], flush=True)
     if device.type == "cuda":
-        command = "python benchmarks/gpu.py"
-        if options.models != parser.get_default("models"):
-            command += " --models " + " ".join(options.models)
-        if options.tokens != parser.get_default("tokens"):
-            command += f" --tokens {options.tokens}"
-        record_results("gpu", results, "\n".join(lines + further), command)
+        command = "python benchmarks/gpu.py" + given_flags(parser, options, "models", "rows", "tokens")
+        record_results("gpu", results, "\n".join(lines + further), command, options.force)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes 
 goes on. Finished runs are not repeated (llm_utils/benchmark.py). Each evaluation that ends is a line of
 results/NAME_episodes.jsonl, and what stands there is neither trained nor played again. `--adapters FOLDER` begins with
 the adapters of a supervised training on demonstrations (RUN/checkpoint/policy of a run with --lora-rank) in place of
-that run; `GRPO=FOLDER` beside it evaluates those of a learner, on top, in place of its run with seed 1. On a GPU
-`--rl-flags "--engine vllm"` and the like speed things up. Tables and JSON go to results/.
+that run; `GRPO=FOLDER` beside it evaluates those of a learner, on top, in place of its run with seed 1.
+Tables and JSON go to results/.
 """
 
 import argparse
@@ -37,13 +37,11 @@ from machine import RESULTS, above_0, describe_machine, from_1, record_results
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
 from real_model_parts.episodes import examples, figures, make_env, read_episodes, story  # noqa: E402
+from real_model_parts.models import hash_of_adapters, hash_of_model, merge  # noqa: E402
 from real_model_parts.questions import (  # noqa: E402
     env_kwargs,
     find_file,
-    hash_of,
     hash_of_files,
-    hash_of_model,
-    merge,
     split_questions,
     write_demonstrations,
 )  # fmt: skip
@@ -81,12 +79,12 @@ def without_speed(flags: str) -> str:
 
 @contextmanager
 def once(note: Path, facts: Any) -> Iterator[bool]:
-    """Says whether what is done inside was not yet done for these facts, and notes that it is when it ends."""
-    missing = not note.is_file() or json.loads(note.read_text()) != facts
-    if missing:
+    """Yields True where this wasn't done yet for these facts, and notes at the end that it is."""
+    needed = not note.is_file() or json.loads(note.read_text()) != facts
+    if needed:
         note.unlink(missing_ok=True)
-    yield missing
-    if missing:
+    yield needed
+    if needed:
         write_json(note, facts)
 
 
@@ -113,7 +111,7 @@ def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: 
     name = re.sub(r"\W+", "_", f"real_{work.name}_{label.lower()}")
     words = ["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), "--env-id", first.env_id]
     words += ["--env-kwargs", kwargs, "--model", str(start), "--save-model"]
-    if "--eval-episodes 0" not in " ".join(flags):  # with it the other two would do nothing
+    if "--eval-episodes 0" not in " ".join(flags).replace("=", " "):  # with it the other two would do nothing
         words += ["--eval-split", first.split, "--eval-episodes", "200", "--eval-every", "8"]
     return make_job([*words, "--checkpoint-every", "8", *suite.rl, *flags])
 
@@ -278,19 +276,19 @@ def main() -> None:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
     if len(adapters) < len(args.adapters) or not adapters.keys() <= {START, *args.learners}:
         parser.error("--adapters take one folder each, of the training on demonstrations and of --learners")
-    hashes = {label: hash_of(folder) for label, folder in adapters.items()}
+    hashes = {label: hash_of_adapters(folder) for label, folder in adapters.items()}
     weights = hash_of_model(model)
     questions = hash_of_files([find_file(data / one.folder / one.train) for one in suite.sets.values()])
     work = ROOT / "runs" / "prepared" / f"{name}_{questions}"  # with other questions, runs are others
     if args.part != "report":
-        with once(work / "prepared.json", [model, weights, args.suite]) as missing:
-            if missing:
+        with once(work / "prepared.json", [model, weights, args.suite]) as needed:
+            if needed:
                 split_questions(suite, data, work)
                 write_demonstrations(suite, model, work)
         for label, folder in adapters.items():  # START is the first one
             below = model if label == START else str(work / merged(START))
-            with once(work / f"{merged(label)}.json", [model, weights, hashes[START], hashes[label]]) as missing:
-                if missing:
+            with once(work / f"{merged(label)}.json", [model, weights, hashes[START], hashes[label]]) as needed:
+                if needed:
                     merge(below, folder, work / merged(label))
     # what is recorded needs no run
     wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]

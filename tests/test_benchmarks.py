@@ -379,13 +379,13 @@ def test_the_table_of_trainings_says_how_far_they_came():
     whole = {"charts/episodic_return": [0.1, 0.2, 0.3], "charts/episodic_return at episodes": [64.0, 128.0, 192.0],
              "charts/episodic_return at seconds": [30.0, 60.0, 90.0], "charts/exact_match": [0.0, 0.5, 1.0],
              "eval/em": [0.25, 0.5], "time/rollout": 60.0, "time/score": 10.0, "time/train": 29.0,
-             "time/sync": 1.0}  # fmt: skip
+             "time/sync": 1.0, "sampler/gap_mean": 0.01}  # fmt: skip
     young = {"charts/episodic_return": [0.1], "charts/episodic_return at episodes": [1e4],
              "charts/episodic_return at seconds": [6.0]}  # fmt: skip
     table = real_model.runs_table({"GRPO": {"1": whole, "2": {"how": "not begun"}}, "PPO": {"1": young}})
     assert table.splitlines()[2:] == [
-        "| GRPO | 1 | 192 | 1.5 | 60 %, 10 %, 29 % | 0.100, 0.300 | 0.000, 1.000 | 0.250, 0.500 |",
-        "| PPO | 1 | 10,000 | 0.1 | – | – | – | – |",
+        "| GRPO | 1 | 192 | 1.5 | 60 %, 10 %, 29 % | 0.0100 | 0.100, 0.300 | 0.000, 1.000 | 0.250, 0.500 |",
+        "| PPO | 1 | 10,000 | 0.1 | – | – | – | – | – |",
     ]
 
 
@@ -454,7 +454,6 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
 
 
 def test_hours_stand_above_the_episodes_that_they_took():
-    importlib.import_module("real_model")
     report, plt = importlib.import_module("real_model_parts.report"), pytest.importorskip("matplotlib.pyplot")
     axes = plt.figure().add_subplot()
     axes.set_xlim(-10, 210)
@@ -465,6 +464,14 @@ def test_hours_stand_above_the_episodes_that_they_took():
         places = [one.transData.transform((x, 0))[0] for one, x in ((hours, hour), (axes, episode))]
         assert places[0] == pytest.approx(places[1], abs=1)
     plt.close("all")
+
+
+def test_a_recorded_training_is_found_by_its_command():
+    real_model = importlib.import_module("real_model")
+    files = list((ROOT / "benchmarks" / "results").glob("real_model_*_curves.json"))
+    trained = [json.loads(run["how"]) for file in files for runs in json.loads(file.read_text()).values()
+               for run in runs.values()]  # fmt: skip
+    assert len(files) > 2 and all(how["rl_flags"] == real_model.without_speed(how["rl_flags"]) for how in trained)
 
 
 def test_a_recorded_figure_names_what_it_stands_on(tmp_path):

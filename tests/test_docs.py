@@ -385,10 +385,3 @@ e
         (False, "text", "```python\nd\n```\n", "e\n"),
         (False, "bash", "e\n", None),
     ]
-
-
-def test_the_page_of_the_real_model_has_the_recorded_tables():
-    page = (ROOT / "docs" / "real_model.md").read_text()
-    recorded = (ROOT / "benchmarks" / "results" / "real_model_wiki.md").read_text()
-    tables = [block.strip() for block in recorded.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 4 and all(table in page for table in tables)

@@ -1,4 +1,4 @@
-"""From the official files to questions for training and rows to imitate; which files, models and adapters they are."""
+"""From the official files to questions for training and rows to imitate, and which files they are."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from llm_utils.checkpoint import save_model
 from llm_utils.demonstrations import Demonstrations
-from llm_utils.loading import load_policy, merge_adapters
 from real_model_parts.suites import Suite
 
 MEASURED = 100  # held-out questions of a set, at most, on whose demonstrations the loss is measured
@@ -86,14 +83,6 @@ def write_demonstrations(suite: Suite, model: str, work: Path) -> None:
             print(f"{path}: {len(rows)} rows of {np.mean(lengths):.0f} tokens, the longest of {max(lengths)}")
 
 
-def hash_of(adapters: Path) -> str:
-    """Of the weights of adapters."""
-    file = adapters / "adapter_model.safetensors"
-    if not file.is_file():
-        raise SystemExit(f"--adapters {adapters}: there is no {file.name}; give a folder that peft saved")
-    return hash_of_files([file])
-
-
 def hash_of_files(files: Sequence[Path]) -> str:
     """Of what they hold, unpacked."""
     found = hashlib.sha256()
@@ -102,14 +91,3 @@ def hash_of_files(files: Sequence[Path]) -> str:
             while block := content.read(1 << 20):
                 found.update(block)
     return found.hexdigest()[:16]
-
-
-def hash_of_model(model: str) -> str:
-    """Of a folder's weights; a name on a hub stands for itself."""
-    weights = list(Path(model).glob("*.safetensors"))
-    return hash_of_files(weights) if weights else model
-
-
-def merge(model: str, adapters: Path, folder: Path) -> None:
-    """Write the model with LoRA adapters added to its weights, as learners begin with it."""
-    save_model(merge_adapters(load_policy(model, torch.device("cpu"), whole=True), str(adapters)), folder, model)

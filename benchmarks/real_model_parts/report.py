@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
 
 
 OF_A_RUN = dict.fromkeys(("time/rollout", "time/score", "time/train", "time/sync"), np.sum)  # seconds
-OF_A_RUN |= dict.fromkeys(("sampler/gap_mean", "losses/entropy"), np.mean)
+OF_A_RUN["sampler/gap_mean"] = np.mean
 
 
 def record_curves(
@@ -109,8 +108,9 @@ def record_curves(
 
 
 def runs_table(found: dict[str, dict[str, Any]]) -> str:
-    """How far each training came, and what it was like in its first and second half, in Markdown."""
-    heads = ["training", "seed", "episodes", "minutes", "rollout, scoring, update", "return, halves"]
+    """How far each training came, and what it was like in its first and second half, in Markdown. The gap is the mean
+    distance of sampler and trainer in a token's log-probability."""
+    heads = ["training", "seed", "episodes", "minutes", "rollout, scoring, update", "gap", "return, halves"]
     heads += ["EM of samples, halves", "held-out EM, greedy"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for label, runs in found.items():
@@ -122,6 +122,7 @@ def runs_table(found: dict[str, dict[str, Any]]) -> str:
             parts = [run.get(f"time/{part}") for part in ("rollout", "score", "train")]
             whole = sum(filter(None, parts)) + run.get("time/sync", 0.0)
             cells.append("–" if None in parts else ", ".join(f"{100 * part / whole:.0f} %" for part in parts))
+            cells.append(f"{run['sampler/gap_mean']:.4f}" if "sampler/gap_mean" in run else "–")
             for metric in ("charts/episodic_return", "charts/exact_match"):
                 values = run.get(metric, [])
                 halves = values[: len(values) // 2], values[len(values) - len(values) // 2 :]
@@ -139,7 +140,7 @@ def hours_axis(axes: Any, run: dict[str, Any]) -> Any:
     return axes.secondary_xaxis("top", functions=(there, back))
 
 
-def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], colours: Iterator[str]) -> None:
+def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], colour: str) -> None:
     """Exact match on each set of dev, before training and after it, at `end` episodes, with 95 % intervals."""
     import evaluate_llm
 
@@ -151,8 +152,8 @@ def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], co
             y = np.array([[values.mean(), *evaluate_llm.wilson(values)] for values in em])
             x = np.array([0, end]) + 0.012 * end * place  # or intervals hide each other
             around = np.abs(y[:, 1:] - y[:, :1]).T
-            named = {"color": next(colours), "label": f"{label}, {which}, dev"}
-            axes.errorbar(x, y[:, 0], around, fmt="o:", linewidth=1, **named)
+            named = {"color": colour, "label": f"{label}, {which}, dev"}
+            axes.errorbar(x, y[:, 0], around, fmt=f"{'osD^v'[place % 5]}:", linewidth=1, **named)
 
 
 def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: Path) -> None:
@@ -163,7 +164,7 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.4))
+    figure, panels = plt.subplots(1, 2, figsize=(13, 4.4))
     for axes, metric, shown in zip(panels, ("charts/episodic_return", "eval/em"),
                                    ("training return", "exact match, greedy"), strict=True):
         for number, (label, runs) in enumerate(found.items()):
@@ -177,15 +178,16 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
         axes.set(xlabel="training episodes", ylabel=shown)
         axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.0, axes.get_ylim()[1]))
         axes.spines[["top", "right"]].set_visible(False)
-    colours = (f"C{number}" for number in count(len(found)))
     trained = [(label, run) for label, runs in found.items() for run in runs.values()
                if "charts/episodic_return" in run]  # fmt: skip
     for label, run in dict(trained).items():
-        plot_dev(panels[1], label, run["charts/episodic_return at episodes"][-1], recorded, colours)
+        colour = f"C{list(found).index(label)}"
+        plot_dev(panels[1], label, run["charts/episodic_return at episodes"][-1], recorded, colour)
     if trained:
         panels[1].set_xlabel("training episodes (dev, before and after: side by side, to be read)")
         hours_axis(panels[0], trained[0][1]).set_xlabel("hours of the first run")
-    panels[1].legend(frameon=False)
+    if panels[1].get_legend_handles_labels()[0]:
+        panels[1].legend(frameon=False, bbox_to_anchor=(1.02, 1), loc="upper left", fontsize="small")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -21,7 +21,7 @@ from llm_utils.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.engine import VLLM_SHARE
 from llm_utils.forward import LOGITS_BYTES, policy_forward
 from llm_utils.loading import choose_dtype, read_config, with_adapters
-from llm_utils.slots import Store, bytes_per_token
+from llm_utils.slot_cache import Store, bytes_per_token
 
 GB = 1e9
 ALWAYS, ROLLOUT, UPDATE, STEP = "always", "rollout", "update", "step"

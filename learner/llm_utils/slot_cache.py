@@ -1,0 +1,172 @@
+"""Keys and values of many growing episodes, each in a slot: where they lie, and how they move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+Array = np.ndarray
+
+
+def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    """What the keys and values of a token take, in all layers."""
+    config = config.get_text_config()
+    all_heads = getattr(config, "num_attention_heads", None)
+    if not all_heads:
+        return 0
+    heads = getattr(config, "num_key_value_heads", None) or all_heads
+    dimension = getattr(config, "head_dim", None) or config.hidden_size // all_heads
+    return 2 * config.num_hidden_layers * heads * dimension * dtype.itemsize
+
+
+class Store:
+    """Keys and values of rows of similar length, of at most `capacity` tokens.
+
+    Token t of a row lies in column t, so there are no holes. Columns past a row's length hold garbage. It is never
+    seen: a query at position p attends to columns 0..p only, and column p is written before it is read. There is
+    always a column more than the longest row needs: rows that only keep others company write there. A head's columns
+    lie side by side: attention reads all of them for every token, and takes up to three times as long where they don't.
+    """
+
+    SMALL = 2**27  # bytes; a CPU takes long to get memory, so it is better got at once
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity, self.device = capacity, device
+        self.slots: list[int] = []  # which slot each row belongs to
+        self.layers: list[list[torch.Tensor]] = []  # per layer: keys and values, [rows, heads, columns, dimension]
+        self.size = (0, 0)  # rows and columns that there is memory for
+        self.everyone = self.columns = torch.arange(0, device=device)  # rows in use, columns
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for layer in self.layers for x in layer)
+
+    def layer(self, index: int, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The keys and values of a layer; if it is new, of the same heads and dtype as `like`, [_, heads, _, dim.]."""
+        if index == len(self.layers):
+            self.layers.append([x.new_zeros(self.size[0], x.shape[1], self.size[1], x.shape[3]) for x in like])
+        return self.layers[index]
+
+    def reserve(self, columns: int) -> None:
+        """Have memory for all rows, with so many columns; what must grow grows by an eighth more than that, the columns
+        of a small store by a half."""
+        (rows, most), used = self.size, len(self.slots)
+        if used > rows or columns >= most:
+            share = 2 if 0 < self.nbytes < self.SMALL else 8
+            self.resize(
+                used + used // 8 if used > rows else rows,
+                min(self.capacity, columns + columns // share) + 1 if columns >= most else most,
+            )
+        if used != len(self.everyone):
+            self.everyone = torch.arange(used, device=self.device)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the memory; rows in use stay."""
+        used, width = min(rows, self.size[0]), min(columns, self.size[1])
+        for layer in self.layers:
+            for i, old in enumerate(layer):  # one after the other: there is never twice the whole store
+                layer[i] = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
+                layer[i][:used, :, :width] = old[:used, :, :width]
+        self.size, self.columns = (rows, columns), torch.arange(columns, device=self.device)
+
+    def drop(self, rows: Sequence[int]) -> dict[int, int]:
+        """Take rows out; others from the end fill the holes. Returns the new rows of the slots that they belong to."""
+        left, gone = len(self.slots) - len(rows), set(rows)
+        holes = [row for row in sorted(gone) if row < left]
+        movers = [row for row in range(left, len(self.slots)) if row not in gone]
+        if holes:
+            copy_rows(self, movers, self, holes, self.size[1])
+        for hole, mover in zip(holes, movers, strict=True):
+            self.slots[hole] = self.slots[mover]
+        del self.slots[left:]
+        return {self.slots[hole]: hole for hole in holes}
+
+
+def copy_rows(source: Store, rows: Sequence[int], target: Store, places: Sequence[int], columns: int) -> None:
+    """Copy the first columns of rows of one store to rows of another, or of the same."""
+    for index, layer in enumerate(source.layers):
+        for old, new in zip(layer, target.layer(index, layer), strict=True):
+            new[places, :, :columns] = old[rows, :, :columns]
+
+
+class SlotCache(DynamicCache):
+    """A key-value cache whose rows grow independently, each in a store for its length: one that grows long moves, and
+    doesn't make the others as long."""
+
+    KEPT_BYTES = 2**28  # memory up to this size stays when it is not used: a CPU takes long to get it
+
+    def __init__(self, num_slots: int, device: torch.device, smallest: int) -> None:
+        super().__init__()
+        self.device, self.smallest = device, smallest
+        self.stores: dict[int, Store] = {}  # by capacity: `smallest` times a power of 2
+        self.capacity = np.zeros(num_slots, np.int64)  # of each slot's store; 0: it has no row yet
+        self.row = np.zeros(num_slots, np.int64)  # of each slot in its store
+
+    @property
+    def nbytes(self) -> int:
+        return sum(store.nbytes for store in self.stores.values())
+
+    def clear(self) -> None:
+        """No slot has a row any more."""
+        if self.nbytes > self.KEPT_BYTES:
+            self.stores = {}
+        for store in self.stores.values():
+            store.slots = []
+        self.capacity[:] = 0
+
+    @torch.inference_mode()
+    def reserve(self, slots: Array, kept: Array, needed: Array) -> None:
+        """Give each of `slots` [n] a row with room for `needed` tokens; its first `kept` tokens stay."""
+        before = self.capacity[slots]
+        doublings = np.ceil(np.log2(np.maximum(needed / self.smallest, 1))).astype(np.int64)
+        after = self.smallest * 2**doublings
+        moving = before != after  # to less where a new row begins: one that goes on only grows
+        for source, target in sorted(set(zip(before[moving].tolist(), after[moving].tolist(), strict=True))):
+            which = moving & (before == source) & (after == target)
+            self._move(slots[which], source, target, int(kept[which].max()))
+
+    def _move(self, slots: Array, source: int, target: int, columns: int) -> None:
+        """Take slots from the store of capacity `source` (0: none) to that of capacity `target`."""
+        new = self.stores.setdefault(target, Store(target, self.device))
+        rows = list(range(len(new.slots), len(new.slots) + len(slots)))
+        new.slots += slots.tolist()
+        new.reserve(columns)
+        if source:
+            old = self.stores[source]
+            if columns:
+                copy_rows(old, self.row[slots].tolist(), new, rows, columns)
+            for slot, row in old.drop(self.row[slots].tolist()).items():
+                self.row[slot] = row
+            left = len(old.slots)
+            if self.nbytes > self.KEPT_BYTES and left + left // 4 < old.size[0]:
+                old.resize(left + left // 8, old.size[1] if left else 0)
+        self.row[slots], self.capacity[slots] = rows, target
+
+    @torch.inference_mode()
+    def copy(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
+        """Give the slots `targets`, all of one store, the first columns of the slots `sources`, all of one store."""
+        old, new = (self.stores[int(self.capacity[slots[0]])] for slots in (sources, targets))
+        new.reserve(columns)
+        copy_rows(old, self.row[list(sources)].tolist(), new, self.row[list(targets)].tolist(), columns)
+
+    def place(self, store: Store, rows: torch.Tensor | None, positions: torch.Tensor, width: int) -> None:
+        """The next forward writes at `positions` [n, S] of the store's `rows` [n] (None: all), and reads `width`
+        columns."""
+        self.store, self.rows, self.width = store, rows, width
+        self.at = (store.everyone if rows is None else rows)[:, None], positions
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0  # positions and masks are given explicitly
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        rows, positions = self.at
+        stored = self.store.layer(layer_idx, (key_states, value_states))
+        for old, new in zip(stored, (key_states, value_states), strict=True):
+            old[rows, :, positions] = new.transpose(1, 2)
+        if self.rows is None:
+            return [x[: len(self.store.everyone), :, : self.width] for x in stored]
+        return [x[:, :, : self.width].index_select(0, self.rows) for x in stored]
