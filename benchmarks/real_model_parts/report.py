@@ -141,7 +141,7 @@ def hours_axis(axes: Any, run: dict[str, Any]) -> Any:
 
 
 def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], colour: str) -> None:
-    """Exact match on each set of dev, before training and after it, at `end` episodes, with 95 % intervals."""
+    """Exact match on each set that judges, before training and after it, at `end` episodes, with 95 % intervals."""
     import evaluate_llm
 
     for place, which in enumerate(dict.fromkeys(which for _, which, _ in recorded)):
@@ -152,7 +152,7 @@ def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], co
             y = np.array([[values.mean(), *evaluate_llm.wilson(values)] for values in em])
             x = np.array([0, end]) + 0.012 * end * place  # or intervals hide each other
             around = np.abs(y[:, 1:] - y[:, :1]).T
-            named = {"color": colour, "label": f"{label}, {which}, dev"}
+            named = {"color": colour, "label": f"{label}, {which}, evaluated"}
             axes.errorbar(x, y[:, 0], around, fmt=f"{'osD^v'[place % 5]}:", linewidth=1, **named)
 
 
@@ -184,7 +184,7 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
         colour = f"C{list(found).index(label)}"
         plot_dev(panels[1], label, run["charts/episodic_return at episodes"][-1], recorded, colour)
     if trained:
-        panels[1].set_xlabel("training episodes (dev, before and after: side by side, to be read)")
+        panels[1].set_xlabel("training episodes (evaluated before and after: side by side, to be read)")
         hours_axis(panels[0], trained[0][1]).set_xlabel("hours of the first run")
     if panels[1].get_legend_handles_labels()[0]:
         panels[1].legend(frameon=False, bbox_to_anchor=(1.02, 1), loc="upper left", fontsize="small")
