@@ -62,12 +62,18 @@ def pytest_terminal_summary(terminalreporter) -> None:
         terminalreporter.write_line(f"sandboxes that don't work here: {', '.join(missing)}", yellow=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_garbage_of_others() -> Iterator[None]:
-    """Finalizers of what a module left don't run in a test of the next one: at Python's recursion limit they fail, and
-    the test with them."""
-    yield
-    gc.collect()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Garbage is collected between tests: at Python's recursion limit, where some go, finalizers fail, and the test
+    with them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=gc.enable)  # what a test forks is a program of its own
 
 
 @pytest.fixture(scope="session")
