@@ -76,6 +76,13 @@ def pytest_runtest_call() -> Iterator[None]:
 os.register_at_fork(after_in_child=gc.enable)  # what a test forks is a program of its own
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage_of_others() -> Iterator[None]:
+    """What a module left ends with it."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="session")
 def made_up_data(tmp_path_factory) -> Path:
     """A folder with every data set, two made-up questions in each split, as AGENT_R1_DATA expects it."""
