@@ -309,8 +309,8 @@ def main() -> None:
     runs: dict[tuple[str, int], tuple[str, str]] = {(label, 1): (model, mode) for label, mode in suite.modes.items()}
     jobs = sft_jobs(suite, model, work, shlex.split(args.sft_flags))
     runs |= {(label, 1): (str(work / merged(label)), "agent") for label in adapters}
-    needed = [label for label in builds_on(args.part, missing, rl_wanted, args.baselines) if (label, 1) not in runs]
-    for label, folder in zip(needed, finish([jobs[label] for label in needed], args.workers), strict=True):
+    to_train = [label for label in builds_on(args.part, missing, rl_wanted, args.baselines) if (label, 1) not in runs]
+    for label, folder in zip(to_train, finish([jobs[label] for label in to_train], args.workers), strict=True):
         runs[label, 1] = (str(folder), "closed_book" if label == PAIRS else "agent")
         report = json.loads((folder / "summary.json").read_text())
         print(f"{label}: loss {report['eval/expert_token_loss_first']:.3f} -> "

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -399,6 +400,26 @@ def test_reinforcement_of_a_real_model_trains_no_other_baseline_first():
     assert real_model.builds_on("evaluate", everything, [learner]) == [start, pairs]
     assert real_model.builds_on("evaluate", [(pairs, 1)], []) == [pairs]
     assert real_model.builds_on("evaluate", [learner], [learner]) == [start]
+
+
+@pytest.mark.parametrize("flags", [["--eval-episodes", "0"], ["--eval-episodes=0"], []])
+def test_a_run_without_evaluation_is_not_told_when_to_evaluate(tmp_path, flags):
+    real_model = importlib.import_module("real_model")
+    job = real_model.rl_job(real_model.SUITES["gsm8k"], tmp_path, TINY, "GRPO", 1, flags)
+    assert ("--eval-split" in job.words) == (not flags) and job.args["eval_episodes"] == (0 if flags else 200)
+
+
+def test_what_is_prepared_is_prepared_once(tmp_path):
+    real_model = importlib.import_module("real_model")
+    note, done = tmp_path / "note.json", []
+    for facts in (["a"], ["a"], ["b"]):
+        with real_model.once(note, facts) as needed:
+            done.append(needed)
+    with suppress(ValueError), real_model.once(note, ["c"]):
+        raise ValueError("interrupted")
+    with real_model.once(note, ["c"]) as needed:
+        done.append(needed)
+    assert done == [True, False, True, True]
 
 
 def test_adapters_are_of_the_run_that_is_named():
