@@ -170,9 +170,9 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     options = parser.parse_args()
     device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("torch finds no GPU here; --device cpu runs the same program")
     if device.type == "cuda":
+        if not torch.cuda.is_available():
+            parser.error("torch finds no GPU here; --device cpu runs the same program")
         require_quiet_machine(options.force)
     torch.manual_seed(0)
     found = limits(device)
