@@ -39,7 +39,8 @@ class Store:
         self.slots: list[int] = []  # which slot each row belongs to
         self.layers: list[list[torch.Tensor]] = []  # per layer: keys and values, [rows, heads, columns, dimension]
         self.size = (0, 0)  # rows and columns that there is memory for
-        self.everyone = self.columns = torch.arange(0, device=device)  # rows in use, columns
+        self.numbers = self.columns = torch.arange(0, device=device)  # of rows, of columns
+        self.graphs: dict[int, Any] = {}  # what llm_utils/graphs.py recorded on this memory
 
     @property
     def nbytes(self) -> int:
@@ -61,8 +62,6 @@ class Store:
                 used + used // 8 if used > rows else rows,
                 min(self.capacity, columns + columns // share) + 1 if columns >= most else most,
             )
-        if used != len(self.everyone):
-            self.everyone = torch.arange(used, device=self.device)
 
     def resize(self, rows: int, columns: int) -> None:
         """Change the memory; rows in use stay."""
@@ -71,7 +70,8 @@ class Store:
             for i, old in enumerate(layer):  # one after the other: there is never twice the whole store
                 layer[i] = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
                 layer[i][:used, :, :width] = old[:used, :, :width]
-        self.size, self.columns = (rows, columns), torch.arange(columns, device=self.device)
+        self.size, self.graphs = (rows, columns), {}
+        self.numbers, self.columns = (torch.arange(n, device=self.device) for n in self.size)
 
     def drop(self, rows: Sequence[int]) -> dict[int, int]:
         """Take rows out; others from the end fill the holes. Returns the new rows of the slots that they belong to."""
@@ -154,10 +154,10 @@ class SlotCache(DynamicCache):
         copy_rows(old, self.row[list(sources)].tolist(), new, self.row[list(targets)].tolist(), columns)
 
     def place(self, store: Store, rows: torch.Tensor | None, positions: torch.Tensor, width: int) -> None:
-        """The next forward writes at `positions` [n, S] of the store's `rows` [n] (None: all), and reads `width`
-        columns."""
+        """The next forward writes at `positions` [n, S] of the store's `rows` [n] (None: the first n), and reads
+        `width` columns."""
         self.store, self.rows, self.width = store, rows, width
-        self.at = (store.everyone if rows is None else rows)[:, None], positions
+        self.at = (store.numbers[: len(positions)] if rows is None else rows)[:, None], positions
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # positions and masks are given explicitly
@@ -168,5 +168,5 @@ class SlotCache(DynamicCache):
         for old, new in zip(stored, (key_states, value_states), strict=True):
             old[rows, :, positions] = new.transpose(1, 2)
         if self.rows is None:
-            return [x[: len(self.store.everyone), :, : self.width] for x in stored]
+            return [x[: len(positions), :, : self.width] for x in stored]
         return [x[:, :, : self.width].index_select(0, self.rows) for x in stored]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from llm_utils import distributed
+from llm_utils.graphs import Graphs
 from llm_utils.slot_cache import SlotCache, Store, bytes_per_token
 
 Array = np.ndarray
@@ -74,6 +76,7 @@ class SlotModel:
 
     PREFILL_TOKENS = 8192  # tokens, padding counted, in one forward of new tokens
     CAPACITY = 256  # tokens of the smallest store, or more where that is little memory: each store is a forward
+    RECORDED = ("cuda",)  # devices on which a forward of one token for each row is recorded and replayed
     SHARED = 32  # tokens from which on a beginning that several rows have in common is computed once, and copied
 
     def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf) -> None:
@@ -85,9 +88,14 @@ class SlotModel:
         self.model, self.num_slots, self.vocab_size, self.longest_row = model, num_slots, vocab_size, longest_row
         self.device = model.device  # asking the model takes long
         smallest, column = self.CAPACITY, num_slots * bytes_per_token(model.config, model.dtype)
-        while 2 * smallest * column <= SlotCache.KEPT_BYTES:
+        little = SlotCache.KEPT_BYTES
+        if self.device.type == "cuda":
+            little = max(little, torch.cuda.get_device_properties(self.device).total_memory // 8)
+        while 2 * smallest * column <= little:
             smallest *= 2
         self.cache = SlotCache(num_slots, self.device, smallest)
+        on_one_gpu = self.device.type in self.RECORDED and distributed.world_size() == 1
+        self.graphs = Graphs(self._model, self.device) if on_one_gpu else None
         self.clear()
 
     def clear(self) -> None:
@@ -136,12 +144,24 @@ class SlotModel:
         """The same for slots of one store."""
         store, rows = self.cache.stores[int(self.cache.capacity[slots[0]])], self.cache.row[slots]
         width = int(self.length[slots].max()) + 1
+        if self.graphs:
+            return self._replay(self.graphs, store, rows, tokens, width)
         if 2 * len(slots) <= len(store.slots):
             return self._forward(store, rows, tokens[:, None], self.length[slots, None], width)
         # reading all rows in place is cheaper than copying most of them
         ids = np.zeros((len(store.slots), 1), np.int64)
         ids[rows, 0] = tokens
         return self._forward(store, None, ids, self.length[store.slots, None], width, (rows, np.zeros_like(rows)))
+
+    @torch.inference_mode()
+    def _replay(self, graphs: Graphs, store: Store, rows: Array, tokens: Array, width: int) -> torch.Tensor:
+        """The same as a graph, of every row that there is memory for: reading them costs a GPU less than its kernels
+        cost Python."""
+        store.reserve(width)
+        ids, places = np.zeros((2, store.size[0]), np.int64)
+        ids[rows], places[: len(store.slots)] = tokens, self.length[store.slots]
+        logits = graphs(store, ids, places, width)[torch.from_numpy(rows).to(self.device), : self.vocab_size]
+        return logits.float()
 
     def prefill(self, pending: dict[int, Array]) -> Iterator[tuple[Array, torch.Tensor]]:
         """Append tokens to slots, and take them out of `pending`: slots of similar size at once, the longest first.
@@ -239,14 +259,22 @@ class SlotModel:
         device = self.device
         ids, place = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
         store.reserve(width)
-        self.cache.place(store, None if rows is None else torch.from_numpy(rows).to(device), place, width)
-        if self.model.training:  # then layers with gradient checkpointing would ignore the cache
-            self.model.eval()
-        mask = attention_mask(self.model, store.columns[:width] <= place[:, None, :, None])
-        inputs = {"attention_mask": mask, "position_ids": place, "past_key_values": self.cache, "use_cache": True}
+        places = None if rows is None else torch.from_numpy(rows).to(device)
         if at is None:
-            logits = self.model(ids, **inputs).logits[:, 0]
+            logits = self._model(store, ids, place, width, places)[:, 0]
         else:
             with logits_only_at(self.model, tuple(torch.from_numpy(x).to(device) for x in at)):
-                logits = self.model(ids, **inputs).logits
+                logits = self._model(store, ids, place, width, places)
         return logits[:, : self.vocab_size].float()
+
+    def _model(
+        self, store: Store, ids: torch.Tensor, positions: torch.Tensor, width: int, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Tokens [n, S] at `positions` [n, S] of the store's `rows` [n] (None: the first n) -> the model's logits."""
+        self.cache.place(store, rows, positions, width)
+        if self.model.training:  # then layers with gradient checkpointing would ignore the cache
+            self.model.eval()
+        mask = attention_mask(self.model, store.columns[:width] <= positions[:, None, :, None])
+        return self.model(
+            ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
+        ).logits

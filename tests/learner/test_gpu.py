@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from llm_utils import forward, loading, rollout
+from llm_utils import forward, loading, rollout, slots
 from llm_utils.transformers_engine import TransformersEngine
 
 HAS_GPU = torch.cuda.is_available()
@@ -44,6 +44,24 @@ def test_a_policy_with_adapters_samples_what_the_trainer_scores(adapted, make_en
     forward.score([([s for row in rows for s in row.segments()], 1)], "ref_logprobs", policy, vocab_size, 1.0)
     gaps = np.concatenate([np.abs(row.ref_logprobs - row.logprobs)[row.action_mask] for row in rows])
     assert gaps.mean() < bound / 10 and gaps.max() < bound
+
+
+@BOTH
+def test_a_recorded_forward_has_the_logits_of_one_that_is_asked_for(adapted, vocab_size, device, monkeypatch):
+    rng, policy = np.random.default_rng(0), adapted(device)
+    prompts = {slot: rng.integers(vocab_size, size=100 + 9 * slot) for slot in range(6)}
+    tokens, seen = rng.integers(vocab_size, size=(60, 6)), []
+    for devices in ((), ("cpu", "cuda")):
+        monkeypatch.setattr(slots.SlotModel, "RECORDED", devices)
+        model_slots = slots.SlotModel(policy, 6, vocab_size)
+        for _ in model_slots.prefill(dict(prompts)):
+            pass
+        some = [np.arange(6) if step % 5 else np.array([1, 4]) for step in range(len(tokens))]
+        seen.append([model_slots.decode(rows, row[rows]) for rows, row in zip(some, tokens, strict=True)])
+    recorded = [graph for store in model_slots.cache.stores.values() for graph in store.graphs.values() if graph]
+    assert model_slots.graphs.works and recorded
+    for asked, replayed in zip(*seen, strict=True):
+        torch.testing.assert_close(asked, replayed, atol=1e-3, rtol=1e-4)
 
 
 @BOTH

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from llm_utils import slots
+from llm_utils import graphs, slots
 
 
 @torch.no_grad()
@@ -26,14 +26,35 @@ def small_stores(monkeypatch):
     monkeypatch.setattr(slots.SlotCache, "KEPT_BYTES", 0)
 
 
+@pytest.fixture
+def recorded(monkeypatch):
+    """Forwards of all rows as a GPU has them: of whole multiples of 8 columns, replayed. Returns how many there were."""
+    counts = {"recorded": 0, "replayed": 0}
+
+    def record(run, *_):
+        def replay():
+            counts["replayed"] += 1
+            run()
+
+        counts["recorded"] += 1
+        return replay
+
+    monkeypatch.setattr(slots.SlotModel, "RECORDED", ("cpu",))
+    monkeypatch.setattr(graphs.Graphs, "STEP", 8)
+    monkeypatch.setattr(graphs, "record", record)
+    return counts
+
+
+@pytest.mark.parametrize("forwards", ["each asked for", "recorded"])
 @pytest.mark.parametrize("stores", ["one store", "small stores"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("kind", ["qwen2", "granite"])
 def test_whatever_grows_beside_it_a_slot_goes_on_as_it_would_alone(
-    request, small_model, vocab_size, kind, attention, stores
+    request, small_model, vocab_size, kind, attention, stores, forwards
 ):
     if stores == "small stores":
         request.getfixturevalue("small_stores")
+    counts = request.getfixturevalue("recorded") if forwards == "recorded" else {}
     model, rng = small_model(kind, attention), np.random.default_rng(1)
     model_slots, texts = slots.SlotModel(model, 5, vocab_size), {}
     seen = set()
@@ -64,6 +85,31 @@ def test_whatever_grows_beside_it_a_slot_goes_on_as_it_would_alone(
             texts[target] = texts[source]
         seen.add(sum(bool(store.slots) for store in model_slots.cache.stores.values()))
     assert seen == {1} if stores == "one store" else max(seen) > 2
+    assert not counts or counts["replayed"] >= counts["recorded"] > 5
+
+
+def test_rows_that_stay_where_they_are_are_recorded_once_for_a_width(small_model, vocab_size, recorded):
+    model = small_model("llama")
+    model_slots, everyone = slots.SlotModel(model, 3, vocab_size), np.arange(3)
+    prefill(model_slots, {slot: np.arange(58 + slot) for slot in range(3)})
+    for _ in range(7):  # 61 to 64 columns, 65 to 67: there is memory for 68
+        model_slots.decode(everyone, everyone)
+    assert recorded == {"recorded": 2, "replayed": 3 + 2}
+
+
+def test_a_forward_that_cant_be_recorded_is_asked_for_each_time(small_model, vocab_size, recorded, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("operation not permitted when stream is capturing\nsee the docs")
+
+    monkeypatch.setattr(graphs, "record", refuse)
+    model, text = small_model("llama"), np.arange(41)
+    model_slots = slots.SlotModel(model, 2, vocab_size)
+    prefill(model_slots, {0: text, 1: text[:4]})
+    model_slots.decode(np.array([0]), np.array([3]))
+    with pytest.warns(UserWarning, match="can't be recorded.*: operation not permitted when stream is capturing$"):
+        model_slots.decode(np.array([0]), np.array([4]))
+    logits = model_slots.decode(np.array([0]), np.array([5]))
+    torch.testing.assert_close(logits[0], alone(model, [*text, 3, 4, 5], vocab_size), atol=1e-4, rtol=1e-4)
 
 
 def test_equal_prompts_are_computed_once_and_then_go_their_own_ways(small_model, vocab_size):
