@@ -1,5 +1,5 @@
-"""A forward of one token for every row, recorded once and replayed: a GPU runs a small model's kernels many times faster
-than Python asks for them (benchmarks/gpu.py)."""
+"""A forward of one token for every row, recorded once and replayed: a GPU runs a small model's kernels several times
+faster than Python asks for them (benchmarks/gpu.py)."""
 
 from __future__ import annotations
 
@@ -28,17 +28,21 @@ def record(run: Callable[[], None], device: torch.device, pool: Any) -> Callable
 class Graphs:
     """Forwards of a store's rows, a graph for each width and place of its memory.
 
-    `forward(store, tokens [R, 1], positions [R, 1], width)` gives logits [R, 1, vocabulary]. It is called the first time,
-    recorded the second time, and replayed from then on: memory that soon moves again isn't worth a recording.
+    `forward(store, tokens [R, 1], positions [R, 1], width)` gives logits [R, 1, vocabulary]. It is called the first
+    time, recorded the second time, and replayed from then on: memory that soon moves again isn't worth a recording.
     """
 
     STEP = 128  # columns; widths between have the graph of the next multiple
 
     def __init__(self, forward: Callable[..., torch.Tensor], device: torch.device) -> None:
-        self.forward, self.device = forward, device
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.forward, self.device, self.works = forward, device, True
+        self.clear()
+
+    def clear(self) -> None:
+        """Give back what graphs share; the stores with the graphs are gone."""
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.newest: Any = None  # a pool without a graph takes no other
         self.logits = torch.empty(0, 1, 0)  # of all graphs: each with its own would take much memory
-        self.works = True
 
     def __call__(self, store: Store, tokens: Array, positions: Array, width: int) -> torch.Tensor:
         """One token for each row that there is memory for, [R] at positions [R] -> logits [R, vocabulary], there until
@@ -65,7 +69,7 @@ class Graphs:
             logits.copy_(self.forward(store, *inputs, width))
 
         try:
-            store.graphs[width] = inputs, logits, record(run, self.device, self.pool)
+            store.graphs[width] = self.newest = inputs, logits, record(run, self.device, self.pool)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # something in it waits for the GPU, as some kinds of RoPE and experts do

@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 Array = np.ndarray
+GPU_SHARE = 0.25  # of a GPU's memory: one store takes it from the beginning where that is enough for all rows
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
@@ -23,6 +24,15 @@ def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     return 2 * config.num_hidden_layers * heads * dimension * dtype.itemsize
 
 
+def first_store(capacity: int, num_slots: int, longest_row: float, token: int, most: int) -> tuple[int, int]:
+    """The capacity of the smallest store: so many tokens of `token` bytes, or more where all slots take at most `most`
+    bytes. And the longest row, where all slots with such rows do; else 0."""
+    whole = longest_row * num_slots * token <= most
+    while capacity < longest_row if whole else 2 * capacity * num_slots * token <= most:
+        capacity *= 2
+    return capacity, int(longest_row) if whole else 0
+
+
 class Store:
     """Keys and values of rows of similar length, of at most `capacity` tokens.
 
@@ -34,8 +44,9 @@ class Store:
 
     SMALL = 2**27  # bytes; a CPU takes long to get memory, so it is better got at once
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        self.capacity, self.device = capacity, device
+    def __init__(self, capacity: int, device: torch.device, whole: tuple[int, int] | None = None) -> None:
+        """`whole`: rows and columns that there is memory for from the beginning, so that it stays where it is."""
+        self.capacity, self.device, self.whole = capacity, device, whole
         self.slots: list[int] = []  # which slot each row belongs to
         self.layers: list[list[torch.Tensor]] = []  # per layer: keys and values, [rows, heads, columns, dimension]
         self.size = (0, 0)  # rows and columns that there is memory for
@@ -55,6 +66,8 @@ class Store:
     def reserve(self, columns: int) -> None:
         """Have memory for all rows, with so many columns; what must grow grows by an eighth more than that, the columns
         of a small store by a half."""
+        if self.whole and self.size == (0, 0):
+            self.resize(*self.whole)
         (rows, most), used = self.size, len(self.slots)
         if used > rows or columns >= most:
             share = 2 if 0 < self.nbytes < self.SMALL else 8
@@ -99,9 +112,11 @@ class SlotCache(DynamicCache):
 
     KEPT_BYTES = 2**28  # memory up to this size stays when it is not used: a CPU takes long to get it
 
-    def __init__(self, num_slots: int, device: torch.device, smallest: int) -> None:
+    def __init__(self, num_slots: int, device: torch.device, smallest: int, whole: int = 0) -> None:
+        """`whole`: tokens of the longest row where there is memory for all slots of that length; 0: it grows."""
         super().__init__()
         self.device, self.smallest = device, smallest
+        self.whole = (num_slots, whole + 1) if whole else None
         self.stores: dict[int, Store] = {}  # by capacity: `smallest` times a power of 2
         self.capacity = np.zeros(num_slots, np.int64)  # of each slot's store; 0: it has no row yet
         self.row = np.zeros(num_slots, np.int64)  # of each slot in its store
@@ -131,7 +146,8 @@ class SlotCache(DynamicCache):
 
     def _move(self, slots: Array, source: int, target: int, columns: int) -> None:
         """Take slots from the store of capacity `source` (0: none) to that of capacity `target`."""
-        new = self.stores.setdefault(target, Store(target, self.device))
+        whole = self.whole if target == self.smallest else None
+        new = self.stores.setdefault(target, Store(target, self.device, whole))
         rows = list(range(len(new.slots), len(new.slots) + len(slots)))
         new.slots += slots.tolist()
         new.reserve(columns)

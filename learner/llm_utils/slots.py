@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from llm_utils import distributed
 from llm_utils.graphs import Graphs
-from llm_utils.slot_cache import SlotCache, Store, bytes_per_token
+from llm_utils.slot_cache import GPU_SHARE, SlotCache, Store, bytes_per_token, first_store
 
 Array = np.ndarray
 
@@ -87,20 +87,21 @@ class SlotModel:
             )
         self.model, self.num_slots, self.vocab_size, self.longest_row = model, num_slots, vocab_size, longest_row
         self.device = model.device  # asking the model takes long
-        smallest, column = self.CAPACITY, num_slots * bytes_per_token(model.config, model.dtype)
-        little = SlotCache.KEPT_BYTES
-        if self.device.type == "cuda":
-            little = max(little, torch.cuda.get_device_properties(self.device).total_memory // 8)
-        while 2 * smallest * column <= little:
-            smallest *= 2
-        self.cache = SlotCache(num_slots, self.device, smallest)
         on_one_gpu = self.device.type in self.RECORDED and distributed.world_size() == 1
         self.graphs = Graphs(self._model, self.device) if on_one_gpu else None
+        most = SlotCache.KEPT_BYTES
+        if self.device.type == "cuda":
+            most = int(GPU_SHARE * torch.cuda.get_device_properties(self.device).total_memory)
+        token = bytes_per_token(model.config, model.dtype)
+        smallest, whole = first_store(self.CAPACITY, num_slots, longest_row, token, most)
+        self.cache = SlotCache(num_slots, self.device, smallest, whole if self.graphs else 0)
         self.clear()
 
     def clear(self) -> None:
         """Forget all episodes, and free the cache where it is large."""
         self.cache.clear()
+        if self.graphs:
+            self.graphs.clear()
         self.length = np.zeros(self.num_slots, np.int64)
         self.beginning: set[int] = set()  # slots whose next tokens are the first ones of an episode
         self.part()
@@ -185,6 +186,8 @@ class SlotModel:
             first = max(pending, key=lambda slot: len(pending[slot]))
             longest, capacity = len(pending[first]), int(cache.capacity[first])
             alike = [s for s, new in pending.items() if 2 * len(new) >= longest and cache.capacity[s] == capacity]
+            if self.graphs:  # where a forward costs more than padding
+                alike = sorted((s for s in pending if cache.capacity[s] == capacity), key=lambda s: -len(pending[s]))
             same: dict[int, list[int]] = {}
             for slot in alike:
                 same.setdefault(self.history[slot], []).append(slot)

@@ -1,5 +1,7 @@
 """Slots: many growing episodes in one cache have the logits that each would have alone."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,7 @@ def small_stores(monkeypatch):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """Forwards of all rows as a GPU has them: of whole multiples of 8 columns, replayed. Returns how many there were."""
+    """Forwards of all rows as a GPU has them, of whole multiples of 8 columns, replayed: how many there were."""
     counts = {"recorded": 0, "replayed": 0}
 
     def record(run, *_):
@@ -46,7 +48,7 @@ def recorded(monkeypatch):
 
 
 @pytest.mark.parametrize("forwards", ["each asked for", "recorded"])
-@pytest.mark.parametrize("stores", ["one store", "small stores"])
+@pytest.mark.parametrize("stores", ["one store", "small stores", "room for all"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("kind", ["qwen2", "granite"])
 def test_whatever_grows_beside_it_a_slot_goes_on_as_it_would_alone(
@@ -56,7 +58,8 @@ def test_whatever_grows_beside_it_a_slot_goes_on_as_it_would_alone(
         request.getfixturevalue("small_stores")
     counts = request.getfixturevalue("recorded") if forwards == "recorded" else {}
     model, rng = small_model(kind, attention), np.random.default_rng(1)
-    model_slots, texts = slots.SlotModel(model, 5, vocab_size), {}
+    longest_row = 500 if stores == "room for all" else math.inf
+    model_slots, texts = slots.SlotModel(model, 5, vocab_size, longest_row), {}
     seen = set()
     for step in range(60):
         if step % 7 == 0:  # new tokens for some slots: a new episode, or more of an old one
@@ -84,8 +87,10 @@ def test_whatever_grows_beside_it_a_slot_goes_on_as_it_would_alone(
             model_slots.copy(int(source), target)
             texts[target] = texts[source]
         seen.add(sum(bool(store.slots) for store in model_slots.cache.stores.values()))
-    assert seen == {1} if stores == "one store" else max(seen) > 2
+    assert max(seen) > 2 if stores == "small stores" else seen == {1}
     assert not counts or counts["replayed"] >= counts["recorded"] > 5
+    sizes = {store.size for store in model_slots.cache.stores.values()}
+    assert (sizes == {(5, 501)}) == (stores == "room for all" and forwards == "recorded")
 
 
 def test_rows_that_stay_where_they_are_are_recorded_once_for_a_width(small_model, vocab_size, recorded):
