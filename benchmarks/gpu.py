@@ -7,8 +7,9 @@ Trainer: forward, backward and AdamW's step on `--tokens` with --gradient-checkp
 (llm_utils/forward.py, llm_utils/optimizer.py). Model FLOPs are 6 for each weight and token (4 for a frozen weight; the
 head's where a token is sampled), those of attention added; their share is of what a large product of bf16 matrices
 reached on the same GPU, minutes before. Predicted memory is that of llm_utils/preflight.py. Sampler: every row writes
-48 tokens after 512 others (llm_utils/transformers_engine.py); the floor of a token is the time to read the weights and
-all keys and values once, at the bytes a second that a large copy reads and writes.
+48 tokens after 512 others (llm_utils/transformers_engine.py), by a forward that is recorded once and replayed, and by
+forwards that Python asks for, kernel by kernel; the floor of a token is the time to read the weights and all keys and
+values once, at the bytes a second that a large copy reads and writes.
 """
 
 from __future__ import annotations
@@ -136,13 +137,15 @@ def train(folder: str, rank: int, shape: tuple[int, int, int], device: torch.dev
     return found | {"predicted": predicted, "peak": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0}
 
 
-def sample(folder: str, rank: int, rows: int, device: torch.device, limit: float) -> dict[str, float]:
-    """Seconds of a token of all rows, those of reading the prompts, and the floor of the former."""
-    policy, _ = load(folder, rank, device)
-    vocab_size, rng = policy.config.vocab_size, np.random.default_rng(0)
-    engine = TransformersEngine(policy, rows, vocab_size, longest_row=2048)
+def sample(policy: Any, rows: int, recorded: bool) -> tuple[float, float]:
+    """Seconds of a token of all rows, and those of reading the prompts."""
+    vocab_size, rng, device = policy.config.vocab_size, np.random.default_rng(0), policy.device
+    most = WARM + WRITTEN + 2
+    engine = TransformersEngine(policy, rows, vocab_size, longest_row=PROMPT + most)
+    if not recorded:
+        engine.slots.graphs = None
     for slot in range(rows):
-        engine.feed(slot, rng.integers(vocab_size, size=PROMPT), WARM + WRITTEN + 2, [], seed=slot)
+        engine.feed(slot, rng.integers(vocab_size, size=PROMPT), most, [], seed=slot)
     wait(device)
     began = time.perf_counter()
     while engine.pending:
@@ -156,9 +159,17 @@ def sample(folder: str, rank: int, rows: int, device: torch.device, limit: float
     for _ in range(WRITTEN):
         engine.step()
     wait(device)
+    return (time.perf_counter() - began) / WRITTEN, read
+
+
+def sampler(folder: str, rank: int, rows: int, device: torch.device, limit: float) -> dict[str, float]:
+    """What a token of all rows takes, recorded and asked for, the prompts, and the least that a token could take."""
+    policy, _ = load(folder, rank, device)
+    asked, _ = sample(policy, rows, recorded=False)
+    seconds, read = sample(policy, rows, recorded=True)
     cache = rows * (PROMPT + WARM + WRITTEN // 2) * bytes_per_token(policy.config, policy.dtype)
     floor = (sum(p.nbytes for p in policy.parameters()) + cache) / limit
-    return {"seconds": (time.perf_counter() - began) / WRITTEN, "prefill_seconds": read, "floor": floor, "rows": rows}
+    return {"seconds": seconds, "asked": asked, "prefill_seconds": read, "floor": floor, "rows": rows}
 
 
 def main() -> None:
@@ -181,7 +192,8 @@ def main() -> None:
     lines = [f"{card}: {found['flops'] / 1e12:.0f} TFLOP/s (bf16), {found['bandwidth'] / 1e12:.2f} TB/s", ""]
     lines += ["| trainer | rows | tokens/s | model FLOPs, % | peak GB | predicted GB |", "|---" * 6 + "|"]
     print("\n".join(lines), flush=True)
-    further = ["", "| sampler | rows | tokens/s | ms a token | floor, ms | prompts, tokens/s |", "|---" * 6 + "|"]
+    further = ["", "| sampler | rows | tokens/s | ms a token | each kernel asked for | floor, ms | prompts, tokens/s |"]
+    further.append("|---" * 7 + "|")
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
             with torch.device(device):
@@ -199,11 +211,12 @@ def main() -> None:
                     )
                     print(lines[-1], flush=True)
                 for rows in options.rows:
-                    one = sample(folder, rank, rows, device, found["bandwidth"])
+                    one = sampler(folder, rank, rows, device, found["bandwidth"])
                     results["sampler"][f"{name}, {kind}, {rows}"] = one
+                    times = " | ".join(f"{1000 * one[which]:.1f}" for which in ("seconds", "asked", "floor"))
                     further.append(
-                        f"| {name}, {kind} | {rows} | {rows / one['seconds']:,.0f} | {1000 * one['seconds']:.1f} | "
-                        f"{1000 * one['floor']:.1f} | {rows * PROMPT / one['prefill_seconds']:,.0f} |"
+                        f"| {name}, {kind} | {rows} | {rows / one['seconds']:,.0f} | {times} | "
+                        f"{rows * PROMPT / one['prefill_seconds']:,.0f} |"
                     )
                     print(further[-1], flush=True)
     if device.type == "cuda":
