@@ -21,7 +21,7 @@ from llm_utils.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.engine import VLLM_SHARE
 from llm_utils.forward import LOGITS_BYTES, policy_forward
 from llm_utils.loading import choose_dtype, read_config, with_adapters
-from llm_utils.slot_cache import GPU_SHARE, Store, bytes_per_token
+from llm_utils.slot_cache import GPU_SHARE, Store, bytes_per_token, gpu_room
 
 GB = 1e9
 ALWAYS, ROLLOUT, UPDATE, STEP = "always", "rollout", "update", "step"
@@ -150,18 +150,20 @@ def preflight(
         layer, rest = layer_bytes(whole)
         add("layers and embeddings, gathered", 3 * layer + 2 * rest, UPDATE, "a smaller --model")
 
-    memory = memory_of(device) if getattr(args, "memory_gb", None) is None else int(args.memory_gb * GB)
+    said = getattr(args, "memory_gb", None)
+    memory = memory_of(device) if said is None else int(said * GB)
     stale = getattr(args, "max_staleness", 0)  # rows are in flight during updates, too
     if in_process:
         row, token = min(longest_row, TYPICAL_ROW), bytes_per_token(config, dtype)
         needed = (args.num_envs * row + max(0, longest_row - row)) * token
         cache = (ROOM_OF_SMALL if needed < Store.SMALL else ROOM_TO_GROW) * needed
-        if not on_cpu and (everything := args.num_envs * longest_row * token) <= GPU_SHARE * memory:
-            cache = everything  # has its place from the beginning
+        if not on_cpu and world_size == 1:  # the smallest store may grow so large for one long row
+            room = GPU_SHARE * memory if said else gpu_room(device)
+            cache = max(cache, min(args.num_envs * longest_row * token, room))
         add("keys and values of the rows", cache, ALWAYS if stale else ROLLOUT, "--num-envs", CONTEXT)
         if stale and getattr(args, "eval_episodes", 0):  # those in flight stay while others are evaluated
             add("keys and values of an evaluation's rows", cache, ROLLOUT, "--eval-episodes 0", "--num-envs", CONTEXT)
-        logit = 8 if on_cpu else 12  # bytes; what a GPU replays writes them to memory of its own
+        logit = 8 if on_cpu else 20  # bytes: twice in bf16 where it is replayed, four times in float32
         add("logits of new tokens", logit * args.num_envs * config.get_text_config().vocab_size, ROLLOUT, "--num-envs")
     if args.engine == "vllm" and not on_cpu:
         add("vLLM", VLLM_SHARE * memory, ALWAYS if stale else ROLLOUT, "--engine vllm-server")  # else it sleeps

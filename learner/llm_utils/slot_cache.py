@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 Array = np.ndarray
-GPU_SHARE = 0.25  # of a GPU's memory: one store takes it from the beginning where that is enough for all rows
+GPU_SHARE = 0.25  # of a GPU's memory, for the smallest store: with room for all rows it has it from the beginning
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
@@ -22,6 +22,11 @@ def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     heads = getattr(config, "num_key_value_heads", None) or all_heads
     dimension = getattr(config, "head_dim", None) or config.hidden_size // all_heads
     return 2 * config.num_hidden_layers * heads * dimension * dtype.itemsize
+
+
+def gpu_room(device: torch.device) -> int:
+    """The bytes that the smallest store may take of a GPU."""
+    return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 def first_store(capacity: int, num_slots: int, longest_row: float, token: int, most: int) -> tuple[int, int]:
@@ -132,6 +137,7 @@ class SlotCache(DynamicCache):
         for store in self.stores.values():
             store.slots = []
         self.capacity[:] = 0
+        self.next: Any = None  # what the last forward left holds the memory of its store
 
     @torch.inference_mode()
     def reserve(self, slots: Array, kept: Array, needed: Array) -> None:
@@ -172,17 +178,17 @@ class SlotCache(DynamicCache):
     def place(self, store: Store, rows: torch.Tensor | None, positions: torch.Tensor, width: int) -> None:
         """The next forward writes at `positions` [n, S] of the store's `rows` [n] (None: the first n), and reads
         `width` columns."""
-        self.store, self.rows, self.width = store, rows, width
-        self.at = (store.numbers[: len(positions)] if rows is None else rows)[:, None], positions
+        at = (store.numbers[: len(positions)] if rows is None else rows)[:, None], positions
+        self.next = store, rows, at, width
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # positions and masks are given explicitly
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        rows, positions = self.at
-        stored = self.store.layer(layer_idx, (key_states, value_states))
+        store, rows, at, width = self.next
+        stored = store.layer(layer_idx, (key_states, value_states))
         for old, new in zip(stored, (key_states, value_states), strict=True):
-            old[rows, :, positions] = new.transpose(1, 2)
-        if self.rows is None:
-            return [x[: len(positions), :, : self.width] for x in stored]
-        return [x[:, :, : self.width].index_select(0, self.rows) for x in stored]
+            old[at[0], :, at[1]] = new.transpose(1, 2)
+        if rows is None:
+            return [x[: len(key_states), :, :width] for x in stored]
+        return [x[:, :, :width].index_select(0, rows) for x in stored]

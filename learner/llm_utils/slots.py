@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from llm_utils import distributed
 from llm_utils.graphs import Graphs
-from llm_utils.slot_cache import GPU_SHARE, SlotCache, Store, bytes_per_token, first_store
+from llm_utils.slot_cache import SlotCache, Store, bytes_per_token, first_store, gpu_room
 
 Array = np.ndarray
 
@@ -88,10 +88,8 @@ class SlotModel:
         self.model, self.num_slots, self.vocab_size, self.longest_row = model, num_slots, vocab_size, longest_row
         self.device = model.device  # asking the model takes long
         on_one_gpu = self.device.type in self.RECORDED and distributed.world_size() == 1
-        self.graphs = Graphs(self._model, self.device) if on_one_gpu else None
-        most = SlotCache.KEPT_BYTES
-        if self.device.type == "cuda":
-            most = int(GPU_SHARE * torch.cuda.get_device_properties(self.device).total_memory)
+        self.graphs = Graphs(self.device) if on_one_gpu else None
+        most = gpu_room(self.device) if self.device.type == "cuda" and self.graphs else SlotCache.KEPT_BYTES
         token = bytes_per_token(model.config, model.dtype)
         smallest, whole = first_store(self.CAPACITY, num_slots, longest_row, token, most)
         self.cache = SlotCache(num_slots, self.device, smallest, whole if self.graphs else 0)
@@ -100,7 +98,7 @@ class SlotModel:
     def clear(self) -> None:
         """Forget all episodes, and free the cache where it is large."""
         self.cache.clear()
-        if self.graphs:
+        if self.graphs and not self.cache.stores:
             self.graphs.clear()
         self.length = np.zeros(self.num_slots, np.int64)
         self.beginning: set[int] = set()  # slots whose next tokens are the first ones of an episode
@@ -111,6 +109,11 @@ class SlotModel:
         of the same tokens are no longer the same."""
         self.history = list(range(self.num_slots))  # of each slot: equal where its tokens so far are
         self.began: list[Array] = [np.zeros(0, np.int64)] * self.num_slots  # the tokens that its episode began with
+
+    @property
+    def replays(self) -> bool:
+        """Is the forward of one token for every row replayed?"""
+        return self.graphs is not None and self.graphs.works
 
     def begin(self, slot: int) -> None:
         """The tokens that the slot is given next begin an episode."""
@@ -156,13 +159,12 @@ class SlotModel:
 
     @torch.inference_mode()
     def _replay(self, graphs: Graphs, store: Store, rows: Array, tokens: Array, width: int) -> torch.Tensor:
-        """The same as a graph, of every row that there is memory for: reading them costs a GPU less than its kernels
-        cost Python."""
+        """The same as a graph, of every row that there is memory for."""
         store.reserve(width)
         ids, places = np.zeros((2, store.size[0]), np.int64)
         ids[rows], places[: len(store.slots)] = tokens, self.length[store.slots]
-        logits = graphs(store, ids, places, width)[torch.from_numpy(rows).to(self.device), : self.vocab_size]
-        return logits.float()
+        logits = graphs(self._model, store, ids, places, width)
+        return logits[torch.from_numpy(rows).to(self.device), : self.vocab_size].float()
 
     def prefill(self, pending: dict[int, Array]) -> Iterator[tuple[Array, torch.Tensor]]:
         """Append tokens to slots, and take them out of `pending`: slots of similar size at once, the longest first.
@@ -185,9 +187,9 @@ class SlotModel:
         while pending:
             first = max(pending, key=lambda slot: len(pending[slot]))
             longest, capacity = len(pending[first]), int(cache.capacity[first])
-            alike = [s for s, new in pending.items() if 2 * len(new) >= longest and cache.capacity[s] == capacity]
-            if self.graphs:  # where a forward costs more than padding
-                alike = sorted((s for s in pending if cache.capacity[s] == capacity), key=lambda s: -len(pending[s]))
+            times = 8 if self.replays else 2  # padding costs a GPU less than another forward does
+            alike = [s for s, new in pending.items() if times * len(new) >= longest and cache.capacity[s] == capacity]
+            alike.sort(key=lambda slot: -len(pending[slot]))
             same: dict[int, list[int]] = {}
             for slot in alike:
                 same.setdefault(self.history[slot], []).append(slot)

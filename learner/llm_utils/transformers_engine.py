@@ -23,8 +23,8 @@ class TransformersEngine:
     """The engine of `--engine transformers` (the contract: `llm_utils/engine.py`). It keeps the rows' keys and values.
 
     A `step` is one forward: of new tokens that wait, all together, or of one token of every row that is writing. New
-    tokens wait until there is one waiting row for eight that write, on a GPU for three. Every row has its own random
-    numbers, so but for rounding it does not depend on its neighbours.
+    tokens wait until there is one waiting row for eight that write, for three where a GPU replays. Every row has its
+    own random numbers, so but for rounding it does not depend on its neighbours.
     """
 
     overlaps = False  # a step is work for this process, so there is no use in one while the trainer works
@@ -36,7 +36,6 @@ class TransformersEngine:
         self.slots = SlotModel(model, num_slots, vocab_size, longest_row)
         self.temperature, self.top_p = temperature, top_p
         self.entropies, self.top_logprobs = entropies, min(top_logprobs, vocab_size)
-        self.patience = 3 if self.slots.graphs else 8  # where a token is replayed, reading costs more than waiting
         self.version = 0  # iterations that the weights have been trained for
         self.twins: list[TransformersEngine] = []
         self.release()
@@ -104,7 +103,8 @@ class TransformersEngine:
 
     def step(self) -> list[Span]:
         """One forward. Returns the spans that it completed."""
-        if self.pending and self.patience * len(self.pending) >= self.writing.sum():
+        patience = 3 if self.slots.replays else 8  # beside a token that is replayed a forward of new ones takes long
+        if self.pending and patience * len(self.pending) >= self.writing.sum():
             return [span for slots, logits in self.slots.prefill(self.pending) for span in self._accept(slots, logits)]
         rows = np.flatnonzero(self.writing)
         return self._accept(rows, self.slots.decode(rows, self.last[rows]))

@@ -1,10 +1,12 @@
 """A GPU computes what a CPU computes. Each test runs on a CPU, too; those for a GPU alone: `pytest -m gpu`."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from llm_utils import forward, loading, rollout, slots
 from llm_utils.transformers_engine import TransformersEngine
@@ -62,6 +64,28 @@ def test_a_recorded_forward_has_the_logits_of_one_that_is_asked_for(adapted, voc
     assert model_slots.graphs.works and recorded
     for asked, replayed in zip(*seen, strict=True):
         torch.testing.assert_close(asked, replayed, atol=1e-3, rtol=1e-4)
+
+
+@BOTH
+def test_a_forward_that_waits_for_the_gpu_is_not_recorded(small_model, vocab_size, device, monkeypatch):
+    monkeypatch.setattr(slots.SlotModel, "RECORDED", ("cpu", "cuda"))
+    config = small_model("llama").config
+    config.rope_parameters |= {"rope_type": "dynamic", "factor": 2.0}
+    model = AutoModelForCausalLM.from_config(config).eval().to(device)
+    rows, model_slots, text = np.array([0]), slots.SlotModel(model, 1, vocab_size), list(range(100))
+    stream = torch.cuda.current_stream() if device == "cuda" else None
+    for _ in model_slots.prefill({0: np.array(text)}):
+        pass
+    for token in range(6):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logits = model_slots.decode(rows, np.array([token]))
+        text.append(token)
+        with torch.no_grad():
+            expected = model(torch.tensor([text], device=device)).logits[0, -1, :vocab_size]
+        torch.testing.assert_close(logits[0], expected, atol=1e-3, rtol=1e-3)
+    assert model_slots.replays == (device == "cpu")  # there nothing waits
+    assert stream is None or torch.cuda.current_stream() == stream
 
 
 @BOTH
