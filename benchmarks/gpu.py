@@ -7,9 +7,9 @@ Trainer: forward, backward and AdamW's step on `--tokens` with --gradient-checkp
 (llm_utils/forward.py, llm_utils/optimizer.py). Model FLOPs are 6 for each weight and token (4 for a frozen weight; the
 head's where a token is sampled), those of attention added; their share is of what a large product of bf16 matrices
 reached on the same GPU, minutes before. Predicted memory is that of llm_utils/preflight.py. Sampler: every row writes
-48 tokens after 512 others (llm_utils/transformers_engine.py), by a forward that was recorded before and is replayed, and
-by forwards that Python asks for, kernel by kernel; the floor of a token is the time to read the weights and all keys
-and values once, at the bytes a second that a large copy reads and writes.
+48 tokens after 512 others (llm_utils/transformers_engine.py), by a forward that was recorded before and is replayed,
+and by forwards that Python asks for, kernel by kernel; the floor of a token is the time to read the weights and all
+keys and values once, at the bytes a second that a large copy reads and writes.
 """
 
 from __future__ import annotations

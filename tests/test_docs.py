@@ -315,7 +315,7 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "estimators": "estimators faults",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
-    "real_model": "real_model_wiki real_model_wiki_gpu real_model_wiki_sampled real_model_gsm8k",
+    "real_model": "real_model_wiki real_model_wiki_gpu real_model_wiki_ppo real_model_wiki_sampled real_model_gsm8k",
     "scaling": "two_processes_grpo",
     "stable_baselines3": "sb3_choices",
     "vector": "vector_throughput",
