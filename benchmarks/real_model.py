@@ -111,7 +111,8 @@ def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: 
     name = re.sub(r"\W+", "_", f"real_{work.name}_{label.lower()}")
     words = ["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), "--env-id", first.env_id]
     words += ["--env-kwargs", kwargs, "--model", str(start), "--save-model"]
-    if "--eval-episodes 0" not in " ".join(flags).replace("=", " "):  # with it the other two would do nothing
+    if "--eval-episodes=0" not in flags and ("--eval-episodes", "0") not in zip(flags, flags[1:], strict=False):
+        # with it the other two would do nothing
         words += ["--eval-split", first.split, "--eval-episodes", "200", "--eval-every", "8"]
     return make_job([*words, "--checkpoint-every", "8", *suite.rl, *flags])
 
