@@ -132,7 +132,8 @@ class SlotCache(DynamicCache):
 
     def clear(self) -> None:
         """No slot has a row any more."""
-        if self.nbytes > self.KEPT_BYTES:
+        grown = self.device.type == "cuda" and not self.whole  # a fresh run would have other sizes, and round otherwise
+        if grown or self.nbytes > self.KEPT_BYTES:
             self.stores = {}
         for store in self.stores.values():
             store.slots = []
