@@ -72,7 +72,29 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
     for label, sets in numbers["errors"].items():
         for name, kinds in sets.items():
             lines.append(f"| {label} | {name} | " + " | ".join(str(kinds[kind]) for kind in ERRORS) + " |")
-    return "\n".join(lines), numbers
+    searched, numbers["searches"] = search_table(episodes)
+    return "\n".join([*lines, *searched]), numbers
+
+
+def search_table(episodes: dict[str, dict[str, list[Figures]]]) -> tuple[list[str], dict[str, Any]]:
+    """What searching gave those who searched, and how often they did: Markdown lines, and the same as numbers."""
+    parts = {"nothing": (-0.1, 0.0), "a part": (0.0, 0.999), "everything": (0.999, 1.0)}
+    counts = {"at most 1": (-1, 1), "2": (1, 2), "3 and more": (2, np.inf)}
+    heads = [*(f"EM where {part} was found" for part in parts), *(f"calls: {count}" for count in counts)]
+    lines, numbers = ["", f"| policy | set | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"], {}
+    for label, sets in episodes.items():
+        for name, seeds in sets.items():
+            em, recall, calls = (np.concatenate([np.array(seed[metric], float) for seed in seeds])
+                                 for metric in ("em", "support_recall", "tool_calls"))  # fmt: skip
+            if np.isnan(recall).any() or not calls.any():
+                continue
+            found = [em[(low < recall) & (recall <= high)] for low, high in parts.values()]
+            times = [int(((low < calls) & (calls <= high)).sum()) for low, high in counts.values()]
+            cells = [f"{some.mean():.3f} of {len(some)}" if len(some) else "–" for some in found]
+            lines.append(f"| {label} | {name} | {' | '.join(cells)} | {' | '.join(map(str, times))} |")
+            right = {part: [int(some.sum()), len(some)] for part, some in zip(parts, found, strict=True)}
+            numbers.setdefault(label, {})[name] = right | {"calls": times}
+    return (lines if numbers else []), numbers
 
 
 OF_A_RUN = dict.fromkeys(("time/rollout", "time/score", "time/train", "time/sync"), np.sum)  # seconds
@@ -165,8 +187,9 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2, figsize=(13, 4.4))
-    for axes, metric, shown in zip(panels, ("charts/episodic_return", "eval/em"),
-                                   ("training return", "exact match, greedy"), strict=True):
+    for axes, metric, shown in zip(
+        panels, ("charts/episodic_return", "eval/em"), ("training return", "exact match, greedy"), strict=True
+    ):
         for number, (label, runs) in enumerate(found.items()):
             for index, run in enumerate(run for run in runs.values() if metric in run):
                 x, y = np.array(run[f"{metric} at episodes"]), np.array(run[metric])
