@@ -1,5 +1,5 @@
-"""A forward of one token for every row, recorded once and replayed: a GPU runs a small model's kernels several times
-faster than Python asks for them (benchmarks/gpu.py)."""
+"""A forward of one token for every row, recorded once and replayed: a GPU may run a small model's kernels faster
+than Python asks for them (benchmarks/gpu.py)."""
 
 from __future__ import annotations
 
