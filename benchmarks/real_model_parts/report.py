@@ -187,9 +187,8 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2, figsize=(13, 4.4))
-    for axes, metric, shown in zip(
-        panels, ("charts/episodic_return", "eval/em"), ("training return", "exact match, greedy"), strict=True
-    ):
+    for axes, metric, shown in zip(panels, ("charts/episodic_return", "eval/em"),
+                                   ("training return", "exact match, greedy"), strict=True):
         for number, (label, runs) in enumerate(found.items()):
             for index, run in enumerate(run for run in runs.values() if metric in run):
                 x, y = np.array(run[f"{metric} at episodes"]), np.array(run[metric])

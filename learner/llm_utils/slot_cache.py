@@ -56,7 +56,7 @@ class Store:
         self.layers: list[list[torch.Tensor]] = []  # per layer: keys and values, [rows, heads, columns, dimension]
         self.size = (0, 0)  # rows and columns that there is memory for
         self.numbers = self.columns = torch.arange(0, device=device)  # of rows, of columns
-        self.graphs: dict[int, Any] = {}  # what llm_utils/graphs.py recorded on this memory
+        self.graphs: dict[int, Any] = {}  # by width: calls so far, or a recording (graphs.py)
 
     @property
     def nbytes(self) -> int:
