@@ -70,7 +70,7 @@ class Graphs:
         step = max(self.STEP, 2 ** (width.bit_length() - 4))
         width = min(-(-width // step) * step, store.size[1])
         given = torch.from_numpy(np.stack([tokens, positions])[..., None])
-        if self.works and store.graphs.get(width, 0) == self.ASKED:
+        if store.graphs.get(width, 0) == self.ASKED:
             self._record(forward, store, given, width)
         if isinstance(asked := store.graphs.get(width, 0), int):
             store.graphs[width] = min(asked + 1, self.ASKED)

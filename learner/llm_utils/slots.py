@@ -148,7 +148,7 @@ class SlotModel:
         """The same for slots of one store."""
         store, rows = self.cache.stores[int(self.cache.capacity[slots[0]])], self.cache.row[slots]
         width = int(self.length[slots].max()) + 1
-        if self.graphs:
+        if self.graphs and self.graphs.works:
             return self._replay(self.graphs, store, rows, tokens, width)
         if 2 * len(slots) <= len(store.slots):
             return self._forward(store, rows, tokens[:, None], self.length[slots, None], width)
