@@ -70,16 +70,16 @@ class Graphs:
         step = max(self.STEP, 2 ** (width.bit_length() - 4))
         width = min(-(-width // step) * step, store.size[1])
         given = torch.from_numpy(np.stack([tokens, positions])[..., None])
-        if store.graphs.get(width, 0) == self.ASKED:
+        if width not in store.graphs and store.asked[width] == self.ASKED:
             self._record(forward, store, given, width)
-        if isinstance(asked := store.graphs.get(width, 0), int):
-            store.graphs[width] = min(asked + 1, self.ASKED)
+        if width not in store.graphs:
+            store.asked[width] += 1
             inputs = given.to(self.device)
             logits = forward(store, inputs[0], inputs[1], width)
             if self.logits.shape[0] < logits.shape[0]:
                 self.logits = torch.empty_like(logits)
             return logits[:, 0]
-        inputs, logits, replay = asked
+        inputs, logits, replay = store.graphs[width]
         inputs.copy_(given)
         replay()
         return logits[:, 0]

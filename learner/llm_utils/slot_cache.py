@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,8 @@ class Store:
         self.layers: list[list[torch.Tensor]] = []  # per layer: keys and values, [rows, heads, columns, dimension]
         self.size = (0, 0)  # rows and columns that there is memory for
         self.numbers = self.columns = torch.arange(0, device=device)  # of rows, of columns
-        self.graphs: dict[int, Any] = {}  # by width: calls so far, or a recording (graphs.py)
+        self.asked: Counter[int] = Counter()  # by width: forwards of one token that aren't recorded (graphs.py)
+        self.graphs: dict[int, Any] = {}  # by width: their recordings
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +90,7 @@ class Store:
             for i, old in enumerate(layer):  # one after the other: there is never twice the whole store
                 layer[i] = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
                 layer[i][:used, :, :width] = old[:used, :, :width]
-        self.size, self.graphs = (rows, columns), {}
+        self.size, self.asked, self.graphs = (rows, columns), Counter(), {}
         self.numbers, self.columns = (torch.arange(n, device=self.device) for n in self.size)
 
     def drop(self, rows: Sequence[int]) -> dict[int, int]:
