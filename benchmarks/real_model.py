@@ -10,7 +10,7 @@ What the repository has recorded is of one model (docs/real_model.md): with anot
 `--suite wiki` is HotpotQA, 2WikiMultihopQA and MuSiQue with a search tool (reinforcement on the first two), `--suite
 gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-Instruct), DATA holds hotpotqa/,
 2wikimultihopqa/, musique/, gsm8k/ in the official formats. A tenth of the training questions is held out to choose by;
-dev (GSM8K: test) is read by `--part evaluate` only.
+dev (GSM8K: test) is read by `--part evaluate` only. `--profile N` has reinforcement begin with easier questions.
 
 Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes its checkpoint, and the same command
 goes on. Finished runs are not repeated (llm_utils/benchmark.py). Each evaluation that ends is a line of
@@ -52,6 +52,7 @@ from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
 from llm_utils.run_files import write_json  # noqa: E402
 
 PARTS = ("sft", "rl", "evaluate", "report")
+SAMPLING = ("--dtype", "--engine", "--num-envs", "--num-threads", "--temperature", "--top-p")  # learners' flags
 
 
 # ------------------------------------------------------------------------------------------------------- command line
@@ -115,6 +116,15 @@ def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: 
         # with it the other two would do nothing
         words += ["--eval-split", first.split, "--eval-episodes", "200", "--eval-every", "8"]
     return make_job([*words, "--checkpoint-every", "8", *suite.rl, *flags])
+
+
+def profile_job(suite: Suite, work: Path, start: Path, times: int, flags: Sequence[str]) -> Job:
+    """Every training question so many times, sampled as the learners with these flags do."""
+    words = ["python", "learner/evaluate_llm.py", "--exp-name", f"real_{work.name}_profile", "--model", str(start)]
+    words += ["--env-id", suite.sets[suite.reinforced[0]].env_id, "--split", "train", "--episodes", "1000000"]
+    words += ["--env-kwargs", env_kwargs(suite, work / "reinforced"), "--profile", str(times), "--temperature", "1"]
+    given = iter(word for flag in flags for word in flag.split("=", flag.startswith("--")))
+    return make_job([*words, *(word for name in given if name in SAMPLING for word in (name, next(given)))])
 
 
 def evaluation_job(suite: Suite, name: str, data: Path, questions: str, label: str, seed: int, model: str, mode: str,
@@ -186,6 +196,7 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
     command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
     command += f" --data DATA --seeds {args.seeds}" + (f" --name {name}" if args.name else "")
     command += f" --learners {shlex.join(args.learners)}".rstrip()
+    command += f" --profile {args.profile}" if args.profile else ""
     if args.adapters:
         given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label, _ in args.adapters]
         command += f" --adapters {shlex.join(given)}"
@@ -209,6 +220,7 @@ def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: d
             found[label, seed] = start | {"on_top": adapters[label]}
         else:
             found[label, seed] = start | {"rl_flags": without_speed(args.rl_flags), "trained_on": questions}
+            found[label, seed] |= {"profile": args.profile} if args.profile else {}
     return found
 
 
@@ -257,6 +269,9 @@ def main() -> None:
                         help="of parts rl and evaluate; without a name only what comes before is evaluated")
     parser.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True,
                         help="also the model as it comes, and with question-answer pairs")
+    parser.add_argument("--profile", type=from_1, metavar="N",
+                        help="play each training question N times before reinforcement, which then draws them by what "
+                        "share succeeded (--sample-by-pass-rate)")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
     parser.add_argument("--hours", type=above_0, default=2.0,
@@ -319,10 +334,11 @@ def main() -> None:
               f"{report['train_seconds'] / 60:.0f} minutes; {folder}")  # fmt: skip
     if args.part == "sft":
         return
-    start = Path(runs[START, 1][0]) if rl_wanted else work
-    rl_jobs = {
-        (label, seed): rl_job(suite, work, start, label, seed, shlex.split(args.rl_flags)) for label, seed in rl_wanted
-    }
+    start, rl_flags = Path(runs[START, 1][0]) if rl_wanted else work, shlex.split(args.rl_flags)
+    if args.profile and rl_wanted:
+        [folder] = finish([profile_job(suite, work, start, args.profile, rl_flags)], 1)
+        rl_flags += ["--sample-by-pass-rate", str(folder / "pass_rates.json")]
+    rl_jobs = {(label, seed): rl_job(suite, work, start, label, seed, rl_flags) for label, seed in rl_wanted}
     try:
         folders = finish(list(rl_jobs.values()), args.workers)
     finally:

@@ -409,6 +409,14 @@ def test_a_run_without_evaluation_is_not_told_when_to_evaluate(tmp_path, flags):
     assert ("--eval-split" in job.words) == (not flags) and job.args["eval_episodes"] == (0 if flags else 200)
 
 
+def test_training_questions_are_profiled_as_training_samples_them(tmp_path):
+    real_model = importlib.import_module("real_model")
+    flags = ["--total-episodes", "64", "--dtype", "float32", "--num-envs=16", "--no-preflight", "--top-p", "0.9"]
+    args = real_model.profile_job(real_model.SUITES["gsm8k"], tmp_path, TINY, 3, flags).args
+    assert args | {"profile": 3, "split": "train", "num_envs": 16, "top_p": 0.9, "dtype": "float32"} == args
+    assert args["temperature"] == 1 and str(tmp_path / "reinforced") in args["env_kwargs"]
+
+
 def test_what_is_prepared_is_prepared_once(tmp_path):
     real_model = importlib.import_module("real_model")
     note, done = tmp_path / "note.json", []

@@ -31,8 +31,9 @@ def write_pass_rates(path: Path, rows: Iterable[Any], num_tasks: int, args: Any)
 def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arguments: Any) -> np.ndarray:
     """The probability of every task to be drawn [num_tasks]; 0 for those that were not played.
 
-    Of k successes in n episodes the pass rate is taken to be (k + 1) / (n + 2), so that a task that was never or always
-    solved is still seen at times. SystemExit for a file that isn't of this environment and split. Where `arguments`
+    Of k successes in n episodes the pass rate is taken to be (k + 2 m) / (n + 2), m that of all tasks: as if each had
+    two more episodes of the usual outcome. So a task that was never or always solved is still seen at times, rarely
+    where most are like that. SystemExit for a file that isn't of this environment and split. Where `arguments`
     (`env_kwargs`, `data_dir`) aren't those that the tasks were played with, which may make other tasks, a line says so.
     """
     flag = f"--sample-by-pass-rate {path}"
@@ -57,7 +58,8 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
         if _read(found.get(name)) != _read(value):
             said = f"was played with --{name.replace('_', '-')} {found.get(name)}; make sure that its tasks are these"
             print(f"{flag} {said}", file=sys.stderr)
-    rate = (successes + 1) / (episodes + 2)
+    usual = (successes.sum() + 1) / (episodes.sum() + 2)
+    rate = (successes + 2 * usual) / (episodes + 2)
     weights = np.zeros(num_tasks)
     weights[: len(episodes)] = np.where(episodes > 0, rate * (1 - rate), 0.0)
     return weights / weights.sum()

@@ -31,6 +31,15 @@ def test_tasks_are_drawn_in_proportion_to_the_variance_of_their_outcome(tmp_path
     assert draw_episodes(1, 3, 64, p, 4) == draw_episodes(1, 3, 64, p, 4) != draw_episodes(2, 3, 64, p, 4)
 
 
+def test_where_hardly_any_task_is_solved_those_that_were_come_up_often(tmp_path):
+    path = write(tmp_path / "rates.json", [1] + [0] * 38 + [2], [2] * 40)
+    p = task_probabilities(path, "E-v0", "train", 40)
+    usual = 2 * 4 / 82  # successes of two more episodes of the usual outcome
+    solved, not_solved, always = ((k + usual) / 4 * (1 - (k + usual) / 4) for k in (1, 0, 2))
+    np.testing.assert_allclose(p / p[0], np.array([solved] + [not_solved] * 38 + [always]) / solved)
+    assert p[0] > 8 * p[1] > 0 and p[39] > p[0]  # two successes of two say little where most tasks have none
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
