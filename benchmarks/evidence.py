@@ -30,10 +30,6 @@ from machine import RESULTS, from_1, given_flags, record_results, require_quiet_
 
 PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "paper": paper,
          "standard": standard, "bfcl": bfcl}  # fmt: skip
-FLAGS = {  # of each part, beside those of all
-    "teachers": ["rows", "episodes"], "horizons": ["rows", "batches"], "exploration": ["episodes"],
-    "paper": ["rows", "episodes"], "standard": ["rows", "episodes"], "bfcl": ["rows", "model"],
-}  # fmt: skip
 SAME = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
 
 
@@ -64,11 +60,11 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="further flags of reinforcement learning, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
-    own = [*FLAGS[args.part], "places", "seeds", "workers", "flags"]
-    for name in sorted({name for names in FLAGS.values() for name in names} - set(own)):
+    part = PARTS[args.part]
+    own = [*part.FLAGS, "places", "seeds", "workers", "flags"]
+    for name in sorted({name for one in PARTS.values() for name in one.FLAGS} - set(own)):
         if getattr(args, name) != parser.get_default(name):
             parser.error(f"--{name} does nothing in --part {args.part}")
-    part = PARTS[args.part]
     all_rows = list(getattr(part, "ROWS", []))
     for name, there in (("places", part.PLACES), ("rows", all_rows)):
         if unknown := [one for one in getattr(args, name) if one not in there]:
@@ -104,7 +100,7 @@ def main() -> None:
     command = " && ".join(f"python benchmarks/evidence.py --part {args.part}{stands}{more}"
                           for stands in what_stands(list(part.PLACES), all_rows, results))  # fmt: skip
     record_results(f"evidence_{args.part}", results, tables, command, forced, merged=True)
-    page.write(args.part, results, words)
+    page.write(f"evidence_{args.part}", results, words, part.PLOT)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parent.parent / "docs"
 PACKAGES = ["agent-r1", "bm25s", "gymnasium", "jinja2", "numpy", "tokenizers", "torch", "transformers", "trl", "vllm"]
 MOST_LOAD = 0.3  # the share of the cores that others may use while a benchmark starts
 
@@ -128,6 +129,17 @@ def record_results(
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
     (RESULTS / f"{name}.md").write_text(f"`{command}` on {where(record['machine'])}:\n\n{table}\n")
     return name
+
+
+def put_tables(page: Path, name: str, tables: str) -> bool:
+    """Put tables between the marks `<!-- NAME -->` and `<!-- end of NAME -->` of a page; say whether it has them."""
+    first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    text = page.read_text(encoding="utf-8")
+    before, found, rest = text.partition(first)
+    _, ends, after = rest.partition(last)
+    if found and ends:
+        page.write_text(f"{before}{first}\n{tables}\n\n{last}{after}", encoding="utf-8")
+    return bool(found and ends)
 
 
 def _lacks(new: Any, old: Any, levels: int = 2) -> bool:

@@ -10,14 +10,15 @@ What the repository has recorded is of one model (docs/real_model.md): with anot
 `--suite wiki` is HotpotQA, 2WikiMultihopQA and MuSiQue with a search tool (reinforcement on the first two), `--suite
 gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-Instruct), DATA holds hotpotqa/,
 2wikimultihopqa/, musique/, gsm8k/ in the official formats. A tenth of the training questions is held out to choose by;
-dev (GSM8K: test) is read by `--part evaluate` only. `--profile N` has reinforcement begin with easier questions.
+dev (GSM8K: test) is read by `--part evaluate` only. `--profile N` has reinforcement draw questions by how
+often they are solved, those that always or never are rarely.
 
 Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes its checkpoint, and the same command
 goes on. Finished runs are not repeated (llm_utils/benchmark.py). Each evaluation that ends is a line of
 results/NAME_episodes.jsonl, and what stands there is neither trained nor played again. `--adapters FOLDER` begins with
 the adapters of a supervised training on demonstrations (RUN/checkpoint/policy of a run with --lora-rank) in place of
 that run; `GRPO=FOLDER` beside it evaluates those of a learner, on top, in place of its run with seed 1.
-Tables and JSON go to results/.
+Tables and JSON go to results/, tables to docs/real_model.md, where it has marks of that name.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from machine import RESULTS, above_0, describe_machine, from_1, record_results
+from machine import DOCS, RESULTS, above_0, describe_machine, from_1, put_tables, record_results
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
@@ -45,14 +46,14 @@ from real_model_parts.questions import (  # noqa: E402
     split_questions,
     write_demonstrations,
 )  # fmt: skip
-from real_model_parts.report import plot, record_curves, runs_table, tables  # noqa: E402
+from real_model_parts.report import check_curves, plot, record_curves, runs_table, tables  # noqa: E402
 from real_model_parts.suites import LEARNERS, PAIRS, START, SUITES, Figures, Key, Suite  # noqa: E402
 
 from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
 from llm_utils.run_files import write_json  # noqa: E402
 
 PARTS = ("sft", "rl", "evaluate", "report")
-SAMPLING = ("--dtype", "--engine", "--num-envs", "--num-threads", "--temperature", "--top-p")  # learners' flags
+SAMPLING = ("engine", "vllm_url", "dtype", "num_envs", "temperature", "top_p")  # learners and evaluations have them
 
 
 # ------------------------------------------------------------------------------------------------------- command line
@@ -118,13 +119,15 @@ def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: 
     return make_job([*words, "--checkpoint-every", "8", *suite.rl, *flags])
 
 
-def profile_job(suite: Suite, work: Path, start: Path, times: int, flags: Sequence[str]) -> Job:
-    """Every training question so many times, sampled as the learners with these flags do."""
-    words = ["python", "learner/evaluate_llm.py", "--exp-name", f"real_{work.name}_profile", "--model", str(start)]
-    words += ["--env-id", suite.sets[suite.reinforced[0]].env_id, "--split", "train", "--episodes", "1000000"]
-    words += ["--env-kwargs", env_kwargs(suite, work / "reinforced"), "--profile", str(times), "--temperature", "1"]
-    given = iter(word for flag in flags for word in flag.split("=", flag.startswith("--")))
-    return make_job([*words, *(word for name in given if name in SAMPLING for word in (name, next(given)))])
+def profile_job(suite: Suite, work: Path, learner: Job, times: int) -> Job:
+    """Every training question so many times, sampled as this learner samples."""
+    args = learner.args
+    words = ["python", "learner/evaluate_llm.py", "--exp-name", f"real_{work.name}_profile", "--model", args["model"]]
+    words += ["--env-id", args["env_id"], "--env-kwargs", env_kwargs(suite, work / "reinforced"), "--split", "train"]
+    words += ["--episodes", "1000000", "--profile", str(times), "--cuda" if args["cuda"] else "--no-cuda"]
+    same = [name for name in SAMPLING if name != "dtype" or args["engine"] == "transformers"]
+    words += [word for name in same for word in (f"--{name.replace('_', '-')}", str(args[name]))]
+    return make_job([*words, *["--num-threads", str(learner.threads)] * (learner.threads is not None)])
 
 
 def evaluation_job(suite: Suite, name: str, data: Path, questions: str, label: str, seed: int, model: str, mode: str,
@@ -154,10 +157,14 @@ def builds_on(
 
 
 def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path, model: str, workers: int) -> None:
-    """Play what isn't recorded, and record a line of each evaluation that ends, also when others were interrupted."""
+    """Play what isn't recorded, and record a line of each evaluation that ends, also when others were interrupted.
+
+    SystemExit, after all others, where faults ended some of the episodes.
+    """
     from agent_r1.tokenizers import load_tokenizer
 
     jobs = {key: job for key, job in jobs.items() if key not in read_record(record, how)}
+    damaged = []
     try:
         finish(list(jobs.values()), workers)
     finally:
@@ -166,13 +173,19 @@ def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path,
             if finished:
                 line = dict(zip(("policy", "set", "seed"), key, strict=True)) | how[key]
                 line["machine"] = describe_machine()
-                rows = read_episodes(folder, load_tokenizer(model))
+                try:
+                    rows = read_episodes(folder, load_tokenizer(model))
+                except ValueError as error:
+                    damaged.append(f"{folder}: {error}; delete the folder to play it again")
+                    continue
                 env = make_env(json.loads((folder / "evaluation.json").read_text())["args"])
                 line |= figures(rows)
                 line["examples"] = examples(rows, lambda index, env=env: env.make_task(index).answers)
                 record.parent.mkdir(exist_ok=True)
                 with record.open("a") as file:
                     file.write(json.dumps(line) + "\n")
+    if damaged:
+        raise SystemExit("\n".join(damaged))
 
 
 def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: argparse.Namespace) -> None:
@@ -205,6 +218,7 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
         if getattr(args, flag):
             command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
     record_results(name, numbers, table, command, merged=True)
+    put_tables(DOCS / "real_model.md", name, table)
 
 
 def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: dict[str, str], questions: str,
@@ -335,14 +349,16 @@ def main() -> None:
     if args.part == "sft":
         return
     start, rl_flags = Path(runs[START, 1][0]) if rl_wanted else work, shlex.split(args.rl_flags)
+    made = {one: json.dumps(trained[one] | {"model": weights}) for one in rl_wanted}
+    check_curves(made, RESULTS / f"{name}_curves.json")
     if args.profile and rl_wanted:
-        [folder] = finish([profile_job(suite, work, start, args.profile, rl_flags)], 1)
+        learner = rl_job(suite, work, start, *rl_wanted[0], rl_flags)
+        [folder] = finish([profile_job(suite, work, learner, args.profile)], 1)
         rl_flags += ["--sample-by-pass-rate", str(folder / "pass_rates.json")]
-    rl_jobs = {(label, seed): rl_job(suite, work, start, label, seed, rl_flags) for label, seed in rl_wanted}
+    rl_jobs = {one: rl_job(suite, work, start, *one, rl_flags) for one in rl_wanted}
     try:
         folders = finish(list(rl_jobs.values()), args.workers)
     finally:
-        made = {one: json.dumps(trained[one] | {"model": weights}) for one in rl_jobs}
         if found := record_curves(rl_jobs, made, RESULTS / f"{name}_curves.json"):
             plot(found, {}, ROOT / "docs" / "images" / f"{name}.png")
     for (label, seed), folder in zip(rl_wanted, folders, strict=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+LONG = 20  # lines of a table that is shown when asked for
 Scores = dict[str, np.ndarray]  # column -> success or exact match [seeds, tasks], 0 or 1
 Interval = tuple[float, float, float]  # value, low, high: 95 %
 
@@ -101,14 +102,17 @@ def claims_table(claims: Sequence[Claim]) -> str:
     if any(claim.goal > 0 for claim in claims):
         head += ", which doesn't say that the gain is as large (the interval may begin below the goal)"
     head += f"; refuted: the whole interval is below the goal. Intervals {of}. Of {len(claims)} claims some are shown "
-    head += "or refuted by chance: of those whose truth is zero, or the goal, at most one in forty"
+    head += "or refuted by chance: of those whose truth is zero, or the goal, about one in forty"
     head += f"{', more where seeds differ more than tasks' * (seeds > 1)}."
     columns = list(dict.fromkeys(claim.where for claim in claims))
-    lines = ["", f"| claim | goal | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    lines = [f"| claim | goal | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for text, goal in dict.fromkeys((claim.text, claim.goal) for claim in claims):
         found = [cells.get((text, goal, column), "") for column in columns]
         lines.append(f"| {text} | {goal:+.3f} | {' | '.join(found)} |")
-    return "\n".join([head, *lines])
+    table = "\n".join(lines)
+    if len(lines) > LONG:
+        table = f"<details><summary>The {len(claims)} claims</summary>\n\n{table}\n\n</details>"
+    return f"{head}\n\n{table}"
 
 
 def intervals(scores: Mapping[str, Scores]) -> dict[str, dict[str, Interval]]:

@@ -409,12 +409,30 @@ def test_a_run_without_evaluation_is_not_told_when_to_evaluate(tmp_path, flags):
     assert ("--eval-split" in job.words) == (not flags) and job.args["eval_episodes"] == (0 if flags else 200)
 
 
-def test_training_questions_are_profiled_as_training_samples_them(tmp_path):
+@pytest.mark.parametrize("engine", ["transformers", "vllm-server"])
+def test_training_questions_are_profiled_as_training_samples_them(tmp_path, engine):
     real_model = importlib.import_module("real_model")
-    flags = ["--total-episodes", "64", "--dtype", "float32", "--num-envs=16", "--no-preflight", "--top-p", "0.9"]
-    args = real_model.profile_job(real_model.SUITES["gsm8k"], tmp_path, TINY, 3, flags).args
-    assert args | {"profile": 3, "split": "train", "num_envs": 16, "top_p": 0.9, "dtype": "float32"} == args
-    assert args["temperature"] == 1 and str(tmp_path / "reinforced") in args["env_kwargs"]
+    suite, sampling = real_model.SUITES["gsm8k"], {"num_envs": 16, "top_p": 0.9, "engine": engine, "cuda": False}
+    flags = ["--num-envs=16", "--no-preflight", "--top-p", "0.9", "--engine", engine, "--no-cuda", "--num-threads", "1"]
+    flags += ["--vllm-url", "http://there:1"] if engine == "vllm-server" else ["--dtype", "float32"]
+    learner = real_model.rl_job(suite, tmp_path, TINY, "GRPO", 1, flags)
+    job = real_model.profile_job(suite, tmp_path, learner, 3)
+    sampling |= {"vllm_url": "http://there:1"} if engine == "vllm-server" else {"dtype": "float32"}
+    assert job.args | sampling | {"profile": 3, "split": "train", "temperature": 1.0} == job.args
+    assert str(tmp_path / "reinforced") in job.args["env_kwargs"] and job.threads == 1
+
+
+def test_episodes_that_faults_ended_are_no_figures(tmp_path):
+    episodes = importlib.import_module("real_model_parts.episodes")
+    row = {"tokens": [0, 1, 2], "action_mask": [0, 0, 1], "prompt_length": 1, "answer": "B", "task_index": 0}
+    row |= {"stats": {"success": 0.0, "format": 1.0}, "fault": None}
+    tokenizer = SimpleNamespace(decode=lambda tokens: "a b" if tokens == [1] else "")
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"task_index": 1, "answer": "c"}) + "\n")
+    assert [row["error"] for row in episodes.read_episodes(tmp_path, tokenizer)] == ["reasoning", "copying"]
+    path.write_text(path.read_text() + json.dumps(row | {"fault": "retrieval"}) + "\n")
+    with pytest.raises(ValueError, match=r"1 of 3 episodes were ended by faults \(retrieval\)"):
+        episodes.read_episodes(tmp_path, tokenizer)
 
 
 def test_what_is_prepared_is_prepared_once(tmp_path):
@@ -478,8 +496,10 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     for dev in ({}, recorded, {key: row for key, row in recorded.items() if key[0] == "GRPO"}):
         real_model.plot(found, dev, tmp_path / "curves.png")
         assert (tmp_path / "curves.png").stat().st_size > 1_000
-    others = real_model.record_curves({("GRPO", 2): "two"}, made("b"), path)["GRPO"]
-    assert list(others) == ["2"]  # made in another way
+    real_model.check_curves(made("a"), path)
+    real_model.check_curves({("PPO", 1): "b"}, path)
+    with pytest.raises(SystemExit, match=r"curves.json has GRPO of another model, .*; delete that, or give --name"):
+        real_model.check_curves(made("b"), path)
 
 
 def test_hours_stand_above_the_episodes_that_they_took():
@@ -532,8 +552,8 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     WIKI = real_model.SUITES["wiki"]
     key, other = ("GRPO", "HotpotQA", 1), ("GRPO", "MuSiQue", 1)
     rows = [
-        {"stats": {"em": 1.0, "f1": 1.0, "success": 1.0}, "reward_terms": [{"outcome/em": 1.0}], "error": None},
-        {"stats": {"em": 0.0, "f1": 0.5}, "reward_terms": [{"outcome/format": -1.0}], "error": "format"},
+        {"stats": {"em": 1.0, "f1": 1.0, "success": 1.0, "format": 1.0}, "error": None},
+        {"stats": {"em": 0.0, "f1": 0.5, "success": 0.0, "format": 0.0}, "error": "format"},
     ]
     call = {"function": {"name": "search", "arguments": '{"query": "Ada"}'}}
     messages = [{"role": "system"}, {"role": "user"}, {"role": "assistant", "content": None, "tool_calls": [call]}]

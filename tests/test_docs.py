@@ -311,11 +311,9 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "bridges": "bridges_costs bridges_model bridges_tricks",
     "environments/arithmetic_world": "arithmetic_seeds arithmetic_splits",
     "environments/gsm8k": "math_answers",
-    "evidence": "evidence_exploration evidence_horizons evidence_paper evidence_teachers",
     "estimators": "estimators faults",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
-    "real_model": "real_model_wiki real_model_wiki_gpu real_model_wiki_ppo real_model_wiki_sampled real_model_gsm8k",
     "scaling": "two_processes_grpo",
     "stable_baselines3": "sb3_choices",
     "vector": "vector_throughput",
@@ -329,6 +327,18 @@ def test_a_page_has_the_tables_that_were_recorded(page, names):
         recorded = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8").splitlines()
         rows = [line for line in recorded if line.startswith("|")]
         assert len(rows) > 2 and not set(rows) - set(text), name
+
+
+@pytest.mark.parametrize("page", ["evidence", "real_model"])
+def test_between_its_marks_a_page_has_what_was_recorded_and_nothing_else(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    blocks = re.findall(rf"^<!-- ({page}\w+) -->\n(.*?)<!-- end of \1 -->$", text, re.MULTILINE | re.DOTALL)
+    there = {name: [line for line in block.splitlines() if line.startswith("|")] for name, block in blocks}
+    recorded = {}
+    for path in (ROOT / "benchmarks" / "results").glob(f"{page}_*.md"):
+        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        recorded |= {path.stem: rows} if rows else {}
+    assert len(recorded) > 3 and {name: rows for name, rows in there.items() if rows} == recorded
 
 
 def test_every_metric_is_explained():

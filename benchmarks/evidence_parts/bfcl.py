@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 from scores import Claim, cell, environment, facts, interval, intervals
 
+from evidence_parts.page import plot_success
 from evidence_parts.runs import Run, make, table
+
+FLAGS, PLOT = ["rows", "model"], (plot_success, "success", 3)
 
 ENV = environment("bfcl_split:AgentR1Split/BFCLMultiTurn-v0", {
     "process_reward": {"request_done": 1.0}, "max_context_tokens": 6144, "max_action_tokens": 256,

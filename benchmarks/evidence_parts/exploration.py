@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 from scores import Claim, cell, environment, facts, interval, intervals
 
+from evidence_parts.commands import CRAFT
+from evidence_parts.page import plot_curves
 from evidence_parts.runs import Run, make, table
+
+FLAGS, PLOT = ["episodes"], (plot_curves, "curves", 5)
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,11 @@ class Place:
     kwargs: dict[str, Any]
     model: str  # whose tiny policy
     rows: dict[str, tuple[dict[str, Any], list[object], bool]]  # arguments, flags, after ten longer demonstrations?
+    pairs: tuple[tuple[str, str], ...]  # rows that are compared with each other, beside those of all places
     whole: tuple[str, str]  # a figure of an episode that is 1 where all that is asked for was found, and its words
 
 
-HOPS, CRAFT = "exploring_world:AgentR1Exploring/MultihopWorld-v0", "AgentR1/CraftWorld-v0"
+HOPS = "exploring_world:AgentR1Exploring/MultihopWorld-v0"
 AFTER = "after ten longer demonstrations"
 PLACES = {
     "MultihopWorld": Place(HOPS, {"max_turns": 10}, "AgentR1/MultihopWorld-v0", {
@@ -34,7 +39,7 @@ PLACES = {
         "a reward of .1 for each new query": ({"process_reward": {"new_query": 0.1}}, [], False),
         f"{AFTER}, GRPO": ({}, [], True),
         f"{AFTER}, horizon 5,7,10": ({}, ["--horizon-schedule", "5,7,10", "--horizon-every", 10], True),
-    }, ("support_recall", "all four supports found")),
+    }, (), ("support_recall", "all four supports found")),
     "CraftWorld": Place(CRAFT, {"depth": 4}, CRAFT, {  # the shipped policy has nothing there that horizons could cut
         "GRPO from the shipped policy": ({}, [], False),
         f"{AFTER}, GRPO, 30 turns": ({}, [], True),
@@ -43,12 +48,12 @@ PLACES = {
         f"{AFTER}, entropy bonus .01": ({}, ["--ent-coef", 0.01], True),
         f"{AFTER}, temperature 1.2": ({}, ["--temperature", 1.2], True),
         f"{AFTER}, temperature .7": ({}, ["--temperature", 0.7], True),
-    }, ("success", "the goal made")),
+    }, ((f"{AFTER}, horizon 12,20,30", f"{AFTER}, 15 turns"),), ("success", "the goal made")),
 }  # fmt: skip
 EPISODES = 7_680
 GREEDY, SAMPLED = "greedy", "sampled"
 TEMPERATURES = {GREEDY: 0, SAMPLED: 1}
-SHOWN = "ten longer demonstrations alone"
+DEMONSTRATED = "ten longer demonstrations alone"
 
 
 def demonstrations(place: Place, seed: int) -> Run:
@@ -56,7 +61,7 @@ def demonstrations(place: Place, seed: int) -> Run:
     flags = ["--model", tiny(place), "--expert-share", 1, "--num-demonstrations", 10, "--eval-demonstrations", 0]
     flags += ["--first-demonstration", 1000 * seed, "--num-steps", 40, "--batch-size", 10, "--warmup-steps", 5]
     flags += ["--learning-rate", 3e-4, "--num-workers", 0]
-    return Run(SHOWN, "sft_llm.py", seed, (*environment(place.env_id, place.kwargs), *flags, "--eval-every", 0))
+    return Run(DEMONSTRATED, "sft_llm.py", seed, (*environment(place.env_id, place.kwargs), *flags, "--eval-every", 0))
 
 
 def tiny(place: Place) -> str:
@@ -97,7 +102,7 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
                          for seed, model in zip(numbers, starts[after], strict=True)]
                    for row, (_, _, after) in place.rows.items()}  # fmt: skip
         make([*shown, *(run for group in trained.values() for run in group)], args)
-        models: dict[str, list[Run | str]] = {"shipped policy": [tiny(place)], SHOWN: starts[True]}
+        models: dict[str, list[Run | str]] = {"shipped policy": [tiny(place)], DEMONSTRATED: starts[True]}
         models |= {row: [*group] for row, group in trained.items()}
         plays = {(row, name): [play(place, row, seed, model, args.episodes, temperature)
                                for seed, model in enumerate(group, 1)]
@@ -118,7 +123,8 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         first = {after: next(row for row, other in place.rows.items() if other[2] == after) for after in (False, True)}
         pairs = [(row, first[after]) for row, (_, _, after) in place.rows.items() if row != first[after]]
         pairs.append((first[True], first[False]))
-        pairs += [(row, SHOWN) for row, (_, _, after) in place.rows.items() if after]
+        pairs += [(row, DEMONSTRATED) for row, (_, _, after) in place.rows.items() if after]
+        pairs += place.pairs
         where = f"{name}, {GREEDY}"
         claims = [Claim(f"{row} above {other}", 0.0, interval(scores[row], scores[other], [GREEDY]), args.seeds, where)
                   for row, other in pairs]  # fmt: skip

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from scores import Claim, Interval, cell, claims_table, environment
 
+from evidence_parts.commands import CRAFT
 from evidence_parts.noise import bootstrap, gradients, grpo_args
+from evidence_parts.page import plot_noise
 from evidence_parts.runs import Run, folders, make, record, recorded
-from evidence_parts.teachers import CRAFT
+
+FLAGS, PLOT = ["rows", "batches"], (plot_noise, "noise", 5)
 
 
 @dataclass(frozen=True)

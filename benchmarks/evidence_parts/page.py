@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import DOCS, put_tables
 from scores import Interval
 
-from evidence_parts.runs import ROOT
-
-DOCS = ROOT / "docs"
+Plot = Callable[[Any, Mapping[str, Any]], None]
 COLOURS = [f"C{number}" for number in range(10)]
 
 
-def write(part: str, results: Mapping[str, Any], words: str, docs: Path = DOCS) -> None:
+def write(name: str, results: Mapping[str, Any], words: str, kind: tuple[Plot, str, float], docs: Path = DOCS) -> None:
     """Put a part's tables between its marks in evidence.md, with words about where they were made, and its plot into
-    images. ValueError without the marks."""
-    page = docs / "evidence.md"
-    first, last = f"<!-- {part} -->\n", f"<!-- end of {part} -->"
-    text = page.read_text()
-    if first not in text or last not in text:
-        raise ValueError(f"{page} has no lines {first.strip()} and {last}")
-    before, rest = text.split(first, 1)
-    tables = "\n\n".join(found["table"] for found in results.values())
-    image = f"images/evidence_{part}.png"
-    shown = f"{tables}\n\n{words}"
-    plot, what, _ = PLOTS[part]
+    images. `kind`: what draws a place, which of its results that shows, and the height. ValueError without the marks.
+    """
+    plot, what, _ = kind
+    shown = "\n\n".join([*(found["table"] for found in results.values()), words])
     if any(found[what] for found in results.values()):
+        image = f"images/{name}.png"
         alt = " ".join((plot.__doc__ or "").split())
         shown = f"![{alt}]({image})\n\n{shown}"
-        draw(part, results, docs / image)
-    page.write_text(f"{before}{first}\n{shown}\n\n{last}{rest.split(last, 1)[1]}")
+        draw(results, docs / image, kind)
+    if not put_tables(docs / "evidence.md", name, shown):
+        raise ValueError(f"{docs / 'evidence.md'} has no marks of {name}")
 
 
-def draw(part: str, results: Mapping[str, Any], path: Path) -> None:
+def draw(results: Mapping[str, Any], path: Path, kind: tuple[Plot, str, float]) -> None:
     """A part's plot as a picture."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plot, _, height = PLOTS[part]
+    plot, _, height = kind
     figure, axes = plt.subplots(1, len(results), figsize=(7 * len(results), height), squeeze=False)
     for place, (name, found) in zip(axes[0], results.items(), strict=True):
         plot(place, found)
@@ -111,9 +105,3 @@ def plot_curves(axes: Any, found: Mapping[str, Any]) -> None:
     axes.set_ylim(bottom=0, top=1.6 * axes.get_ylim()[1])  # the legend stands above the curves
     axes.legend(frameon=False, loc="upper left")
 
-
-PLOTS = {  # of each part, which of its results it shows, and its height
-    "teachers": (plot_success, "success", 11), "horizons": (plot_noise, "noise", 5),
-    "exploration": (plot_curves, "curves", 5), "standard": (plot_success, "success", 4),
-    "paper": (plot_success, "success", 7), "bfcl": (plot_success, "success", 3),
-}  # fmt: skip

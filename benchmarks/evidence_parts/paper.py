@@ -7,9 +7,12 @@ from typing import Any
 
 from scores import Claim, cell, domains, facts, interval, intervals
 
+from evidence_parts.commands import CRAFT, EPISODES, World, imitate, play, reinforce
+from evidence_parts.page import plot_success
 from evidence_parts.runs import Run, make, table
-from evidence_parts.teachers import CRAFT, EPISODES, World, imitate, play, reinforce
 from evidence_parts.teachers import PLACES as TEACHERS
+
+FLAGS, PLOT = ["rows", "episodes"], (plot_success, "success", 7)
 
 
 @dataclass(frozen=True)

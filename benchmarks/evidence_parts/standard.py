@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 from scores import Claim, cell, environment, facts, interval, intervals
 
+from evidence_parts.commands import World, imitate, play, reinforce
+from evidence_parts.page import plot_success
 from evidence_parts.runs import Run, make, table
-from evidence_parts.teachers import World, imitate, play, reinforce
+
+FLAGS, PLOT = ["rows", "episodes"], (plot_success, "success", 4)
 
 BABY = "AgentR1/BabyAI-v0"
 SHORT = {"max_turns": 32, "max_action_tokens": 48}  # of 400 tasks the bot takes at most 26 turns, a call each
@@ -64,9 +67,9 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
             cells = [*(cell(*found) for found in of_row.values()), f"{rewards[row]:.3f}"]
             cells += [f"{number:,.0f}" for number in cost(row, lines_of)]
             lines.append(f"| {row} | {' | '.join(cells)} |")
-        others = [row for row in (FIRST, *IMITATIONS) if {row, GRPO} <= scores.keys()]
-        claims = [Claim(f"{GRPO} above {row}", 0.0, interval(scores[GRPO], scores[row]), args.seeds, name)
-                  for row in others]  # fmt: skip
+        pairs = [(row, FIRST) for row in IMITATIONS] + [(GRPO, row) for row in (FIRST, *IMITATIONS)]
+        claims = [Claim(f"{row} above {other}", 0.0, interval(scores[row], scores[other]), args.seeds, name)
+                  for row, other in pairs if {row, other} <= scores.keys()]  # fmt: skip
         results[name] = facts(success, scores, claims, lines) | {"return": rewards}
     return results
 

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scores import Claim, Scores, cell, domains, environment, facts, interval, intervals
+from scores import Claim, Scores, cell, domains, facts, interval, intervals
 
+from evidence_parts.commands import CRAFT, EPISODES, LEARNERS, World, imitate, play, reinforce
+from evidence_parts.page import plot_success
 from evidence_parts.runs import Run, Successes, make, table
+
+FLAGS, PLOT = ["rows", "episodes"], (plot_success, "success", 11)
 
 STEPS = {100: 60, 500: 120, 2000: 240, 5120: 480}  # demonstrations -> optimizer steps on 32 of them
 LONG = 600  # steps of imitation that take the time of GRPO, about: 120 take 48 to 62 s, GRPO 280 s on CraftWorld
-EPISODES = 5120  # of reinforcement learning
 ROUNDS, TRIES = 4, 1280  # of imitating the own successes, and episodes of each: as many in all
 EPOCHS, FEWEST = 8, 60  # passes over all successes so far, and steps at least
 GOAL = 0.135
 SAMPLED = "in domain, sampled"  # at temperature 1; all else is greedy
-LEARNERS = {"GRPO": "grpo_llm.py", "PPO": "ppo_llm.py", "RLOO": "rloo_llm.py", "REINFORCE++": "reinforce_pp_llm.py"}
 
 
-@dataclass(frozen=True)
-class World:
-    """Where it is shown: what is trained on, and what it is judged by."""
-
-    env_id: str
-    kwargs: dict[str, Any]
-    columns: dict[str, tuple[str, dict[str, Any]]]  # name -> split, arguments of the environment
-
-
-CRAFT, SHOP = "AgentR1/CraftWorld-v0", "AgentR1/ShopWorld-v0"
+SHOP = "AgentR1/ShopWorld-v0"
 PLACES = {
     "CraftWorld": World(CRAFT, {}, {  # depths 1 to 3, of which the teachers' shares hold
         "in domain": ("test", {}),
@@ -72,40 +63,9 @@ PASSES = {"GRPO, 4 epochs": ("GRPO", 4)}  # of each batch; others make one, imit
 ROWS = [*IMITATIONS, *RATES, SAME_TIME, OWN[-1], *LEARNERS, *PASSES, *AFTER]  # earlier rounds are judged by nobody
 
 
-def imitate(
-    world: World, label: str, seed: int, steps: int, *flags: object, rate: float = 3e-4, model: Run | str = "tiny"
-) -> Run:
-    """Supervised training of a policy, the shipped one by default, on other tasks for each seed."""
-    more = ["--model", model, "--num-steps", steps, "--batch-size", 32, "--warmup-steps", 10]
-    more += ["--learning-rate", rate, "--eval-every", 0, *flags]
-    if "--data" not in flags:
-        more += ["--eval-demonstrations", 0, "--num-workers", 0, "--first-demonstration", 10_000 * seed]
-    return Run(label, "sft_llm.py", seed, (*environment(world.env_id, world.kwargs), *more))
-
-
 def teacher_flags(who: str, count: int, filtered: bool) -> list[object]:
     """Whose demonstrations, and how many."""
     return ["--teacher", who, "--num-demonstrations", count, *["--only-successes"] * filtered]
-
-
-def reinforce(
-    world: World, label: str, learner: str, seed: int, model: Run | str, more: str, episodes: int = EPISODES
-) -> Run:
-    """Reinforcement learning from a policy."""
-    flags = ["--model", model, "--total-episodes", episodes, "--eval-episodes", 0, "--save-model"]
-    flags += ["--learning-rate", 3e-4, *["--critic-learning-rate", 1e-3] * (learner == "PPO"), *shlex.split(more)]
-    return Run(label, LEARNERS[learner], seed, (*environment(world.env_id, world.kwargs), *flags))
-
-
-def play(
-    world: World, label: str, seed: int, split: str, kwargs: dict[str, Any], model: Run | str, episodes: int,
-    temperature: int = 0, first: int = 0, mode: str = "agent",
-) -> Run:  # fmt: skip
-    """An evaluation."""
-    flags = ["--model", model, "--split", split, "--episodes", episodes, "--temperature", temperature]
-    flags += ["--first-episode", first, *["--mode", mode] * (mode != "agent")]
-    label = f"{label}, {split}{', sampled' * bool(temperature)}"
-    return Run(label, "evaluate_llm.py", seed, (*environment(world.env_id, kwargs), *flags))
 
 
 def build(world: World, label: str, seed: int, more: str) -> Run:
@@ -184,19 +144,22 @@ def evaluate(world: World, trained: dict[str, list[Run]], args: Any) -> dict[str
 
 def claims(scores: dict[str, Scores], seeds: int) -> list[Claim]:
     """Every learner against the imitation of the same teacher; and against imitation of as many episodes or of as long,
-    where the goal is to be better at all."""
-    found = []
+    where the goal is to be better at all, as it is for more demonstrations against fewer."""
+    pairs = []
+    few, many = (f"SFT, {n:,} of fallible_50" for n in (100, EPISODES))
     for label in dict.fromkeys(label for _, label in AFTER.values()):
         learners = [*LEARNERS, *PASSES, *(row for row, (_, start) in AFTER.items() if start == label)]
-        many = f"SFT, {EPISODES:,} of fallible_50"
         equal = dict.fromkeys((many, f"{many}, successes", SAME_TIME, OWN[-1]) if label == SAME else (), 0.0)
-        for other, goal in ({label: GOAL, f"{label}, successes": GOAL} | equal).items():
-            for learner in learners:
-                if {learner, other} <= scores.keys():
-                    first, *others = domains([one for one in scores[other] if one != SAMPLED])
-                    for where, columns in (first, (SAMPLED, [SAMPLED]), *others):
-                        more = interval(scores[learner], scores[other], columns)
-                        found.append(Claim(f"{learner} above {other}", goal, more, seeds, where))
+        others = {label: GOAL, f"{label}, successes": GOAL} | equal
+        pairs += [(learner, other, goal) for other, goal in others.items() for learner in learners]
+    pairs += [(f"{many}{kind}", f"{few}{kind}", 0.0) for kind in ("", ", successes")]
+    found = []
+    for one, other, goal in pairs:
+        if {one, other} <= scores.keys():
+            first, *others = domains([name for name in scores[other] if name != SAMPLED])
+            for where, columns in (first, (SAMPLED, [SAMPLED]), *others):
+                more = interval(scores[one], scores[other], columns)
+                found.append(Claim(f"{one} above {other}", goal, more, seeds, where))
     return found
 
 

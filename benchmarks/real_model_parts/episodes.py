@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,40 +16,35 @@ METRICS = {"em": "EM", "f1": "F1", "support_recall": "support recall", "format":
            "tool_errors": "tool errors"}  # fmt: skip
 
 
-def well_formed(row: dict[str, Any]) -> bool:
-    terms = row["reward_terms"]  # of each turn; older runs wrote their sum
-    turns = [terms] if isinstance(terms, dict) else terms
-    return not any({"outcome/format", "outcome/unfinished"} & terms.keys() for terms in turns)
-
-
-def kind_of_error(row: dict[str, Any], text: str, answer: str) -> str | None:
-    """What went wrong in an episode: the first of `ERRORS` that holds; None where it was right.
+def kind_of_error(row: dict[str, Any], text: str) -> str | None:
+    """What went wrong in an episode in which tools and environment said `text`: the first of `ERRORS` that holds; None
+    where it was right.
 
     format: no well-formed answer. search: not every gold passage was found. copying: the answer stands in nothing that
     the tools said. reasoning: it does, and is wrong.
     """
     if row["stats"].get("success"):
         return None
-    if not well_formed(row):
+    if not row["stats"]["format"]:
         return "format"
     if row["stats"].get("support_recall", 1.0) < 1.0:
         return "search"
-    shown = " ".join(text.casefold().split())
-    return "reasoning" if " ".join(answer.casefold().split()) in shown else "copying"
+    answer, shown = (" ".join(said.casefold().split()) for said in (row["answer"] or "", text))
+    return "reasoning" if answer in shown else "copying"
 
 
 def read_episodes(folder: Path, tokenizer: Any) -> list[dict[str, Any]]:
-    """The episodes of an evaluation in the order of their tasks, with `text`, `answer` and `error`."""
+    """The episodes of an evaluation in the order of their tasks, with `error`.
+
+    ValueError where a fault of the machinery ended some: without them it isn't of the same tasks as others.
+    """
     rows = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    if faults := [row["fault"] for row in rows if row["fault"]]:
+        raise ValueError(f"{len(faults)} of {len(rows)} episodes were ended by faults ({faults[0]})")
     for row in rows:
-        mask, start = np.array(row["action_mask"], bool), row["prompt_length"]
-        tokens = np.array(row["tokens"])
-        given = tokenizer.decode(tokens[start:][~mask[start:]].tolist())
-        last = row["turns"][-1] if row["turns"] else [0, 0]
-        said = tokenizer.decode(tokens[last[0] : last[1]].tolist())
-        row["answer"] = (re.findall(r"<answer>(.*?)</answer>", said, re.DOTALL) or [""])[-1].strip()
-        row["text"] = tokenizer.decode(tokens.tolist())
-        row["error"] = kind_of_error(row, given, row["answer"])
+        given = np.array(row["tokens"])[row["prompt_length"] :]
+        given = given[~np.array(row["action_mask"], bool)[row["prompt_length"] :]]
+        row["error"] = kind_of_error(row, tokenizer.decode(given.tolist()))
     return sorted(rows, key=lambda row: row["task_index"])
 
 
@@ -91,4 +85,4 @@ def story(example: dict[str, Any], longest: int = 300) -> str:
 def figures(rows: Sequence[dict[str, Any]]) -> Figures:
     """Of each question in order: what is measured (None where it isn't), and the kind of error."""
     found: Figures = {metric: [row["stats"].get(metric) for row in rows] for metric in METRICS}
-    return found | {"format": [float(well_formed(row)) for row in rows], "error": [row["error"] for row in rows]}
+    return found | {"error": [row["error"] for row in rows]}

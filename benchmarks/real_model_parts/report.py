@@ -101,12 +101,20 @@ OF_A_RUN = dict.fromkeys(("time/rollout", "time/score", "time/train", "time/sync
 OF_A_RUN["sampler/gap_mean"] = np.mean
 
 
+def check_curves(how: dict[tuple[str, int], str], path: Path) -> None:
+    """SystemExit where the curves of one of these learners are of runs that were made in another way."""
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    for (label, _), made in how.items():
+        if any(run["how"] != made for run in found.get(label, {}).values()):
+            said = f"{path} has {label} of another model, other questions, or with other flags"
+            raise SystemExit(f"{said}; delete that, or give --name")
+
+
 def record_curves(
     jobs: dict[tuple[str, int], Job], how: dict[tuple[str, int], str], path: Path
 ) -> dict[str, dict[str, Any]]:
     """Training return and held-out EM of each run, against episodes and seconds of training, and where its time went;
-    also of one that isn't finished. Those of other runs stay in the file, but for a learner's that were made in another
-    way."""
+    also of one that isn't finished. Those of other runs stay in the file."""
     found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
     for (label, seed), job in jobs.items():
         folder, _ = find(job)
@@ -120,9 +128,7 @@ def record_curves(
             with suppress(KeyError):
                 one[metric] = float(whole(read_curve(folder, metric)[1]))
         if one:
-            others = found.get(label, {})
-            found[label] = {key: run for key, run in others.items() if run["how"] == how[label, seed]}
-            found[label][str(seed)] = {"how": how[label, seed]} | one
+            found.setdefault(label, {})[str(seed)] = {"how": how[label, seed]} | one
     if found:
         path.parent.mkdir(exist_ok=True)
         write_json(path, found)

@@ -274,36 +274,31 @@ FOUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("part", page.PLOTS)
+@pytest.mark.parametrize("part", evidence.PARTS)
 def test_tables_and_plots_stand_on_the_page(part, tmp_path):
-    marks = [f"<!-- {name} -->\nold\n<!-- end of {name} -->\nwords\n" for name in page.PLOTS]
+    name, kind = f"evidence_{part}", evidence.PARTS[part].PLOT
+    marks = [f"<!-- evidence_{one} -->\nold\n<!-- end of evidence_{one} -->\nwords\n" for one in evidence.PARTS]
     (tmp_path / "evidence.md").write_text("".join(marks))
+    found = {place: FOUND[part] | {"table": f"| {place} |"} for place in ("one", "two")}
     for _ in range(2):
-        page.write(part, {name: FOUND[part] | {"table": f"| {name} |"} for name in ("one", "two")}, "On it.", tmp_path)
+        page.write(name, found, "On it.", kind, tmp_path)
     text = (tmp_path / "evidence.md").read_text()
-    begin, end = text.index(f"<!-- {part} -->"), text.index(f"<!-- end of {part} -->")
-    assert f"images/evidence_{part}.png)\n\n| one |\n\n| two |\n\nOn it.\n" in text[begin:end]
+    begin, end = text.index(f"<!-- {name} -->"), text.index(f"<!-- end of {name} -->")
+    assert f"images/{name}.png)\n\n| one |\n\n| two |\n\nOn it.\n" in text[begin:end]
     assert "  " not in text[begin:end]  # an alternative text is a line
     assert text.count("old") == 5 and text.count("words") == 6 and text.count("| one |") == 1
-    assert (tmp_path / f"images/evidence_{part}.png").stat().st_size > 5_000
+    assert (tmp_path / f"images/{name}.png").stat().st_size > 5_000
     (tmp_path / "evidence.md").write_text("no marks")
-    with pytest.raises(ValueError, match="has no lines"):
-        page.write(part, {}, "", tmp_path)
+    with pytest.raises(ValueError, match=f"has no marks of {name}"):
+        page.write(name, {}, "", kind, tmp_path)
 
 
 def test_without_noise_the_page_has_no_plot_of_it(tmp_path):
-    (tmp_path / "evidence.md").write_text("<!-- horizons -->\n<!-- end of horizons -->\n")
-    page.write("horizons", {"one": {"steps": {"a": 9.3}, "noise": {}, "table": "| one |"}}, "On it.", tmp_path)
-    assert (tmp_path / "evidence.md").read_text().startswith("<!-- horizons -->\n\n| one |\n\nOn it.\n")
+    (tmp_path / "evidence.md").write_text("<!-- evidence_horizons -->\n<!-- end of evidence_horizons -->\n")
+    found = {"one": {"steps": {"a": 9.3}, "noise": {}, "table": "| one |"}}
+    page.write("evidence_horizons", found, "On it.", horizons.PLOT, tmp_path)
+    assert (tmp_path / "evidence.md").read_text().startswith("<!-- evidence_horizons -->\n\n| one |\n\nOn it.\n")
     assert not (tmp_path / "images").exists()
-
-
-@pytest.mark.parametrize("part", page.PLOTS)
-def test_what_is_recorded_stands_on_the_page(part):
-    path = runs.RESULTS / f"evidence_{part}.json"
-    text = (page.DOCS / "evidence.md").read_text().partition(f"<!-- {part} -->")[2].partition("<!-- end")[0]
-    tables = [found["table"] for found in json.loads(path.read_text())["results"].values()] if path.is_file() else []
-    assert all(table in text for table in tables) and bool(tables) == bool(text.strip())
 
 
 @pytest.fixture
