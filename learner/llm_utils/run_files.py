@@ -98,8 +98,8 @@ def line(row: Any, **extra: Any) -> bytes:
     for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats"):
         content[name] = getattr(row, name)
     content |= {"fault": row.fault, "segment_starts": row.segment_starts}
-    content["turns"] = [[turn.start, turn.end] for turn in row.turns]
-    content["turn_rewards"] = row.turn_rewards().tolist()
+    content["turns"] = [[start, end] for start, end, _ in row.played]
+    content["turn_rewards"] = [float(reward) for _, _, reward in row.played]
     content |= {"tokens": row.tokens.tolist(), "action_mask": row.action_mask.astype(int).tolist()}
     content["versions"] = row.versions.tolist()
     for name in ("rewards", "values", "logprobs", "advantages"):

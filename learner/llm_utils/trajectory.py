@@ -41,7 +41,7 @@ class Trajectory:
     prompt_length: int
     tokens: Array  # int32: the prompt, then sampled spans and what the environment wrote, in turn
     segment_starts: list[int] = field(default_factory=lambda: [0])
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)  # once it is over those in which something was sampled
     terminated: bool = False
     truncated: bool = False
     fault: str | None = None  # what of the environment's own machinery broke; such an episode trains nothing
@@ -49,6 +49,7 @@ class Trajectory:
     reward_terms: Any = field(default_factory=Counter)  # the named terms, summed over the episode
     record: dict[str, Any] = field(default_factory=dict)  # what `episode_record` says of it, for people
 
+    played: list[tuple[int, int, float]] = field(init=False)  # start, end and reward of all turns
     action_mask: Array = field(init=False)  # bool: was the token sampled?
     train_mask: Array = field(init=False)  # bool: is the policy trained on it?
     value_mask: Array = field(init=False)  # bool: is the critic trained on the state before it?
@@ -68,6 +69,7 @@ class Trajectory:
         An empty span has no token to carry its reward. It goes to the turn before, or, where there is none, to the
         next; an episode in which nothing was sampled trains nothing.
         """
+        self.played = [(turn.start, turn.end, turn.reward) for turn in self.turns]
         turns: list[Turn] = []
         carried = 0.0
         for turn in self.turns:

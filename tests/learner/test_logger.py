@@ -3,7 +3,6 @@
 import json
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import grpo_llm
 import numpy as np
@@ -98,14 +97,17 @@ def test_figures_of_the_steps(log, played):
     )
 
 
-def test_rows_carry_faults_turns_and_segments(tmp_path, played):
-    played[0].turns = [SimpleNamespace(start=5, end=9, reward=1.0)]
-    played[0].segment_starts = [0, 7]
+def test_rows_carry_faults_turns_and_segments(tmp_path, played, make_row):
+    played[0].played, played[0].segment_starts = [(5, 9, 1.0)], [0, 7]
     expected = [[turn.start, turn.end] for turn in played[2].turns]
-    run_files.append_rows(tmp_path / "rows.jsonl", played, iteration=1)
+    with_empty_span = make_row([(2, 4, 0.5), (6, 6, -0.25), (8, 10, 1.0)], 10)
+    run_files.append_rows(tmp_path / "rows.jsonl", [*played, with_empty_span], iteration=1)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows[0]["turns"] == [[5, 9]] and rows[0]["segment_starts"] == [0, 7] and rows[0]["fault"] is None
     assert rows[2]["turns"] == expected and rows[2]["segment_starts"] == [0] and rows[2]["fault"] == "search"
+    # an entry for each turn, also where nothing was sampled; its reward is paid on the turn before
+    assert rows[-1]["turns"] == [[2, 4], [6, 6], [8, 10]] and rows[-1]["turn_rewards"] == [0.5, -0.25, 1.0]
+    assert rows[-1]["rewards"] == [0, 0, 0, 0.25, 0, 0, 0, 0, 0, 1.0]
 
 
 def test_at_the_end_a_run_says_whether_it_got_better(tmp_path, made_up_rows, capsys):
