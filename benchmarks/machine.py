@@ -134,7 +134,7 @@ def record_results(
 def put_tables(page: Path, name: str, tables: str) -> bool:
     """Put tables between the marks `<!-- NAME -->` and `<!-- end of NAME -->` of a page; say whether it has them."""
     first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
     before, found, rest = text.partition(first)
     _, ends, after = rest.partition(last)
     if found and ends:
@@ -160,7 +160,8 @@ def _named(row: Any) -> str:
 
 def where(machine: dict[str, Any]) -> str:
     """What a table says of the machine (`describe_machine`)."""
-    return f"{machine['cores']} cores ({machine['processor']}), Python {machine['python']}"
+    cores = machine["cores"]
+    return f"{cores} core{'s' * (cores != 1)} ({machine['processor']}), Python {machine['python']}"
 
 
 def _cpu_times() -> tuple[int, int]:

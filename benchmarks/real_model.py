@@ -46,7 +46,7 @@ from real_model_parts.questions import (  # noqa: E402
     split_questions,
     write_demonstrations,
 )  # fmt: skip
-from real_model_parts.report import check_curves, plot, record_curves, runs_table, tables  # noqa: E402
+from real_model_parts.report import Episodes, check_curves, plot, record_curves, runs_table, tables  # noqa: E402
 from real_model_parts.suites import LEARNERS, PAIRS, START, SUITES, Figures, Key, Suite  # noqa: E402
 
 from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
@@ -188,18 +188,31 @@ def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path,
         raise SystemExit("\n".join(damaged))
 
 
-def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: argparse.Namespace) -> None:
+def by_policy(recorded: dict[Key, Figures]) -> Episodes:
+    """The figures of every policy on every set, in the order of the record."""
+    episodes: Episodes = {}
+    for (label, which, _), found in recorded.items():
+        episodes.setdefault(label, {}).setdefault(which, []).append(found)
+    return episodes
+
+
+def write_report(
+    suite: Suite, name: str, recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]], args: argparse.Namespace
+) -> None:
     """Write the tables of what is recorded, and episodes that went wrong. SystemExit where nothing is."""
     if not recorded:
         raise SystemExit(f"nothing of {name} is recorded; --part evaluate plays it")
-    episodes: dict[str, dict[str, list[Figures]]] = {}
+    same = {which: {x: how[x] for x in ("model", "questions")} for which, how in sets.items()}
+    against = {of: by_policy(alike(read_record(RESULTS / f"{of}_episodes.jsonl", {}), same)) for of in args.against}
+    for of in args.against:
+        if START not in against[of]:
+            raise SystemExit(f"--against {of}: it has no {START} of this model and these questions")
     to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the trained agents of `{name}.md`."]
     for (label, which, seed), found in recorded.items():
-        episodes.setdefault(label, {}).setdefault(which, []).append(found)
         if label == START or label in LEARNERS:
             to_read += [f"## {label}, {which}, seed {seed}", *map(story, found.get("examples", ()))]
     (RESULTS / f"{name}_examples.md").write_text("\n\n".join(to_read) + "\n")
-    table, numbers = tables(suite, episodes)
+    table, numbers = tables(suite, by_policy(recorded), against)
     curves = RESULTS / f"{name}_curves.json"
     if curves.is_file():
         found = json.loads(curves.read_text())
@@ -210,6 +223,7 @@ def write_report(suite: Suite, name: str, recorded: dict[Key, Figures], args: ar
     command += f" --data DATA --seeds {args.seeds}" + (f" --name {name}" if args.name else "")
     command += f" --learners {shlex.join(args.learners)}".rstrip()
     command += f" --profile {args.profile}" if args.profile else ""
+    command += f" --against {shlex.join(args.against)}" if args.against else ""
     if args.adapters:
         given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label, _ in args.adapters]
         command += f" --adapters {shlex.join(given)}"
@@ -286,6 +300,8 @@ def main() -> None:
     parser.add_argument("--profile", type=from_1, metavar="N",
                         help="play each training question N times before reinforcement, which then draws them by what "
                         "share succeeded (--sample-by-pass-rate)")
+    parser.add_argument("--against", nargs="*", default=[], metavar="NAME",
+                        help="results of other names whose supervised policy is compared with, too")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
     parser.add_argument("--hours", type=above_0, default=2.0,
@@ -330,7 +346,7 @@ def main() -> None:
     recorded = read_record(record, how) if args.part in ("evaluate", "report") else {}
     missing = [(label, seed) for label, seed in policies if any((label, x, seed) not in recorded for x in suite.sets)]
     if args.part == "report":
-        write_report(suite, name, alike(recorded, sets), args)
+        write_report(suite, name, alike(recorded, sets), sets, args)
         return
     given = {(label, 1) for label in adapters}
     rl_wanted = [one for one in wanted if args.part == "rl" or (one in missing and one not in given)]
@@ -380,7 +396,7 @@ def main() -> None:
         for label, seed in missing for which in suite.sets
     }  # fmt: skip
     evaluate(evaluations, how, record, model, args.workers)
-    write_report(suite, name, alike(read_record(record, how), sets), args)
+    write_report(suite, name, alike(read_record(record, how), sets), sets, args)
 
 
 if __name__ == "__main__":

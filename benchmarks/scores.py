@@ -87,23 +87,16 @@ class Claim:
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
-    """Claims as markdown: a line for each, a column for each place where it was put to the test.
+    """Claims, at least one, as markdown: a line for each, a column for each place where it was put to the test.
 
     ValueError where two say the same of the same place.
     """
     cells = {(claim.text, claim.goal, claim.where): claim.cell() for claim in claims}
     if len(cells) < len(claims):
         raise ValueError("two claims say the same of the same place")
-    seeds = min((claim.seeds for claim in claims), default=1)
-    of = "are of one run; others may differ more"
-    if seeds > 1:
-        of = f"over {seeds} seeds are rough, and mostly too narrow"
-    head = "Shown: the mean reaches the goal and the interval is off zero"
-    if any(claim.goal > 0 for claim in claims):
-        head += ", which doesn't say that the gain is as large (the interval may begin below the goal)"
-    head += f"; refuted: the whole interval is below the goal. Intervals {of}. Of {len(claims)} claims some are shown "
-    head += "or refuted by chance: of those whose truth is zero, or the goal, about one in forty"
-    head += f"{', more where seeds differ more than tasks' * (seeds > 1)}."
+    more = "seeds differ more than tasks." if min(claim.seeds for claim in claims) > 1 else "runs differ; this is one."
+    head = f"Of {len(claims)} claims some are shown or refuted by chance: of those whose truth is zero, or the goal, "
+    head += f"about one in forty, and more where {more}"
     columns = list(dict.fromkeys(claim.where for claim in claims))
     lines = [f"| claim | goal | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for text, goal in dict.fromkeys((claim.text, claim.goal) for claim in claims):
@@ -112,7 +105,7 @@ def claims_table(claims: Sequence[Claim]) -> str:
     table = "\n".join(lines)
     if len(lines) > LONG:
         table = f"<details><summary>The {len(claims)} claims</summary>\n\n{table}\n\n</details>"
-    return f"{head}\n\n{table}"
+    return f"{head}\n\n{table}" if len(claims) > 1 else table
 
 
 def intervals(scores: Mapping[str, Scores]) -> dict[str, dict[str, Interval]]:

@@ -597,7 +597,11 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     assert real_model.alike({key: found[key] | {"model": "a"}}, others) and not real_model.alike(found, others)
     assert not real_model.alike(found, {})  # of another suite
     with pytest.raises(SystemExit, match="nothing of typo is recorded"):
-        real_model.write_report(WIKI, "typo", {}, SimpleNamespace())
+        real_model.write_report(WIKI, "typo", {}, {}, SimpleNamespace())
+    table, numbers = real_model.tables(WIKI, partly, {"greedy": whole})
+    assert "| EM against SFT on demonstrations of greedy |" in table
+    assert numbers["differences"]["GRPO against greedy"].keys() == {"HotpotQA", "MuSiQue", "out of domain"}
+    assert "SFT on demonstrations against greedy" in numbers["differences"]
     (example,) = found[key]["examples"]
     assert real_model.story(example).splitlines() == [
         "**format**, task t7: Who?", "", '- assistant: `search({"query": "Ada"})`',

@@ -84,6 +84,13 @@ def test_the_files_stay_short(path):
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_the_map_of_what_learners_share_names_every_file():
+    package = ROOT / "learner" / "llm_utils"
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    missing = [path.stem for path in package.glob("[!_]*.py") if not re.search(rf"\b{path.stem}\b", text)]
+    assert not missing, missing
+
+
 def test_what_tells_grpo_from_rloo_is_short():
     files = [str(ROOT / "learner" / f"{name}_llm.py") for name in ("grpo", "rloo")]
     assert len(subprocess.run(["diff", *files], capture_output=True, text=True).stdout.splitlines()) <= 130

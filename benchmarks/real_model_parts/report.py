@@ -31,8 +31,11 @@ def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
     return len(seeds) == 1 and 0 not in seeds
 
 
-def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple[str, dict[str, Any]]:
-    """`episodes` is label -> set -> the figures of each seed. Markdown, and the same as numbers."""
+Episodes = dict[str, dict[str, list[Figures]]]  # label -> set -> the figures of each seed
+
+
+def tables(suite: Suite, episodes: Episodes, against: dict[str, Episodes] | None = None) -> tuple[str, dict[str, Any]]:
+    """Markdown, and the same as numbers; `against`: other results by name, whose start is to be compared with, too."""
     numbers: dict[str, Any] = {"metrics": {}, "differences": {}, "errors": {}, "questions": {}}
     lines = ["| policy | set | questions | " + " | ".join(METRICS.values()) + " |", "|---" * (3 + len(METRICS)) + "|"]
     scores: dict[str, dict[str, np.ndarray]] = {}
@@ -59,15 +62,18 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
             kinds = {kind: sum(seed["error"].count(kind) for seed in seeds) for kind in ERRORS}
             numbers["errors"].setdefault(label, {})[name] = kinds
     columns = {name: [name] for name in suite.sets} | suite.columns
-    lines += ["", "| EM against " + START + " | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
-    for label in scores:
-        if label == START or START not in scores:
-            continue
-        found = {column: interval(scores[label], scores[START], names) for column, names in columns.items()
-                 if complete(scores[label], names) and complete(scores[START], names)}  # fmt: skip
-        numbers["differences"][label] = found
-        cells = [cell(*found[column], sign="+") if column in found else "–" for column in columns]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    for of, others in {"": episodes, **(against or {})}.items():
+        lines += ["", f"| EM against {START}{of and f' of {of}'} | {' | '.join(columns)} |"]
+        lines.append("|---" * (1 + len(columns)) + "|")
+        start = {name: np.array([seed["em"] for seed in seeds]) for name, seeds in others.get(START, {}).items()}
+        for label in scores if start else ():
+            if label == START and not of:
+                continue
+            found = {column: interval(scores[label], start, names) for column, names in columns.items()
+                     if complete(scores[label], names) and complete(start, names)}  # fmt: skip
+            numbers["differences"][f"{label} against {of}" if of else label] = found
+            cells = [cell(*found[column], sign="+") if column in found else "–" for column in columns]
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
     lines += ["", "| what went wrong, episodes | set | " + " | ".join(ERRORS) + " |", "|---" * (2 + len(ERRORS)) + "|"]
     for label, sets in numbers["errors"].items():
         for name, kinds in sets.items():
@@ -76,7 +82,7 @@ def tables(suite: Suite, episodes: dict[str, dict[str, list[Figures]]]) -> tuple
     return "\n".join([*lines, *searched]), numbers
 
 
-def search_table(episodes: dict[str, dict[str, list[Figures]]]) -> tuple[list[str], dict[str, Any]]:
+def search_table(episodes: Episodes) -> tuple[list[str], dict[str, Any]]:
     """What searching gave those who searched, and how often they did: Markdown lines, and the same as numbers."""
     parts = {"nothing": (-0.1, 0.0), "a part": (0.0, 0.999), "everything": (0.999, 1.0)}
     counts = {"at most 1": (-1, 1), "2": (1, 2), "3 and more": (2, np.inf)}
