@@ -60,7 +60,8 @@ def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]
     Arguments that are no JSON object are given as the text that they are. The text of a refusal counts as the text.
 
     Args:
-        reply: a mapping with `content` and `tool_calls`, or an object of a client library (`choices[0].message`).
+        reply: a mapping with `content` and `tool_calls`, or an object of a client library (`choices[0].message`), or
+            LangChain's `AIMessage`, which names the arguments `args` and keeps calls that it can't read apart.
 
     Raises:
         TypeError: it is neither, or a call in it is none.
@@ -73,12 +74,12 @@ def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]
     if isinstance(content, Sequence) and not isinstance(content, str):  # in parts
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
     calls = []
-    for call in reply.get("tool_calls") or ():
+    for call in [*(reply.get("tool_calls") or ()), *(reply.get("invalid_tool_calls") or ())]:
         function = call.get("function") or call if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise TypeError(f"a call in a reply has a 'function' with 'name' and 'arguments', got {call!r:.200}")
         name = replace_surrogates(str(function.get("name") or ""))
-        calls.append((name, _arguments(function.get("arguments"))))
+        calls.append((name, _arguments(function.get("arguments", function.get("args")))))
     return replace_surrogates(str(content)), calls
 
 

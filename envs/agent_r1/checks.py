@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from agent_r1 import probes
-from agent_r1.probes import Played, Probe, play
+from agent_r1.probes import Probe, play
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import Tool, ToolResult
@@ -213,15 +213,17 @@ def snapshots(subject: Subject) -> None:
             for cut in range(len(texts)):
                 play(env, index, _saying(texts[:cut]))
                 other.set_state(pickle.loads(pickle.dumps(env.get_state())))
-                rest = Played()
-                for text in texts[cut:]:
+                for turn, text in enumerate(texts[cut:], cut + 1):
                     state, reward, _, _, info = other.step(probes.span(other, text))
-                    rest.states.append(state.tolist())
-                    rest.rewards.append(reward)
-                    rest.infos.append(info)
-                parts = (rest.states, rest.rewards, rest.infos)
-                if parts != (whole.states[cut + 1 :], whole.rewards[cut:], whole.infos[cut + 1 :]):
-                    raise Failed(f"task {index}: a snapshot after turn {cut} goes on otherwise")
+                    told = {"reward": reward} | info | {"state": state.tolist()}
+                    first = {"reward": whole.rewards[turn - 1]} | whole.infos[turn] | {"state": whole.states[turn]}
+                    if told != first:
+                        what = next(name for name in first | told if first.get(name) != told.get(name))
+                        raise Failed(
+                            f"task {index}: a snapshot after turn {cut} goes on otherwise: in turn {turn} `{what}` is "
+                            f"{told.get(what)!r:.100}, without it {first.get(what)!r:.100}; what changes in an episode "
+                            "belongs into self.memory, or into a tool with get_state and set_state"
+                        )
     env.close()
     other.close()
 

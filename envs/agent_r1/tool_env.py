@@ -239,7 +239,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return integer(f"{type(self).__name__}.num_tasks", self.num_tasks, least=1)
 
     def start_episode(self, task: Task) -> None:
-        """Hand the tools what they need for this task (a corpus, say). Also called before a snapshot continues."""
+        """Hand the tools what they need for this task (a corpus, say).
+
+        Also called before a snapshot continues, with its notes in `memory`; they are put back afterwards.
+        """
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
         """What a tool's result means: amounts of process terms, before their weights. Notes go into `memory`.
@@ -553,6 +556,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             )
         self._episode, self._task = episode, task
         call_on(self._session_thread, self.start_episode, task)
+        self.memory.update(copy.deepcopy(state["episode"].memory))  # start_episode may have begun its notes anew
         call_on(self._session_thread, begin_sessions, self._with_others, state["tools"])
 
     def render(self) -> str | None:

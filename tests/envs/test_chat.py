@@ -200,6 +200,18 @@ def test_what_replies_look_like(make):
             make().step_message(wrong)
 
 
+def test_langchain_names_arguments_otherwise_and_keeps_calls_apart_that_it_cannot_read(make):
+    env = make()
+    reply = {"content": "", "type": "ai"}
+    reply["tool_calls"] = [{"name": "add", "args": {"a": 1, "b": 2}, "id": "a", "type": "tool_call"}]
+    reply["invalid_tool_calls"] = [{"name": "add", "args": '{"a": 1', "id": "b", "error": "no JSON"}]
+    info = env.step_message(SimpleNamespace(model_dump=lambda: reply))[4]
+    assert [(call["name"], call["arguments"], call["ok"]) for call in info["tool_calls"]][0] == (
+        "add", {"a": 1, "b": 2}, True,
+    )  # fmt: skip
+    assert "process/malformed_call" in info["reward_terms"]
+
+
 PIECES = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>", "<answer>", "</answer>",
     "```", "```python\n", "\n", "Action: add", "\nAction Input:", '{"name": ', '"add"', '"arguments": {}}',

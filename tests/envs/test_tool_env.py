@@ -942,6 +942,29 @@ def test_a_snapshot_of_the_end_is_over(make, say):
         say(env, "hm")
 
 
+@pytest.mark.parametrize("where", ["here", "another"])
+def test_notes_that_an_episode_begins_with_are_not_begun_anew(where, say):
+    class Counted(Toy):
+        def start_episode(self, task):
+            self.memory["left"] = {"steps": 3}
+
+        def judge_result(self, call, result):
+            self.memory["left"]["steps"] -= 1
+            return super().judge_result(call, result)
+
+    env, other = Counted(), Counted()
+    env.reset(seed=1)
+    say(env, call(env, "echo", text="x"))
+    snapshot = env.get_state()
+    if where == "here":
+        say(env, call(env, "echo", text="y"))
+        other = env
+    other.set_state(snapshot)
+    assert other.memory["left"] == {"steps": 2}
+    say(other, call(other, "echo", text="y"))
+    assert other.memory["left"] == {"steps": 1} and snapshot["episode"].memory["left"] == {"steps": 2}
+
+
 def test_a_snapshot_keeps_the_horizon(make, say):
     env = make(max_turns=9, options={"max_turns": 2})
     say(env, "hm")

@@ -14,6 +14,7 @@ from registered import AS_BRIDGES
 import agent_r1
 from agent_r1 import Tool, ToolResult, probes, validate, validation_record
 from agent_r1.validate import CHECKS, Failed, Report, Subject, above
+from agent_r1_tools import running
 
 ROOT = Path(__file__).parents[2]
 FOUND = {
@@ -75,6 +76,17 @@ def test_what_is_wrong_is_found(name, one):
     with pytest.raises(Exception) as found:
         CHECKS[name](subject(one, 5))
     assert name in ("gymnasium", "broken spans") or isinstance(found.value, Failed), found.value
+
+
+def test_what_a_snapshot_forgets_is_named():
+    with pytest.raises(Failed, match=r"after turn 1 goes on otherwise: in turn 2 `state` is .*; what changes in"):
+        CHECKS["snapshot"](subject("ForgetsInSnapshots", 5))
+
+
+def test_calls_of_a_random_player_are_no_bug_of_a_tool(monkeypatch, recwarn):
+    monkeypatch.setattr(running, "_warned", set())
+    validate.validate(subject("FailsOnMostWords", 5))
+    assert not [warning for warning in recwarn if "of its last" in str(warning.message)]
 
 
 def test_figures_of_what_is_right():
