@@ -1,7 +1,7 @@
 """The default job over seeds, with and without process rewards: learning curves, final scores, area under the curve.
 
     python benchmarks/multihop_seeds.py                      # 5 seeds x {process, outcome}; table, JSON and plot
-    python benchmarks/multihop_seeds.py --jobs 1 --threads 2   # one run at a time, as `make train` does it
+    python benchmarks/multihop_seeds.py --workers 1 --threads 2   # one run at a time, as `make train` does it
 
 Runs that are finished are not repeated (llm_utils/benchmark.py). Every point of a curve is a greedy evaluation on the
 held-out test tasks.
@@ -78,7 +78,7 @@ def plot(curves: dict[str, list[list[tuple[int, float]]]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=from_1, default=5, help="number of seeds, from 1 on")
-    parser.add_argument("--jobs", type=from_1, default=2, help="runs at the same time")
+    parser.add_argument("--workers", type=from_1, default=2, help="runs at the same time")
     parser.add_argument("--threads", type=from_1, default=1, help="torch threads of a run")
     parser.add_argument("--eval-every", type=from_1, default=4, help="iterations between points of a curve")
     parser.add_argument("--flags", default="", help="further flags of ppo_llm.py, in quotation marks")
@@ -88,7 +88,7 @@ def main() -> None:
     os.chdir(ROOT)  # learners run there
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     jobs = [(seed, condition) for seed in range(1, args.seeds + 1) for condition in CONDITIONS]
-    folders = finish([job(*one, args) for one in jobs], args.jobs)
+    folders = finish([job(*one, args) for one in jobs], args.workers)
     results, curves = {}, {}
     rows = ["| rewards | EM before | EM after | area under the curve | training seconds |", "|---|---|---|---|---|"]
     for condition in CONDITIONS:
@@ -105,7 +105,7 @@ def main() -> None:
     table = "\n".join(rows)
     print(table)
     plot(curves, ROOT / "docs" / "images" / "multihop_seeds.png")
-    command = (f"python benchmarks/multihop_seeds.py --seeds {args.seeds} --jobs {args.jobs} --threads {args.threads} "
+    command = (f"python benchmarks/multihop_seeds.py --seeds {args.seeds} --workers {args.workers} --threads {args.threads} "
                f"--eval-every {args.eval_every}")
     if args.flags:
         command += f' --flags "{args.flags}"'

@@ -71,9 +71,14 @@ def name_and_folder(text: str) -> tuple[str, Path]:
 
 def without_speed(flags: str) -> str:
     """Flags without those that change no figure but for rounding."""
-    words, speed = iter(shlex.split(flags)), ("--num-threads", "--num-envs")
-    kept = [word for word in words if word not in speed or next(words, None) is None]
-    return shlex.join(word for word in kept if word.partition("=")[0] not in speed)
+    words, kept = iter(shlex.split(flags)), []
+    for word in words:
+        name, has_value, _ = word.partition("=")
+        if name not in ("--num-threads", "--num-envs"):
+            kept.append(word)
+        elif not has_value:
+            next(words, None)
+    return shlex.join(kept)
 
 
 # --------------------------------------------------------------------------------------------------------------- jobs

@@ -94,7 +94,8 @@ class Graphs:
             if not self.tried:
                 refuse_to_wait(run, self.device)
                 self.tried = True
-            store.graphs[width] = self.newest = inputs, logits, record(run, self.device, self.pool)
+            self.newest = inputs, logits, record(run, self.device, self.pool)
+            store.graphs[width] = self.newest
         except RuntimeError as error:  # some kinds of RoPE, and some experts, wait for the GPU
             self.works = False
             first = (str(error).splitlines() or ["no reason given"])[0]
