@@ -64,7 +64,7 @@ def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]
             LangChain's `AIMessage`, which names the arguments `args` and keeps calls that it can't read apart.
 
     Raises:
-        TypeError: it is neither, or a call in it is none.
+        TypeError: it is neither, its content is no text, or a call in it is none.
     """
     if hasattr(reply, "model_dump"):
         reply = reply.model_dump()
@@ -73,6 +73,8 @@ def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]
     content = reply.get("content") or reply.get("refusal") or ""
     if isinstance(content, Sequence) and not isinstance(content, str):  # in parts
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    if not isinstance(content, str):
+        raise TypeError(f"a reply is a message with 'content' of text, got {content!r:.200}")
     calls = []
     for call in [*(reply.get("tool_calls") or ()), *(reply.get("invalid_tool_calls") or ())]:
         function = call.get("function") or call if isinstance(call, Mapping) else None
@@ -80,7 +82,7 @@ def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]
             raise TypeError(f"a call in a reply has a 'function' with 'name' and 'arguments', got {call!r:.200}")
         name = replace_surrogates(str(function.get("name") or ""))
         calls.append((name, _arguments(function.get("arguments", function.get("args")))))
-    return replace_surrogates(str(content)), calls
+    return replace_surrogates(content), calls
 
 
 def _arguments(given: Any) -> dict[str, Any] | str:

@@ -93,10 +93,13 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error("--episodes is a number, at least 1, or all")
     limit = None if args.episodes == "all" else int(args.episodes)
     there: set[int] = set()  # iterations
+    tasks: dict[str, None] = {}  # the first ones
 
     def asked_for() -> Iterator[dict[str, Any]]:
         for row in read_rows(args.run):
             there.update([row["iteration"]] if isinstance(row.get("iteration"), int) else ())
+            if len(tasks) < 3 and isinstance(row.get("task_id"), str):
+                tasks[row["task_id"]] = None
             if wanted(row, args.iteration, args.task, args.failed):
                 yield row
 
@@ -118,6 +121,8 @@ def main(words: Sequence[str] | None = None) -> None:
         filters += ["--failed"] * args.failed
         why = f" with {' and '.join(filters)}" if filters else ""
         some = f"; it has some of iterations {min(there)} to {max(there)}" if there else ""
+        if args.task is not None and tasks:
+            some += f"{' and' if there else '; it has some'} of tasks such as {', '.join(tasks)}"
         raise SystemExit(f"{args.run} has no such episode{why}{some}")
 
 

@@ -195,7 +195,7 @@ def test_what_replies_look_like(make):
     assert env.messages[2]["content"] == "I won't."
     info = make().step_message({"content": "<think><answer>1</answer></think><answer>7</answer>"})[4]
     assert info["is_success"]
-    for wrong in ("<answer>7</answer>", None, {}, [called()], {"content": "", "tool_calls": ["add"]}):
+    for wrong in ("<answer>7</answer>", None, {}, [called()], {"content": "", "tool_calls": ["add"]}, {"content": 3}):
         with pytest.raises(TypeError, match="in a reply has|a reply is a message"):
             make().step_message(wrong)
 

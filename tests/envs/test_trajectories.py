@@ -175,6 +175,7 @@ def test_episodes_are_chosen(run, of_one, capsys, words, found):
         (["."], "this run has written no episodes .sft_llm.py writes none"),
         (["../stopped"], "stopped: this run has written no episodes"),
         (["RUN", "--iteration", "9"], "has no such episode with --iteration; it has some of iterations 1 to 3"),
+        (["RUN", "--task", "zzz"], "with --task; it has some of iterations 1 to 3 and of tasks such as train-"),
         (["RUN", "--iteration", "1", "--failed"], "has no such episode with --iteration and --failed"),
     ],
 )
