@@ -65,7 +65,7 @@ def bars(axes: Any, rows: Mapping[str, Mapping[str, Interval]], label: str) -> N
 
 def plot_success(axes: Any, found: Mapping[str, Any]) -> None:
     """Success of every row on held-out tasks, with 95 % intervals"""
-    bars(axes, found["success"], "success on held-out tasks, greedy where nothing is said")
+    bars(axes, found["success"], "success, greedy where nothing is said")
 
 
 FLOOR = 3e-4  # the lowest signal / noise that is drawn: a log scale has no 0
