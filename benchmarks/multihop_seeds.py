@@ -105,8 +105,8 @@ def main() -> None:
     table = "\n".join(rows)
     print(table)
     plot(curves, ROOT / "docs" / "images" / "multihop_seeds.png")
-    command = (f"python benchmarks/multihop_seeds.py --seeds {args.seeds} --workers {args.workers} --threads {args.threads} "
-               f"--eval-every {args.eval_every}")
+    command = (f"python benchmarks/multihop_seeds.py --seeds {args.seeds} --workers {args.workers} "
+               f"--threads {args.threads} --eval-every {args.eval_every}")
     if args.flags:
         command += f' --flags "{args.flags}"'
     record_results("multihop_seeds", results, f"{table}\n\nMean ± standard deviation over {args.seeds} seeds.", command,

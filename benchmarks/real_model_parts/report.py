@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scores import cell, interval
+from scores import Scores, cell, interval
 
 from llm_utils.benchmark import Job, find
 from llm_utils.compare import read_curve
@@ -34,16 +34,19 @@ def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
 Episodes = dict[str, dict[str, list[Figures]]]  # label -> set -> the figures of each seed
 
 
+def exact_match(sets: dict[str, list[Figures]]) -> Scores:
+    """Of each set [seeds, questions]."""
+    return {name: np.array([seed["em"] for seed in seeds], float) for name, seeds in sets.items()}
+
+
 def tables(suite: Suite, episodes: Episodes, against: dict[str, Episodes] | None = None) -> tuple[str, dict[str, Any]]:
     """Markdown, and the same as numbers; `against`: other results by name, whose start is to be compared with, too."""
     numbers: dict[str, Any] = {"metrics": {}, "differences": {}, "errors": {}, "questions": {}}
     lines = ["| policy | set | questions | " + " | ".join(METRICS.values()) + " |", "|---" * (3 + len(METRICS)) + "|"]
-    scores: dict[str, dict[str, np.ndarray]] = {}
+    scores = {label: exact_match(sets) for label, sets in episodes.items()}
     for label, sets in episodes.items():
-        scores[label] = {}
         for name, seeds in sets.items():
             values = {metric: [np.array(seed[metric], float) for seed in seeds] for metric in METRICS}
-            scores[label][name] = np.array(values["em"])
             numbers["questions"][name] = len(seeds[0]["em"])
             numbers["metrics"].setdefault(label, {})[name] = {
                 metric: [float(np.mean(seed)) for seed in found] for metric, found in values.items()
@@ -65,7 +68,7 @@ def tables(suite: Suite, episodes: Episodes, against: dict[str, Episodes] | None
     for of, others in {"": episodes, **(against or {})}.items():
         lines += ["", f"| EM against {START}{of and f' of {of}'} | {' | '.join(columns)} |"]
         lines.append("|---" * (1 + len(columns)) + "|")
-        start = {name: np.array([seed["em"] for seed in seeds]) for name, seeds in others.get(START, {}).items()}
+        start = exact_match(others.get(START, {}))
         for label in scores if start else ():
             if label == START and not of:
                 continue
