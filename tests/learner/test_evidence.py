@@ -344,7 +344,8 @@ def test_teachers_in_small(small, monkeypatch):
 def test_exploration_in_small(small, monkeypatch):
     small.places = ["MultihopWorld"]
     found = exploration.measure(small, {})["MultihopWorld"]
-    assert set(found["success"]) == {"shipped policy", exploration.DEMONSTRATED, *exploration.PLACES["MultihopWorld"].rows}
+    ways = exploration.PLACES["MultihopWorld"].rows
+    assert set(found["success"]) == {"shipped policy", exploration.DEMONSTRATED, *ways}
     assert len(found["claims"]) == 8 and "all four supports found" in found["table"]
 
 
