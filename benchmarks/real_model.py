@@ -230,7 +230,7 @@ def write_report(
     command += f" --profile {args.profile}" if args.profile else ""
     command += f" --against {shlex.join(args.against)}" if args.against else ""
     if args.adapters:
-        given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label, _ in args.adapters]
+        given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label in args.adapters]
         command += f" --adapters {shlex.join(given)}"
     command += "" if args.baselines else " --no-baselines"
     for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
@@ -290,7 +290,8 @@ def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures
     return found
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """What the command line says; `adapters` by label, that of the supervised policy first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True, help="how far to go; what a part builds on comes first")
     parser.add_argument("--suite", choices=list(SUITES), required=True)
@@ -316,17 +317,24 @@ def main() -> None:
     parser.add_argument("--evaluate-flags", default="", help="further flags of evaluate_llm.py, in quotation marks")
     parser.add_argument("--name", help="of the results and of the folder below runs/ (default: real_model_SUITE)")
     args = parser.parse_args()
-    os.chdir(ROOT)
-    suite, data = SUITES[args.suite], args.data.resolve()
-    model = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
-    name = args.name or f"real_model_{args.suite}"
-    signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
-    signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
-    adapters: dict[str, Path] = dict(sorted(args.adapters, key=lambda given: given[0] != START))
+    adapters = dict(sorted(args.adapters, key=lambda given: given[0] != START))
     if adapters and START not in adapters:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
     if len(adapters) < len(args.adapters) or not adapters.keys() <= {START, *args.learners}:
         parser.error("--adapters take one folder each, of the training on demonstrations and of --learners")
+    args.adapters = adapters
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    adapters: dict[str, Path] = args.adapters
+    suite, data = SUITES[args.suite], args.data.resolve()
+    model = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
+    name = args.name or f"real_model_{args.suite}"
+    os.chdir(ROOT)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
+    signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
     hashes = {label: hash_of_adapters(folder) for label, folder in adapters.items()}
     weights = hash_of_model(model)
     questions = hash_of_files([find_file(data / one.folder / one.train) for one in suite.sets.values()])
