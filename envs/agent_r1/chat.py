@@ -71,12 +71,16 @@ def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]
     if not isinstance(reply, Mapping) or not {"content", "tool_calls"} & reply.keys():
         raise TypeError(f"a reply is a message with 'content' or 'tool_calls', got {reply!r:.200}")
     content = reply.get("content") or reply.get("refusal") or ""
-    if isinstance(content, Sequence) and not isinstance(content, str):  # in parts
-        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    if isinstance(content, list | tuple):  # in parts
+        texts = (part.get("text") if isinstance(part, Mapping) else part for part in content)
+        content = "".join(text for text in texts if isinstance(text, str))
     if not isinstance(content, str):
         raise TypeError(f"a reply is a message with 'content' of text, got {content!r:.200}")
     calls = []
-    for call in [*(reply.get("tool_calls") or ()), *(reply.get("invalid_tool_calls") or ())]:
+    both = [reply.get(name) or [] for name in ("tool_calls", "invalid_tool_calls")]
+    if not all(isinstance(given, list | tuple) for given in both):
+        raise TypeError(f"a reply is a message with 'tool_calls' in a list, got {reply!r:.200}")
+    for call in [*both[0], *both[1]]:
         function = call.get("function") or call if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise TypeError(f"a call in a reply has a 'function' with 'name' and 'arguments', got {call!r:.200}")
@@ -86,7 +90,12 @@ def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]
 
 
 def _arguments(given: Any) -> dict[str, Any] | str:
-    text = json.dumps(given) if isinstance(given, Mapping) else replace_surrogates(str(given or ""))
+    try:
+        text = json.dumps(given) if isinstance(given, Mapping) else replace_surrogates(str(given or ""))
+    except RecursionError:  # a policy wrote it, and a client library read it: malformed, as the same text would be
+        return "(arguments nested too deeply)"
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the arguments of a call in a reply are JSON, got {given!r:.200}") from error
     if not text.strip():  # some servers write nothing where there are none
         return {}
     try:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -359,16 +360,29 @@ def fast_codec(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[Se
     """``(encode, decode)`` without special tokens added or skipped, past Hugging Face's per-call bookkeeping.
 
     That bookkeeping costs as much as the work itself on short texts, and is not safe in threads ("Already borrowed").
+    Both raise ValueError where the tokenizer's own code panics, which is no Exception: a pattern in a damaged folder.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
+
+    @contextmanager
+    def no_panic() -> Iterator[None]:
+        try:
+            yield
+        except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+            raise ValueError(f"the tokenizer {name} can't take this text: {error!s:.200}") from error
 
     def encode(text: str) -> list[int]:
         # Asked each time, because a call of the tokenizer with padding=True leaves its backend padding.
         if backend is None or backend.truncation is not None or backend.padding is not None:
             return list(tokenizer.encode(text, add_special_tokens=False))
-        return list(backend.encode(text, add_special_tokens=False).ids)
+        with no_panic():
+            return list(backend.encode(text, add_special_tokens=False).ids)
 
     def decode(ids: Sequence[int]) -> str:
-        return str((backend or tokenizer).decode(ids, skip_special_tokens=False))
+        with no_panic():
+            return str((backend or tokenizer).decode(ids, skip_special_tokens=False))
 
     return encode, decode

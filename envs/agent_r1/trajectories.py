@@ -96,7 +96,17 @@ def say(text: str) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-MARKS = re.compile(r"^(?=\\*(?:-> |    reward |\[(?:system|user|assistant|tool)[ \]]|-{20}))", re.MULTILINE)
+MARKS = re.compile(r"\\*(?:-> |    reward |\[(?:system|user|assistant|tool)[ \]]|-{20})")
+UNSEEN = re.compile(  # what a terminal shows nothing of, and writing needs, so that `printable` leaves it
+    "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200c\u200d\u3164\ufe00-\ufe0f\uffa0"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0100-\U000e01ef]"
+)
+
+
+def _said(text: str) -> str:
+    """A message's text, with a backslash before a line that looks like a role, a call, a reward or an end."""
+    lines = text.split("\n")
+    return "\n".join("\\" * bool(MARKS.match(UNSEEN.sub("", line))) + line for line in lines)
 
 
 def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[str, float]], first: int = 0) -> str:
@@ -107,9 +117,10 @@ def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[
     lines, turn = [], sum(message["role"] == "assistant" for message in messages[:first])
     for message in messages[first:]:
         role = message["role"]
-        lines.append(f"[{role}{' ' + message['name'] if message.get('name') else ''}]")
+        name = json.dumps(message.get("name") or "", ensure_ascii=False)[1:-1]  # a tool that isn't there has any name
+        lines.append(f"[{role}{f' {name[:64]}' * bool(name)}]")
         if message["content"]:
-            lines.append(MARKS.sub(r"\\", message["content"]))
+            lines.append(_said(message["content"]))
         lines += [_call(**call["function"]) for call in message.get("tool_calls") or ()]
         if role == "assistant":
             if turn < len(rewards):

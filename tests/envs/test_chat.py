@@ -152,6 +152,17 @@ def test_arguments_that_are_no_object_are_a_malformed_call(make, dialect, argume
     assert [call["ok"] for call in info["tool_calls"]] == [False, True]
 
 
+def test_arguments_nested_too_deeply_are_a_malformed_call_in_any_form(make):
+    """As JSON text, or as a client library has read them."""
+    nested: list = []
+    for _ in range(3_000):
+        nested = [nested]
+    for arguments in ("{" + '"a": ' + "[" * 3_000 + "]" * 3_000 + "}", {"a": nested}):
+        reply = {"content": None, "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
+        info = make().step_message(reply)[4]
+        assert info["reward_terms"] == {"process/malformed_call": -0.1}
+
+
 @every_dialect
 def test_a_call_that_a_family_cannot_write_is_the_policys_error(make, dialect):
     env = make(dialect=dialect)
@@ -190,13 +201,17 @@ def test_what_replies_look_like(make):
     assert make().step_message(message)[4]["tool_calls"][0]["ok"]
     parts = [{"type": "text", "text": "<answer>"}, {"type": "text", "text": "7</answer>"}]
     assert make().step_message({"content": parts})[4]["is_success"]
+    assert make().step_message({"content": ["<answer>", "7</answer>", {"type": "image"}]})[4]["is_success"]
     env = make()
     env.step_message({"content": None, "refusal": "I won't."})
     assert env.messages[2]["content"] == "I won't."
     info = make().step_message({"content": "<think><answer>1</answer></think><answer>7</answer>"})[4]
     assert info["is_success"]
-    for wrong in ("<answer>7</answer>", None, {}, [called()], {"content": "", "tool_calls": ["add"]}, {"content": 3}):
-        with pytest.raises(TypeError, match="in a reply has|a reply is a message"):
+    wrongs = ("<answer>7</answer>", None, {}, [called()], {"content": "", "tool_calls": ["add"]}, {"content": 3})
+    wrongs += ({"content": b"x"}, {"content": "", "tool_calls": 5})
+    wrongs += ({"content": "", "tool_calls": [{"name": "add", "args": {"a": b"1"}}]},)
+    for wrong in wrongs:
+        with pytest.raises(TypeError, match="in a reply has|a reply is a message|of a call in a reply are JSON"):
             make().step_message(wrong)
 
 

@@ -237,6 +237,17 @@ class TestLoadTokenizer:
         with pytest.raises(ValueError, match=says):
             load_tokenizer(tmp_path)
 
+    def test_a_panic_in_a_pattern_is_an_exception(self, tmp_path):
+        """Rust's panics are none, and would pass by every handler of what a step may bring about."""
+        ByteTokenizer().save_pretrained(tmp_path)
+        described = json.loads((tmp_path / "tokenizer.json").read_text())
+        split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+        described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, described["pre_tokenizer"]]}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+        encode, _ = fast_codec(load_tokenizer(tmp_path))
+        with pytest.raises(ValueError, match=f"the tokenizer {tmp_path} can't take this text"):
+            encode("a" * 40 + "c")
+
     def test_a_tokenizer_without_chat_template(self):
         with pytest.raises(ValueError, match="no chat template"):
             load_tokenizer(ByteTokenizer(chat_template=""))

@@ -279,6 +279,12 @@ def test_a_query_that_is_stopped_is_stopped_at_the_same_place():
         ("SELECT sum(height) FROM people", "SELECT sum(height / 7) * 7 FROM people", "rows", True),
         ("SELECT sum(height) FROM people", "SELECT sum(height) + 0.001 FROM people", "rows", False),
         ("SELECT count(*) FROM people", "SELECT count(*) * 1.0 FROM people", "rows", True),
+        ("SELECT count(*) FROM people", "SELECT count(*) * 1.0 FROM people", "set", True),
+        ("SELECT 9e15 FROM people", "SELECT 9000000000000000 FROM people", "set", True),
+        ("SELECT 9e18 FROM people", "SELECT 9e18 + 1 FROM people", "rows", True),
+        ("SELECT 0 FROM people", "SELECT -0.0 FROM people", "set", True),
+        ("SELECT '1' FROM people", "SELECT 1 FROM people", "set", False),
+        ("SELECT x'31' FROM people", "SELECT '1' FROM people", "set", False),
         ("SELECT id FROM people", "SELECT CAST(id AS TEXT) FROM people", "rows", False),
         ("SELECT NULL FROM people", "SELECT 0 FROM people", "rows", False),
         ("SELECT count(*) FROM people", "SELECT a.id FROM people a, people b, people c", "rows", False),
@@ -290,6 +296,24 @@ def test_a_query_that_is_stopped_is_stopped_at_the_same_place():
 def test_queries_are_compared_by_their_results(gold, answer, mode, right, file):
     for database in (DATABASE, Database(file=str(file))):
         assert same_result(database, gold, answer, mode)[0] == right
+
+
+def test_rows_with_one_hash_are_compared_as_fast_as_others():
+    """Python's hash of a tuple of numbers is linear in them, modulo 2**64."""
+    code = (
+        f"import sys, time; sys.path.insert(0, {str(sql.SERVER.parent)!r}); import sql_server\n"
+        "P1, P2, M = 11400714785074694791, 14029467366897019727, 1 << 64\n"
+        "signed = lambda x: x % M - (M if x % M >> 63 else 0)\n"
+        "inverse = pow(P2, -1, M)\n"
+        "d, e = (1 << 33) * inverse % M, -P1 * inverse % M\n"
+        "rows = [(signed(n * d), signed(n * e)) for n in range(200_000)]\n"
+        "rows = [row for row in rows if max(map(abs, row)) < 1 << 61]\n"
+        "assert len(rows) > 5_000 and len(set(map(hash, rows))) < len(rows) / 100\n"
+        "began = time.process_time()\n"
+        "assert not sql_server.equal([(1, 2)], rows, 'set') and sql_server.equal(rows, rows[::-1], 'set')\n"
+        "assert time.process_time() - began < 1\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=100)
 
 
 AWKWARD = {
