@@ -82,8 +82,11 @@ def naive_rag(env_class: type[ToolEnv]) -> type[ToolEnv]:
         def make_task(self, index: int) -> Task:
             task = super().make_task(index)
             self.start_episode(task)  # gives the tools this task's corpus
-            self._episode = None  # a search has no notes of an episode before this one
-            found = run_tool(self.own_tools["search"], {"query": task.question})
+            running, self._episode = self._episode, None  # a search has no notes of an episode before this one
+            try:
+                found = run_tool(self.own_tools["search"], {"query": task.question})
+            finally:
+                self._episode = running
             if found.fault is not None or not found.ok:
                 raise ToolFault(found.fault or f"the search before the episode failed: {found.content}")
             return replace(task, question=question_with_passages(task.question, found.content))

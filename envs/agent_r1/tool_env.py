@@ -534,7 +534,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from a snapshot of `get_state`; the snapshot itself stays as it is.
+        """Continue from a snapshot of `get_state`; the snapshot itself stays as it is, and so does this environment
+        where it is refused.
 
         Raises ValueError for a snapshot of an environment with other tasks or a larger context, and ToolFault where a
         call that ran out of time is still at work in a tool's session.
@@ -544,17 +545,19 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise ValueError(
                 f"the snapshot has {episode.length} tokens, more than max_context_tokens={self.max_context_tokens}"
             )
-        self.np_random.bit_generator.state = copy.deepcopy(state["random_state"])
         if episode.fault is not None:  # it never began: there is nothing to hand to the tools
-            self._episode, self._task = episode, Task(state["task_id"], "", [])
-            return
-        task = self._make_task(episode.task_index) if episode.task_index < self.count_tasks() else None
+            task: Task | None = Task(state["task_id"], "", [])
+        else:
+            task = self._make_task(episode.task_index) if episode.task_index < self.count_tasks() else None
         if task is None or task.id != state["task_id"]:
             raise ValueError(
                 f"the snapshot is of task {state['task_id']!r}, but task {episode.task_index} is "
                 f"{task.id if task else None!r} here; make both environments with the same arguments"
             )
+        self.np_random.bit_generator.state = copy.deepcopy(state["random_state"])
         self._episode, self._task = episode, task
+        if episode.fault is not None:
+            return
         call_on(self._session_thread, self.start_episode, task)
         self.memory.update(copy.deepcopy(state["episode"].memory))  # start_episode may have begun its notes anew
         call_on(self._session_thread, begin_sessions, self._with_others, state["tools"])

@@ -54,6 +54,15 @@ def test_a_search_that_is_down_is_a_fault(plain, monkeypatch):
     envs.close()
 
 
+def test_an_episode_outlives_a_snapshot_that_is_refused(plain, say):
+    env, other = (naive_rag(type(plain))(split=split) for split in ("test", "train"))
+    env.reset(options={"task_index": 4})
+    other.reset(options={"task_index": 5})
+    with pytest.raises(ValueError, match="same arguments"):
+        env.set_state(other.get_state())
+    assert say(env, f"<answer>{plain.task.answers[0]}</answer>")[4]["is_success"]
+
+
 def test_closed_book_is_the_question_alone(plain, say):
     env = closed_book(type(plain))(split="test")
     tokens, _ = env.reset(options={"task_index": 4})

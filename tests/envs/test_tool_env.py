@@ -989,6 +989,14 @@ def test_a_snapshot_of_another_task_set_is_refused(make):
     assert other.task.id == "train-0"
 
 
+def test_a_refused_snapshot_changes_no_random_numbers(make):
+    env, other = make(split="test", task=1, seed=1), make(task=0)
+    before = other.np_random.bit_generator.state
+    with pytest.raises(ValueError, match="same arguments"):
+        other.set_state(env.get_state())
+    assert other.np_random.bit_generator.state == before != env.np_random.bit_generator.state
+
+
 def test_a_snapshot_too_long_for_this_environment_is_refused(make, say):
     env = make()
     say(env, call(env, "echo", text="x" * 900))
