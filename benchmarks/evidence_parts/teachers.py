@@ -144,7 +144,7 @@ def evaluate(world: World, trained: dict[str, list[Run]], args: Any) -> dict[str
 
 def claims(scores: dict[str, Scores], seeds: int) -> list[Claim]:
     """Every learner against the imitation of the same teacher; and against imitation of as many episodes or of as long,
-    where the goal is to be better at all, as it is for more demonstrations against fewer."""
+    where the goal is to be better at all, as it is for more demonstrations or passes against fewer."""
     pairs = []
     few, many = (f"SFT, {n:,} of fallible_50" for n in (100, EPISODES))
     for label in dict.fromkeys(label for _, label in AFTER.values()):
@@ -153,6 +153,7 @@ def claims(scores: dict[str, Scores], seeds: int) -> list[Claim]:
         others = {label: GOAL, f"{label}, successes": GOAL} | equal
         pairs += [(learner, other, goal) for other, goal in others.items() for learner in learners]
     pairs += [(f"{many}{kind}", f"{few}{kind}", 0.0) for kind in ("", ", successes")]
+    pairs += [(row, learner, 0.0) for row, (learner, _) in PASSES.items()]
     found = []
     for one, other, goal in pairs:
         if {one, other} <= scores.keys():
