@@ -558,7 +558,7 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     call = {"function": {"name": "search", "arguments": '{"query": "Ada"}'}}
     messages = [{"role": "system"}, {"role": "user"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     messages += [{"role": "tool", "content": "Ada\nis `here` " + "x" * 500}]
-    rows[1] |= {"messages": messages, "task_id": "t7", "task_index": 7, "question": "Who?"}
+    rows[1] |= {"messages": messages, "task_id": "t7", "task_index": 7, "question": "Who <img src=x>?\n\nNow."}
     monkeypatch.setattr(real_model, "make_env", lambda args: SimpleNamespace(make_task=TASKS.__getitem__))
     (tmp_path / "evaluation.json").write_text('{"args": {}}')
     monkeypatch.setattr(real_model, "read_episodes", lambda folder, tokenizer: rows)
@@ -604,8 +604,8 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     assert "SFT on demonstrations against greedy" in numbers["differences"]
     (example,) = found[key]["examples"]
     assert real_model.story(example).splitlines() == [
-        "**format**, task t7: Who?", "", '- assistant: `search({"query": "Ada"})`',
-        f"- tool: `Ada is 'here' {'x' * 286} ...`", "- right: Ada; Eve",
+        "**format**, task `t7`: `Who <img src=x>? Now.`", "", '- assistant: `search({"query": "Ada"})`',
+        f"- tool: `Ada is 'here' {'x' * 286} ...`", "- right: `Ada; Eve`",
     ]  # fmt: skip
     with pytest.raises(SystemExit, match="GRPO, HotpotQA, 1 of another model, other questions, or with other flags"):
         real_model.read_record(record, {key: {"rl_flags": "--seed 2"}})

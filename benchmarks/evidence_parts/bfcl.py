@@ -24,7 +24,7 @@ HELD_OUT = 66
 SUCCESS, DONE = "success", "requests done"
 LORA = ["--lora-rank", 8, "--learning-rate", 1e-3]
 SUPERVISED = ["--num-demonstrations", 129, "--batch-size", 8, "--num-steps", 32, "--warmup-steps", 5,
-              "--checkpoint-every", 2]  # two epochs: 2 to 3 hours in float32 on one core
+              "--checkpoint-every", 2]  # two epochs: 2 to 3 hours in float32 on one core  # fmt: skip
 
 
 def train(row: str, seed: int, model: str, more: str) -> Run:

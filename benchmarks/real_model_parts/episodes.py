@@ -72,14 +72,17 @@ def spoken(message: dict[str, Any]) -> str:
     return " ".join([message.get("content") or "", *calls]).strip()
 
 
-def story(example: dict[str, Any], longest: int = 300) -> str:
-    """An example in Markdown, a line a turn."""
-    lines = [f"**{example['error']}**, task {example['task']}: {example['question']}", ""]
-    for role, text in example["said"]:
+def story(example: dict[str, Any]) -> str:
+    """An example in Markdown, a line a turn. Whatever was said or read stands in code: it is text, and nothing else."""
+
+    def code(text: str, longest: int = 300) -> str:
         text = " ".join(text.split())
-        cut = text if len(text) <= longest else text[:longest] + " ..."
-        lines.append(f"- {role}: `{cut.replace('`', chr(39))}`")
-    return "\n".join([*lines, f"- right: {'; '.join(example['right'])}", ""])
+        text = text if len(text) <= longest else text[:longest] + " ..."
+        return f"`{text.replace('`', chr(39))}`"
+
+    lines = [f"**{example['error']}**, task {code(example['task'])}: {code(example['question'], 2000)}", ""]
+    lines += [f"- {role}: {code(text)}" for role, text in example["said"]]
+    return "\n".join([*lines, f"- right: {code('; '.join(example['right']))}", ""])
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> Figures:

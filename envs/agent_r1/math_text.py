@@ -369,7 +369,7 @@ def _is_asked(side: str, question: str) -> bool:
 @lru_cache(maxsize=1024)
 def _asked(question: str) -> tuple[str, ...]:
     """The tokens of a question in the form of `_one_form`, with the edges of its formulas."""
-    question = re.sub(r"(?<!\\)(?:\$+|\\[()\[\]])", f" {_EDGE} ", question)
+    question = re.sub(r"(?<!\\)(?:\$+|\\[()\[\]])", f" {_EDGE} ", _one_space(question))
     return tuple(_tokens(_one_form(_clean(question))))
 
 
@@ -447,7 +447,12 @@ def _number(token: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _question(question: str) -> tuple[str, ...]:
-    return tuple(_tokens(_clean(question)))
+    return tuple(_tokens(_clean(_one_space(question))))
+
+
+def _one_space(question: str) -> str:
+    """Patterns below try every number of spaces from every place: in a file of somebody's there may be thousands."""
+    return re.sub(r"\s+", " ", question)
 
 
 def _places(tokens: Sequence[str], part: Sequence[str]) -> list[int]:

@@ -17,7 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1_tools.python import Limits, bubblewrap, choose, layout, open_sandbox, probe, seccomp
+from agent_r1_tools.python import (
+    Limits,
+    SandboxError,
+    bubblewrap,
+    choose,
+    fork_server,
+    layout,
+    open_sandbox,
+    probe,
+    seccomp,
+)
 from agent_r1_tools.python.launch import GUEST
 
 LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory=512 << 20, output=2000, files=4 << 20)
@@ -366,3 +376,12 @@ def test_a_guest_cannot_outlive_its_run(tmp_path):
     assert uid != 0
     assert left == []
     assert cleared == ["-1", "0"] and statuses == ["timeout", "timeout"]
+
+
+def test_a_fork_server_whose_interpreter_cannot_be_run_leaves_nothing_open(monkeypatch):
+    """As where it stands in somebody's private folder."""
+    monkeypatch.setattr(layout, "interpreter", lambda: "/nowhere/python")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(SandboxError, match="the fork server did not start: /nowhere/python: .*No such file"):
+        fork_server._Server(())
+    assert len(os.listdir("/proc/self/fd")) == before

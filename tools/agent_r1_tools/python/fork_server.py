@@ -74,10 +74,17 @@ class _Server:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [layout.interpreter(), *PYTHON_FLAGS, str(MAIN)]
-        process = from_lasting_thread(
-            lambda: subprocess.Popen(command, stdin=theirs.fileno(), cwd="/", env=ENVIRONMENT, start_new_session=True)
-        )
-        theirs.close()
+        try:
+            process = from_lasting_thread(
+                lambda: subprocess.Popen(
+                    command, stdin=theirs.fileno(), cwd="/", env=ENVIRONMENT, start_new_session=True
+                )
+            )
+        except OSError as error:
+            self._socket.close()
+            raise SandboxError(f"the fork server did not start: {command[0]}: {error}") from error
+        finally:
+            theirs.close()
         self.close = weakref.finalize(self, _end_server, self._socket, process)
         self._socket.settimeout(START_SECONDS)
         settings = {
