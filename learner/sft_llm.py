@@ -30,7 +30,7 @@ from llm_utils.logger import open_writer, run_name
 from llm_utils.model_checks import check_vocabulary
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.scratch import make_model, make_tokenizer
-from llm_utils.sources import model_files, model_source, tokenizer_source
+from llm_utils.sources import config_files, model_files, model_source, tokenizer_source
 
 
 @dataclass
@@ -294,10 +294,12 @@ if __name__ == "__main__":
     run: dict[str, Any] = {"iteration": 0, "train_seconds": 0.0}  # an iteration is a step
     turns = sum(int(np.diff(row.action_mask.astype(np.int8), prepend=0).clip(0).sum()) for row in rows)
     run["summary"] = {"model_files": model_files(args), "rows": len(rows), "turns": turns, "rows_hash": digest(rows)}
+    run["summary"]["config_files"] = None if args.model == "scratch" else config_files(source)
     if args.resume:
         began, run = run["summary"], checkpoint.load(run_dir, None, optimizer)["run"]
         base = {"model_files": f"files of --model {args.model}"} if args.lora_rank else {}
-        checkpoint.check_unchanged(run_dir, run["summary"], began, rows_hash="demonstrations", **base)
+        base |= {"rows_hash": "demonstrations", "config_files": f"config or tokenizer of --model {args.model}"}
+        checkpoint.check_unchanged(run_dir, run["summary"], began, **base)
     run_files.claim(run_dir)
     writer = open_writer(run_dir, args, run, run["iteration"] + 1 if args.resume else None)
     progress = tqdm(total=args.num_steps, initial=run["iteration"], desc="sft", unit="step", dynamic_ncols=True)

@@ -72,6 +72,7 @@ def naive_rag(env_class: type[ToolEnv]) -> type[ToolEnv]:
 
     class NaiveRAG(closed_book(env_class)):  # type: ignore[misc]
         instructions = INSTRUCTIONS
+        _episode: Any
 
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)

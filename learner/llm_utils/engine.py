@@ -28,7 +28,7 @@ class Span:
 
     slot: int
     tokens: Array  # int32 [n]
-    logprobs: Array  # float32 [n], of the sampled tokens under the distribution that was sampled from
+    logprobs: Array  # float32 [n], of the sampled tokens; with --top-p transformers gives those before it was applied
     versions: Array  # int32 [n]: `update` gave this number to the weights that sampled the token
     entropies: Array | None = None  # float32 [n] in nats, on request
     top_tokens: Array | None = None  # int32 [n, k], on request: the k most likely tokens, the likeliest first

@@ -37,6 +37,7 @@ MALLOC_GAPS, MALLOC_GAPS_LORA = 0.1, 0.8
 # Float32 tensors of the size of the logits, at once: logits, their softmax, two for entropies; measured are 4.03. An
 # entropy bonus keeps one more for its gradient (5.03).
 LOGITS_COPIES = 4
+FLOAT32_HEAD = "the head in float32"
 
 
 @dataclass
@@ -84,9 +85,9 @@ class Report:
 
     def measured(self, activations_and_logits: int) -> Report:
         """The same with what `measure` found in place of the two estimates."""
-        estimates = ("activations", "logits", "gaps that malloc leaves")
-        parts = [part for part in self.parts if part.name not in estimates]
-        flags = tuple(dict.fromkeys(flag for part in self.parts if part.name in estimates for flag in part.flags))
+        estimates = ("activations", "logits", "gaps that malloc leaves", FLOAT32_HEAD)
+        parts = [part for part in self.parts if part.when != UPDATE or part.name not in estimates]
+        flags = tuple(dict.fromkeys(flag for part in self.parts if part not in parts for flag in part.flags))
         parts.append(Part("activations and logits, measured", activations_and_logits, UPDATE, flags))
         return dataclasses.replace(self, parts=parts)
 
@@ -183,8 +184,12 @@ def preflight(
     logits = min(tokens, LOGITS_BYTES // (4 * vocabulary)) * 4 * vocabulary
     copies = LOGITS_COPIES + (getattr(args, "ent_coef", 0) != 0)
     add("logits", copies * logits, UPDATE, shorter)
-    head = 2 * whole.get_output_embeddings().weight.nbytes
-    add("gradients of embedding and head, before they are added", head, UPDATE, "a smaller --model")
+    head = whole.get_output_embeddings().weight
+    if critic or not args.lora_rank:  # adapters leave both as they are
+        add("gradients of embedding and head, before they are added", 2 * head.nbytes, UPDATE, "a smaller --model")
+    if getattr(args, "float32_head", False) and dtype != torch.float32:
+        for when in (UPDATE, *(ROLLOUT,) * in_process):
+            add(FLOAT32_HEAD, 4 * head.numel(), when, "no --float32-head", "a smaller --model")
 
     report = Report(parts, int(USABLE[device.type] * memory))
     if getattr(args, "preflight", True):
@@ -199,7 +204,13 @@ def empty_model(config: Any, dtype: torch.dtype, lora_rank: int) -> Any:
     """The model without memory for its weights: its parameters can be counted, its layers run on shapes."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False)
-        return with_adapters(model, lora_rank) if lora_rank else model
+        if not lora_rank:
+            return model
+        model = with_adapters(model, lora_rank)
+        for parameter in model.parameters():  # peft gives adapters the model's dtype only where there are weights
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(dtype)
+        return model
 
 
 def is_tied(model: Any) -> bool:

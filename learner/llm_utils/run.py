@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 import time
@@ -33,7 +34,7 @@ from llm_utils.optimizer import Float32AdamW
 from llm_utils.pass_rates import task_probabilities
 from llm_utils.preflight import measure, preflight
 from llm_utils.rollout import Sampler, rollout
-from llm_utils.sources import model_files, model_source, tokenizer_source
+from llm_utils.sources import config_files, model_files, model_source, tokenizer_source
 from llm_utils.streams import Stream
 from llm_utils.trajectory import Segment, Trajectory
 
@@ -308,18 +309,18 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     rank, world_size, device = distributed.rank(), distributed.world_size(), distributed.device(args.cuda)
     folder = Path(args.resume) if args.resume else distributed.broadcast(Path("runs") / run_name(args))
     source, dtype = model_source(args.model, args.env_id), choose_dtype(args.dtype, device)
-    sizes = (0, 0, 0)
+    sizes: tuple[int, int, int | np.ndarray] = (0, 0, 0)
     if rank == 0:
         spaces = envs.single_action_space, envs.single_observation_space
-        sizes = spaces[0].vocab_size, spaces[1].max_len, envs.envs[0].num_tasks
+        tasks = envs.envs[0].num_tasks
+        if args.sample_by_pass_rate is not None:
+            tasks = task_probabilities(
+                args.sample_by_pass_rate, args.env_id, args.split, tasks,
+                env_kwargs=args.env_kwargs, data_dir=args.data_dir,
+            )  # fmt: skip
+        sizes = spaces[0].vocab_size, spaces[1].max_len, tasks
         check_reach(args, envs.envs[0].max_turns)
-    vocab_size, longest, num_tasks = distributed.broadcast(sizes)
-    tasks: int | np.ndarray = num_tasks
-    if args.sample_by_pass_rate is not None:
-        tasks = task_probabilities(
-            args.sample_by_pass_rate, args.env_id, args.split, num_tasks,
-            env_kwargs=args.env_kwargs, data_dir=args.data_dir,
-        )  # fmt: skip
+    vocab_size, longest, tasks = distributed.broadcast(sizes)
     config, with_reference = read_config(source), args.kl_coef > 0
     check_context(config, longest)
     if args.engine == "transformers":
@@ -344,13 +345,17 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         modules, rates = [policy, critic], [args.learning_rate, args.critic_learning_rate]
     optimizer = Float32AdamW(modules, rates, betas=(0.9, 0.95))
     state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
-    state["summary"] = {"model_files": model_files(args)}
+    drawn = hashlib.sha256(tasks.tobytes()).hexdigest()[:16] if isinstance(tasks, np.ndarray) else None
+    files = {"model_files": model_files(args), "config_files": config_files(source, tokenizer_of(args))}
+    state["summary"] = began = {**files, "pass_rates": drawn}
     if args.resume:
-        began, state = state["summary"], checkpoint.load(folder, critic, optimizer)["run"]
+        state = checkpoint.load(folder, critic, optimizer)["run"]
         state.setdefault("evaluated", state["iteration"] or -1)  # of an older version
+        unchanged = {"pass_rates": f"pass rates in {args.sample_by_pass_rate}"}
+        unchanged["config_files"] = f"config or tokenizer of --model {args.model}"
         if with_reference or args.lora_rank:
-            words = f"files of --model {args.model}"
-            checkpoint.check_unchanged(folder, state["summary"], began, model_files=words)
+            unchanged["model_files"] = f"files of --model {args.model}"
+        checkpoint.check_unchanged(folder, state["summary"], began, **unchanged)
     run = Run(
         args=args,
         folder=folder,

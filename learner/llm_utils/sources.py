@@ -56,6 +56,18 @@ def fingerprint(*sources: str | None) -> str | None:
     return hashlib.sha256(json.dumps(files).encode()).hexdigest() if files else None
 
 
+def config_files(*sources: str | None) -> str | None:
+    """Of what the files in folders say of a model and its tokenizer, all but the weights: by content, so that copies
+    are the same. None where there is no folder."""
+    kinds = ("config.json", "tokenizer*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "chat_template*")
+    folders = dict.fromkeys(source for source in sources if source and Path(source).is_dir())
+    paths = [path for folder in folders for kind in kinds for path in sorted(Path(folder).glob(kind)) if path.is_file()]
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:16] if paths else None
+
+
 def model_files(args: Any) -> str | None:
     """The fingerprint of the model that a script's arguments name; None where it has no files, or none yet."""
     return None if args.model == "scratch" else fingerprint(source_of(args), getattr(args, "adapter", None))

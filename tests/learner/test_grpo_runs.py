@@ -214,6 +214,19 @@ def test_a_run_does_not_go_on_with_another_reference(learn, tmp_path):
         learn("grpo_llm", "--resume", run_dir, "--total-episodes", 32)
 
 
+def test_a_run_does_not_go_on_with_another_config(learn, tmp_path):
+    """It is read from --model, the weights from the checkpoint; a copy of the same files is no other."""
+    model = Path(shutil.copytree(tiny_policy("AgentR1/MultihopWorld-v0"), tmp_path / "m"))
+    flags = ["--model", model, "--tokenizer", model, "--checkpoint-every", 1]
+    run_dir = learn("grpo_llm", *GROUPS, *flags, "--total-episodes", 16)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text((model / "config.json").read_text())
+    learn("grpo_llm", "--resume", run_dir, "--total-episodes", 32)
+    (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    with pytest.raises(SystemExit, match="the config or tokenizer of --model .* have changed since the run began"):
+        learn("grpo_llm", "--resume", run_dir, "--total-episodes", 48)
+
+
 def test_staleness_occurs_and_is_bounded(learn):
     run_dir = learn("grpo_llm", *GROUPS, "--total-episodes", 64, "--max-staleness", 2)
     staleness = [

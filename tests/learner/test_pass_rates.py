@@ -87,9 +87,13 @@ def test_what_an_evaluation_writes_a_learner_reads(learn, tmp_path, monkeypatch)
     solved = [sum(row["stats"]["success"] for row in rows if row["task_index"] == task) for task in range(3)]
     assert found["successes"] == solved
     batch = ["--total-episodes", 8, "--episodes-per-iteration", 8, "--num-minibatches", 1, "--eval-episodes", 0]
-    learn("grpo_llm", *common, *batch, "--group-size", 4, "--sample-by-pass-rate", path)
-    (path,) = Path("runs").glob("*grpo*/trajectories.jsonl")
-    assert {json.loads(line)["task_index"] for line in path.read_text().splitlines()} <= {0, 1, 2}
+    sample = ["--group-size", 4, "--sample-by-pass-rate", path, "--checkpoint-every", 1]
+    run_dir = learn("grpo_llm", *common, *batch, *sample)
+    (rows_file,) = Path("runs").glob("*grpo*/trajectories.jsonl")
+    assert {json.loads(line)["task_index"] for line in rows_file.read_text().splitlines()} <= {0, 1, 2}
+    path.write_text(json.dumps(found | {"successes": [4, 1, 0], "model": "somebody"}))
+    with pytest.raises(SystemExit, match="the pass rates in .* have changed since the run began"):
+        learn("grpo_llm", "--resume", run_dir, "--total-episodes", 16)
 
 
 def test_greedy_episodes_make_no_profile(learn):

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from llm_utils import preflight
+from llm_utils.loading import with_adapters
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 QWEN_3B = {
@@ -122,11 +123,15 @@ def small_config(**kwargs):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_counted_activations_are_those_that_autograd_keeps(kind, dtype):
+@pytest.mark.parametrize(("kind", "lora_rank"), [("llama", 0), ("llama", 16), ("gpt2", 0)])
+def test_counted_activations_are_those_that_autograd_keeps(kind, lora_rank, dtype):
     gpt2 = transformers.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=500)
     config = small_config() if kind == "llama" else gpt2
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    whole = model
+    if lora_rank:
+        pytest.importorskip("peft")
+        model = with_adapters(model, lora_rank)
     kept = {p.untyped_storage().data_ptr() for p in model.parameters()}
     total = []
 
@@ -138,12 +143,34 @@ def test_counted_activations_are_those_that_autograd_keeps(kind, dtype):
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            model.base_model(input_ids=torch.zeros(2, 96, dtype=torch.long), use_cache=False)
+            whole.base_model(input_ids=torch.zeros(2, 96, dtype=torch.long), use_cache=False)
     except RuntimeError as error:
         pytest.skip(f"no {dtype} here: {error}")
-    found, layer = preflight.activations(preflight.empty_model(config, dtype, 0), 2, 96)
+    empty = preflight.empty_model(config, dtype, lora_rank)
+    assert [p.dtype for p in empty.parameters()] == [p.dtype for p in model.parameters()]
+    found, layer = preflight.activations(empty, 2, 96)
     assert found == pytest.approx(sum(n for n, _ in total), rel=0.1)
     assert 0.3 * found < layer < 0.4 * found
+
+
+def test_a_float32_head_is_a_copy_of_the_head():
+    """In rollouts and updates, and none of it is there where all is in float32, or where vLLM samples."""
+    def head(report, when):
+        return sum(part.bytes for part in report.parts if part.when == when and "head in float32" in part.name)
+
+    kwargs = {"preflight": False, "float32_head": True}
+    copy = 4 * QWEN_3B["vocab_size"] * QWEN_3B["hidden_size"]
+    ours, vllm = estimate(engine="transformers", **kwargs), estimate(**kwargs)
+    assert [head(ours, when) for when in ("rollout", "update")] == [copy, copy]
+    assert [head(vllm, when) for when in ("rollout", "update")] == [0, copy]
+    assert head(ours.measured(1), "update") == 0 and head(ours.measured(1), "rollout") == copy
+    assert head(estimate(engine="transformers", dtype="float32", **kwargs), "update") == 0
+
+
+def test_adapters_add_up_no_gradients_of_the_head():
+    kwargs = {"preflight": False, "lora_rank": 16}
+    assert size(estimate(**kwargs), "embedding and head") == 0
+    assert size(estimate(critic=True, **kwargs), "embedding and head") > 1e9
 
 
 def test_where_layers_do_not_run_on_shapes_a_formula_counts(monkeypatch):
