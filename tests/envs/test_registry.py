@@ -22,7 +22,6 @@ from agent_r1 import ArgumentError
 from agent_r1_tools.python import probe
 
 POLICIES = files("agent_r1") / "policies"
-TINY = [env_id for env_id in ENVIRONMENTS if (POLICIES / env_id.removeprefix("AgentR1/")).is_dir()]
 ARGUMENTS = {  # better than made up from the schema
     "search": {"query": "Ada Quill"},
     "calculator": {"expression": "17 * 3"},
@@ -270,8 +269,10 @@ def test_no_argument_does_nothing(env_id, tmp_path):
     assert ("top_k" in takes(env_id)) == ("corpus" in takes(env_id))
 
 
-@pytest.mark.parametrize("env_id", TINY)
+@pytest.mark.parametrize("env_id", [f"AgentR1/{folder.name}" for folder in POLICIES.iterdir()])
 def test_the_tiny_policy_reads_what_its_environment_writes(env_id):
+    if env_id == "AgentR1/BabyAI-v0":
+        pytest.importorskip("minigrid")
     folder = agent_r1.tiny_policy(env_id)
     env = gym.make(env_id, tokenizer=folder).unwrapped
     state, _ = env.reset(seed=0)
