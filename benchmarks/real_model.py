@@ -11,7 +11,8 @@ What the repository has recorded is of one model (docs/real_model.md): with anot
 gsm8k` is GSM8K with a calculator. FOLDER is a small chat model (SmolLM2-135M-Instruct), DATA holds hotpotqa/,
 2wikimultihopqa/, musique/, gsm8k/ in the official formats. A tenth of the training questions is held out to choose by;
 dev (GSM8K: test) is read by `--part evaluate` only. `--profile N` has reinforcement draw questions by how
-often they are solved, those that always or never are rarely.
+often they are solved, those that always or never are rarely; `--profile-questions M` plays, and so draws, the first
+M of them only.
 
 Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes its checkpoint, and the same command
 goes on. Finished runs are not repeated (llm_utils/benchmark.py). Each evaluation that ends is a line of
@@ -124,12 +125,13 @@ def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: 
     return make_job([*words, "--checkpoint-every", "8", *suite.rl, *flags])
 
 
-def profile_job(suite: Suite, work: Path, learner: Job, times: int) -> Job:
-    """Every training question so many times, sampled as this learner samples."""
+def profile_job(suite: Suite, work: Path, learner: Job, times: int, questions: int | None = None) -> Job:
+    """Every training question, or the first `questions`, so many times, sampled as this learner samples."""
     args = learner.args
     words = ["python", "learner/evaluate_llm.py", "--exp-name", f"real_{work.name}_profile", "--model", args["model"]]
     words += ["--env-id", args["env_id"], "--env-kwargs", env_kwargs(suite, work / "reinforced"), "--split", "train"]
-    words += ["--episodes", "1000000", "--profile", str(times), "--cuda" if args["cuda"] else "--no-cuda"]
+    words += ["--episodes", str(questions or 1_000_000), "--profile", str(times)]
+    words += ["--cuda" if args["cuda"] else "--no-cuda"]
     same = [name for name in SAMPLING if name != "dtype" or args["engine"] == "transformers"]
     words += [word for name in same for word in (f"--{name.replace('_', '-')}", str(args[name]))]
     return make_job([*words, *["--num-threads", str(learner.threads)] * (learner.threads is not None)])
@@ -228,6 +230,7 @@ def write_report(
     command += f" --data DATA --seeds {args.seeds}" + (f" --name {name}" if args.name else "")
     command += f" --learners {shlex.join(args.learners)}".rstrip()
     command += f" --profile {args.profile}" if args.profile else ""
+    command += f" --profile-questions {args.profile_questions}" if args.profile_questions else ""
     command += f" --against {shlex.join(args.against)}" if args.against else ""
     if args.adapters:
         given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label in args.adapters]
@@ -253,7 +256,8 @@ def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: d
             found[label, seed] = start | {"on_top": adapters[label]}
         else:
             found[label, seed] = start | {"rl_flags": without_speed(args.rl_flags), "trained_on": questions}
-            found[label, seed] |= {"profile": args.profile} if args.profile else {}
+            told = {"profile": args.profile, "profile_questions": args.profile_questions}
+            found[label, seed] |= {name: number for name, number in told.items() if number}
     return found
 
 
@@ -306,6 +310,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--profile", type=from_1, metavar="N",
                         help="play each training question N times before reinforcement, which then draws them by what "
                         "share succeeded (--sample-by-pass-rate)")
+    parser.add_argument("--profile-questions", type=from_1, metavar="M",
+                        help="with --profile: the first M training questions alone are played, and drawn")
     parser.add_argument("--against", nargs="*", default=[], metavar="NAME",
                         help="results of other names whose supervised policy is compared with, too")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
@@ -323,6 +329,8 @@ def arguments() -> argparse.Namespace:
     if len(adapters) < len(args.adapters) or not adapters.keys() <= {START, *args.learners}:
         parser.error("--adapters take one folder each, of the training on demonstrations and of --learners")
     args.adapters = adapters
+    if args.profile_questions and not args.profile:
+        parser.error("--profile-questions says how many --profile plays; give that, too")
     return args
 
 
@@ -382,7 +390,7 @@ def main() -> None:
     check_curves(made, RESULTS / f"{name}_curves.json")
     if args.profile and rl_wanted:
         learner = rl_job(suite, work, start, *rl_wanted[0], rl_flags)
-        [folder] = finish([profile_job(suite, work, learner, args.profile)], 1)
+        [folder] = finish([profile_job(suite, work, learner, args.profile, args.profile_questions)], 1)
         rl_flags += ["--sample-by-pass-rate", str(folder / "pass_rates.json")]
     rl_jobs = {one: rl_job(suite, work, start, *one, rl_flags) for one in rl_wanted}
     try:

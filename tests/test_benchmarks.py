@@ -420,6 +420,20 @@ def test_training_questions_are_profiled_as_training_samples_them(tmp_path, engi
     sampling |= {"vllm_url": "http://there:1"} if engine == "vllm-server" else {"dtype": "float32"}
     assert job.args | sampling | {"profile": 3, "split": "train", "temperature": 1.0} == job.args
     assert str(tmp_path / "reinforced") in job.args["env_kwargs"] and job.threads == 1
+    few = real_model.profile_job(suite, tmp_path, learner, 3, 50)
+    assert (job.args["episodes"], few.args["episodes"]) == (1_000_000, 50)
+
+
+def test_questions_that_were_drawn_by_pass_rate_are_part_of_how_a_policy_was_trained():
+    real_model = importlib.import_module("real_model")
+
+    def trained(**profile):
+        args = SimpleNamespace(part="rl", rl_flags="", sft_flags="", baselines=False, **profile)
+        return real_model.how_trained(real_model.SUITES["gsm8k"], [("GRPO", 1)], {}, "hash", args)["GRPO", 1]
+
+    every = trained(profile=2, profile_questions=None)
+    assert every == trained(profile=None, profile_questions=None) | {"profile": 2}
+    assert trained(profile=2, profile_questions=50) == every | {"profile_questions": 50}
 
 
 def test_episodes_that_faults_ended_are_no_figures(tmp_path):
