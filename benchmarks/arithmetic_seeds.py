@@ -69,15 +69,15 @@ def main() -> None:
     ]
     table = "\n".join(rows)
     print(table)
-    plot({(ENV_ID, "GRPO"): curves}, "success on held-out tasks", "training episodes",
-         ROOT / "docs" / "images" / "arithmetic_seeds.png")  # fmt: skip
     results = {
         name: [s[name] for s in summaries] for name in ("eval/success_first", "eval/success_last", "train_seconds")
     }
     results["curves"] = [np.column_stack(curve).tolist() for curve in curves]
     command = f"python benchmarks/arithmetic_seeds.py --seeds {args.seeds} --workers {args.workers}"
     command += given_flags(parser, args, "splits", "episodes", "flags")
-    record_results("arithmetic_seeds", results, table, command, args.force)
+    picture = record_results("arithmetic_seeds", results, table, command, args.force)
+    plot({(ENV_ID, "GRPO"): curves}, "success on held-out tasks", "training episodes",
+         ROOT / f"docs/images/{picture}.png")  # fmt: skip
 
     models = {"shipped": ["tiny"], "trained": [str(run) for run in runs]}
     zero_shot = success(models, args.splits, args.episodes, args.workers)

@@ -25,12 +25,12 @@ from typing import Any
 
 from evidence_parts import bfcl, exploration, horizons, page, paper, standard, teachers
 from evidence_parts.noise import FEWEST
-from evidence_parts.runs import ROOT, recorded
+from evidence_parts.runs import ROOT
 from machine import RESULTS, from_1, given_flags, record_results, require_quiet_machine
 
 PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "paper": paper,
          "standard": standard, "bfcl": bfcl}  # fmt: skip
-SAME = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
+FIXED = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
 
 
 def what_stands(places: Sequence[str], rows: Sequence[str], results: Mapping[str, Any]) -> list[str]:
@@ -73,24 +73,24 @@ def main() -> None:
         parser.error(f"--part bfcl needs --model FOLDER with a model.safetensors, got {args.model!r}")
     if args.batches < FEWEST:
         parser.error(f"--batches {args.batches}: intervals from a bootstrap need at least {FEWEST} batches")
-    args.places, args.rows = args.places or list(part.PLACES), args.rows or all_rows
+    args.places = args.places or list(part.PLACES)
+    own_rows = [row for place in args.places for row in getattr(part.PLACES[place], "rows", all_rows)]
+    if unknown := [row for row in args.rows if row not in own_rows]:
+        parser.error(f"--rows {unknown[0]!r}: {', '.join(args.places)} has {'; '.join(dict.fromkeys(own_rows))}")
+    args.rows = args.rows or all_rows
     require_quiet_machine(args.force)
     args.model = os.path.abspath(args.model) if args.model else ""
     os.chdir(ROOT)  # learners run there, and find environments of benchmarks/
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
     path = RESULTS / f"evidence_{args.part}.json"
     results = json.loads(path.read_text())["results"] if path.is_file() else {}
-    settings = {name: getattr(args, name) for name in SAME if name in own}
+    settings = {name: getattr(args, name) for name in FIXED if name in own}
     for name, one in results.items():
         if one["settings"] != settings:
             parser.error(f"{path.name} has {name} with other settings, {one['settings']}: use them, or delete it")
     args.used = set()
     found = part.measure(args, results)
-    if not found:
-        parser.error(f"--places {' '.join(args.places)} has none of --rows {' '.join(args.rows)}")
-    used = [line for key, line in recorded().items() if key in args.used]
-    made = {"on": sorted({line["on"] for line in used}), "forced": any(line["forced"] for line in used)}
-    results |= {name: one | made | {"settings": settings} for name, one in found.items()}
+    results |= {name: one | {"settings": settings} for name, one in found.items()}
     forced = any(one["forced"] for one in results.values())
     where = "; ".join(sorted({place for one in results.values() for place in one["on"]}))
     words = f"Runs on {where}{', beside other work' * forced}."

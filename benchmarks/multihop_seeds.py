@@ -20,6 +20,7 @@ from machine import from_1, record_results, require_quiet_machine
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
 from llm_utils.benchmark import Job, finish, make_job  # noqa: E402
+from llm_utils.compare import area, plot, read_curve  # noqa: E402
 
 CONDITIONS = {"process + outcome": "{}", "outcome only": '{"process_reward": false}'}
 
@@ -32,47 +33,9 @@ def job(seed: int, condition: str, args: argparse.Namespace) -> Job:
     return make_job([*words, "--eval-every", str(args.eval_every), *shlex.split(args.flags)])
 
 
-def curve(folder: Path) -> list[tuple[int, float]]:
-    """(training episodes so far, held-out exact match) of every evaluation of a run."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    args = json.loads((folder / "summary.json").read_text())["args"]
-    iterations = args["total_episodes"] // args["episodes_per_iteration"]
-    evaluated = sorted({*range(0, iterations + 1, args["eval_every"]), iterations})
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload().Scalars("eval/em")
-    return [(i * args["episodes_per_iteration"], e.value) for i, e in zip(evaluated, events, strict=True)]
-
-
-def area(points: list[tuple[int, float]]) -> float:
-    """Mean height of a curve over the episodes, 0 to 1 (trapezoids)."""
-    steps, values = np.array(points).T
-    return float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
-
-
 def spread(values: list[float]) -> str:
     deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
     return f"{np.mean(values):.3f} ± {deviation:.3f}"
-
-
-def plot(curves: dict[str, list[list[tuple[int, float]]]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for color, (condition, runs) in zip(("tab:blue", "tab:orange"), curves.items(), strict=True):
-        for points in runs:
-            axes.plot(*np.array(points).T, color=color, alpha=0.25, linewidth=1)
-        steps = [step for step, _ in runs[0]]
-        axes.plot(steps, np.mean([[value for _, value in points] for points in runs], 0), color=color, linewidth=2.2,
-                  label=f"{condition} (mean of {len(runs)} seeds)")
-    axes.set(xlabel="training episodes", ylabel="exact match on held-out tasks", ylim=(0, 1),
-             title="PPO on AgentR1/MultihopWorld-v0 from the shipped tiny policy")
-    axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
 
 
 def main() -> None:
@@ -94,23 +57,25 @@ def main() -> None:
     for condition in CONDITIONS:
         mine = [folder for (_, name), folder in zip(jobs, folders, strict=True) if name == condition]
         summaries = [json.loads((folder / "summary.json").read_text()) for folder in mine]
-        curves[condition] = [curve(folder) for folder in mine]
+        curves[condition] = [read_curve(folder, "eval/em", "episodes") for folder in mine]
         first = [s["eval/exact_match_first"] for s in summaries]
         last = [s["eval/exact_match_last"] for s in summaries]
-        areas = [area(points) for points in curves[condition]]
+        areas = [area(curve) for curve in curves[condition]]
         seconds = [s["train_seconds"] for s in summaries]
         results[condition] = {"exact_match_first": first, "exact_match_last": last, "area": areas,
-                              "train_seconds": seconds, "curves": curves[condition]}
+                              "train_seconds": seconds,
+                              "curves": [np.column_stack(curve).tolist() for curve in curves[condition]]}  # fmt: skip
         rows.append(f"| {condition} | {spread(first)} | {spread(last)} | {spread(areas)} | {np.mean(seconds):.0f} |")
     table = "\n".join(rows)
     print(table)
-    plot(curves, ROOT / "docs" / "images" / "multihop_seeds.png")
     command = (f"python benchmarks/multihop_seeds.py --seeds {args.seeds} --workers {args.workers} "
                f"--threads {args.threads} --eval-every {args.eval_every}")
     if args.flags:
         command += f' --flags "{args.flags}"'
-    record_results("multihop_seeds", results, f"{table}\n\nMean ± standard deviation over {args.seeds} seeds.", command,
-                   args.force)
+    said = f"{table}\n\nMean ± standard deviation over {args.seeds} seeds."
+    name = record_results("multihop_seeds", results, said, command, args.force)
+    plot({("AgentR1/MultihopWorld-v0", condition): runs for condition, runs in curves.items()},
+         "exact match on held-out tasks", "training episodes", ROOT / f"docs/images/{name}.png")  # fmt: skip
 
 
 if __name__ == "__main__":

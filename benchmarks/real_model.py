@@ -170,7 +170,8 @@ def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path,
     """
     from agent_r1.tokenizers import load_tokenizer
 
-    jobs = {key: job for key, job in jobs.items() if key not in read_record(record, how)}
+    there = read_record(record, how)
+    jobs = {key: job for key, job in jobs.items() if key not in there}
     damaged = []
     try:
         finish(list(jobs.values()), workers)

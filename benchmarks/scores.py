@@ -16,13 +16,13 @@ Interval = tuple[float, float, float]  # value, low, high: 95 %
 
 
 def interval(
-    one: Scores, other: Scores | None = None, columns: Sequence[str] = (), resamples: int = 2000
+    one: Scores, other: Scores | None = None, columns: Sequence[str] | None = None, resamples: int = 2000
 ) -> Interval:
     """Mean over columns (default: all) of the score, or of one's minus the other's, and its 95 % interval.
 
     Seeds and tasks are drawn anew; the tasks are the same for both. ValueError where one has more than the other.
     """
-    columns, rng = columns or list(one), np.random.default_rng(0)
+    columns, rng = list(one) if columns is None else columns, np.random.default_rng(0)
     if other is not None and any(one[column].shape[1] != other[column].shape[1] for column in columns):
         raise ValueError("a difference is of the same tasks; here one side has more of them than the other")
 
@@ -114,8 +114,8 @@ def intervals(scores: Mapping[str, Scores]) -> dict[str, dict[str, Interval]]:
 
 
 def domains(columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Which columns are in domain, the first one, and which are not."""
-    return [("in domain", [*columns[:1]]), ("out of domain", [*columns[1:]])]
+    """Which columns are in domain, the first one, and which are not, where there are others."""
+    return [("in domain", [*columns[:1]]), ("out of domain", [*columns[1:]])][: len(columns)]
 
 
 def facts(

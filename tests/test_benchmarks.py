@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import machine
+import numpy as np
 import pytest
 from made_up_data import write_made_up_data
 
@@ -202,6 +203,30 @@ def runs(request, tmp_path_factory, places):
                 found[case] = folder, pool.submit(start, folder, *words, timeout=900 if case in SLOW else 240)
         yield found
         pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("name", ["multihop_seeds", "arithmetic_seeds"])
+def test_a_picture_goes_where_its_figures_go(name, tmp_path, monkeypatch):
+    """A small trial, recorded beside what stands there, leaves the picture of README alone."""
+    pytest.importorskip("torch")
+    module = importlib.import_module(name)
+    ends = {f"eval/{what}_{end}": 0.5 for what in ("exact_match", "success") for end in ("first", "last")}
+    (tmp_path / "summary.json").write_text(json.dumps(ends | {"train_seconds": 1.0}))
+    drawn = []
+    for what, stands_in in {
+        "finish": lambda jobs, workers: [tmp_path] * len(jobs),
+        "read_curve": lambda *_: (np.array([0.0, 64.0]), np.array([0.25, 0.75])),
+        "plot": lambda curves, metric, x, path: drawn.append(path),
+        "record_results": lambda name, *_: f"{name}_part",
+        "success": lambda models, splits, *_: {model: {split: [0.5] for split in splits} for model in models},
+    }.items():
+        if hasattr(module, what):
+            monkeypatch.setattr(module, what, stands_in)
+    monkeypatch.chdir(tmp_path)  # which it changes
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", [name, "--seeds", "1", "--force"])
+    module.main()
+    assert [path.name for path in drawn] == [f"{name}_part.png"]
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=SLOWLY * (c in SLOW)) for c in SMALL])

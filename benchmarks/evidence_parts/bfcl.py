@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-import numpy as np
 from scores import Claim, cell, environment, facts, interval, intervals
 
 from evidence_parts.page import plot_success
-from evidence_parts.runs import Run, make, table
+from evidence_parts.runs import Run, made, make, table
 
 FLAGS, PLOT = ["rows", "model"], (plot_success, "success", 3)
 
@@ -59,13 +58,15 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     scores, done = table(plays, args), table(plays, args, "requests_done")
     both = {row: {SUCCESS: scores[row]["test"], DONE: done[row]["test"]} for row in models}
     success = intervals(both)
-    lines = [f"| {name}, {HELD_OUT} tasks held out | success, greedy | requests done | calls a task |"]
-    lines.append("|---" * 4 + "|")
+    lines = [f"| {name}, {HELD_OUT} tasks held out | success, greedy | requests done | calls a task | failed |"]
+    lines.append("|---" * 5 + "|")
     for row, of_row in success.items():
-        calls = [sum(int(number) * count for number, count in line["calls"].items()) / line["tasks"]
-                 for line in make(plays[row, "test"], args)]  # fmt: skip
-        lines.append(f"| {row} | {' | '.join(cell(*found) for found in of_row.values())} | {np.mean(calls):.1f} |")
+        played = make(plays[row, "test"], args)
+        calls = [sum(int(number) * count for number, count in line["calls"].items()) for line in played]
+        each = sum(calls) / sum(line["tasks"] for line in played)
+        failed = f"{sum(line['failed'] for line in played) / sum(calls):.0%}" if any(calls) else "–"
+        lines.append(f"| {row} | {' | '.join(cell(*found) for found in of_row.values())} | {each:.1f} | {failed} |")
     pairs = [(row, other) for row, other in ((SFT, MODEL), (GRPO, SFT)) if {row, other} <= both.keys()]
     claims = [Claim(f"{row} above {other}", 0.0, interval(both[row], both[other], [what]), args.seeds, what)
               for row, other in pairs for what in (SUCCESS, DONE)]  # fmt: skip
-    return {name: facts(success, both, claims, lines)}
+    return {name: facts(success, both, claims, lines) | made(args)}

@@ -11,7 +11,7 @@ from scores import Claim, cell, environment, facts, interval, intervals
 
 from evidence_parts.commands import CRAFT
 from evidence_parts.page import plot_curves
-from evidence_parts.runs import Run, make, table
+from evidence_parts.runs import Run, made, make, table
 
 FLAGS, PLOT = ["episodes"], (plot_curves, "curves", 5)
 
@@ -128,7 +128,7 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         where = f"{name}, {GREEDY}"
         claims = [Claim(f"{row} above {other}", 0.0, interval(scores[row], scores[other], [GREEDY]), args.seeds, where)
                   for row, other in pairs]  # fmt: skip
-        results[name] = facts(success, scores, claims, lines) | {
+        results[name] = facts(success, scores, claims, lines) | made(args) | {
             "whole": whole,
             "turns": float(budget),
             "at_turns": then,

@@ -15,7 +15,7 @@ from scores import Claim, Interval, cell, claims_table, environment
 from evidence_parts.commands import CRAFT
 from evidence_parts.noise import bootstrap, gradients, grpo_args
 from evidence_parts.page import plot_noise
-from evidence_parts.runs import Run, folders, make, record, recorded
+from evidence_parts.runs import Run, folders, made, make, record, recorded
 
 FLAGS, PLOT = ["rows", "batches"], (plot_noise, "noise", 5)
 
@@ -172,4 +172,4 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         "claims": [claim.record() for claim in claims],
         "table": "\n\n".join(tables),
     }  # fmt: skip
-    return {TITLE: results}
+    return {TITLE: results | made(args)}

@@ -9,7 +9,7 @@ from scores import Claim, cell, domains, facts, interval, intervals
 
 from evidence_parts.commands import CRAFT, EPISODES, World, imitate, play, reinforce
 from evidence_parts.page import plot_success
-from evidence_parts.runs import Run, make, table
+from evidence_parts.runs import Run, made, make, table
 from evidence_parts.teachers import PLACES as TEACHERS
 
 FLAGS, PLOT = ["rows", "episodes"], (plot_success, "success", 7)
@@ -89,5 +89,5 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
                 if {one, other} <= scores.keys():
                     found = interval(scores[one], scores[other], columns)
                     claims.append(Claim(f"{what} helps", 0.0, found, args.seeds, where))
-        results[name] = facts(success, scores, claims, lines)
+        results[name] = facts(success, scores, claims, lines) | made(args)
     return results

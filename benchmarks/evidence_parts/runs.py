@@ -156,6 +156,13 @@ def make(runs: Iterable[Run], args: Any) -> list[dict[str, Any]]:
     return [lines[run.key] for run in runs]
 
 
+def made(args: Any) -> dict[str, Any]:
+    """Where the runs behind a table were made, and whether beside other work: those used since it was asked last."""
+    used = [line for key, line in recorded().items() if key in args.used]
+    args.used.clear()
+    return {"on": sorted({line["on"] for line in used}), "forced": any(line["forced"] for line in used)}
+
+
 def folders(
     runs: Sequence[Run], workers: int, done: Callable[[Run, Path], None] = lambda run, folder: None
 ) -> list[Path]:
@@ -195,6 +202,7 @@ def keep(folder: Path) -> dict[str, Any]:
             "success": "".join(str(int(row["stats"]["success"])) for row in rows),
             "turns": sum(int(row["stats"]["turns"]) for row in rows),
             "calls": {str(number): calls[number] for number in sorted(calls)},
+            "failed": sum(int(row["stats"]["tool_errors"]) for row in rows),
             "return": round(float(np.mean([row["stats"]["return"] for row in rows])), 4) if rows else 0.0,
             "seconds": json.loads((folder / "evaluation.json").read_text())["seconds"],
         } | {name: [round(float(row["stats"][name]), 4) for row in rows]

@@ -10,7 +10,7 @@ from scores import Claim, cell, environment, facts, interval, intervals
 
 from evidence_parts.commands import World, imitate, play, reinforce
 from evidence_parts.page import plot_success
-from evidence_parts.runs import Run, make, table
+from evidence_parts.runs import Run, made, make, table
 
 FLAGS, PLOT = ["rows", "episodes"], (plot_success, "success", 4)
 
@@ -70,7 +70,7 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         pairs = [(row, FIRST) for row in IMITATIONS] + [(GRPO, row) for row in (FIRST, *IMITATIONS)]
         claims = [Claim(f"{row} above {other}", 0.0, interval(scores[row], scores[other]), args.seeds, name)
                   for row, other in pairs if {row, other} <= scores.keys()]  # fmt: skip
-        results[name] = facts(success, scores, claims, lines) | {"return": rewards}
+        results[name] = facts(success, scores, claims, lines) | made(args) | {"return": rewards}
     return results
 
 

@@ -10,7 +10,7 @@ from scores import Claim, Scores, cell, domains, facts, interval, intervals
 
 from evidence_parts.commands import CRAFT, EPISODES, LEARNERS, World, imitate, play, reinforce
 from evidence_parts.page import plot_success
-from evidence_parts.runs import Run, Successes, make, table
+from evidence_parts.runs import Run, Successes, made, make, table
 
 FLAGS, PLOT = ["rows", "episodes"], (plot_success, "success", 11)
 
@@ -48,17 +48,17 @@ IMITATIONS: dict[str, tuple[str, int, bool]] = {
     for n in counts
     for filtered in filters
 }
-SAME = "SFT, 500 of fallible_50"
-SAME_TIME = f"{SAME}, {LONG} steps"
+USUAL = "SFT, 500 of fallible_50"
+SAME_TIME = f"{USUAL}, {LONG} steps"
 OWN = [f"SFT, own successes, round {number}" for number in range(1, ROUNDS + 1)]
 AFTER = {  # row -> learner, and the row that it begins with
     f"{learner} after {label}": (learner, label)
     for learner, label in (
-        ("GRPO", "SFT, 500 of fallible_75"), ("GRPO", SAME), ("PPO", SAME), ("GRPO", "SFT, 500 of fallible_25"),
+        ("GRPO", "SFT, 500 of fallible_75"), ("GRPO", USUAL), ("PPO", USUAL), ("GRPO", "SFT, 500 of fallible_25"),
     )
 }
-RATES = {f"{SAME}, rate {rate:g}": rate for rate in (1e-3, 3e-3)}  # beside 3e-4
-OF_SAME = ["--teacher", "fallible_50", "--num-demonstrations", 500]
+RATES = {f"{USUAL}, rate {rate:g}": rate for rate in (1e-3, 3e-3)}  # beside 3e-4
+OF_USUAL = ["--teacher", "fallible_50", "--num-demonstrations", 500]
 PASSES = {"GRPO, 4 epochs": ("GRPO", 4)}  # of each batch; others make one, imitation of own successes 8
 ROWS = [*IMITATIONS, *RATES, SAME_TIME, OWN[-1], *LEARNERS, *PASSES, *AFTER]  # earlier rounds are judged by nobody
 
@@ -74,9 +74,9 @@ def build(world: World, label: str, seed: int, more: str) -> Run:
         who, count, filtered = IMITATIONS[label]
         return imitate(world, label, seed, STEPS[count], *teacher_flags(who, count, filtered))
     if label == SAME_TIME:
-        return imitate(world, label, seed, LONG, *OF_SAME)
+        return imitate(world, label, seed, LONG, *OF_USUAL)
     if label in RATES:
-        return imitate(world, label, seed, STEPS[500], *OF_SAME, rate=RATES[label])
+        return imitate(world, label, seed, STEPS[500], *OF_USUAL, rate=RATES[label])
     if label in PASSES:
         learner, passes = PASSES[label]
         return reinforce(world, label, learner, seed, "tiny", f"--update-epochs {passes} {more}")
@@ -121,7 +121,7 @@ def cost(label: str, trained: dict[str, list[Run]], args: Any) -> list[float]:
         own.append(seconds + float(np.mean([line["seconds"] for line in tried])))
     elif label in IMITATIONS or label in RATES or label == SAME_TIME:
         whole = make(trained[label.removesuffix(", successes")], args)
-        return [IMITATIONS.get(label, IMITATIONS[SAME])[1], float(np.mean([line["turns"] for line in whole])), seconds]
+        return [IMITATIONS.get(label, IMITATIONS[USUAL])[1], float(np.mean([line["turns"] for line in whole])), seconds]
     else:
         own = [*(float(np.mean([line[name] for line in lines])) for name in ("episodes", "turns")), seconds]
         before = cost(AFTER[label][1], trained, args) if label in AFTER else [0.0, 0.0, 0.0]
@@ -149,7 +149,7 @@ def claims(scores: dict[str, Scores], seeds: int) -> list[Claim]:
     few, many = (f"SFT, {n:,} of fallible_50" for n in (100, EPISODES))
     for label in dict.fromkeys(label for _, label in AFTER.values()):
         learners = [*LEARNERS, *PASSES, *(row for row, (_, start) in AFTER.items() if start == label)]
-        equal = dict.fromkeys((many, f"{many}, successes", SAME_TIME, OWN[-1]) if label == SAME else (), 0.0)
+        equal = dict.fromkeys((many, f"{many}, successes", SAME_TIME, OWN[-1]) if label == USUAL else (), 0.0)
         others = {label: GOAL, f"{label}, successes": GOAL} | equal
         pairs += [(learner, other, goal) for other, goal in others.items() for learner in learners]
     pairs += [(f"{many}{kind}", f"{few}{kind}", 0.0) for kind in ("", ", successes")]
@@ -181,5 +181,5 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
             cells = [cell(*row[column]) for column in columns]
             cells += [f"{number:,.0f}" for number in costs.get(label, (0, 0, 0))]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
-        results[name] = facts(success, scores, found, lines) | {"cost": costs}
+        results[name] = facts(success, scores, found, lines) | made(args) | {"cost": costs}
     return results

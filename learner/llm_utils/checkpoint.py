@@ -81,8 +81,9 @@ class Checkpointer:
     """
 
     def __init__(
-        self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0, most: int = 2**31
-    ) -> None:
+        self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0,
+        most: int = MOST_BYTES,
+    ) -> None:  # fmt: skip
         """`most`: bytes of weights and optimizer states that are copied at every boundary."""
         self.folder, self.rank = run_dir / "checkpoint", rank
         self.policy, self.critic, self.optimizer = policy, critic, optimizer

@@ -67,7 +67,8 @@ class Episodes:
             if "model_files" not in report:
                 raise SystemExit(f"--resume {folder}: an evaluation of another version; begin a new one")
             if report["model_files"] != model_files:
-                raise SystemExit(f"--resume {folder}: the model's files have changed since; begin a new evaluation")
+                why = "the model's files have changed since (their names, sizes or times); begin a new evaluation"
+                raise SystemExit(f"--resume {folder}: {why}")
             self.seconds = report["seconds"]
             if not report.get("finished", True):  # it was stopped: the report was written when it began, or went on
                 self.seconds += max(0.0, self.path.stat().st_mtime - (folder / REPORT).stat().st_mtime)

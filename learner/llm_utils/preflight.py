@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from llm_utils import distributed
+from llm_utils import cgroups, distributed
 from llm_utils.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.engine import VLLM_SHARE
 from llm_utils.forward import LOGITS_BYTES, policy_forward
@@ -29,7 +29,6 @@ USABLE = {"cuda": 0.92, "cpu": 0.95}  # the rest is for kernels' workspaces, and
 TYPICAL_ROW = 4096  # tokens; few of the rows that grow side by side use all of a longer context
 ROOM_TO_GROW = 1.27  # of the cache: a store has an eighth more rows and columns than it needs
 ROOM_OF_SMALL = 1.69  # a small one has a half more columns
-CGROUP = Path("/sys/fs/cgroup")
 CONTEXT = "--env-kwargs '{\"max_context_tokens\": ...}'"
 # On a CPU, freed blocks that lie between others stay with the process: shares of the activations, and three layers.
 # Adapters leave more of them. Fitted to benchmarks/preflight.py.
@@ -291,19 +290,11 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    meminfo, group = Path("/proc/meminfo"), CGROUP
+    meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
         free.append(1024 * int(fields["MemAvailable"].split()[0]))
-    if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
-        free.append(int(limit) - int((group / "memory.current").read_text()) + page_cache(group / "memory.stat"))
-    return min(free) // distributed.local_world_size()
-
-
-def page_cache(stat: Path) -> int:
-    """Bytes that a control group's memory holds of files nobody uses: they make room. 0 where that isn't known."""
-    lines = stat.read_text().splitlines() if stat.exists() else []
-    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    return min(free + cgroups.memory_left()) // distributed.local_world_size()
 
 
 # ------------------------------------------------------------------------------------------------------- a measurement

@@ -354,7 +354,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         unchanged = {"pass_rates": f"pass rates in {args.sample_by_pass_rate}"}
         unchanged["config_files"] = f"config or tokenizer of --model {args.model}"
         if with_reference or args.lora_rank:
-            unchanged["model_files"] = f"files of --model {args.model}"
+            unchanged["model_files"] = f"files of --model {args.model} (names, sizes or times)"
         checkpoint.check_unchanged(folder, state["summary"], began, **unchanged)
     run = Run(
         args=args,

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from llm_utils import distributed
+from llm_utils import cgroups, distributed
 
 SECONDS = 2.0  # between two looks at the load
 SPARE = 0.25  # of a core: what others may use before there is a thread less
-STAT, CPU_MAX = Path("/proc/stat"), Path("/sys/fs/cgroup/cpu.max")
+STAT = Path("/proc/stat")
 
 
 class Load:
@@ -30,7 +30,7 @@ class Load:
         self.cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
         asked = os.environ.get("OMP_NUM_THREADS", "")
         bound = int(asked) if asked.isdecimal() else math.inf
-        self.cores = max(1, math.ceil(min(len(self.cpus), quota(), bound)))
+        self.cores = max(1, math.ceil(min(len(self.cpus), cgroups.cores(), bound)))
         self.why = f" (OMP_NUM_THREADS={asked})" if bound < len(self.cpus) else ""
         self.last = self._now()
 
@@ -52,12 +52,6 @@ class Load:
     def threads(self, others: float) -> int:
         """A thread for every core that is free, of those that this process may use."""
         return max(1, min(self.cores, len(self.cpus) - math.ceil(others - SPARE)))
-
-
-def quota() -> float:
-    """The cores that a container's limit allows; infinite where there is none."""
-    most, _, period = CPU_MAX.read_text().partition(" ") if CPU_MAX.exists() else ("max", "", "")
-    return math.inf if most == "max" else int(most) / int(period)
 
 
 _followed: Load | None = None  # the load that `follow` looks at

@@ -1,7 +1,9 @@
 """learner/evaluate_llm.py: the numbers it reports, the baselines, and a run."""
 
 import json
+import re
 import runpy
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -154,3 +156,22 @@ def test_where_a_run_is_played_elsewhere_that_is_said(run_on_hotpotqa):
     *played, said = filled(model="Qwen/base", adapter=str(run_dir / "model"))
     assert played == [args["env_id"], "dev", args["env_kwargs"]]
     assert filled(model="tiny") == (ENV_ID, "test", "{}", "")
+
+
+def card_lines() -> list[tuple[str, str]]:
+    """The commands on the cards of the shipped policies that stand whole, and what the card says came out."""
+    cards = sorted((ROOT / "envs/agent_r1/policies").glob("*/README.md"))
+    pattern = r"^\|[^|]*\(`evaluate_llm\.py ([^`]*--episodes[^`]*)`\) \| ([^|]*\]) \|$"
+    return [found for card in cards for found in re.findall(pattern, card.read_text(), re.MULTILINE)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "said"), card_lines())
+def test_what_the_card_of_a_shipped_policy_says_comes_out(monkeypatch, tmp_path, flags, said):
+    result, _ = run(monkeypatch, tmp_path, *shlex.split(flags), "--num-threads", "1")
+    # other processors round otherwise, which now and then samples another token
+    assert result["metrics"]["success"]["mean"] == pytest.approx(float(said.split()[0]), abs=0.01)
+
+
+def test_most_shipped_policies_have_a_line_that_can_be_played_again():
+    assert len(card_lines()) >= 5

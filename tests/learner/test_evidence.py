@@ -152,7 +152,8 @@ def test_the_weights_that_a_run_begins_with_are_in_its_key(tmp_path):
 def write_evaluation(folder, rows):
     folder.mkdir()
     (folder / "evaluation.json").write_text('{"seconds": 1.0}')
-    full = [{"task_index": index, "fault": fault, "stats": {"success": ok, "turns": 2, "tool_calls": 1, "return": ok}}
+    stats = {"turns": 2, "tool_calls": 1, "tool_errors": 1}
+    full = [{"task_index": index, "fault": fault, "stats": stats | {"success": ok, "return": ok}}
             for index, ok, fault in rows]  # fmt: skip
     (folder / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in full))
     return folder
@@ -170,6 +171,7 @@ def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
     broken = runs.keep(write_evaluation(tmp_path / "b", [(1, True, None), (0, False, "tool"), (2, True, None)]))
     assert clean["success"] == "011" and clean["tasks"] == 3 and clean["return"] == pytest.approx(2 / 3, abs=1e-4)
     assert broken["success"] == "11" and broken["tasks"] == 2 and broken["turns"] == 4 and broken["calls"] == {"1": 2}
+    assert (clean["failed"], broken["failed"]) == (3, 2)
 
     monkeypatch.setattr(runs, "RECORD", tmp_path / "runs.jsonl")
     here = [runs.Run(name, "evaluate_llm.py", 1, ("--model", str(tmp_path / name))) for name in "abc"]
@@ -236,12 +238,55 @@ def test_a_line_is_written_as_soon_as_a_run_is_finished(tmp_path, monkeypatch):
     assert written == [1, 2] and runs.recorded().keys() == {done.key, tried.key}
 
 
+BIG = {"teachers"}  # a minute
+PLAYED = [part for part in evidence.PARTS if part != "bfcl"]  # BFCL's runs begin with a model that isn't here
+
+
+@pytest.mark.parametrize("part", [pytest.param(one, marks=[pytest.mark.slow] * (one in BIG)) for one in PLAYED])
+def test_the_tables_are_those_of_the_record(part, monkeypatch):
+    """What stands in the repository comes out once more, and nothing is run for it."""
+
+    def folders(missing, *_):
+        assert not missing, f"{missing[0].label} isn't recorded"
+        return []
+
+    monkeypatch.setattr(runs, "folders", folders)
+    monkeypatch.setattr(horizons, "folders", folders)
+    there = json.loads((runs.RESULTS / f"evidence_{part}.json").read_text())["results"]
+    asked = Namespace(places=list(evidence.PARTS[part].PLACES), rows=[], workers=1, force=True, used=set())
+    vars(asked).update(next(iter(there.values()))["settings"])
+    found = evidence.PARTS[part].measure(asked, there)
+    told = ("table", "on", "forced")
+    assert {place: [one[name] for name in told] for place, one in found.items()} == {
+        place: [one[name] for name in told] for place, one in there.items()
+    }
+
+
+def test_a_table_names_the_machines_of_its_own_runs(tmp_path, monkeypatch):
+    done, tried, args = record_in(tmp_path, monkeypatch)
+    machines = {done.key: ("one core", True), tried.key: ("two cores", False)}
+    lines = [{"key": key, "on": on, "forced": forced} for key, (on, forced) in machines.items()]
+    runs.RECORD.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs.make([done], args)
+    assert runs.made(args) == {"on": ["one core"], "forced": True}
+    runs.make([tried], args)
+    assert runs.made(args) == {"on": ["two cores"], "forced": False}
+
+
+def test_nothing_is_out_of_domain_where_there_is_one_column():
+    assert scores.domains(["a"]) == [("in domain", ["a"])]
+    assert scores.domains(["a", "b", "c"]) == [("in domain", ["a"]), ("out of domain", ["b", "c"])]
+    with pytest.raises(IndexError):
+        scores.interval({"a": np.ones((1, 3))}, columns=[])
+
+
 def test_a_flag_of_another_part_is_refused():
     words = [sys.executable, str(runs.ROOT / "benchmarks/evidence.py"), "--part", "horizons"]
     for flags, why in (
         (["--episodes", "7"], "--episodes does nothing in --part horizons"),
         (["--rows", "GRPO"], "--rows 'GRPO': --part horizons has noise; half success"),
         (["--places", "ShopWorld"], "--places 'ShopWorld': --part horizons has MultihopWorld; CraftWorld, depth 1"),
+        (["--part", "paper", "--places", "CraftWorld", "--rows", "RLOO"], "--rows 'RLOO': CraftWorld has PPO; PPO, no"),
     ):
         done = subprocess.run([*words, *flags], capture_output=True, text=True)
         assert done.returncode == 2 and why in done.stderr

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from llm_utils import preflight
+from llm_utils import cgroups, preflight
 from llm_utils.loading import with_adapters
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -238,7 +238,7 @@ def test_main_memory_is_shared_by_the_processes_of_a_machine(monkeypatch):
 
 
 def test_files_in_the_page_cache_of_a_container_make_room(monkeypatch, tmp_path):
-    monkeypatch.setattr(preflight, "CGROUP", tmp_path)
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("900000\n")
     assert preflight.memory_of(CPU) == 100_000

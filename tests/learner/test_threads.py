@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from llm_utils import threads
+from llm_utils import cgroups, threads
 
 HOG = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"  # it ends with whoever started it
 
@@ -85,11 +85,10 @@ def test_what_a_process_may_use_is_the_bound(tmp_path, monkeypatch):
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     load = threads.Load()
     load.cpus = set(range(64))
-    assert threads.quota() == float("inf") or threads.CPU_MAX.exists()
-    monkeypatch.setattr(threads, "CPU_MAX", tmp_path / "cpu.max")
-    assert threads.quota() == 1.5 and threads.Load().cores <= 2
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    assert cgroups.cores() == 1.5 and threads.Load().cores <= 2
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert threads.quota() == float("inf")
+    assert cgroups.cores() == float("inf")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert threads.Load().cores == 1
     if hasattr(os, "sched_setaffinity"):

@@ -1,0 +1,58 @@
+"""llm_utils/cgroups.py: the limits of a container, and of a job inside it, in version 2 and 1."""
+
+import pytest
+import torch
+
+from llm_utils import cgroups, preflight
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write which groups the process is in, and files of groups below the root."""
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "MINE", tmp_path / "mine")
+
+    def write(mine, **groups):
+        (tmp_path / "mine").write_text(mine)
+        for name, files in groups.items():
+            folder = tmp_path / "cgroup" / name.replace("__", "/")
+            folder.mkdir(parents=True, exist_ok=True)
+            for file, text in files.items():
+                (folder / file).write_text(f"{text}\n")
+
+    return write
+
+
+def test_the_limit_of_a_job_counts_beside_that_of_what_is_above_it(write):
+    job = {"memory.max": 2000, "memory.current": 900, "memory.stat": "anon 1\ninactive_file 100", "cpu.max": "max 100"}
+    whole = {"memory.max": 9000, "memory.current": 5000, "cpu.max": "150 100"}
+    write("0::/slurm/job_1/step_0\n", slurm__job_1=job, slurm=whole, slurm__job_2={"memory.max": 1, "cpu.max": "1 100"})
+    assert sorted(cgroups.memory_left()) == [1200, 4000] and cgroups.cores() == 1.5
+    assert preflight.memory_of(torch.device("cpu")) == 1200
+    write("", slurm__job_1={"memory.max": "max"})
+    assert cgroups.memory_left() == [] and cgroups.cores() == float("inf")
+
+
+def test_limits_of_version_1(write):
+    memory = {"memory.limit_in_bytes": 700, "memory.usage_in_bytes": 300, "memory.stat": "total_inactive_file 50"}
+    free = {"memory.limit_in_bytes": 9223372036854771712, "memory.usage_in_bytes": 0}
+    write(
+        "9:name=systemd:/\n4:memory:/job\n1:cpu,cpuacct:/job\n0::/\n",
+        memory__job=memory, memory=free,
+        cpu__job={"cpu.cfs_quota_us": 250, "cpu.cfs_period_us": 100},
+        cpu={"cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100},
+    )  # fmt: skip
+    assert min(cgroups.memory_left()) == 450 and cgroups.cores() == 2.5
+
+
+@pytest.mark.parametrize("mine", ["0::/\n", "0::/../../other\n", "0::/kubepods/of/the/host\n", ""])
+def test_a_container_s_limit_stands_at_the_root(write, mine, tmp_path):
+    write(mine, **{"": {"memory.max": 500, "memory.current": 100}})
+    (tmp_path / "memory.max").write_text("1")  # above the root
+    assert cgroups.memory_left() == [400]
+
+
+def test_without_control_groups_there_is_no_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "none")
+    monkeypatch.setattr(cgroups, "MINE", tmp_path / "none")
+    assert cgroups.memory_left() == [] and cgroups.cores() == float("inf")
