@@ -12,7 +12,8 @@ What a run showed stands in results/evidence_runs.jsonl from its end on and is n
 after Ctrl-C the same command goes on. Intervals are 95 %, from a bootstrap over seeds and tasks together (over batches
 of one run for noise); with three seeds they are rough, and mostly too narrow. Differences are of the same tasks.
 Writes benchmarks/results/evidence_PART.json and .md and the part's tables and plot in docs/evidence.md; what isn't
-asked for stays in them.
+asked for stays in them. The command in the first line of that .md makes what stands there once more, of the record
+alone.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from typing import Any
 from evidence_parts import bfcl, exploration, horizons, page, paper, standard, teachers
 from evidence_parts.noise import FEWEST
 from evidence_parts.runs import ROOT
-from machine import RESULTS, from_1, given_flags, record_results, require_quiet_machine
+from machine import RESULTS, from_1, given_flags, record_results
 
 PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "paper": paper,
          "standard": standard, "bfcl": bfcl}  # fmt: skip
@@ -78,7 +79,6 @@ def main() -> None:
     if unknown := [row for row in args.rows if row not in own_rows]:
         parser.error(f"--rows {unknown[0]!r}: {', '.join(args.places)} has {'; '.join(dict.fromkeys(own_rows))}")
     args.rows = args.rows or all_rows
-    require_quiet_machine(args.force)
     args.model = os.path.abspath(args.model) if args.model else ""
     os.chdir(ROOT)  # learners run there, and find environments of benchmarks/
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
@@ -88,7 +88,7 @@ def main() -> None:
     for name, one in results.items():
         if one["settings"] != settings:
             parser.error(f"{path.name} has {name} with other settings, {one['settings']}: use them, or delete it")
-    args.used = set()
+    args.used, args.begun, args.needs = set(), False, getattr(part, "NEEDS", None)
     found = part.measure(args, results)
     results |= {name: one | {"settings": settings} for name, one in found.items()}
     forced = any(one["forced"] for one in results.values())

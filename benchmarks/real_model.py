@@ -51,7 +51,9 @@ from real_model_parts.report import Episodes, check_curves, plot, record_curves,
 from real_model_parts.suites import LEARNERS, PAIRS, START, SUITES, Figures, Key, Suite  # noqa: E402
 
 from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
+from llm_utils.environments import plain_errors  # noqa: E402
 from llm_utils.run_files import write_json  # noqa: E402
+from llm_utils.sources import model_source  # noqa: E402
 
 PARTS = ("sft", "rl", "evaluate", "report")
 SAMPLING = ("engine", "vllm_url", "dtype", "num_envs", "temperature", "top_p")  # learners and evaluations have them
@@ -330,6 +332,8 @@ def arguments() -> argparse.Namespace:
     if len(adapters) < len(args.adapters) or not adapters.keys() <= {START, *args.learners}:
         parser.error("--adapters take one folder each, of the training on demonstrations and of --learners")
     args.adapters = adapters
+    if args.name and "/" in args.name:
+        parser.error(f"--name {args.name}: a name, not a path")
     if args.profile_questions and not args.profile:
         parser.error("--profile-questions says how many --profile plays; give that, too")
     return args
@@ -339,7 +343,9 @@ def main() -> None:
     args = arguments()
     adapters: dict[str, Path] = args.adapters
     suite, data = SUITES[args.suite], args.data.resolve()
-    model = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
+    env_id = next(iter(suite.sets.values())).env_id
+    model = model_source(args.model, env_id)
+    model = str(Path(model).resolve()) if Path(model).is_dir() else model
     name = args.name or f"real_model_{args.suite}"
     os.chdir(ROOT)
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
@@ -352,7 +358,8 @@ def main() -> None:
         with once(work / "prepared.json", [model, weights, args.suite]) as needed:
             if needed:
                 split_questions(suite, data, work)
-                write_demonstrations(suite, model, work)
+                with plain_errors(env_id):
+                    write_demonstrations(suite, model, work)
         for label, folder in adapters.items():  # START is the first one
             below = model if label == START else str(work / merged(START))
             with once(work / f"{merged(label)}.json", [model, weights, hashes[START], hashes[label]]) as needed:
@@ -422,4 +429,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\ninterrupted, or --hours are over; the same command goes on", file=sys.stderr)
+        sys.exit(130)

@@ -205,10 +205,11 @@ if __name__ == "__main__":
     if args.resume is None and run_dir.exists():
         raise SystemExit(f"{run_dir}: this evaluation began in the same second; begin again, or give an --exp-name")
     run_files.claim(run_dir)
-    model = {"model": source, "model_files": model_files(args)}
+    played_by = source + (f" with {args.adapter}" if args.adapter is not None else "")
+    model = {"model": played_by, "model_files": model_files(args)}
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
-    told = {"mode": args.mode, "env_id": args.env_id, "model": source}
+    told = {"mode": args.mode, "env_id": args.env_id, "model": played_by}
     with episodes.keeping(len(tasks)):
         run_files.write_json(run_dir / REPORT, report)
         sampler = Sampler(envs, engine, args.seed)
@@ -240,7 +241,7 @@ if __name__ == "__main__":
         counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
         report = {**model, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
         run_files.write_json(run_dir / REPORT, report | {"finished": True})
-    print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {source} as {args.mode}, {seconds:.0f} s")
+    print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {played_by} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
         print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]")
     print(f"written to {run_dir}; python -m agent_r1.show {shlex.quote(str(run_dir))} prints episodes")

@@ -32,6 +32,8 @@ from llm_utils.optimizer import Float32AdamW
 from llm_utils.scratch import make_model, make_tokenizer
 from llm_utils.sources import config_files, model_files, model_source, tokenizer_source
 
+AGAIN = "nothing was trained yet: begin again"
+
 
 @dataclass
 class Args:
@@ -147,6 +149,11 @@ def check(args: Args) -> None:
             "--only-successes does nothing where the expert shows all tasks: its failures never give a row",
         ),
         (Path(args.out).is_file(), f"--out {args.out}: this is a file; give a folder"),
+        (
+            bool(args.out) and Path(args.out).is_dir() and not (Path(args.out) / "config.json").is_file()
+            and any(Path(args.out).iterdir()),
+            f"--out {args.out}: the folder has files that are no model's; give an empty one, or one that isn't there",
+        ),
         (bool(args.out) and not disk.writable(Path(args.out)), f"--out {args.out}: nothing can be written there"),
         (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),
         *(
@@ -252,7 +259,8 @@ if __name__ == "__main__":
             words = env.vocabulary()
             some_tasks = min(args.tokenizer_demonstrations, env.num_tasks)
             share = 1.0 if maker.only_experts else 0.5
-            some = maker.make(0, some_tasks, share, args.rag_share, args.num_workers)
+            with signals.ending(AGAIN):
+                some = maker.make(0, some_tasks, share, args.rag_share, args.num_workers)
             new_tokenizer = make_tokenizer(words, some)
             model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
             checkpoint.save_policy(model, Path(source), model.state_dict())
@@ -280,8 +288,9 @@ if __name__ == "__main__":
         heldout = read_rows(args.eval_data, vocab_size) if args.eval_data else []
     else:
         maker = replace(maker, tokenizer=tokenizer, teacher=args.teacher, only_successes=args.only_successes)
-        rows = maker.make(first, count, args.expert_share, args.rag_share, args.num_workers)
-        heldout = replace(maker, teacher=None).make(first + count, rest, 1.0, num_workers=args.num_workers)
+        with signals.ending(AGAIN):
+            rows = maker.make(first, count, args.expert_share, args.rag_share, args.num_workers)
+            heldout = replace(maker, teacher=None).make(first + count, rest, 1.0, num_workers=args.num_workers)
         if not rows:
             raise SystemExit(f"none of {count} demonstrations ended well; is max_context_tokens or max_turns small?")
     longest, positions = max(len(r.tokens) for r in rows), getattr(policy.config, "max_position_embeddings", math.inf)

@@ -205,6 +205,21 @@ def runs(request, tmp_path_factory, places):
         pool.shutdown(cancel_futures=True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model", "/nowhere"], "--model /nowhere: there is no such folder"),
+        (["--model", str(TINY), "--name", "../mine"], "--name ../mine: a name, not a path"),
+        (["--model", str(TINY), "--hours", "1e-6"], "interrupted, or --hours are over; the same command goes on"),
+    ],
+)
+def test_what_a_real_model_cannot_begin_with_is_said_in_a_line(flags, said, clone, places):
+    pytest.importorskip("torch")
+    words = ["--part", "sft", "--suite", "wiki", "--data", str(places["data"]), *flags]
+    done = start(clone, "benchmarks/real_model.py", *words)
+    assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("name", ["multihop_seeds", "arithmetic_seeds"])
 def test_a_picture_goes_where_its_figures_go(name, tmp_path, monkeypatch):
     """A small trial, recorded beside what stands there, leaves the picture of README alone."""

@@ -15,6 +15,7 @@ FLAGS, PLOT = ["rows", "model"], (plot_success, "success", 3)
 ENV = environment("bfcl_split:AgentR1Split/BFCLMultiTurn-v0", {
     "process_reward": {"request_done": 1.0}, "max_context_tokens": 6144, "max_action_tokens": 256,
 })  # fmt: skip
+NEEDS = ("bfcl_eval", "bfcl")  # a package, and the extra that is needed with it
 MODEL = "SmolLM2-135M-Instruct"
 PLACES = {"BFCL multi-turn": ENV}
 SFT, GRPO = "SFT on 129 demonstrations", "GRPO after it"

@@ -15,7 +15,7 @@ from scores import Claim, Interval, cell, claims_table, environment
 from evidence_parts.commands import CRAFT
 from evidence_parts.noise import bootstrap, gradients, grpo_args
 from evidence_parts.page import plot_noise
-from evidence_parts.runs import Run, folders, made, make, record, recorded
+from evidence_parts.runs import Run, begin, folders, made, make, record, recorded
 
 FLAGS, PLOT = ["rows", "batches"], (plot_noise, "noise", 5)
 
@@ -83,6 +83,8 @@ def noise_of(names: Sequence[str], args: Any) -> dict[tuple[str, str], Ratios]:
     args.used.update(keys.values())
     known = recorded()
     missing = {at: run for at, run in runs.items() if keys[at] not in known}
+    if missing:
+        begin([f"noise, {name}, {checkpoint}" for name, checkpoint in missing], args)
     for name, _ in missing:
         grpo_args(PLACES[name].env_id, shlex.split(args.flags))  # before anything is trained
     models = dict(zip(missing, folders(list(missing.values()), args.workers), strict=True))

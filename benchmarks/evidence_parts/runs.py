@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import RESULTS, describe_machine, where
+from machine import RESULTS, describe_machine, require_quiet_machine, where
 
 from agent_r1 import tiny_policy
 
@@ -148,12 +149,27 @@ def make(runs: Iterable[Run], args: Any) -> list[dict[str, Any]]:
     lines = recorded()
     missing = [run for run in dict.fromkeys(runs) if run.key not in lines]
     if missing:
+        begin([run.label for run in missing], args)
+
         def write(run: Run, folder: Path) -> None:
             record(run.key, f"{run.label}, seed {run.seed}", keep(folder), args.force)
 
         folders(missing, args.workers, write)
         lines = recorded()
     return [lines[run.key] for run in runs]
+
+
+def begin(labels: Sequence[str], args: Any) -> None:
+    """Say what isn't in the record and is made now. The first time SystemExit where it can't be: a package is missing,
+    the machine is busy."""
+    kinds = "; ".join(dict.fromkeys(labels))
+    print(f"not in the record, made now with what it begins with: {len(labels)} runs ({kinds})", file=sys.stderr)
+    if not args.begun:
+        package, extra = args.needs or ("numpy", "")
+        if find_spec(package) is None:
+            raise SystemExit(f'that needs the package {package}: pip install -e ".[{extra}]"')
+        require_quiet_machine(args.force)
+    args.begun = True
 
 
 def made(args: Any) -> dict[str, Any]:
@@ -186,6 +202,11 @@ def folders(
     return found
 
 
+def tasks_hash(indexes: Iterable[int]) -> str:
+    """Which tasks were played, in a few letters."""
+    return hashlib.sha256(json.dumps([*indexes]).encode()).hexdigest()[:16]
+
+
 def keep(folder: Path) -> dict[str, Any]:
     """What the tables need: of an evaluation its tasks, of a training its cost and its evaluations on the way.
 
@@ -198,7 +219,7 @@ def keep(folder: Path) -> dict[str, Any]:
         calls = Counter(int(row["stats"]["tool_calls"]) for row in rows)
         return {
             "tasks": len(rows),
-            "tasks_hash": hashlib.sha256(json.dumps([row["task_index"] for row in rows]).encode()).hexdigest()[:16],
+            "tasks_hash": tasks_hash(row["task_index"] for row in rows),
             "success": "".join(str(int(row["stats"]["success"])) for row in rows),
             "turns": sum(int(row["stats"]["turns"]) for row in rows),
             "calls": {str(number): calls[number] for number in sorted(calls)},

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from scores import Claim, cell, environment, facts, interval, intervals
 
+from agent_r1 import probes, tiny_policy
 from evidence_parts.commands import World, imitate, play, reinforce
 from evidence_parts.page import plot_success
-from evidence_parts.runs import Run, made, make, table
+from evidence_parts.runs import Run, begin, made, make, record, recorded, table, tasks_hash
 
 FLAGS, PLOT = ["rows", "episodes"], (plot_success, "success", 4)
 
@@ -27,6 +31,8 @@ START = Run("standard, start", "sft_llm.py", 1, (
     "--eval-demonstrations", 64,
     "--batch-size", 32, "--num-steps", 600, "--warmup-steps", 50, "--eval-every", 0, "--num-workers", 0,
 ))  # fmt: skip
+NEEDS = ("minigrid", "babyai")  # a package, and the extra that brings it
+TRICK = "nobody who reads: to each thing in view, all done with it (`shortcut_try_all`)"
 FIRST = "the start: 16,000 of the bot, of all three levels"
 IMITATIONS = {f"SFT, {n:,} of the bot": n for n in STEPS}
 GRPO = "GRPO"
@@ -44,6 +50,29 @@ def train(place: World, row: str, seed: int, more: str) -> Run:
     return reinforce(replace(place, kwargs=place.kwargs | HORIZON), label, GRPO, seed, START, more, EPISODES)
 
 
+def trick(place: World, args: Any) -> dict[str, Any]:
+    """What the environment's trick that never reads the mission comes to on the same tasks. A line of the record."""
+    [(split, kwargs)] = place.columns.values()
+    kwargs = kwargs | {"max_action_tokens": 512}  # it calls tools that the policy's tokenizer spells out
+    words = [place.env_id, split, kwargs, args.episodes]
+    key = hashlib.sha256(json.dumps(["try_all", *words]).encode()).hexdigest()[:16]
+    args.used.add(key)
+    if key not in recorded():
+        label = f"standard, {TRICK}, {kwargs['level']}"
+        begin([label], args)
+        env: Any = gym.make(place.env_id, split=split, tokenizer=tiny_policy(place.env_id), **kwargs).unwrapped
+        played = [probes.play(env, index, probes.shortcuts(env)["try_all"]) for index in range(args.episodes)]
+        env.close()
+        record(key, label, {
+            "tasks": len(played),
+            "tasks_hash": tasks_hash(range(args.episodes)),
+            "success": "".join(str(int(bool(one.infos[-1].get("is_success")))) for one in played),
+            "turns": sum(len(one.rewards) for one in played),
+            "return": round(float(np.mean([sum(one.rewards) for one in played])), 4),
+        }, args.force)  # fmt: skip
+    return recorded()[key]
+
+
 def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     """Success and reward in each level, of the rows that are asked for and of those that stand there."""
     results: dict[str, Any] = {}
@@ -59,15 +88,17 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
                                  for seed, model in enumerate(group, 1)]
                  for row, group in models.items() for column, (split, kwargs) in place.columns.items()}  # fmt: skip
         scores = table(plays, args)
+        tried = trick(place, args)
+        scores |= {TRICK: {column: np.array([[float(done) for done in tried["success"]]]) for column in place.columns}}
         rewards = {row: float(np.mean([line["return"] for line in make(plays[row, "held-out seeds"], args)]))
-                   for row in models}  # fmt: skip
+                   for row in models} | {TRICK: tried["return"]}  # fmt: skip
         lines = [f"| {name} | success, greedy | mean return | episodes after the start | turns |", "|---" * 5 + "|"]
         success = intervals(scores)
         for row, of_row in success.items():
             cells = [*(cell(*found) for found in of_row.values()), f"{rewards[row]:.3f}"]
             cells += [f"{number:,.0f}" for number in cost(row, lines_of)]
             lines.append(f"| {row} | {' | '.join(cells)} |")
-        pairs = [(row, FIRST) for row in IMITATIONS] + [(GRPO, row) for row in (FIRST, *IMITATIONS)]
+        pairs = [(row, FIRST) for row in IMITATIONS] + [(GRPO, row) for row in (FIRST, *IMITATIONS, TRICK)]
         claims = [Claim(f"{row} above {other}", 0.0, interval(scores[row], scores[other]), args.seeds, name)
                   for row, other in pairs if {row, other} <= scores.keys()]  # fmt: skip
         results[name] = facts(success, scores, claims, lines) | made(args) | {"return": rewards}

@@ -62,6 +62,13 @@ def play(env: ToolEnv, index: int, probe: Probe, seed: int = 0, max_turns: int |
     return episode
 
 
+def turns_of(shown: Iterable[str]) -> Iterable[str]:
+    """What a demonstration returned. TypeError for a single text, whose letters would be turns."""
+    if isinstance(shown, str):
+        raise TypeError("demonstration() returns a list of texts, one for each turn; this is one text")
+    return shown
+
+
 def span(env: ToolEnv, text: str) -> np.ndarray:
     """A turn's tokens, int32 [T]."""
     text = env.dialect.spoken(text) + env.dialect.end_of_turn
@@ -73,8 +80,7 @@ def span(env: ToolEnv, text: str) -> np.ndarray:
 
 def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:
     """The environment's expert."""
-    turns: list[str] = env.demonstration()
-    return turns
+    return turns_of(env.demonstration())
 
 
 def careless(env: Any, rng: np.random.Generator) -> Iterable[str]:

@@ -97,8 +97,8 @@ def table(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str) -> st
         until = min(c[0][-1] for other, cs in curves.items() if other[0] == env_id for c in cs)
         cells = []
         for values in ([c[1][-1] for c in group], [area(c, until) for c in group]):
-            low, high = bootstrap(values)
-            cells.append(f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]")
+            interval = " [{:.3f}, {:.3f}]".format(*bootstrap(values)) if len(values) > 1 else ""
+            cells.append(f"{np.mean(values):.3f}{interval}")
         rows.append(f"| {env_id} | {', '.join(names)} | {len(group)} | {cells[0]} | {cells[1]} |")
     return "\n".join(rows)
 
@@ -150,8 +150,8 @@ def main() -> None:
         for folder in folders:
             try:
                 curve = read_curve(folder, args.metric, args.x)
-            except KeyError as error:
-                print(f"left out, {error.args[0]}: {folder}", file=sys.stderr)
+            except KeyError:
+                print(f"left out, it logged no {args.metric}: {folder}", file=sys.stderr)
             else:
                 curves[group].append(curve)
                 used.append(folder)

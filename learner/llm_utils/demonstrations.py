@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -114,7 +116,8 @@ class Demonstrations:
             for number, (indexes, *_) in enumerate(jobs):
                 left = (time.monotonic() - started) / TRIED * (stop - begun)
                 if number == 1 and num_workers and left > POOL_SECONDS:
-                    pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(num_workers))
+                    spawn = multiprocessing.get_context("spawn")
+                    pool = stack.enter_context(spawn.Pool(num_workers, _begin))
                     made = pool.imap(self._make_some, jobs[1:])
                 rows += next(made)
                 progress.update(len(indexes))
@@ -151,11 +154,17 @@ class Demonstrations:
         return rows
 
 
+def _begin() -> None:
+    """In another process: Ctrl-C is for the one that asked for it; tqdm's lock would leave a semaphore behind."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tqdm.set_lock(threading.RLock())
+
+
 def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int = 0) -> Demonstration:
     """Play one demonstration through the environment, so that a row is what a policy would have met, to the token."""
     state, _ = env.reset(seed=episode_seed(seed, index), options={"task_index": index})
     mask, info = np.zeros(len(state), bool), {}
-    for text in turns():
+    for text in probes.turns_of(turns()):
         span = probes.span(env, text)
         start = len(state)
         state, _, terminated, truncated, info = env.step(span)

@@ -42,6 +42,17 @@ def interrupting(noted: Callable[[int], Any], ignored: bool = False) -> Iterator
             signal.signal(number, handler)
 
 
+@contextmanager
+def ending(how: str) -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM end the program with a line that says `how` to go on."""
+    caught: list[int] = []
+    with interrupting(caught.append):
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            end(error, how, caught[-1] if caught else None)
+
+
 _held: list[bool] = []
 
 

@@ -78,6 +78,7 @@ def test_the_table_and_the_plot(runs, monkeypatch, capsys, tmp_path):
         ["Other-v0", "ppo_llm_long", "1"],
     ]
     assert rows[1][3] == "0.800 [0.600, 1.000]"  # the final values 0.6 and 1.0
+    assert rows[0][3:] == ["0.500", "0.300"]  # of one run there is no interval
     assert rows[1][4] == "0.487 [0.340, 0.633]"
     assert "left out, not finished" in printed.err and "grpo_llm__2" in printed.err
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -103,7 +104,7 @@ def test_a_run_without_the_metric_is_left_out_and_named(runs, monkeypatch, capsy
     run_main(monkeypatch, "--runs", runs, "--exp-names", "ppo_llm")
     printed = capsys.readouterr()
     assert printed.out.strip().splitlines()[-1].startswith("| AgentR1/MultihopWorld-v0 | ppo_llm | 2 | 0.800 ")
-    assert "left out" in printed.err and "eval/em" in printed.err and "ppo_llm__3" in printed.err
+    assert f"left out, it logged no eval/em: {run_dir}" in printed.err
 
 
 def test_runs_that_are_no_seeds_of_one_experiment_are_told_apart(runs, monkeypatch, capsys):

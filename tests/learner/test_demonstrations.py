@@ -1,7 +1,13 @@
 """Demonstrations of every environment that has an expert, also of one whose expert sometimes knows no way."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -9,9 +15,11 @@ import pytest
 from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
-from agent_r1 import Task, ToolEnv
+from agent_r1 import Task, ToolEnv, probes
 from agent_r1.task_data.load import DATA_SETS
-from llm_utils.demonstrations import Demonstrations
+from llm_utils.demonstrations import Demonstrations, demonstrate
+
+ROOT = Path(__file__).parents[2]
 
 
 class SometimesLostEnv(ToolEnv):
@@ -82,6 +90,40 @@ def test_where_there_are_only_experts_mistakes_are_an_error():
     assert [row.task_index for row in made("Lost/OnlyExperts-v0", 1.0, 5)] == [1, 2, 4]
     with pytest.raises(ValueError, match="only experts"):
         made("Lost/OnlyExperts-v0", 0.0)
+
+
+def test_a_demonstration_that_is_one_text_is_refused():
+    with pytest.raises(TypeError, match="a list of texts, one for each turn"):
+        demonstrate(gym.make("AgentR1/CraftWorld-v0").unwrapped, 0, lambda: "<answer>1</answer>")
+    env = SimpleNamespace(demonstration=lambda: "<answer>1</answer>")
+    with pytest.raises(TypeError, match="a list of texts, one for each turn"):
+        probes.expert(env, np.random.default_rng(0))
+
+
+INTERRUPTED = """
+import runpy, sys
+from llm_utils import demonstrations
+demonstrations.POOL_SECONDS = 0.0
+if __name__ == "__main__":
+    sys.argv = ["learner/sft_llm.py", "--model", "tiny", "--num-workers", "2", "--num-demonstrations", "70000"]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_interrupted_before_training_says_so_in_a_line(tmp_path, number):
+    """Ctrl-C reaches the processes that demonstrate, too: they leave it to the one that asked them."""
+    (tmp_path / "begin.py").write_text(INTERRUPTED)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "learner"), *sys.path])}
+    run = subprocess.Popen([sys.executable, tmp_path / "begin.py"], cwd=ROOT, env=environment, stderr=subprocess.PIPE,
+                           stdout=subprocess.DEVNULL, start_new_session=True, text=True)  # fmt: skip
+    said = ""
+    while "| 550/" not in said:  # other processes have begun
+        said += run.stderr.read(1)
+    os.killpg(run.pid, number) if number == signal.SIGINT else run.send_signal(number)
+    said += run.communicate(timeout=60)[1]
+    assert said.rstrip().endswith("nothing was trained yet: begin again") and "Traceback" not in said
+    assert run.returncode == 128 + number
 
 
 @pytest.mark.parametrize("env_id", sorted(without_data()))

@@ -103,8 +103,9 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
         torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
     _, plain = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL)
     flags = ["--adapter", tmp_path / "adapter", "--exp-name", "adapted"]  # a folder of its own, also in this second
-    _, other = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, *flags)
+    report, other = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, *flags)
     assert [row["tokens"] for row in plain] != [row["tokens"] for row in other]
+    assert {row["model"] for row in other} == {report["model"]} == {f"{policy_folder} with {tmp_path / 'adapter'}"}
     with pytest.raises(SystemExit, match="no adapter_config.json"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path)
     with pytest.raises(SystemExit, match="--engine transformers"):

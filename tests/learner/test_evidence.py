@@ -208,7 +208,7 @@ def record_in(folder, monkeypatch):
     monkeypatch.setattr(runs, "keep", lambda folder: {"seconds": 1.0})
     done = runs.Run("done", "sft_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
     tried = runs.Run("tried", "evaluate_llm.py", 1, ("--env-id", "AgentR1/CraftWorld-v0"))
-    return done, tried, Namespace(workers=1, used=set(), force=False)
+    return done, tried, Namespace(workers=1, used=set(), begun=False, needs=None, force=True)
 
 
 def test_what_cannot_begin_takes_no_line_of_others(tmp_path, monkeypatch):
@@ -253,7 +253,7 @@ def test_the_tables_are_those_of_the_record(part, monkeypatch):
     monkeypatch.setattr(runs, "folders", folders)
     monkeypatch.setattr(horizons, "folders", folders)
     there = json.loads((runs.RESULTS / f"evidence_{part}.json").read_text())["results"]
-    asked = Namespace(places=list(evidence.PARTS[part].PLACES), rows=[], workers=1, force=True, used=set())
+    asked = Namespace(places=list(evidence.PARTS[part].PLACES), rows=[], workers=1, used=set())
     vars(asked).update(next(iter(there.values()))["settings"])
     found = evidence.PARTS[part].measure(asked, there)
     told = ("table", "on", "forced")
@@ -354,7 +354,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "RECORD", tmp_path / "evidence_runs.jsonl")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    return Namespace(seeds=1, workers=1, episodes=4, flags=RUN, force=True, used=set())
+    return Namespace(seeds=1, workers=1, episodes=4, flags=RUN, force=True, used=set(), begun=False, needs=None)
 
 
 @pytest.mark.slow

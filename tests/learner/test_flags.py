@@ -98,6 +98,7 @@ def test_every_name_in_the_tables_is_a_flag():
         ("grpo_llm", ["--engine", "vllm-server", "--vllm-url", "a:80"], "--vllm-url a:80: this is no address"),
         ("evaluate_llm", ["--api", "openai.com", "--api-model", "m"], "--api openai.com: this is no address"),
         ("sft_llm", ["--out", __file__], "--out .*: this is a file; give a folder"),
+        ("sft_llm", ["--out", str(Path(__file__).parent)], "--out .*: the folder has files that are no model's"),
         ("grpo_llm", ["--resume", "nowhere"], "--resume nowhere: there is no checkpoint"),
         ("sft_llm", ["--resume", "nowhere"], "--resume nowhere: there is no checkpoint"),
         ("evaluate_llm", ["--model", "no-such-model", "--tokenizer", "byte"], "--model no-such-model: .*"),

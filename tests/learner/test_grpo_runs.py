@@ -259,8 +259,8 @@ def test_lora_trains_adapters_and_saves_them_merged(learn):
 
 def test_contradicting_flags_are_named_before_any_work(learn):
     for arguments, message in (
-        (["--group-size", 5], "--episodes-per-iteration must be a multiple of --group-size"),
-        (["--group-size", 1], "--group-size, which is at least 2"),
+        (["--group-size", 5], "--episodes-per-iteration 16 must be a multiple of --group-size 5"),
+        (["--group-size", 1], "--group-size 1, which is at least 2"),
         (["--max-staleness", 1, "--dynamic-sampling", 1], "--max-staleness and --dynamic-sampling contradict"),
         (["--max-staleness", 1, "--deterministic"], "--deterministic and --max-staleness contradict"),
         (["--engine", "vllm", "--deterministic"], "--deterministic and --engine vllm contradict"),
