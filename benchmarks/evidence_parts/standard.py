@@ -32,7 +32,7 @@ START = Run("standard, start", "sft_llm.py", 1, (
     "--batch-size", 32, "--num-steps", 600, "--warmup-steps", 50, "--eval-every", 0, "--num-workers", 0,
 ))  # fmt: skip
 NEEDS = ("minigrid", "babyai")  # a package, and the extra that brings it
-TRICK = "nobody who reads: to each thing in view, all done with it (`shortcut_try_all`)"
+TRICK = "a trick that never reads"
 FIRST = "the start: 16,000 of the bot, of all three levels"
 IMITATIONS = {f"SFT, {n:,} of the bot": n for n in STEPS}
 GRPO = "GRPO"
