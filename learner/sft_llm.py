@@ -151,7 +151,7 @@ def check(args: Args) -> None:
         (Path(args.out).is_file(), f"--out {args.out}: this is a file; give a folder"),
         (
             bool(args.out) and Path(args.out).is_dir() and not (Path(args.out) / "config.json").is_file()
-            and any(Path(args.out).iterdir()),
+            and any(path.name != "README.md" and path.name[0] != "." for path in Path(args.out).iterdir()),
             f"--out {args.out}: the folder has files that are no model's; give an empty one, or one that isn't there",
         ),
         (bool(args.out) and not disk.writable(Path(args.out)), f"--out {args.out}: nothing can be written there"),

@@ -163,7 +163,7 @@ def begin(labels: Sequence[str], args: Any) -> None:
     """Say what isn't in the record and is made now. The first time SystemExit where it can't be: a package is missing,
     the machine is busy."""
     kinds = "; ".join(dict.fromkeys(labels))
-    print(f"not in the record, made now with what it begins with: {len(labels)} runs ({kinds})", file=sys.stderr)
+    print(f"not in the record: {len(labels)} runs ({kinds}), made now after what they begin with", file=sys.stderr)
     if not args.begun:
         package, extra = args.needs or ("numpy", "")
         if find_spec(package) is None:

@@ -63,6 +63,8 @@ def trick(place: World, args: Any) -> dict[str, Any]:
         env: Any = gym.make(place.env_id, split=split, tokenizer=tiny_policy(place.env_id), **kwargs).unwrapped
         played = [probes.play(env, index, probes.shortcuts(env)["try_all"]) for index in range(args.episodes)]
         env.close()
+        if fault := next((fault for one in played if (fault := one.infos[-1].get("fault"))), None):
+            raise SystemExit(f"{label}: a fault ended an episode ({fault}); begin again")
         record(key, label, {
             "tasks": len(played),
             "tasks_hash": tasks_hash(range(args.episodes)),

@@ -1,11 +1,16 @@
-"""What control groups allow this process: a container's limits, and those of a job of Slurm or systemd inside it."""
+"""What control groups allow this process: a container's limits, and those of a job of Slurm or systemd inside it.
+
+What can't be read, or says something else than the kernel's documentation, is no limit.
+"""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 ROOT, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+ODD = (ValueError, ZeroDivisionError)
 
 
 def memory_left() -> list[int]:
@@ -19,8 +24,10 @@ def memory_left() -> list[int]:
     for group in _groups("memory"):
         for limit, (used, unused) in names.items():
             if (most := _read(group / limit)) not in ("", "max"):
-                stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
-                left.append(int(most) - int(_read(group / used)) + int(stat.get(unused, 0)))
+                lines = [line.split() for line in _read(group / "memory.stat").splitlines()]
+                stat = dict(words for words in lines if len(words) == 2)
+                with suppress(*ODD):
+                    left.append(int(most) - int(_read(group / used)) + int(stat.get(unused, 0)))
     return left
 
 
@@ -32,7 +39,8 @@ def cores() -> float:
         if not most:
             most, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
         if most not in ("", "max", "-1"):
-            found.append(int(most) / int(period))
+            with suppress(*ODD):
+                found.append(int(most) / int(period))
     return min(found)
 
 
@@ -41,17 +49,21 @@ def _groups(controller: str) -> list[Path]:
 
     In a container the path may be the host's; what it then lacks is left out, and its own limits stand at the root.
     """
-    found = {ROOT: None}
+    found: dict[Path, None] = {ROOT: None}
     for line in _read(MINE).splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):
             continue
         top = ROOT / controller if controllers else ROOT
         way = PurePosixPath(path.lstrip("/"))
         found |= dict.fromkeys(top / part for part in ([] if ".." in way.parts else [way, *way.parents]))
         found[top] = None
-    return [folder for folder in found if folder.is_dir()]
+    return list(found)
 
 
 def _read(path: Path) -> str:
-    return path.read_text().strip() if path.is_file() else ""
+    """A file's text; empty where it can't be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except (OSError, ValueError):
+        return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from multiprocessing import resource_tracker
 from typing import Any
 
 import gymnasium as gym
@@ -116,8 +118,7 @@ class Demonstrations:
             for number, (indexes, *_) in enumerate(jobs):
                 left = (time.monotonic() - started) / TRIED * (stop - begun)
                 if number == 1 and num_workers and left > POOL_SECONDS:
-                    spawn = multiprocessing.get_context("spawn")
-                    pool = stack.enter_context(spawn.Pool(num_workers, _begin))
+                    pool = stack.enter_context(_pool(num_workers))
                     made = pool.imap(self._make_some, jobs[1:])
                 rows += next(made)
                 progress.update(len(indexes))
@@ -154,10 +155,30 @@ class Demonstrations:
         return rows
 
 
+def _pool(num_workers: int) -> Any:
+    """Other processes, which leave signals to this one."""
+    resource_tracker.ensure_running()  # which would unblock it
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as they inherit it, until they ignore it
+    try:
+        return multiprocessing.get_context("spawn").Pool(num_workers, _begin)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
 def _begin() -> None:
-    """In another process: Ctrl-C is for the one that asked for it; tqdm's lock would leave a semaphore behind."""
+    """In another process: what a terminal or a scheduler sends to all is for the one that asked for it, which would
+    wait forever for the lock of a queue that died with its holder. tqdm's lock would leave a semaphore behind."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    os.setpgid(0, 0)
     tqdm.set_lock(threading.RLock())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int = 0) -> Demonstration:

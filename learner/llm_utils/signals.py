@@ -49,6 +49,8 @@ def ending(how: str) -> Iterator[None]:
     with interrupting(caught.append):
         try:
             yield
+            if caught:  # Python dropped what it raised
+                raise KeyboardInterrupt
         except KeyboardInterrupt as error:
             end(error, how, caught[-1] if caught else None)
 

@@ -52,6 +52,32 @@ def test_a_container_s_limit_stands_at_the_root(write, mine, tmp_path):
     assert cgroups.memory_left() == [400]
 
 
+@pytest.mark.parametrize(
+    ("mine", "files"),
+    [
+        ("no line of the kernel's\n0::\n:::\n", {}),
+        ("0::/\n", {"memory.max": 500}),  # no memory.current
+        ("0::/\n", {"memory.max": "many", "memory.current": 1, "cpu.max": "some"}),
+        ("0::/\n", {"memory.max": 500, "memory.current": "", "cpu.max": "100 0"}),
+        ("0::/\n", {"cpu.max": "100", "cpu.cfs_quota_us": 100}),
+        ("0::/\0\n", {"memory.max": "max"}),
+    ],
+)
+def test_what_is_odd_is_no_limit(write, mine, files):
+    write(mine, **{"": files})
+    assert cgroups.memory_left() == [] and cgroups.cores() == float("inf")
+
+
+def test_a_line_of_a_group_s_memory_that_is_odd_is_left_out(write, tmp_path):
+    write("0::/\n", **{"": {"memory.max": 500, "memory.current": 100, "memory.stat": "odd\ninactive_file 50\na b c"}})
+    assert cgroups.memory_left() == [450]
+    (tmp_path / "mine").write_bytes(b"0::/caf\xe9\n")
+    assert cgroups.memory_left() == [450]
+    (tmp_path / "cgroup" / "memory.max").unlink()
+    (tmp_path / "cgroup" / "memory.max").mkdir()  # as one that can't be read
+    assert cgroups.memory_left() == []
+
+
 def test_without_control_groups_there_is_no_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(cgroups, "ROOT", tmp_path / "none")
     monkeypatch.setattr(cgroups, "MINE", tmp_path / "none")

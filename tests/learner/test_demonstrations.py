@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from gymnasium.envs.registration import load_env_creator
 import agent_r1
 from agent_r1 import Task, ToolEnv, probes
 from agent_r1.task_data.load import DATA_SETS
+from llm_utils import signals
 from llm_utils.demonstrations import Demonstrations, demonstrate
 
 ROOT = Path(__file__).parents[2]
@@ -100,30 +102,73 @@ def test_a_demonstration_that_is_one_text_is_refused():
         probes.expert(env, np.random.default_rng(0))
 
 
-INTERRUPTED = """
+WHOLE = """
 import runpy, sys
 from llm_utils import demonstrations
 demonstrations.POOL_SECONDS = 0.0
+def begin(num_workers, make=demonstrations._pool):
+    pool = make(num_workers)
+    print("begun", file=sys.stderr, flush=True)
+    return pool
+demonstrations._pool = begin
 if __name__ == "__main__":
-    sys.argv = ["learner/sft_llm.py", "--model", "tiny", "--num-workers", "2", "--num-demonstrations", "70000"]
+    sys.argv = ["learner/sft_llm.py", "--model", "tiny", "--num-workers", "3", "--num-demonstrations", "70000"]
     runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+SLOW = """
+import sys, time
+from llm_utils import demonstrations, signals
+demonstrations.POOL_SECONDS = 0.0
+class Slow(demonstrations.Demonstrations):
+    def _make_some(self, job):
+        if job[0].start:
+            print("working", file=sys.stderr, flush=True)
+            time.sleep(100)
+        return super()._make_some(job)
+if __name__ == "__main__":
+    with signals.ending("nothing was trained yet: begin again"):
+        Slow("AgentR1/MultihopWorld-v0", "train", {}, None, 1).make(0, 400, 1.0, num_workers=3)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_is_interrupted_before_training_says_so_in_a_line(tmp_path, number):
-    """Ctrl-C reaches the processes that demonstrate, too: they leave it to the one that asked them."""
-    (tmp_path / "begin.py").write_text(INTERRUPTED)
+@pytest.mark.parametrize(
+    ("number", "of_all", "script", "when"),
+    [
+        (signal.SIGINT, True, WHOLE, "begun"),  # other processes are still importing
+        (signal.SIGTERM, True, SLOW, "working"),  # one of them works, the others wait for work
+        pytest.param(signal.SIGTERM, False, SLOW, "working", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, True, WHOLE, "| 550/", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, False, WHOLE, "| 550/", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_interrupted_before_training_says_so_in_a_line(tmp_path, number, of_all, script, when):
+    """A terminal's Ctrl-C and a scheduler's SIGTERM reach the processes that demonstrate, too."""
+    (tmp_path / "begin.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "learner"), *sys.path])}
-    run = subprocess.Popen([sys.executable, tmp_path / "begin.py"], cwd=ROOT, env=environment, stderr=subprocess.PIPE,
-                           stdout=subprocess.DEVNULL, start_new_session=True, text=True)  # fmt: skip
+    run = subprocess.Popen([sys.executable, tmp_path / "begin.py"], cwd=ROOT, env=environment, text=True,
+                           stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
     said = ""
-    while "| 550/" not in said:  # other processes have begun
+    while when not in said and run.poll() is None:
         said += run.stderr.read(1)
-    os.killpg(run.pid, number) if number == signal.SIGINT else run.send_signal(number)
-    said += run.communicate(timeout=60)[1]
+    time.sleep(2)
+    os.killpg(run.pid, number) if of_all else run.send_signal(number)
+    try:
+        said += run.communicate(timeout=60)[1]
+    finally:
+        run.kill()
     assert said.rstrip().endswith("nothing was trained yet: begin again") and "Traceback" not in said
     assert run.returncode == 128 + number
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_came_where_nothing_can_be_raised_ends_it_too(capsys):
+    class Final:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended, signals.ending("begin again"):
+        Final()
+    assert ended.value.code == 143 and "terminated; begin again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("env_id", sorted(without_data()))

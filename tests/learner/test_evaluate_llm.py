@@ -171,7 +171,8 @@ def card_lines() -> list[tuple[str, str]]:
 def test_what_the_card_of_a_shipped_policy_says_comes_out(monkeypatch, tmp_path, flags, said):
     result, _ = run(monkeypatch, tmp_path, *shlex.split(flags), "--num-threads", "1")
     # other processors round otherwise, which now and then samples another token
-    assert result["metrics"]["success"]["mean"] == pytest.approx(float(said.split()[0]), abs=0.01)
+    near = 0.01 if "--temperature" in flags else 0.0015
+    assert result["metrics"]["success"]["mean"] == pytest.approx(float(said.split()[0]), abs=near)
 
 
 def test_most_shipped_policies_have_a_line_that_can_be_played_again():
