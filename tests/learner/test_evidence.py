@@ -419,8 +419,8 @@ def test_a_standard_set_in_small(small, monkeypatch):
     monkeypatch.setattr(standard, "STEPS", dict.fromkeys(standard.STEPS, 2))
     small.places, small.rows = ["GoToLocal"], ["SFT, 500 of the bot", standard.GRPO]
     found = standard.measure(small, {})["GoToLocal"]
-    rows = [standard.FIRST, *small.rows]
-    assert list(found["success"]) == rows == list(found["return"]) and len(found["claims"]) == 2
+    rows = [standard.FIRST, *small.rows, standard.TRICK]
+    assert list(found["success"]) == rows == list(found["return"]) and len(found["claims"]) == 4
     assert "| GRPO |" in found["table"] and "| 8 |" in found["table"] and "| 500 |" in found["table"]
 
 
