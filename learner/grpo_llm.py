@@ -179,10 +179,7 @@ class Args:
 def check(args: Args) -> None:
     """Refuse arguments that contradict each other, before any work."""
     arguments.check(args)
-    if args.group_size < 2 or args.episodes_per_iteration % args.group_size:
-        episodes, size = args.episodes_per_iteration, args.group_size
-        why = f"must be a multiple of --group-size {size}, which is at least 2"
-        raise SystemExit(f"--episodes-per-iteration {episodes} {why}")
+    arguments.check_groups(args)
     if args.dynamic_sampling and args.kl_in == "reward":
         raise SystemExit("--dynamic-sampling leaves out groups of equal rewards, which --kl-in reward would train on")
     if args.loss_mask and not args.advantage_mask:

@@ -174,10 +174,8 @@ class Args:
 def check(args: Args) -> None:
     """Refuse arguments that contradict each other, before any work."""
     arguments.check(args)
-    if args.baseline and (args.group_size < 2 or args.episodes_per_iteration % args.group_size):
-        episodes, size = args.episodes_per_iteration, args.group_size
-        why = f"must be a multiple of --group-size {size}, which is at least 2"
-        raise SystemExit(f"--episodes-per-iteration {episodes} {why}")
+    if args.baseline:
+        arguments.check_groups(args)
     if args.loss_mask and not args.advantage_mask:
         raise SystemExit("--no-advantage-mask changes nothing without --no-loss-mask: only the loss reads advantages")
 

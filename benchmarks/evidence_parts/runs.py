@@ -57,7 +57,7 @@ class Run:
             if model != "tiny" and folder.is_absolute() and not folder.is_relative_to(ROOT):
                 words[self.flags.index("--model") + 1] = ""  # somebody's own: the weights say which
             words.append(weights(folder / "model.safetensors"))
-        return hashlib.sha256(json.dumps([self.script, self.seed, *words]).encode()).hexdigest()[:16]
+        return brief([self.script, self.seed, *words])
 
     @property
     def needs(self) -> list[Run]:
@@ -105,6 +105,11 @@ class Successes:
         path = folders[-1] / "successes.jsonl"
         path.write_text("\n".join(rows) + "\n")
         return path
+
+
+def brief(facts: Sequence[object]) -> str:
+    """What JSON says, in a few letters."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 @cache
@@ -164,11 +169,11 @@ def begin(labels: Sequence[str], args: Any) -> None:
     the machine is busy."""
     kinds = "; ".join(dict.fromkeys(labels))
     print(f"not in the record: {len(labels)} runs ({kinds}), made now after what they begin with", file=sys.stderr)
-    if not args.begun:
-        package, extra = args.needs or ("numpy", "")
-        if find_spec(package) is None:
-            raise SystemExit(f'that needs the package {package}: pip install -e ".[{extra}]"')
-        require_quiet_machine(args.force)
+    if args.begun:
+        return
+    if args.needs and find_spec(args.needs[0]) is None:
+        raise SystemExit('that needs the package {}: pip install -e ".[{}]"'.format(*args.needs))
+    require_quiet_machine(args.force)
     args.begun = True
 
 
@@ -202,11 +207,6 @@ def folders(
     return found
 
 
-def tasks_hash(indexes: Iterable[int]) -> str:
-    """Which tasks were played, in a few letters."""
-    return hashlib.sha256(json.dumps([*indexes]).encode()).hexdigest()[:16]
-
-
 def keep(folder: Path) -> dict[str, Any]:
     """What the tables need: of an evaluation its tasks, of a training its cost and its evaluations on the way.
 
@@ -219,7 +219,7 @@ def keep(folder: Path) -> dict[str, Any]:
         calls = Counter(int(row["stats"]["tool_calls"]) for row in rows)
         return {
             "tasks": len(rows),
-            "tasks_hash": tasks_hash(row["task_index"] for row in rows),
+            "tasks_hash": brief([row["task_index"] for row in rows]),
             "success": "".join(str(int(row["stats"]["success"])) for row in rows),
             "turns": sum(int(row["stats"]["turns"]) for row in rows),
             "calls": {str(number): calls[number] for number in sorted(calls)},

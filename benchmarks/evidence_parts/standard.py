@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +12,7 @@ from scores import Claim, cell, environment, facts, interval, intervals
 from agent_r1 import probes, tiny_policy
 from evidence_parts.commands import World, imitate, play, reinforce
 from evidence_parts.page import plot_success
-from evidence_parts.runs import Run, begin, made, make, record, recorded, table, tasks_hash
+from evidence_parts.runs import Run, begin, brief, made, make, record, recorded, table
 
 FLAGS, PLOT = ["rows", "episodes"], (plot_success, "success", 4)
 
@@ -54,8 +52,7 @@ def trick(place: World, args: Any) -> dict[str, Any]:
     """What the environment's trick that never reads the mission comes to on the same tasks. A line of the record."""
     [(split, kwargs)] = place.columns.values()
     kwargs = kwargs | {"max_action_tokens": 512}  # it calls tools that the policy's tokenizer spells out
-    words = [place.env_id, split, kwargs, args.episodes]
-    key = hashlib.sha256(json.dumps(["try_all", *words]).encode()).hexdigest()[:16]
+    key = brief(["try_all", place.env_id, split, kwargs, args.episodes])
     args.used.add(key)
     if key not in recorded():
         label = f"standard, {TRICK}, {kwargs['level']}"
@@ -67,7 +64,7 @@ def trick(place: World, args: Any) -> dict[str, Any]:
             raise SystemExit(f"{label}: a fault ended an episode ({fault}); begin again")
         record(key, label, {
             "tasks": len(played),
-            "tasks_hash": tasks_hash(range(args.episodes)),
+            "tasks_hash": brief([*range(args.episodes)]),
             "success": "".join(str(int(bool(one.infos[-1].get("is_success")))) for one in played),
             "turns": sum(len(one.rewards) for one in played),
             "return": round(float(np.mean([sum(one.rewards) for one in played])), 4),

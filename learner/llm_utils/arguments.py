@@ -147,6 +147,14 @@ def check_environment(args: Any) -> None:
         environment_spec(args.env_id)
 
 
+def check_groups(args: Any) -> None:
+    """Refuse an iteration that isn't whole groups, and groups of one."""
+    episodes, size = args.episodes_per_iteration, args.group_size
+    if size < 2 or episodes % size:
+        why = f"must be a multiple of --group-size {size}, which is at least 2"
+        raise SystemExit(f"--episodes-per-iteration {episodes} {why}")
+
+
 def check(args: Any) -> None:
     """Refuse arguments that are out of range, do nothing, or contradict each other, in any learner that plays."""
     check_each(args)
