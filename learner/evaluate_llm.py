@@ -69,7 +69,8 @@ class Args:
     api_model: str | None = None
     """what the API of --api calls its model"""
     adapter: str | None = None
-    """a folder with LoRA adapters for --model, such as runs/RUN/checkpoint/policy; with --engine transformers"""
+    """a folder with LoRA adapters for --model, such as runs/RUN/checkpoint/policy (which goes on top of that run's own
+    --model, where none is given); with --engine transformers"""
     tokenizer: str | None = None
     """a tokenizer's name or folder (None: the model's own, with --api "byte"; "byte": the built-in byte tokenizer)"""
     mode: Literal["agent", "base_tool_call", "naive_rag", "closed_book"] = "agent"

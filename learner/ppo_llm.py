@@ -189,7 +189,7 @@ def check(args: Args) -> None:
     if args.critic_warmup >= (iterations := args.total_episodes // args.episodes_per_iteration):
         raise SystemExit(
             f"--critic-warmup {args.critic_warmup} leaves none of the {iterations} iterations to the policy: give a "
-            "smaller one, or more --total-episodes"
+            f"smaller one, or --total-episodes {(args.critic_warmup + 1) * args.episodes_per_iteration} at least"
         )
     if args.truncation == "bootstrap" and json.loads(args.env_kwargs).get("unfinished_reward", 0) != 0:
         raise SystemExit("--truncation bootstrap pays nothing for an unfinished episode: leave unfinished_reward out")

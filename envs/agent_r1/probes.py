@@ -75,6 +75,17 @@ def span(env: ToolEnv, text: str) -> np.ndarray:
     return np.asarray(env.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 
+def failure(env: ToolEnv, info: Mapping[str, Any]) -> str:
+    """In a few words why an episode with this last info is no success; "" where it is one."""
+    if info.get("is_success"):
+        return ""
+    if "is_success" not in info:
+        return "over before the episode was"
+    reason = info.get("truncation_reason")
+    limits = {"turns": f"max_turns {env.max_turns}", "context": f"max_context_tokens {env.max_context_tokens}"}
+    return f"cut off by {limits.get(reason, reason)}" if reason else "ended without success"
+
+
 # ---------------------------------------------------------------------------------------------------- those that know
 
 

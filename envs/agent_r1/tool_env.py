@@ -294,7 +294,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def final_metrics(self) -> dict[str, float]:
         """Metrics of an episode that ended without an answer."""
-        return self.judge_answer("")[1]
+        return judged(self, self.judge_answer(""))[1]
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """The turns of an expert on the current task, texts without the end of turn; with `rng` of one who errs.

@@ -19,6 +19,7 @@ import shlex
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,7 @@ def measure(subject: Subject, report: Report) -> None:
         "copying": probes.copying,
     }
     success: dict[str, float] = {}
+    why = ""
     steps, seconds = 0, 0.0
     for name, probe in {**known, **ignorant}.items():
         start = time.perf_counter()
@@ -71,6 +73,8 @@ def measure(subject: Subject, report: Report) -> None:
         success[name] = sum(episode.success for episode in episodes) / len(episodes)
         if name == "expert":
             report.note = failing_calls(episodes)
+            reasons = Counter(probes.failure(env, one.infos[-1]) for one in episodes if not one.success)
+            why = "; " * bool(reasons) + ", ".join(f"{n} {said or 'not paid'}" for said, n in reasons.items())
     report.row = {
         "tasks": env.num_tasks,
         "splits": len(set(env.splits.values())),
@@ -85,7 +89,7 @@ def measure(subject: Subject, report: Report) -> None:
         there = f"there are {', '.join(ignorant)}"
         report.failed["floors"] = f"{type(env).__name__}.floors names {', '.join(sorted(unknown))}; {there}"
     if success.get("expert", 1) < 1:
-        report.failed["expert"] = f"the expert succeeds in {success['expert']:.3f} of {count} episodes"
+        report.failed["expert"] = f"the expert succeeds in {success['expert']:.3f} of {count} episodes{why}"
     for name in ignorant:
         if above(success[name], floor := floors["floors"].get(name, floors["floor"]), count):
             report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes; its floor is {floor}"

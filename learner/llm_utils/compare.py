@@ -124,7 +124,10 @@ def plot(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str, path: 
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    try:
+        figure.savefig(path, dpi=130, bbox_inches="tight")
+    except ValueError as error:  # an ending that matplotlib doesn't know
+        sys.exit(f"--plot {path}: {error}")
     print(f"written to {path}", file=sys.stderr)
 
 
@@ -144,6 +147,10 @@ def main() -> None:
     groups = find_runs(args.runs, args.group_by, only)
     if not groups:
         sys.exit(f"no finished run in {args.runs} fits {only or 'yet'}")
+    there = [json.loads((folder / "summary.json").read_text())["args"] for group in groups.values() for folder in group]
+    for name, values in only.items():
+        for value in set(values) - {str(run.get(name)) for run in there}:
+            print(f"no finished run that fits has {name} {value}", file=sys.stderr)
     curves: dict[tuple[str, ...], list[Curve]] = defaultdict(list)
     for group, folders in groups.items():
         used = []

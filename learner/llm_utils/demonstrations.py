@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ class Demonstration:
     action_mask: Array  # bool [T]: did the demonstrator write the token?
     task_index: int
     is_success: bool = True  # did the episode end so?
+    failure: str = ""  # why not, in a few words
 
     @property
     def train_mask(self) -> Array:
@@ -105,26 +107,34 @@ class Demonstrations:
         one-turn answer in the prompt of naive RAG. A `teacher` shows all but these instead. Where the expert shows a
         task and fails (a search that doesn't find the title, a context that is too short), the task gives no row. An
         answer to naive RAG is a row right or wrong (without `only_successes`): it shows the form of an answer without
-        search.
+        search. What gives no row is counted on the screen, with the reasons.
         """
         stop, started = first + count, time.monotonic()
         begun = min(first + TRIED, stop)
         jobs = [(range(first, begun), expert_share, rag_share)] * (count > 0)
         jobs += [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(begun, stop, 500)]
         rows: list[Demonstration] = []
+        left_out: Counter[str] = Counter()
         with ExitStack() as stack:
             progress = stack.enter_context(tqdm(total=count, desc="demonstrations", unit="task", dynamic_ncols=True))
-            made: Iterator[list[Demonstration]] = map(self._make_some, jobs)
+            made: Iterator[tuple[list[Demonstration], list[str]]] = map(self._make_some, jobs)
             for number, (indexes, *_) in enumerate(jobs):
                 left = (time.monotonic() - started) / TRIED * (stop - begun)
                 if number == 1 and num_workers and left > POOL_SECONDS:
                     pool = stack.enter_context(_pool(num_workers))
                     made = pool.imap(self._make_some, jobs[1:])
-                rows += next(made)
+                some, why = next(made)
+                rows += some
+                left_out.update(why)
                 progress.update(len(indexes))
+        if left_out:
+            kinds = [f"{number} {why}" for why, number in left_out.most_common(5)]
+            said = "; ".join(kinds) + "; ..." * (len(left_out) > len(kinds))
+            print(f"{left_out.total()} of {count} demonstrations are left out: {said}", file=sys.stderr)
         return rows
 
-    def _make_some(self, job: tuple[range, float, float]) -> list[Demonstration]:
+    def _make_some(self, job: tuple[range, float, float]) -> tuple[list[Demonstration], list[str]]:
+        """Rows of some tasks, and of those that gave none, why."""
         with ExitStack() as stack:
             env = stack.enter_context(closing(self.make_env()))
             rag = replace(self, mode="naive_rag") if job[2] else None
@@ -132,27 +142,32 @@ class Demonstrations:
 
     def _show(
         self, indexes: range, expert_share: float, rag_share: float, env: Any, rag_env: Any
-    ) -> list[Demonstration]:
-        rows = []
+    ) -> tuple[list[Demonstration], list[str]]:
+        rows, left_out = [], []
         for index in indexes:
             rng = np.random.default_rng([self.seed, index])
             if rag_env is not None and rng.random() < rag_share:
                 row = demonstrate(rag_env, index, rag_env.demonstration, self.seed)
                 if row.is_success or not self.only_successes:
                     rows.append(row)
+                else:
+                    left_out.append(row.failure)
                 continue
             by_expert = self.teacher == "expert" if self.teacher else rng.random() < expert_share
             mistakes = None if by_expert else rng
             turns = partial(env.demonstration, mistakes, **({"teacher": self.teacher} if self.teacher else {}))
             try:
                 row = demonstrate(env, index, turns, self.seed)
-            except ValueError:
+            except ValueError as error:
                 if mistakes is not None:
                     raise
+                left_out.append(f"not shown: {error}")
                 continue
             if row.is_success or (mistakes is not None and not self.only_successes):
                 rows.append(row)
-        return rows
+            else:
+                left_out.append(row.failure)
+        return rows, left_out
 
 
 def _pool(num_workers: int) -> Any:
@@ -192,7 +207,7 @@ def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int 
         mask = np.concatenate([mask, np.arange(len(state) - start) < len(span)])  # a span that doesn't fit is cut
         if terminated or truncated:
             break
-    return Demonstration(state, mask, index, bool(info.get("is_success")))
+    return Demonstration(state, mask, index, bool(info.get("is_success")), probes.failure(env, info))
 
 
 def digest(rows: Sequence[Demonstration]) -> str:

@@ -44,14 +44,28 @@ PLAYED = [  # what an evaluation may leave open: its argument, that of a run, an
 ]
 
 
+def _same(one: str, other: str) -> bool:
+    """Do two arguments `--model` name the same model?"""
+    folders = [folder_of_run(name) or Path(name).expanduser() for name in (one, other)]
+    return one == other or len({folder.resolve() for folder in folders}) == 1
+
+
 def fill_environment(args: Any) -> list[str]:
-    """Put in what an evaluation's arguments leave open: the environment that the run of `--model` was trained on.
+    """Put in what an evaluation's arguments leave open: the environment that the run of `--model` was trained on, and
+    the model below the adapters of a run ("tiny", the default, counts as open).
 
     The run's split and further arguments go with its environment only. Returns lines that say what was taken over, and
     where the evaluation differs from the run.
     """
-    run = (arguments_of_run(args.adapter) if args.adapter else {}) or arguments_of_run(args.model)
     said, taken = [], []
+    adapted = arguments_of_run(args.adapter) if args.adapter else {}
+    if base := beginning_of_run(args.adapter) if adapted else None:
+        if args.model == "tiny" != base:
+            args.model = base
+            taken.append(f"--model {shlex.quote(base)}")
+        elif not _same(args.model, base):
+            said.append(f"the adapters were trained on --model {base}; they are played on {args.model}")
+    run = adapted or arguments_of_run(args.model)
     path = Path(args.model).expanduser()
     saved = (path / "model" / "config.json").is_file() or not path.joinpath(*CHECKPOINT).is_dir()
     if not saved and not summary_of_run(args.model).get("finished", True):

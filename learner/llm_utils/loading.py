@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from llm_utils import distributed
+from llm_utils.earlier_runs import CHECKPOINT
 
 # Some processors end a process that multiplies in bf16 with an illegal instruction: a child process tries it.
 TRIAL = """
@@ -130,11 +131,14 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
 def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
     """The model with the LoRA adapters in `folder` added to its weights. SystemExit where they do not fit."""
     if not (Path(folder) / "adapter_config.json").is_file():
-        raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give a folder that peft saved")
+        own = Path(folder, *CHECKPOINT)  # of a run
+        meant = own if (own / "adapter_config.json").is_file() else "a folder that peft saved"
+        raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give {meant}")
     try:
         return with_adapters(model, 0, Path(folder)).merge_and_unload().eval()
     except (RuntimeError, ValueError) as error:
-        raise SystemExit(f"--adapter {folder} doesn't fit --model: {error}") from error
+        first_lines = " ".join(line.strip() for line in str(error).splitlines()[:2])  # then one for each weight
+        raise SystemExit(f"--adapter {folder} doesn't fit --model: {first_lines}") from error
 
 
 class Float32Linear(nn.Linear):

@@ -27,8 +27,9 @@ def model_source(name: str, env_id: str) -> str:
                 return candidate
             if os.path.isfile(os.path.join(candidate, "adapter_config.json")):
                 raise SystemExit(
-                    f"--model {name}: {candidate} holds only adapters. Go on with that run with --resume, give its "
-                    "model/ (--save-model), or merge the adapters with peft's merge_and_unload()"
+                    f"--model {name}: {candidate} holds only adapters. Play them with evaluate_llm.py --adapter "
+                    f"{candidate}, go on with that run with --resume, give its model/ (--save-model), or merge the "
+                    "adapters with peft's merge_and_unload()"
                 )
         raise SystemExit(f"--model {name}: the folder holds no config.json; give one that save_pretrained() made")
     if os.path.isabs(folder) or folder.startswith((".", "~", "runs/")) or folder.count("/") > 1:

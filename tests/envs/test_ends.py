@@ -190,6 +190,13 @@ def test_a_judge_that_breaks_its_contract_is_told(say, monkeypatch, judged, mess
         say(env, "<answer>x</answer>")
 
 
+def test_a_judge_that_gives_a_score_alone_is_told_where_nothing_is_answered_too(say, monkeypatch):
+    env = begin(Nim, max_turns=1)
+    monkeypatch.setattr(env, "judge_answer", lambda answer: 1.0)
+    with pytest.raises(ValueError, match="Nim judges with 1.0; a score is from 0 to 1"):
+        say(env, "well")
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_a_judge_may_count_in_numpy(monkeypatch, early):
     """What comes out is Python's: `info` survives JSON."""

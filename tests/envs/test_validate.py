@@ -106,6 +106,12 @@ def test_figures_that_should_not_be(name, one):
     assert name in report.failed
 
 
+def test_why_an_expert_fails_is_said():
+    report = Report("x")
+    validate.measure(Subject("AgentR1/CraftWorld-v0", {"depth": 2, "max_turns": 2}, 10), report)
+    assert report.failed["expert"] == "the expert succeeds in 0.000 of 10 episodes; 10 cut off by max_turns 2"
+
+
 @pytest.mark.parametrize(
     ("env_id", "tasks"),
     [(env_id, 2) for env_id in agent_r1.generated_worlds() if "Terminal" not in env_id]

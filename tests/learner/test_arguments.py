@@ -83,7 +83,7 @@ CONTRADICTIONS = [
     (["grpo_llm"], [*REWARD, "--dynamic-sampling", 1], "--dynamic-sampling leaves out groups .*--kl-in reward"),
     (["ppo_llm"], [*BOOTSTRAP, '{"unfinished_reward": -1}'], "--truncation bootstrap .*leave unfinished_reward out"),
     (["ppo_llm"], ["--total-episodes", 256], "--critic-warmup 1 leaves none of the 1 iterations to the policy: give"),
-    (["ppo_llm"], ["--critic-warmup", 20], "--critic-warmup 20 leaves none of the 20 .* or more --total-episodes"),
+    (["ppo_llm"], ["--critic-warmup", 20], "--critic-warmup 20 leaves none .* or --total-episodes 5376 at least$"),
     (["sft_llm"], ["--data", "./nowhere.jsonl"], "--data ./nowhere.jsonl: there is no such file"),
 ]
 

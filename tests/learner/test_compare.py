@@ -107,6 +107,13 @@ def test_a_run_without_the_metric_is_left_out_and_named(runs, monkeypatch, capsy
     assert f"left out, it logged no eval/em: {run_dir}" in printed.err
 
 
+def test_an_experiment_that_no_run_has_and_a_plot_of_no_kind_are_named(runs, monkeypatch, capsys, tmp_path):
+    run_main(monkeypatch, "--runs", runs, "--exp-names", "ppo_llm", "gone")
+    assert capsys.readouterr().err.splitlines() == ["no finished run that fits has exp_name gone"]
+    with pytest.raises(SystemExit, match="--plot .*a.foo: .*foo"):
+        run_main(monkeypatch, "--runs", runs, "--exp-names", "ppo_llm", "--plot", tmp_path / "a.foo")
+
+
 def test_runs_that_are_no_seeds_of_one_experiment_are_told_apart(runs, monkeypatch, capsys):
     run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0")
     assert "differ" not in capsys.readouterr().err  # seeds 1 and 2, all else equal

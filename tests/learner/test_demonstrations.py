@@ -88,6 +88,16 @@ def test_a_task_in_which_the_expert_knows_no_way_gives_no_row():
     assert experts & {0, 3, 6, 9} and {index for index, success in mixed.items() if success} == experts - {0, 3, 6, 9}
 
 
+def test_what_is_left_out_is_counted_with_its_reasons(capsys):
+    made("Lost/Sometimes-v0", 1.0)
+    assert "\n3 of 8 demonstrations are left out: 3 not shown: " in capsys.readouterr().err
+    short = Demonstrations("AgentR1/CraftWorld-v0", "train", {"depth": 3, "max_turns": 2}, None, 1)
+    assert not short.make(0, 4, 1.0)
+    assert "\n4 of 4 demonstrations are left out: 4 cut off by max_turns 2\n" in capsys.readouterr().err
+    made("AgentR1/CraftWorld-v0", 1.0, 3)
+    assert "left out" not in capsys.readouterr().err
+
+
 def test_where_there_are_only_experts_mistakes_are_an_error():
     assert [row.task_index for row in made("Lost/OnlyExperts-v0", 1.0, 5)] == [1, 2, 4]
     with pytest.raises(ValueError, match="only experts"):

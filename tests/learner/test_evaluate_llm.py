@@ -15,6 +15,7 @@ import torch
 
 from llm_utils import earlier_runs
 from llm_utils.loading import load_policy, merge_adapters
+from llm_utils.sources import model_source
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "learner" / "evaluate_llm.py"
@@ -106,8 +107,19 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
     report, other = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, *flags)
     assert [row["tokens"] for row in plain] != [row["tokens"] for row in other]
     assert {row["model"] for row in other} == {report["model"]} == {f"{policy_folder} with {tmp_path / 'adapter'}"}
-    with pytest.raises(SystemExit, match="no adapter_config.json"):
+    with pytest.raises(SystemExit, match="no adapter_config.json; give a folder that peft saved"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path)
+    of_run = tmp_path / "other" / "checkpoint" / "policy"
+    shutil.copytree(tmp_path / "adapter", of_run)
+    with pytest.raises(SystemExit, match=f"no adapter_config.json; give {of_run}$"):
+        merge_adapters(policy, tmp_path / "other")
+    with pytest.raises(SystemExit, match=f"evaluate_llm.py --adapter {of_run},"):
+        model_source(str(tmp_path / "other"), ENV_ID)
+    file = of_run / "adapter_config.json"
+    file.write_text(file.read_text().replace('"r": 2', '"r": 3'))
+    with pytest.raises(SystemExit, match="doesn't fit --model: .*size mismatch") as caught:
+        merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
+    assert len(str(caught.value)) < 1000 and "\n" not in str(caught.value)
     with pytest.raises(SystemExit, match="--engine transformers"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--engine", "vllm")
 
@@ -157,6 +169,21 @@ def test_where_a_run_is_played_elsewhere_that_is_said(run_on_hotpotqa):
     *played, said = filled(model="Qwen/base", adapter=str(run_dir / "model"))
     assert played == [args["env_id"], "dev", args["env_kwargs"]]
     assert filled(model="tiny") == (ENV_ID, "test", "{}", "")
+
+
+def test_the_adapters_of_a_run_are_played_on_the_model_that_they_were_trained_on(run_on_hotpotqa, policy_folder):
+    run_dir, args = run_on_hotpotqa
+
+    def filled(**given):
+        evaluation = evaluate_llm.Args(adapter=str(run_dir / "model"), **given)
+        return "\n".join(earlier_runs.fill_environment(evaluation)), evaluation.model
+
+    said, model = filled()
+    assert model == args["model"] and f"as the run was trained: --model {args['model']} " in said
+    said, model = filled(model=f"{policy_folder}/")  # the same
+    assert Path(model) == policy_folder and "trained on --model" not in said
+    said, model = filled(model="Qwen/base")
+    assert model == "Qwen/base" and f"the adapters were trained on --model {args['model']}; they are played on" in said
 
 
 def card_lines() -> list[tuple[str, str]]:

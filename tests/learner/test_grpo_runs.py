@@ -41,6 +41,19 @@ def events_step(run_dir):
     return EventAccumulator(str(run_dir)).Reload().Scalars("charts/SPS")[-1].step
 
 
+def test_that_a_start_was_trained_with_other_arguments_is_said(learn, tmp_path, policy_folder, capsys):
+    start = tmp_path / "start"
+    shutil.copytree(policy_folder, start / "model")
+    kwargs = '{"max_turns": 3}'
+    args = {"env_id": "AgentR1/MultihopWorld-v0", "env_kwargs": kwargs}
+    (start / "summary.json").write_text(json.dumps({"args": args}))
+    learn("grpo_llm", *GROUPS, "--total-episodes", 16, "--model", start, "--tokenizer", "byte")
+    said = f"--model {start} was trained with --env-kwargs '{kwargs}', this run has '{SMALL[1]}'"
+    assert said in capsys.readouterr().err
+    learn("grpo_llm", *GROUPS, "--total-episodes", 16, "--model", start, "--tokenizer", "byte", "--env-kwargs", kwargs)
+    assert "was trained with" not in capsys.readouterr().err
+
+
 def test_a_run_leaves_what_is_promised(learn):
     flags = ["--log-trajectories", 16, "--total-episodes", 32, "--save-model", "--eval-episodes", 4]
     run_dir = learn("grpo_llm", *GROUPS, *flags)
