@@ -118,6 +118,8 @@ def check(args: Args) -> None:
         raise SystemExit("--profile needs a --temperature above 0: a greedy policy answers alike every time")
     if args.engine != "transformers" and args.dtype != "auto":
         raise SystemExit(f"--dtype does nothing with --engine {args.engine}")
+    if args.mode == "base_tool_call" and args.adapter is not None:
+        raise SystemExit("--mode base_tool_call plays what a run began with, without adapters: leave out --adapter")
     if args.engine != "transformers" and args.adapter is not None:
         raise SystemExit("--adapter goes with --engine transformers; for vLLM merge it with peft's merge_and_unload()")
 

@@ -8,6 +8,7 @@ python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows wit
 
 import itertools
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,7 @@ from agent_r1 import ToolEnv
 from agent_r1.tokenizers import load_tokenizer
 from llm_utils import arguments, checkpoint, disk, distributed, run_files, signals, threads
 from llm_utils.demonstrations import Demonstration, Demonstrations, digest, read_rows
+from llm_utils.earlier_runs import other_environment
 from llm_utils.environments import env_kwargs, plain_errors
 from llm_utils.forward import microbatches, policy_forward
 from llm_utils.loading import choose_dtype, load_policy
@@ -229,6 +231,9 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
 
+    if said := other_environment(args):
+        print(said, file=sys.stderr)
+
     # model and tokenizer
     maker = Demonstrations(args.env_id, args.split, env_kwargs(args), None, args.seed)
     env: Any = None
@@ -260,7 +265,7 @@ if __name__ == "__main__":
             some_tasks = min(args.tokenizer_demonstrations, env.num_tasks)
             share = 1.0 if maker.only_experts else 0.5
             with signals.ending(AGAIN):
-                some = maker.make(0, some_tasks, share, args.rag_share, args.num_workers)
+                some = maker.make(0, some_tasks, share, args.rag_share, args.num_workers, "rows for the vocabulary")
             new_tokenizer = make_tokenizer(words, some)
             model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
             checkpoint.save_policy(model, Path(source), model.state_dict())
@@ -290,7 +295,8 @@ if __name__ == "__main__":
         maker = replace(maker, tokenizer=tokenizer, teacher=args.teacher, only_successes=args.only_successes)
         with signals.ending(AGAIN):
             rows = maker.make(first, count, args.expert_share, args.rag_share, args.num_workers)
-            heldout = replace(maker, teacher=None).make(first + count, rest, 1.0, num_workers=args.num_workers)
+            experts = replace(maker, teacher=None)
+            heldout = experts.make(first + count, rest, 1.0, 0.0, args.num_workers, "held-out demonstrations")
         if not rows:
             raise SystemExit(f"none of {count} demonstrations ended well; is max_context_tokens or max_turns small?")
     longest, positions = max(len(r.tokens) for r in rows), getattr(policy.config, "max_position_embeddings", math.inf)

@@ -80,10 +80,12 @@ def failure(env: ToolEnv, info: Mapping[str, Any]) -> str:
     if info.get("is_success"):
         return ""
     if "is_success" not in info:
-        return "over before the episode was"
-    reason = info.get("truncation_reason")
-    limits = {"turns": f"max_turns {env.max_turns}", "context": f"max_context_tokens {env.max_context_tokens}"}
-    return f"cut off by {limits.get(reason, reason)}" if reason else "ended without success"
+        return "shown no further than the episode goes on"
+    context = f"max_context_tokens {env.max_context_tokens} or max_action_tokens {env.max_action_tokens}"
+    limits = {"turns": f"max_turns {env.max_turns}", "context": context, "fault": f"a fault: {info.get('fault')}"}
+    if reason := info.get("truncation_reason"):
+        return f"cut off by {limits.get(reason, reason)}"
+    return "ended without success" + " after one turn (max_turns 1)" * (env.max_turns == 1)
 
 
 # ---------------------------------------------------------------------------------------------------- those that know

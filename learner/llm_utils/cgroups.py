@@ -26,8 +26,9 @@ def memory_left() -> list[int]:
             if (most := _read(group / limit)) not in ("", "max"):
                 lines = [line.split() for line in _read(group / "memory.stat").splitlines()]
                 stat = dict(words for words in lines if len(words) == 2)
+                free = stat.get(unused, "0")
                 with suppress(*ODD):
-                    left.append(int(most) - int(_read(group / used)) + int(stat.get(unused, 0)))
+                    left.append(int(most) - int(_read(group / used)) + (int(free) if free.isdecimal() else 0))
     return left
 
 

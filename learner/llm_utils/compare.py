@@ -123,6 +123,7 @@ def plot(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str, path: 
         axes.set(xlabel=x, ylabel=metric, title=env_id)
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
+    path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         figure.savefig(path, dpi=130, bbox_inches="tight")
@@ -149,7 +150,7 @@ def main() -> None:
         sys.exit(f"no finished run in {args.runs} fits {only or 'yet'}")
     there = [json.loads((folder / "summary.json").read_text())["args"] for group in groups.values() for folder in group]
     for name, values in only.items():
-        for value in set(values) - {str(run.get(name)) for run in there}:
+        for value in sorted(set(values) - {str(run.get(name)) for run in there}):
             print(f"no finished run that fits has {name} {value}", file=sys.stderr)
     curves: dict[tuple[str, ...], list[Curve]] = defaultdict(list)
     for group, folders in groups.items():

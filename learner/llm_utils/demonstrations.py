@@ -99,7 +99,8 @@ class Demonstrations:
         return min(num_demonstrations, num_tasks - num_heldout), num_heldout
 
     def make(
-        self, first: int, count: int, expert_share: float, rag_share: float = 0.0, num_workers: int = 0
+        self, first: int, count: int, expert_share: float, rag_share: float = 0.0, num_workers: int = 0,
+        kind: str = "demonstrations",
     ) -> list[Demonstration]:
         """Demonstrations of `count` tasks from `first` on. They are the same for any number of processes.
 
@@ -107,7 +108,7 @@ class Demonstrations:
         one-turn answer in the prompt of naive RAG. A `teacher` shows all but these instead. Where the expert shows a
         task and fails (a search that doesn't find the title, a context that is too short), the task gives no row. An
         answer to naive RAG is a row right or wrong (without `only_successes`): it shows the form of an answer without
-        search. What gives no row is counted on the screen, with the reasons.
+        search. What gives no row is counted on the screen under the name `kind`, with the reasons.
         """
         stop, started = first + count, time.monotonic()
         begun = min(first + TRIED, stop)
@@ -116,7 +117,7 @@ class Demonstrations:
         rows: list[Demonstration] = []
         left_out: Counter[str] = Counter()
         with ExitStack() as stack:
-            progress = stack.enter_context(tqdm(total=count, desc="demonstrations", unit="task", dynamic_ncols=True))
+            progress = stack.enter_context(tqdm(total=count, desc=kind, unit="task", dynamic_ncols=True))
             made: Iterator[tuple[list[Demonstration], list[str]]] = map(self._make_some, jobs)
             for number, (indexes, *_) in enumerate(jobs):
                 left = (time.monotonic() - started) / TRIED * (stop - begun)
@@ -130,7 +131,7 @@ class Demonstrations:
         if left_out:
             kinds = [f"{number} {why}" for why, number in left_out.most_common(5)]
             said = "; ".join(kinds) + "; ..." * (len(left_out) > len(kinds))
-            print(f"{left_out.total()} of {count} demonstrations are left out: {said}", file=sys.stderr)
+            print(f"{left_out.total()} of {count} {kind} are left out: {said}", file=sys.stderr)
         return rows
 
     def _make_some(self, job: tuple[range, float, float]) -> tuple[list[Demonstration], list[str]]:

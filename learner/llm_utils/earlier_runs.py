@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import agent_r1
 from llm_utils.environments import evaluation_split
 
 CHECKPOINT = ("checkpoint", "policy")  # of a run
@@ -15,7 +17,7 @@ CHECKPOINT = ("checkpoint", "policy")  # of a run
 def folder_of_run(source: str) -> Path | None:
     """That of the run to which a model folder (or the run's folder itself) belongs; None for other folders."""
     path = Path(source).expanduser()
-    folders = (path, *path.parents[:2]) if path.is_dir() else ()
+    folders = (path, *path.parents[:2], *path.resolve().parents[:2]) if path.is_dir() else ()
     return next((folder for folder in folders if (folder / "summary.json").is_file()), None)
 
 
@@ -31,9 +33,30 @@ def arguments_of_run(source: str) -> dict[str, str | None]:
 
 
 def beginning_of_run(source: str) -> str | None:
-    """What such a run began with, as `--model` names it; None for other folders."""
-    folder, model = folder_of_run(source), arguments_of_run(source).get("model")
-    return str(folder / "scratch") if folder is not None and model == "scratch" else model  # sft_llm.py made it
+    """What such a run began with, as `--model` names it in any environment; None for other folders."""
+    folder, args = folder_of_run(source), arguments_of_run(source)
+    model, env_id = args.get("model"), args.get("env_id")
+    if folder is not None and model == "scratch":
+        return f"{folder}/scratch"  # sft_llm.py made it; in "." no word that a hub may have
+    if model == "tiny" and env_id is not None:
+        with suppress(ValueError):  # none is shipped any more
+            return agent_r1.tiny_policy(env_id)
+    return model
+
+
+def places(folder: str | Path) -> list[Path]:
+    """Where a model may lie that a folder stands for: it itself, a run's saved model, or its checkpoint."""
+    return [Path(folder), Path(folder, "model"), Path(folder, *CHECKPOINT)]
+
+
+def other_environment(args: Any) -> str:
+    """What a script says that begins with the model of a run, on its environment with other arguments; "" if not so."""
+    start = arguments_of_run(args.model)
+    own = start.get("env_kwargs") or "{}"
+    if start.get("env_id") != args.env_id or _same_json(own, args.env_kwargs):
+        return ""
+    here = shlex.quote(args.env_kwargs)
+    return f"--model {args.model} was trained with --env-kwargs {shlex.quote(own)}, this run has {here}"
 
 
 PLAYED = [  # what an evaluation may leave open: its argument, that of a run, and what it is without a run
@@ -46,8 +69,19 @@ PLAYED = [  # what an evaluation may leave open: its argument, that of a run, an
 
 def _same(one: str, other: str) -> bool:
     """Do two arguments `--model` name the same model?"""
-    folders = [folder_of_run(name) or Path(name).expanduser() for name in (one, other)]
-    return one == other or len({folder.resolve() for folder in folders}) == 1
+    found = []
+    for name in (one, other):
+        there = [place for place in places(Path(name).expanduser()) if (place / "config.json").is_file()]
+        found.append(there[0].resolve() if there else name)
+    return found[0] == found[1]
+
+
+def _same_json(one: str, other: str) -> bool:
+    """Do two texts say the same in JSON?"""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return one == other
 
 
 def fill_environment(args: Any) -> list[str]:
@@ -59,12 +93,14 @@ def fill_environment(args: Any) -> list[str]:
     """
     said, taken = [], []
     adapted = arguments_of_run(args.adapter) if args.adapter else {}
-    if base := beginning_of_run(args.adapter) if adapted else None:
-        if args.model == "tiny" != base:
-            args.model = base
-            taken.append(f"--model {shlex.quote(base)}")
-        elif not _same(args.model, base):
-            said.append(f"the adapters were trained on --model {base}; they are played on {args.model}")
+    base = beginning_of_run(args.adapter) if adapted else None
+    if base is not None and args.model == "tiny":
+        args.model = base
+        taken.append(f"--model {shlex.quote(base)}")
+    elif base is not None and not _same(args.model, base):
+        said.append(f"the adapters were trained on --model {base}; they are played on {args.model}")
+    elif args.adapter and args.model == "tiny":
+        said.append(f"--adapter {args.adapter} belongs to no run; it is played on --model tiny, the shipped policy")
     run = adapted or arguments_of_run(args.model)
     path = Path(args.model).expanduser()
     saved = (path / "model" / "config.json").is_file() or not path.joinpath(*CHECKPOINT).is_dir()
@@ -78,7 +114,7 @@ def fill_environment(args: Any) -> list[str]:
         if given is None:
             setattr(args, name, default if own is None else own)
             taken += [] if own is None else [f"{flag} {shlex.quote(own)}"]
-        elif name == "env_kwargs" and own not in (None, given):
+        elif name == "env_kwargs" and own is not None and not _same_json(own, given):
             said.append(f"the run was trained with --env-kwargs {shlex.quote(str(own))}, which isn't taken over")
     if args.split is None:
         args.split = evaluation_split(args, "train")

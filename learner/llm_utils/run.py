@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shlex
 import sys
 import time
 from collections import deque
@@ -23,7 +22,7 @@ import torch
 
 from llm_utils import arguments, checkpoint, distributed, threads
 from llm_utils.curriculum import check_reach, horizon, stages
-from llm_utils.earlier_runs import arguments_of_run
+from llm_utils.earlier_runs import other_environment
 from llm_utils.engine import Engine
 from llm_utils.environments import evaluation_split
 from llm_utils.forward import microbatches, score
@@ -60,11 +59,8 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
         if chosen.get("eval_split") == args.split:
             print(f"{args.env_id}: evaluations play the tasks of training, split {args.split}", file=sys.stderr)
     arguments.check_switches(args)
-    start = arguments_of_run(args.model)
-    own = str(start.get("env_kwargs", "{}")) if start.get("env_id") == args.env_id else args.env_kwargs
-    if own != args.env_kwargs and distributed.rank() == 0:
-        differs = f"--env-kwargs {shlex.quote(own)}, this run has {shlex.quote(args.env_kwargs)}"
-        print(f"--model {args.model} was trained with {differs}", file=sys.stderr)
+    if (said := other_environment(args)) and distributed.rank() == 0:
+        print(said, file=sys.stderr)
     return args
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import agent_r1
-from llm_utils.earlier_runs import CHECKPOINT, arguments_of_run, beginning_of_run
+from llm_utils.earlier_runs import arguments_of_run, beginning_of_run, places
 
 
 def model_source(name: str, env_id: str) -> str:
@@ -22,10 +22,10 @@ def model_source(name: str, env_id: str) -> str:
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
     if os.path.isdir(folder):
-        for candidate in (folder, os.path.join(folder, "model"), os.path.join(folder, *CHECKPOINT)):
-            if os.path.isfile(os.path.join(candidate, "config.json")):
-                return candidate
-            if os.path.isfile(os.path.join(candidate, "adapter_config.json")):
+        for candidate in places(folder):
+            if (candidate / "config.json").is_file():
+                return str(candidate)
+            if (candidate / "adapter_config.json").is_file():
                 raise SystemExit(
                     f"--model {name}: {candidate} holds only adapters. Play them with evaluate_llm.py --adapter "
                     f"{candidate}, go on with that run with --resume, give its model/ (--save-model), or merge the "

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import checked_environments
+import gymnasium as gym
 import numpy as np
 import pytest
 from registered import AS_BRIDGES
@@ -110,6 +111,24 @@ def test_why_an_expert_fails_is_said():
     report = Report("x")
     validate.measure(Subject("AgentR1/CraftWorld-v0", {"depth": 2, "max_turns": 2}, 10), report)
     assert report.failed["expert"] == "the expert succeeds in 0.000 of 10 episodes; 10 cut off by max_turns 2"
+    report = Report("x")
+    validate.measure(Subject("AgentR1/CraftWorld-v0", {"max_turns": 4}, 20), report)
+    share = report.row["success"]["expert"]
+    said = f"the expert succeeds in {share:.3f} of 20 episodes; {round(20 * (1 - share))} cut off by max_turns 4"
+    assert 0 < share < 1 and report.failed["expert"] == said
+
+
+def test_an_end_without_success_in_words():
+    def failure(**info):
+        return probes.failure(gym.make("AgentR1/CraftWorld-v0", max_context_tokens=900).unwrapped, info)
+
+    assert failure(is_success=True) == ""
+    assert failure() == "shown no further than the episode goes on"
+    assert failure(is_success=False) == "ended without success"
+    assert failure(is_success=False, truncation_reason="fault", fault="it burns") == "cut off by a fault: it burns"
+    limits = "cut off by max_context_tokens 900 or max_action_tokens 512"
+    assert failure(is_success=False, truncation_reason="context") == limits
+    assert failure(is_success=False, truncation_reason="time") == "cut off by time"
 
 
 @pytest.mark.parametrize(

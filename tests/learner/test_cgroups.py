@@ -24,11 +24,13 @@ def write(tmp_path, monkeypatch):
 
 
 def test_the_limit_of_a_job_counts_beside_that_of_what_is_above_it(write):
-    job = {"memory.max": 2000, "memory.current": 900, "memory.stat": "anon 1\ninactive_file 100", "cpu.max": "max 100"}
-    whole = {"memory.max": 9000, "memory.current": 5000, "cpu.max": "150 100"}
+    job = {"memory.max": 2000, "memory.current": 900, "memory.stat": "anon 1\ninactive_file 100", "cpu.max": "150 100"}
+    whole = {"memory.max": 9000, "memory.current": 5000, "cpu.max": "400 100"}
     write("0::/slurm/job_1/step_0\n", slurm__job_1=job, slurm=whole, slurm__job_2={"memory.max": 1, "cpu.max": "1 100"})
     assert sorted(cgroups.memory_left()) == [1200, 4000] and cgroups.cores() == 1.5
     assert preflight.memory_of(torch.device("cpu")) == 1200
+    write("0::/slurm/job_1/step_0\n", slurm__job_1={"cpu.max": "max 100"})
+    assert cgroups.cores() == 4
     write("", slurm__job_1={"memory.max": "max"})
     assert cgroups.memory_left() == [] and cgroups.cores() == float("inf")
 
@@ -37,7 +39,8 @@ def test_limits_of_version_1(write):
     memory = {"memory.limit_in_bytes": 700, "memory.usage_in_bytes": 300, "memory.stat": "total_inactive_file 50"}
     free = {"memory.limit_in_bytes": 9223372036854771712, "memory.usage_in_bytes": 0}
     write(
-        "9:name=systemd:/\n4:memory:/job\n1:cpu,cpuacct:/job\n0::/\n",
+        "9:name=systemd:/\n4:memory:/job\n1:cpu,cpuacct:/job\n2:cpuset:/pinned\n0::/\n",
+        cpu__pinned={"cpu.cfs_quota_us": 1, "cpu.cfs_period_us": 100},
         memory__job=memory, memory=free,
         cpu__job={"cpu.cfs_quota_us": 250, "cpu.cfs_period_us": 100},
         cpu={"cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100},
@@ -71,6 +74,9 @@ def test_what_is_odd_is_no_limit(write, mine, files):
 def test_a_line_of_a_group_s_memory_that_is_odd_is_left_out(write, tmp_path):
     write("0::/\n", **{"": {"memory.max": 500, "memory.current": 100, "memory.stat": "odd\ninactive_file 50\na b c"}})
     assert cgroups.memory_left() == [450]
+    write("0::/\n", **{"": {"memory.stat": "inactive_file few"}})
+    assert cgroups.memory_left() == [400]
+    write("0::/\n", **{"": {"memory.stat": "inactive_file 50"}})
     (tmp_path / "mine").write_bytes(b"0::/caf\xe9\n")
     assert cgroups.memory_left() == [450]
     (tmp_path / "cgroup" / "memory.max").unlink()

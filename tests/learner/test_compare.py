@@ -108,8 +108,12 @@ def test_a_run_without_the_metric_is_left_out_and_named(runs, monkeypatch, capsy
 
 
 def test_an_experiment_that_no_run_has_and_a_plot_of_no_kind_are_named(runs, monkeypatch, capsys, tmp_path):
-    run_main(monkeypatch, "--runs", runs, "--exp-names", "ppo_llm", "gone")
-    assert capsys.readouterr().err.splitlines() == ["no finished run that fits has exp_name gone"]
+    run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0", "--exp-names", "ppo_llm", "gone", "away")
+    said = ["no finished run that fits has exp_name away", "no finished run that fits has exp_name gone"]
+    assert capsys.readouterr().err.splitlines() == said
+    run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0", "--plot", tmp_path / "curves")
+    assert capsys.readouterr().err.splitlines() == [f"written to {tmp_path / 'curves.png'}"]
+    assert (tmp_path / "curves.png").is_file()
     with pytest.raises(SystemExit, match="--plot .*a.foo: .*foo"):
         run_main(monkeypatch, "--runs", runs, "--exp-names", "ppo_llm", "--plot", tmp_path / "a.foo")
 

@@ -18,7 +18,7 @@ from gymnasium.envs.registration import load_env_creator
 import agent_r1
 from agent_r1 import Task, ToolEnv, probes
 from agent_r1.task_data.load import DATA_SETS
-from llm_utils import signals
+from llm_utils import demonstrations, signals
 from llm_utils.demonstrations import Demonstrations, demonstrate
 
 ROOT = Path(__file__).parents[2]
@@ -88,9 +88,21 @@ def test_a_task_in_which_the_expert_knows_no_way_gives_no_row():
     assert experts & {0, 3, 6, 9} and {index for index, success in mixed.items() if success} == experts - {0, 3, 6, 9}
 
 
-def test_what_is_left_out_is_counted_with_its_reasons(capsys):
-    made("Lost/Sometimes-v0", 1.0)
-    assert "\n3 of 8 demonstrations are left out: 3 not shown: " in capsys.readouterr().err
+def test_what_is_left_out_is_counted_with_its_reasons(capsys, monkeypatch):
+    monkeypatch.setattr(demonstrations, "TRIED", 4)  # several jobs
+    made("Lost/Sometimes-v0", 1.0, 12)
+    assert "\n4 of 12 demonstrations are left out: 4 not shown: there is no way\n" in capsys.readouterr().err
+    maker = Demonstrations("Lost/Sometimes-v0", "train", {}, None, 1, only_successes=True)
+    rows = maker.make(0, 12, 0.5, kind="held-out demonstrations")
+    experts = sum(np.random.default_rng([1, index]).random() < 0.5 for index in range(12))
+    lost = experts - len(rows)
+    kinds = sorted([(12 - experts, "ended without success"), (lost, "not shown: there is no way")], reverse=True)
+    said = "; ".join(f"{number} {why}" for number, why in kinds)
+    assert f"\n{12 - len(rows)} of 12 held-out demonstrations are left out: {said}\n" in capsys.readouterr().err
+    maker = Demonstrations("AgentR1/MultihopWorld-v0", "train", {}, None, 1, only_successes=True)
+    wrong = 12 - len(maker.make(0, 12, 1.0, rag_share=1.0))
+    why = "ended without success after one turn (max_turns 1)"
+    assert wrong and f"\n{wrong} of 12 demonstrations are left out: {wrong} {why}\n" in capsys.readouterr().err
     short = Demonstrations("AgentR1/CraftWorld-v0", "train", {"depth": 3, "max_turns": 2}, None, 1)
     assert not short.make(0, 4, 1.0)
     assert "\n4 of 4 demonstrations are left out: 4 cut off by max_turns 2\n" in capsys.readouterr().err

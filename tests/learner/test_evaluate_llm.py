@@ -7,12 +7,14 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import evaluate_llm
 import numpy as np
 import pytest
 import torch
 
+from agent_r1 import tiny_policy
 from llm_utils import earlier_runs
 from llm_utils.loading import load_policy, merge_adapters
 from llm_utils.sources import model_source
@@ -122,6 +124,8 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
     assert len(str(caught.value)) < 1000 and "\n" not in str(caught.value)
     with pytest.raises(SystemExit, match="--engine transformers"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--engine", "vllm")
+    with pytest.raises(SystemExit, match="--mode base_tool_call plays what a run began with.*leave out --adapter"):
+        run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--mode", "base_tool_call")
 
 
 @pytest.fixture
@@ -182,8 +186,45 @@ def test_the_adapters_of_a_run_are_played_on_the_model_that_they_were_trained_on
     assert model == args["model"] and f"as the run was trained: --model {args['model']} " in said
     said, model = filled(model=f"{policy_folder}/")  # the same
     assert Path(model) == policy_folder and "trained on --model" not in said
+    said, model = filled(model=str(run_dir))  # what came of it
+    assert f"the adapters were trained on --model {args['model']}; they are played on {run_dir}" in said
     said, model = filled(model="Qwen/base")
     assert model == "Qwen/base" and f"the adapters were trained on --model {args['model']}; they are played on" in said
+
+
+@pytest.mark.parametrize(("model", "base"), [("tiny", tiny_policy(ENV_ID)), ("scratch", "RUN/scratch"), ("Q/b", "Q/b")])
+def test_what_a_run_began_with_is_named_the_same_everywhere(run_on_hotpotqa, monkeypatch, model, base):
+    """"tiny" is another policy in another environment."""
+    run_dir, args = run_on_hotpotqa
+    (run_dir / "summary.json").write_text(json.dumps({"args": args | {"model": model, "env_id": ENV_ID}}))
+    base = base.replace("RUN", str(run_dir))
+    assert earlier_runs.beginning_of_run(str(run_dir / "model")) == base
+    for env_id in (None, "AgentR1/CraftWorld-v0"):
+        evaluation = evaluate_llm.Args(adapter=str(run_dir / "model"), env_id=env_id)
+        earlier_runs.fill_environment(evaluation)
+        assert evaluation.model == base
+    monkeypatch.chdir(run_dir)
+    assert earlier_runs.beginning_of_run("model") in (base, "./scratch")  # from inside
+
+
+def test_adapters_without_a_run_are_played_on_the_shipped_policy_and_that_is_said(tmp_path):
+    said = earlier_runs.fill_environment(evaluate_llm.Args(adapter=str(tmp_path)))
+    assert f"--adapter {tmp_path} belongs to no run; it is played on --model tiny, the shipped policy" in said
+    assert not [line for line in earlier_runs.fill_environment(evaluate_llm.Args()) if "adapter" in line]
+
+
+def test_other_arguments_of_the_environment_than_the_start_had_are_said(run_on_hotpotqa):
+    run_dir, args = run_on_hotpotqa
+    other = json.dumps(json.loads(args["env_kwargs"]) | {"max_turns": 5})
+
+    def said(**given):
+        return earlier_runs.other_environment(SimpleNamespace(**args | {"model": str(run_dir)} | given))
+
+    assert said() == said(env_kwargs=args["env_kwargs"].replace(" ", "")) == ""  # in other spelling
+    assert said(env_id=ENV_ID, env_kwargs=other) == said(model="tiny", env_kwargs=other) == ""
+    assert said(env_kwargs=other) == (
+        f"--model {run_dir} was trained with --env-kwargs '{args['env_kwargs']}', this run has '{other}'"
+    )
 
 
 def card_lines() -> list[tuple[str, str]]:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import machine
 import pytest
+from learners import ALL
 
 from agent_r1.bridges import babyai
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm", "sft_llm", "evaluate_llm")
 MAY_BE_0 = {  # and what that means
     **dict.fromkeys(("num_threads", "num_workers"), "chosen; this process"),
     **dict.fromkeys(("checkpoint_every", "eval_every", "eval_episodes", "eval_demonstrations", "profile"), "none"),
@@ -39,7 +39,7 @@ NEEDS = {  # what makes a flag do something
 
 def fields(*kinds):
     """Every flag of these types: script, name."""
-    for script in SCRIPTS:
+    for script in ALL:
         args = importlib.import_module(script).Args
         for name, hint in typing.get_type_hints(args).items():
             if {*typing.get_args(hint), hint} & {*kinds} and hint is not bool:
@@ -59,7 +59,7 @@ def check(script, name, value):
     return ""
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ALL)
 def test_numbers(script):
     """A negative number, NaN and infinity are nowhere accepted, 0 where MAY_BE_0 says what it means."""
     seen = 0
@@ -77,7 +77,7 @@ def test_numbers(script):
     assert "--seed is below" in check(script, "seed", 2**80)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ALL)
 def test_an_empty_text_is_refused_but_where_it_is_the_default(script):
     defaults = vars(importlib.import_module(script).Args())
     names = [name for owner, name in fields(str) if owner == script]
@@ -120,7 +120,7 @@ def test_what_isnt_there_ends_with_one_line(learn, monkeypatch, script, words, m
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ALL)
 @pytest.mark.parametrize(
     ("env_id", "package", "extra"), [("BabyAI", "minigrid", "babyai"), ("GSM8K", "math_verify", "math")]
 )
@@ -177,7 +177,7 @@ def test_the_benchmark_of_learners_refuses_what_would_never_end():
     assert done.returncode == 2 and done.stderr.endswith("error: --workers is at least 1\n")
 
 
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if name not in ("sft_llm", "evaluate_llm")])
+@pytest.mark.parametrize("script", [name for name in ALL if name not in ("sft_llm", "evaluate_llm")])
 @pytest.mark.parametrize("given", [{"loss_mask": False}, {"eval_episodes": 0}])
 def test_the_defaults_that_are_printed_may_be_typed(script, given):
     from llm_utils.run import fill_defaults
