@@ -162,7 +162,7 @@ class Demonstrations:
             except ValueError as error:
                 if mistakes is not None:
                     raise
-                left_out.append(f"not shown: {error}")
+                left_out.append(f"not shown: {str(error)[:200]}")
                 continue
             if row.is_success or (mistakes is not None and not self.only_successes):
                 rows.append(row)
