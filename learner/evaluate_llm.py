@@ -27,7 +27,7 @@ from agent_r1.naive_rag import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import arguments, distributed, run_files, threads
 from llm_utils.compare import bootstrap
-from llm_utils.earlier_runs import fill_environment
+from llm_utils.earlier_runs import fill_environment, summary_of_run
 from llm_utils.engine import EngineDied
 from llm_utils.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.evaluation_files import REPORT, Episodes, load_args
@@ -37,7 +37,7 @@ from llm_utils.make_engine import make_chat_engine, make_engine
 from llm_utils.model_checks import check_context, check_vocabulary
 from llm_utils.pass_rates import write_pass_rates
 from llm_utils.rollout import Sampler
-from llm_utils.sources import model_files, source_of, tokenizer_source
+from llm_utils.sources import fingerprint, model_files, source_of, tokenizer_source
 
 
 @dataclass
@@ -177,6 +177,9 @@ if __name__ == "__main__":
 
     # model and environments
     source = source_of(args)
+    trained_on = summary_of_run(args.adapter).get("model_files") if args.adapter is not None else None
+    if trained_on not in (None, fingerprint(source)):
+        print(f"{source} isn't what the run of {args.adapter} began with, or a copy of it", file=sys.stderr)
     tokenizer = tokenizer_source(args.tokenizer or ("byte" if args.api is not None else None), source, args.env_id)
     spec, kwargs = environment_spec(args.env_id), {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
     with plain_errors(args.env_id):

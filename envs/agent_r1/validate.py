@@ -74,7 +74,7 @@ def measure(subject: Subject, report: Report) -> None:
         if name == "expert":
             report.note = failing_calls(episodes)
             reasons = Counter(probes.failure(env, one.infos[-1]) for one in episodes if not one.success)
-            why = "; " * bool(reasons) + ", ".join(f"{n} {said or 'not paid'}" for said, n in reasons.items())
+            why = "; " * bool(reasons) + ", ".join(f"{n} {said or 'not paid'}" for said, n in reasons.most_common(5))
     report.row = {
         "tasks": env.num_tasks,
         "splits": len(set(env.splits.values())),

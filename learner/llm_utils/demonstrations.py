@@ -25,12 +25,14 @@ from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1 import probes
+from agent_r1.faults import fault_line
 from agent_r1.ids import find_environment
 from agent_r1.naive_rag import baseline
 from llm_utils.streams import episode_seed
 
 Array = np.ndarray
 TRIED = 50  # tasks that are shown here first, which tells how long the others take
+REFUSED = "not shown, such as"  # why a task gave no row, before what the expert said
 POOL_SECONDS = 20.0  # what other processes must save: each begins by importing torch
 
 
@@ -129,8 +131,9 @@ class Demonstrations:
                 left_out.update(why)
                 progress.update(len(indexes))
         if left_out:
-            kinds = [f"{number} {why}" for why, number in left_out.most_common(5)]
-            said = "; ".join(kinds) + "; ..." * (len(left_out) > len(kinds))
+            kinds = Counter(why.partition(REFUSED)[1] or why for why in left_out.elements())
+            example = next((why for why in left_out if why.startswith(REFUSED)), "")
+            said = "; ".join(f"{n} {example if why == REFUSED else why}" for why, n in kinds.most_common(5))
             print(f"{left_out.total()} of {count} {kind} are left out: {said}", file=sys.stderr)
         return rows
 
@@ -162,7 +165,7 @@ class Demonstrations:
             except ValueError as error:
                 if mistakes is not None:
                     raise
-                left_out.append(f"not shown: {str(error)[:200]}")
+                left_out.append(fault_line(REFUSED, str(error)))
                 continue
             if row.is_success or (mistakes is not None and not self.only_successes):
                 rows.append(row)

@@ -22,9 +22,13 @@ def folder_of_run(source: str) -> Path | None:
 
 
 def summary_of_run(source: str) -> dict[str, Any]:
-    """What such a run wrote; {} for other folders."""
+    """What such a run wrote; {} for other folders, also those whose summary.json is somebody else's."""
     folder = folder_of_run(source)
-    return json.loads((folder / "summary.json").read_text()) if folder else {}
+    try:
+        found = json.loads((folder / "summary.json").read_text()) if folder else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("args"), dict) else {}
 
 
 def arguments_of_run(source: str) -> dict[str, str | None]:
@@ -53,7 +57,8 @@ def other_environment(args: Any) -> str:
     """What a script says that begins with the model of a run, on its environment with other arguments; "" if not so."""
     start = arguments_of_run(args.model)
     own = start.get("env_kwargs") or "{}"
-    if start.get("env_id") != args.env_id or _same_json(own, args.env_kwargs):
+    played = start.get("env_id") == args.env_id and not start.get("data") and not getattr(args, "data", None)
+    if not played or not isinstance(own, str) or _same_json(own, args.env_kwargs):
         return ""
     here = shlex.quote(args.env_kwargs)
     return f"--model {args.model} was trained with --env-kwargs {shlex.quote(own)}, this run has {here}"
@@ -84,28 +89,42 @@ def _same_json(one: str, other: str) -> bool:
         return one == other
 
 
+def base_of_adapters(folder: str) -> str | None:
+    """The model below LoRA adapters, as `--model` names it: what their run began with; else what peft noted."""
+    if base := beginning_of_run(folder):
+        return base
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path") or None
+    return None
+
+
 def fill_environment(args: Any) -> list[str]:
-    """Put in what an evaluation's arguments leave open: the environment that the run of `--model` was trained on, and
-    the model below the adapters of a run ("tiny", the default, counts as open).
+    """Put in what an evaluation's arguments leave open: the environment that the run of `--model` was trained on; the
+    model below adapters ("tiny", the default, counts as open), and the tokenizer of their run.
 
     The run's split and further arguments go with its environment only. Returns lines that say what was taken over, and
     where the evaluation differs from the run.
     """
     said, taken = [], []
     adapted = arguments_of_run(args.adapter) if args.adapter else {}
-    base = beginning_of_run(args.adapter) if adapted else None
+    base = base_of_adapters(args.adapter) if args.adapter and args.api is None else None
     if base is not None and args.model == "tiny":
         args.model = base
         taken.append(f"--model {shlex.quote(base)}")
-    elif base is not None and not _same(args.model, base):
+    elif adapted and base is not None and not _same(args.model, base):
         said.append(f"the adapters were trained on --model {base}; they are played on {args.model}")
     elif args.adapter and args.model == "tiny":
-        said.append(f"--adapter {args.adapter} belongs to no run; it is played on --model tiny, the shipped policy")
+        said.append(f"--adapter {args.adapter} names no model; it is played on --model tiny, the shipped policy")
+    if args.tokenizer is None and (tokenizer := adapted.get("tokenizer")):
+        args.tokenizer = tokenizer
+        taken.append(f"--tokenizer {shlex.quote(tokenizer)}")
     run = adapted or arguments_of_run(args.model)
     path = Path(args.model).expanduser()
     saved = (path / "model" / "config.json").is_file() or not path.joinpath(*CHECKPOINT).is_dir()
     if not saved and not summary_of_run(args.model).get("finished", True):
         said.append(f"--model {args.model}: this run isn't finished; what is played is its last checkpoint")
+    if args.adapter and not summary_of_run(args.adapter).get("finished", True):
+        said.append(f"--adapter {args.adapter}: this run isn't finished; what is played is a checkpoint")
     if args.env_id not in (None, run.get("env_id", args.env_id)):
         said.append(f"the run was trained on {run['env_id']}; it is played on {args.env_id}, as --env-id says")
         run = {}
@@ -114,7 +133,7 @@ def fill_environment(args: Any) -> list[str]:
         if given is None:
             setattr(args, name, default if own is None else own)
             taken += [] if own is None else [f"{flag} {shlex.quote(own)}"]
-        elif name == "env_kwargs" and own is not None and not _same_json(own, given):
+        elif name == "env_kwargs" and own is not None and not _same_json(str(own), given):
             said.append(f"the run was trained with --env-kwargs {shlex.quote(str(own))}, which isn't taken over")
     if args.split is None:
         args.split = evaluation_split(args, "train")

@@ -17,7 +17,7 @@ import torch
 from agent_r1 import tiny_policy
 from llm_utils import earlier_runs
 from llm_utils.loading import load_policy, merge_adapters
-from llm_utils.sources import model_source
+from llm_utils.sources import fingerprint, model_source
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "learner" / "evaluate_llm.py"
@@ -178,12 +178,18 @@ def test_where_a_run_is_played_elsewhere_that_is_said(run_on_hotpotqa):
 def test_the_adapters_of_a_run_are_played_on_the_model_that_they_were_trained_on(run_on_hotpotqa, policy_folder):
     run_dir, args = run_on_hotpotqa
 
+    def unfinished():
+        (run_dir / "summary.json").write_text(json.dumps({"args": args, "finished": False}))
+        return filled()[0]
+
     def filled(**given):
         evaluation = evaluate_llm.Args(adapter=str(run_dir / "model"), **given)
         return "\n".join(earlier_runs.fill_environment(evaluation)), evaluation.model
 
     said, model = filled()
-    assert model == args["model"] and f"as the run was trained: --model {args['model']} " in said
+    assert model == args["model"] and f"as the run was trained: --model {args['model']} --tokenizer byte " in said
+    assert "isn't finished" not in said and "isn't finished" in unfinished()
+    assert filled(api="http://a")[1] == "tiny"  # and --adapter is refused
     said, model = filled(model=f"{policy_folder}/")  # the same
     assert Path(model) == policy_folder and "trained on --model" not in said
     said, model = filled(model=str(run_dir))  # what came of it
@@ -209,8 +215,22 @@ def test_what_a_run_began_with_is_named_the_same_everywhere(run_on_hotpotqa, mon
 
 def test_adapters_without_a_run_are_played_on_the_shipped_policy_and_that_is_said(tmp_path):
     said = earlier_runs.fill_environment(evaluate_llm.Args(adapter=str(tmp_path)))
-    assert f"--adapter {tmp_path} belongs to no run; it is played on --model tiny, the shipped policy" in said
+    assert f"--adapter {tmp_path} names no model; it is played on --model tiny, the shipped policy" in said
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/base"}')  # as peft saves it
+    evaluation = evaluate_llm.Args(adapter=str(tmp_path))
+    assert earlier_runs.fill_environment(evaluation) == ["as the run was trained: --model Qwen/base"]
+    assert evaluation.model == "Qwen/base"
     assert not [line for line in earlier_runs.fill_environment(evaluate_llm.Args()) if "adapter" in line]
+
+
+@pytest.mark.parametrize("args", ["", "[1]", "{}", '{"args": null}', '{"args": [1]}', '{"args": {"env_kwargs": {}}}'])
+def test_somebody_elses_summary_is_no_run(tmp_path, args):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "summary.json").write_text(args)
+    args = SimpleNamespace(model=str(tmp_path / "model"), env_id=None, env_kwargs="{}")
+    assert earlier_runs.other_environment(args) == ""
+    evaluation = evaluate_llm.Args(model=str(tmp_path / "model"), env_id=ENV_ID, env_kwargs="{}")
+    assert not [line for line in earlier_runs.fill_environment(evaluation) if "finished" in line]
 
 
 def test_other_arguments_of_the_environment_than_the_start_had_are_said(run_on_hotpotqa):
@@ -222,9 +242,27 @@ def test_other_arguments_of_the_environment_than_the_start_had_are_said(run_on_h
 
     assert said() == said(env_kwargs=args["env_kwargs"].replace(" ", "")) == ""  # in other spelling
     assert said(env_id=ENV_ID, env_kwargs=other) == said(model="tiny", env_kwargs=other) == ""
+    assert said(env_kwargs=other, data="rows.jsonl") == ""  # nothing is played
     assert said(env_kwargs=other) == (
         f"--model {run_dir} was trained with --env-kwargs '{args['env_kwargs']}', this run has '{other}'"
     )
+
+
+def test_adapters_on_a_model_whose_files_have_changed_are_told(monkeypatch, tmp_path, policy_folder, capsys):
+    peft = pytest.importorskip("peft")
+    base, run_dir = tmp_path / "base", tmp_path / "runs" / "trained"
+    shutil.copytree(policy_folder, base)
+    config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapters = run_dir / "checkpoint" / "policy"
+    peft.get_peft_model(load_policy(base, torch.device("cpu")), config).save_pretrained(adapters)
+    args = {"model": str(base), "tokenizer": "byte", "env_id": ENV_ID, "env_kwargs": "{}"}
+    (run_dir / "summary.json").write_text(json.dumps({"args": args, "model_files": fingerprint(str(base))}))
+    flags = [*SMALL, "--adapter", adapters]
+    run(monkeypatch, tmp_path, *flags)
+    assert "began with, or a copy" not in capsys.readouterr().err
+    (base / "config.json").touch()
+    run(monkeypatch, tmp_path, *flags, "--exp-name", "again")
+    assert f"{base} isn't what the run of {adapters} began with" in capsys.readouterr().err
 
 
 def card_lines() -> list[tuple[str, str]]:
