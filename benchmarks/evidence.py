@@ -1,7 +1,7 @@
 """What imitation, rewards, exploration and curricula do on long horizons, each claim with its figure and verdict.
 
     python benchmarks/evidence.py --part teachers                        # CraftWorld and ShopWorld, 3 seeds each
-    python benchmarks/evidence.py --part teachers --places CraftWorld --rows GRPO PPO    # a piece of it
+    python benchmarks/evidence.py --part teachers --places ShopWorld --rows RLOO         # with one more row
     python benchmarks/evidence.py --part horizons                        # process rewards against the outcome alone
     python benchmarks/evidence.py --part exploration                     # what makes a policy try more
     python benchmarks/evidence.py --part standard                        # three levels of BabyAI
@@ -34,6 +34,12 @@ PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration,
 FIXED = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
 
 
+def usual_rows(places: Sequence[str], rows: Sequence[str], results: Mapping[str, Any]) -> list[str]:
+    """The rows of a part where none is asked for: none beyond those of its tables; all, where a place has none yet."""
+    there = {*results, *(place for one in results.values() for place in one.get("steps", ()))}
+    return [] if there >= {*places} else [*rows]
+
+
 def what_stands(places: Sequence[str], rows: Sequence[str], results: Mapping[str, Any]) -> list[str]:
     """The places and rows of a part that its tables have, as flags, once for all places with the same rows."""
     there: dict[tuple[str, ...], list[str]] = {}
@@ -52,7 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True, help="what is measured")
     parser.add_argument("--places", nargs="+", default=[], help="where (default: everywhere)")
-    parser.add_argument("--rows", nargs="+", default=[], help="rows of the table, where it has some (default: all)")
+    parser.add_argument("--rows", nargs="+", default=[], help="further rows (default: those that the tables have; "
+                        "all where a place has none)")
     parser.add_argument("--batches", type=from_1, default=200, help="batches at each checkpoint (horizons)")
     parser.add_argument("--seeds", type=from_1, default=3, help="runs of each row, seeds 1, 2, ...")
     parser.add_argument("--workers", type=from_1, default=2, help="runs at the same time")
@@ -78,12 +85,12 @@ def main() -> None:
     own_rows = [row for place in args.places for row in getattr(part.PLACES[place], "rows", all_rows)]
     if unknown := [row for row in args.rows if row not in own_rows]:
         parser.error(f"--rows {unknown[0]!r}: {', '.join(args.places)} has {'; '.join(dict.fromkeys(own_rows))}")
-    args.rows = args.rows or all_rows
     args.model = os.path.abspath(args.model) if args.model else ""
     os.chdir(ROOT)  # learners run there, and find environments of benchmarks/
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
     path = RESULTS / f"evidence_{args.part}.json"
     results = json.loads(path.read_text())["results"] if path.is_file() else {}
+    args.rows = args.rows or usual_rows(args.places, all_rows, results)
     settings = {name: getattr(args, name) for name in FIXED if name in own}
     for name, one in results.items():
         if one["settings"] != settings:

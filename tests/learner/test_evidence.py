@@ -198,8 +198,12 @@ def test_the_recorded_command_names_what_stands_in_the_tables():
     assert evidence.what_stands(places, rows, other) == [" --places CraftWorld --rows GRPO", " --places ShopWorld"]
     whole = {place: {"success": dict.fromkeys(rows)} for place in places}
     assert evidence.what_stands(places, rows, whole) == [""]
+    assert evidence.usual_rows(places, rows, whole) == evidence.usual_rows(["CraftWorld"], rows, half) == []
+    assert evidence.usual_rows(places, rows, half) == evidence.usual_rows(places, rows, {}) == rows
     some = {horizons.TITLE: {"steps": {"a b": 1}, "rows": [horizons.NOISE]}}
     assert evidence.what_stands(["a b", "c"], horizons.ROWS, some) == [" --places 'a b' --rows noise"]
+    assert evidence.usual_rows(["a b"], horizons.ROWS, some) == []
+    assert evidence.usual_rows(["a b", "c"], horizons.ROWS, some) == horizons.ROWS
 
 
 def record_in(folder, monkeypatch):
