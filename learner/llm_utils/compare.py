@@ -61,17 +61,23 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 10_000) -
 def find_runs(runs: Path, group_by: Sequence[str], only: dict[str, list[str]]) -> dict[tuple[str, ...], list[Path]]:
     """Finished runs whose arguments are among `only` (name -> values as text), grouped by arguments.
 
-    A group is named by the id of the environment and the arguments `group_by`.
+    A group is named by the id of the environment and the arguments `group_by`. Where others fit, values that no run
+    has are named.
     """
     groups: dict[tuple[str, ...], list[Path]] = defaultdict(list)
+    found: set[tuple[str, str]] = set()
     for path in sorted(runs.glob("*/summary.json")):
         report: dict[str, Any] = json.loads(path.read_text())
         args = {name: str(value) for name, value in report["args"].items()}
         if all(args.get(name) in values for name, values in only.items()):
             if report.get("finished"):
                 groups[tuple(args.get(name, "-") for name in ("env_id", *group_by))].append(path.parent)
+                found |= args.items()
             else:
                 print(f"left out, not finished: {path.parent}", file=sys.stderr)
+    for name, values in only.items() if groups else ():
+        for value in sorted(value for value in set(values) if (name, value) not in found):
+            print(f"no finished run that fits has {name} {value}", file=sys.stderr)
     return dict(sorted(groups.items()))
 
 
@@ -148,10 +154,6 @@ def main() -> None:
     groups = find_runs(args.runs, args.group_by, only)
     if not groups:
         sys.exit(f"no finished run in {args.runs} fits {only or 'yet'}")
-    there = [json.loads((folder / "summary.json").read_text())["args"] for group in groups.values() for folder in group]
-    for name, values in only.items():
-        for value in sorted(set(values) - {str(run.get(name)) for run in there}):
-            print(f"no finished run that fits has {name} {value}", file=sys.stderr)
     curves: dict[tuple[str, ...], list[Curve]] = defaultdict(list)
     for group, folders in groups.items():
         used = []

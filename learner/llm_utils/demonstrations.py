@@ -32,7 +32,6 @@ from llm_utils.streams import episode_seed
 
 Array = np.ndarray
 TRIED = 50  # tasks that are shown here first, which tells how long the others take
-REFUSED = "not shown, such as"  # why a task gave no row, before what the expert said
 POOL_SECONDS = 20.0  # what other processes must save: each begins by importing torch
 
 
@@ -117,10 +116,10 @@ class Demonstrations:
         jobs = [(range(first, begun), expert_share, rag_share)] * (count > 0)
         jobs += [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(begun, stop, 500)]
         rows: list[Demonstration] = []
-        left_out: Counter[str] = Counter()
+        left_out: list[tuple[str, str]] = []
         with ExitStack() as stack:
             progress = stack.enter_context(tqdm(total=count, desc=kind, unit="task", dynamic_ncols=True))
-            made: Iterator[tuple[list[Demonstration], list[str]]] = map(self._make_some, jobs)
+            made: Iterator[tuple[list[Demonstration], list[tuple[str, str]]]] = map(self._make_some, jobs)
             for number, (indexes, *_) in enumerate(jobs):
                 left = (time.monotonic() - started) / TRIED * (stop - begun)
                 if number == 1 and num_workers and left > POOL_SECONDS:
@@ -128,17 +127,17 @@ class Demonstrations:
                     made = pool.imap(self._make_some, jobs[1:])
                 some, why = next(made)
                 rows += some
-                left_out.update(why)
+                left_out += why
                 progress.update(len(indexes))
         if left_out:
-            kinds = Counter(why.partition(REFUSED)[1] or why for why in left_out.elements())
-            example = next((why for why in left_out if why.startswith(REFUSED)), "")
-            said = "; ".join(f"{n} {example if why == REFUSED else why}" for why, n in kinds.most_common(5))
-            print(f"{left_out.total()} of {count} {kind} are left out: {said}", file=sys.stderr)
+            example = dict(reversed(left_out))  # the first of each
+            counts = Counter(why for why, _ in left_out).most_common(5)
+            said = "; ".join(f"{number} {why}{example[why]}" for why, number in counts)
+            print(f"{len(left_out)} of {count} {kind} are left out: {said}", file=sys.stderr)
         return rows
 
-    def _make_some(self, job: tuple[range, float, float]) -> tuple[list[Demonstration], list[str]]:
-        """Rows of some tasks, and of those that gave none, why."""
+    def _make_some(self, job: tuple[range, float, float]) -> tuple[list[Demonstration], list[tuple[str, str]]]:
+        """Rows of some tasks, and of those that gave none, why, and what else is to be said of it."""
         with ExitStack() as stack:
             env = stack.enter_context(closing(self.make_env()))
             rag = replace(self, mode="naive_rag") if job[2] else None
@@ -146,7 +145,7 @@ class Demonstrations:
 
     def _show(
         self, indexes: range, expert_share: float, rag_share: float, env: Any, rag_env: Any
-    ) -> tuple[list[Demonstration], list[str]]:
+    ) -> tuple[list[Demonstration], list[tuple[str, str]]]:
         rows, left_out = [], []
         for index in indexes:
             rng = np.random.default_rng([self.seed, index])
@@ -155,7 +154,7 @@ class Demonstrations:
                 if row.is_success or not self.only_successes:
                     rows.append(row)
                 else:
-                    left_out.append(row.failure)
+                    left_out.append((row.failure, ""))
                 continue
             by_expert = self.teacher == "expert" if self.teacher else rng.random() < expert_share
             mistakes = None if by_expert else rng
@@ -165,12 +164,12 @@ class Demonstrations:
             except ValueError as error:
                 if mistakes is not None:
                     raise
-                left_out.append(fault_line(REFUSED, str(error)))
+                left_out.append(("not shown", fault_line(", such as", str(error))))
                 continue
             if row.is_success or (mistakes is not None and not self.only_successes):
                 rows.append(row)
             else:
-                left_out.append(row.failure)
+                left_out.append((row.failure, ""))
         return rows, left_out
 
 
