@@ -5,7 +5,7 @@
     python benchmarks/evidence.py --part horizons                        # process rewards against the outcome alone
     python benchmarks/evidence.py --part exploration                     # what makes a policy try more
     python benchmarks/evidence.py --part standard                        # three levels of BabyAI
-    python benchmarks/evidence.py --part bfcl --model FOLDER --seeds 1   # SmolLM2 on BFCL's multi-turn tasks
+    python benchmarks/evidence.py --part smollm2 --model FOLDER --seeds 1     # a chat model on BFCL and BabyAI
     python benchmarks/evidence.py --part paper                           # the paper's tables in small, with its masks
 
 What a run showed stands in results/evidence_runs.jsonl from its end on and is not measured again, here or elsewhere;
@@ -24,13 +24,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence_parts import bfcl, exploration, horizons, page, paper, standard, teachers
+from evidence_parts import exploration, horizons, page, paper, smollm2, standard, teachers
 from evidence_parts.noise import FEWEST
 from evidence_parts.runs import ROOT
 from machine import RESULTS, from_1, given_flags, record_results
 
 PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "paper": paper,
-         "standard": standard, "bfcl": bfcl}  # fmt: skip
+         "standard": standard, "smollm2": smollm2}  # fmt: skip
 FIXED = ["seeds", "episodes", "batches", "flags"]  # the same for all that stands in a table
 
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=from_1, default=3, help="runs of each row, seeds 1, 2, ...")
     parser.add_argument("--workers", type=from_1, default=2, help="runs at the same time")
     parser.add_argument("--episodes", type=from_1, default=500, help="tasks of each evaluation")
-    parser.add_argument("--model", default="", help="the folder of SmolLM2-135M-Instruct (bfcl)")
+    parser.add_argument("--model", default="", help="the folder of SmolLM2-135M-Instruct (smollm2)")
     parser.add_argument("--flags", default="", help="further flags of reinforcement learning, in quotation marks")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     args = parser.parse_args()
@@ -77,8 +77,8 @@ def main() -> None:
     for name, there in (("places", part.PLACES), ("rows", all_rows)):
         if unknown := [one for one in getattr(args, name) if one not in there]:
             parser.error(f"--{name} {unknown[0]!r}: --part {args.part} has {'; '.join(there)}")
-    if args.part == "bfcl" and not (Path(args.model) / "model.safetensors").is_file():
-        parser.error(f"--part bfcl needs --model FOLDER with a model.safetensors, got {args.model!r}")
+    if args.part == "smollm2" and not (Path(args.model) / "model.safetensors").is_file():
+        parser.error(f"--part smollm2 needs --model FOLDER with a model.safetensors, got {args.model!r}")
     if args.batches < FEWEST:
         parser.error(f"--batches {args.batches}: intervals from a bootstrap need at least {FEWEST} batches")
     args.places = args.places or list(part.PLACES)

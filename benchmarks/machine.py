@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import shlex
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -73,6 +74,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "processor": _processor(),
+        **({"gpus": gpus} if (gpus := _gpus()) else {}),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "system": platform.system(),
         "python": platform.python_version(),
@@ -161,12 +163,23 @@ def _named(row: Any) -> str:
 def where(machine: dict[str, Any]) -> str:
     """What a table says of the machine (`describe_machine`)."""
     cores = machine["cores"]
-    return f"{cores} core{'s' * (cores != 1)} ({machine['processor']}), Python {machine['python']}"
+    gpus = "".join(f"{name}, " for name in machine.get("gpus", ()))
+    return f"{gpus}{cores} core{'s' * (cores != 1)} ({machine['processor']}), Python {machine['python']}"
 
 
 def _cpu_times() -> tuple[int, int]:
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     return fields[3] + fields[4], sum(fields[:8])
+
+
+def _gpus() -> list[str]:
+    """The names of NVIDIA's, without torch."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return found.stdout.split("\n")[:-1] if found.returncode == 0 else []
 
 
 def _processor() -> str:

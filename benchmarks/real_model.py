@@ -18,7 +18,8 @@ Long work comes in pieces: after `--hours` (or Ctrl-C) the run under way writes 
 goes on. Finished runs are not repeated (llm_utils/benchmark.py). Each evaluation that ends is a line of
 results/NAME_episodes.jsonl, and what stands there is neither trained nor played again. `--adapters FOLDER` begins with
 the adapters of a supervised training on demonstrations (RUN/checkpoint/policy of a run with --lora-rank) in place of
-that run; `GRPO=FOLDER` beside it evaluates those of a learner, on top, in place of its run with seed 1.
+that run; `GRPO=FOLDER` beside it evaluates those of a learner, on top, in place of its run with seed 1, a second
+`GRPO=FOLDER` in place of that with seed 2, and so on.
 Tables and JSON go to results/, tables to docs/real_model.md, where it has marks of that name.
 """
 
@@ -29,6 +30,7 @@ import re
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,9 +100,9 @@ def once(note: Path, facts: Any) -> Iterator[bool]:
         write_json(note, facts)
 
 
-def merged(label: str) -> str:
+def merged(label: str, seed: int = 1) -> str:
     """The folder of a model with a policy's adapters in its weights."""
-    return "start" if label == START else label
+    return "start" if label == START else label + f" {seed}" * (seed > 1)
 
 
 def sft_jobs(suite: Suite, model: str, work: Path, flags: Sequence[str]) -> dict[str, Job]:
@@ -236,7 +238,7 @@ def write_report(
     command += f" --profile-questions {args.profile_questions}" if args.profile_questions else ""
     command += f" --against {shlex.join(args.against)}" if args.against else ""
     if args.adapters:
-        given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label in args.adapters]
+        given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label, _ in args.adapters]
         command += f" --adapters {shlex.join(given)}"
     command += "" if args.baselines else " --no-baselines"
     for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
@@ -246,17 +248,17 @@ def write_report(
     put_tables(DOCS / "real_model.md", name, table)
 
 
-def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: dict[str, str], questions: str,
-                args: argparse.Namespace) -> dict[tuple[str, int], dict[str, Any]]:  # fmt: skip
+def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: dict[tuple[str, int], str],
+                questions: str, args: argparse.Namespace) -> dict[tuple[str, int], dict[str, Any]]:  # fmt: skip
     """Which training a figure is of, for each policy and seed: its flags and questions, or the hash of adapters."""
     sft = {"sft_flags": without_speed(args.sft_flags), "trained_on": questions}
-    start = {"adapters": adapters[START]} if adapters else sft
+    start = {"adapters": adapters[START, 1]} if adapters else sft
     found: dict[tuple[str, int], dict[str, Any]] = {(START, 1): start}
     if args.baselines:
         found = {(label, 1): {} for label in suite.modes} | {(PAIRS, 1): sft} | found
     for label, seed in reinforced:
-        if args.part != "rl" and seed == 1 and label in adapters:
-            found[label, seed] = start | {"on_top": adapters[label]}
+        if args.part != "rl" and (label, seed) in adapters:
+            found[label, seed] = start | {"on_top": adapters[label, seed]}
         else:
             found[label, seed] = start | {"rl_flags": without_speed(args.rl_flags), "trained_on": questions}
             told = {"profile": args.profile, "profile_questions": args.profile_questions}
@@ -297,15 +299,26 @@ def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures
     return found
 
 
+def in_order(given: Sequence[tuple[str, Path]]) -> dict[tuple[str, int], Path]:
+    """Adapters by label and seed, those of the supervised policy first: a label's first folder is of seed 1."""
+    times = Counter[str]()
+    found = {}
+    for label, folder in sorted(given, key=lambda one: one[0] != START):
+        times[label] += 1
+        found[label, times[label]] = folder
+    return found
+
+
 def arguments() -> argparse.Namespace:
-    """What the command line says; `adapters` by label, that of the supervised policy first."""
+    """What the command line says; `adapters` by label and seed, that of the supervised policy first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True, help="how far to go; what a part builds on comes first")
     parser.add_argument("--suite", choices=list(SUITES), required=True)
     parser.add_argument("--model", required=True, help="the chat model to begin with: a folder or a Hugging Face name")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets' folders")
     parser.add_argument("--adapters", type=name_and_folder, nargs="*", default=[], metavar="[LEARNER=]FOLDER",
-                        help="in place of training on demonstrations; with a learner's name, of its run")
+                        help="in place of training on demonstrations; with a learner's name, of its run (one for "
+                        "each of --seeds)")
     parser.add_argument("--learners", nargs="*", choices=list(LEARNERS), default=["GRPO"],
                         help="of parts rl and evaluate; without a name only what comes before is evaluated")
     parser.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True,
@@ -326,12 +339,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--evaluate-flags", default="", help="further flags of evaluate_llm.py, in quotation marks")
     parser.add_argument("--name", help="of the results and of the folder below runs/ (default: real_model_SUITE)")
     args = parser.parse_args()
-    adapters = dict(sorted(args.adapters, key=lambda given: given[0] != START))
-    if adapters and START not in adapters:
+    args.adapters = in_order(args.adapters)
+    allowed = {(START, 1), *((label, seed) for label in args.learners for seed in range(1, args.seeds + 1))}
+    if args.adapters and (START, 1) not in args.adapters:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
-    if len(adapters) < len(args.adapters) or not adapters.keys() <= {START, *args.learners}:
-        parser.error("--adapters take one folder each, of the training on demonstrations and of --learners")
-    args.adapters = adapters
+    if more := args.adapters.keys() - allowed:
+        label, seed = min(more)
+        parser.error(f"--adapters: {seed} of {label}; there are one folder of the training on demonstrations, and one "
+                     "of each of --learners for each of --seeds")  # fmt: skip
     if args.name and "/" in args.name:
         parser.error(f"--name {args.name}: a name, not a path")
     if args.profile_questions and not args.profile:
@@ -341,7 +356,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    adapters: dict[str, Path] = args.adapters
+    adapters: dict[tuple[str, int], Path] = args.adapters
     suite, data = SUITES[args.suite], args.data.resolve()
     env_id = next(iter(suite.sets.values())).env_id
     model = model_source(args.model, env_id)
@@ -350,7 +365,7 @@ def main() -> None:
     os.chdir(ROOT)
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
-    hashes = {label: hash_of_adapters(folder) for label, folder in adapters.items()}
+    hashes = {one: hash_of_adapters(folder) for one, folder in adapters.items()}
     weights = hash_of_model(model)
     questions = hash_of_files([find_file(data / one.folder / one.train) for one in suite.sets.values()])
     work = ROOT / "runs" / "prepared" / f"{name}_{questions}"  # with other questions, runs are others
@@ -360,11 +375,11 @@ def main() -> None:
                 split_questions(suite, data, work)
                 with plain_errors(env_id):
                     write_demonstrations(suite, model, work)
-        for label, folder in adapters.items():  # START is the first one
-            below = model if label == START else str(work / merged(START))
-            with once(work / f"{merged(label)}.json", [model, weights, hashes[START], hashes[label]]) as needed:
+        for one, folder in adapters.items():  # START is the first one
+            below = model if one[0] == START else str(work / merged(START))
+            with once(work / f"{merged(*one)}.json", [model, weights, hashes[START, 1], hashes[one]]) as needed:
                 if needed:
-                    merge(below, folder, work / merged(label))
+                    merge(below, folder, work / merged(*one))
     # what is recorded needs no run
     wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
     trained = how_trained(suite, wanted, hashes, questions, args)
@@ -377,13 +392,12 @@ def main() -> None:
     if args.part == "report":
         write_report(suite, name, alike(recorded, sets), sets, args)
         return
-    given = {(label, 1) for label in adapters}
-    rl_wanted = [one for one in wanted if args.part == "rl" or (one in missing and one not in given)]
+    rl_wanted = [one for one in wanted if args.part == "rl" or (one in missing and one not in adapters)]
 
     # train
     runs: dict[tuple[str, int], tuple[str, str]] = {(label, 1): (model, mode) for label, mode in suite.modes.items()}
     jobs = sft_jobs(suite, model, work, shlex.split(args.sft_flags))
-    runs |= {(label, 1): (str(work / merged(label)), "agent") for label in adapters}
+    runs |= {one: (str(work / merged(*one)), "agent") for one in adapters}
     to_train = [label for label in builds_on(args.part, missing, rl_wanted, args.baselines) if (label, 1) not in runs]
     for label, folder in zip(to_train, finish([jobs[label] for label in to_train], args.workers), strict=True):
         runs[label, 1] = (str(folder), "closed_book" if label == PAIRS else "agent")

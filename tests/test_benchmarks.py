@@ -508,6 +508,13 @@ def test_adapters_are_of_the_run_that_is_named():
     assert real_model.name_and_folder("GRPO, outcome only=/a=b") == ("GRPO, outcome only", Path("/a=b"))
     with pytest.raises(argparse.ArgumentTypeError, match="'RLOO' is none of GRPO"):
         real_model.name_and_folder("RLOO=/a")
+    given = real_model.in_order([("PPO", Path("a")), ("PPO", Path("b")), (real_model.START, Path("c"))])
+    assert list(given.items()) == [((real_model.START, 1), Path("c")), (("PPO", 1), Path("a")), (("PPO", 2), Path("b"))]
+    assert [real_model.merged(*one) for one in given] == ["start", "PPO", "PPO 2"]
+    hashes = {one: str(folder) for one, folder in given.items()}
+    args = SimpleNamespace(part="evaluate", rl_flags="", sft_flags="", baselines=False, profile=0, profile_questions=0)
+    found = real_model.how_trained(real_model.SUITES["wiki"], [("PPO", seed) for seed in (1, 2, 3)], hashes, "q", args)
+    assert found["PPO", 2] == {"adapters": "c", "on_top": "b"} and "trained_on" in found["PPO", 3]
 
 
 def test_seconds_are_of_as_many_threads_as_were_asked_for(monkeypatch):

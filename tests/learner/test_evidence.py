@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import scores
 import tyro
-from evidence_parts import bfcl, exploration, horizons, noise, page, paper, runs, standard, teachers
+from evidence_parts import exploration, horizons, noise, page, paper, runs, smollm2, standard, teachers
 
 from agent_r1 import probes, tiny_policy
 from llm_utils import arguments, benchmark
@@ -243,7 +243,7 @@ def test_a_line_is_written_as_soon_as_a_run_is_finished(tmp_path, monkeypatch):
 
 
 BIG = {"teachers"}  # a minute
-PLAYED = [part for part in evidence.PARTS if part != "bfcl"]  # BFCL's runs begin with a model that isn't here
+PLAYED = [part for part in evidence.PARTS if part != "smollm2"]  # its runs begin with a model that isn't here
 
 
 @pytest.mark.parametrize("part", [pytest.param(one, marks=[pytest.mark.slow] * (one in BIG)) for one in PLAYED])
@@ -319,7 +319,7 @@ FOUND = {
     "exploration": {"curves": {row: [[[0, 90, 200], [0, 0.1, 0.4]], [[0, 80, 190], [0, 0.2, 0.5]]] for row in "ab"}},
     "standard": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
     "paper": {"success": {"a": {"in domain": (0.5, 0.4, 0.6)}}},
-    "bfcl": {"success": {"a": {"success": (0.5, 0.4, 0.6)}}},
+    "smollm2": {"success": {"a": {"success": (0.5, 0.4, 0.6)}}},
 }  # fmt: skip
 
 
@@ -428,12 +428,14 @@ def test_a_standard_set_in_small(small, monkeypatch):
     assert "| GRPO |" in found["table"] and "| 8 |" in found["table"] and "| 500 |" in found["table"]
 
 
-@pytest.mark.parametrize("row", bfcl.ROWS)
-def test_a_learner_accepts_the_flags_of_a_model_on_bfcl(row):
-    run = bfcl.train(row, 1, tiny_policy("AgentR1/MultihopWorld-v0"), "--dtype bfloat16")
-    learner = importlib.import_module(run.script.removesuffix(".py"))
-    flags = ["model" if isinstance(flag, runs.Run) else str(flag) for flag in run.flags]
-    getattr(learner, "check", arguments.check)(tyro.cli(learner.Args, args=flags))
+@pytest.mark.parametrize("name", smollm2.PLACES)
+def test_a_learner_accepts_the_flags_of_a_chat_model(name):
+    place = smollm2.PLACES[name]
+    for row in place.rows:
+        run = smollm2.train(place, row, 1, tiny_policy("AgentR1/MultihopWorld-v0"), "--dtype bfloat16")
+        learner = importlib.import_module(run.script.removesuffix(".py"))
+        flags = ["model" if isinstance(flag, runs.Run) else str(flag) for flag in run.flags]
+        getattr(learner, "check", arguments.check)(tyro.cli(learner.Args, args=flags))
 
 
 def test_what_is_held_out_of_bfcl_is_in_no_category_of_the_training_tasks():
@@ -446,7 +448,7 @@ def test_what_is_held_out_of_bfcl_is_in_no_category_of_the_training_tasks():
         ids = [env.make_task(index).id for index in range(env.num_tasks)]
         assert len(ids) == len(set(ids)) == len(bfcl_split.tasks_of(split))
         numbers[split] = {int(name.rpartition("_")[2]) for name in ids}
-    assert len(ids) == bfcl.HELD_OUT and not numbers["train"] & numbers["test"]
+    assert len(ids) == smollm2.PLACES["BFCL multi-turn"].held_out and not numbers["train"] & numbers["test"]
     env.reset(options={"task_index": 65})  # of another category than the first
     for text in env.demonstration():
         *_, done, _, info = env.step(probes.span(env, text))
@@ -455,14 +457,22 @@ def test_what_is_held_out_of_bfcl_is_in_no_category_of_the_training_tasks():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_bfcl_in_small(small, monkeypatch):
-    pytest.importorskip("bfcl_eval")
-    monkeypatch.setattr(bfcl, "HELD_OUT", 2)
-    small.model, small.rows = tiny_policy("AgentR1/MultihopWorld-v0"), [bfcl.SFT]
-    monkeypatch.setattr(bfcl, "SUPERVISED", ["--num-steps", 2, "--num-demonstrations", 4, "--batch-size", 2])
-    found = bfcl.measure(small, {})["BFCL multi-turn"]
-    assert list(found["success"]) == [bfcl.MODEL, bfcl.SFT] and len(found["claims"]) == 2
-    assert "requests done" in found["table"] and "in one run" in found["table"]
+@pytest.mark.parametrize("name", smollm2.PLACES)
+def test_a_chat_model_on_standard_sets_in_small(name, small, monkeypatch):
+    place = smollm2.PLACES[name]
+    pytest.importorskip(place.needs[0])
+    little = replace(
+        place, held_out=2, supervised=("--num-steps", 2, "--num-demonstrations", 4, "--batch-size", 2),
+        reinforced=("--total-episodes", 64, "--num-envs", 64),
+    )  # fmt: skip
+    monkeypatch.setattr(smollm2, "PLACES", {name: little})
+    spells = "AgentR1/BabyAI-v0" if name.startswith("BabyAI") else "AgentR1/MultihopWorld-v0"
+    small.model, small.places, small.flags = tiny_policy(spells), [name], ""
+    small.rows = [*place.rows]
+    found = smollm2.measure(small, {})[name]
+    assert list(found["success"]) == [smollm2.MODEL, *place.rows]
+    assert len(found["claims"]) == 2 * len(place.measured)
+    assert all(words in found["table"] for words in (*place.measured, "mean return", "in one run"))
 
 
 def test_the_noise_is_that_of_the_estimator_that_the_flags_name():
