@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scores import Claim, cell, environment, facts, interval, intervals
@@ -24,7 +24,8 @@ class Place:
     """A set, its rows, and how both are trained."""
 
     label: str  # of its runs
-    env: list[str]
+    env_id: str
+    kwargs: dict[str, Any]
     needs: tuple[str, str]  # a package, and the extra that brings it, or is needed with it
     held_out: int  # tasks of its split "test"
     at_once: int  # of them
@@ -32,53 +33,55 @@ class Place:
     supervised: tuple[object, ...]
     reinforced: tuple[object, ...]
     measured: dict[str, str]  # column -> what is kept of each task
+    horizon: dict[str, Any] = field(default_factory=dict)  # of reinforcement's episodes
 
 
 PLACES = {
     "BFCL multi-turn": Place(
-        "bfcl",
-        environment("bfcl_split:AgentR1Split/BFCLMultiTurn-v0", {
-            "process_reward": {"request_done": 1.0}, "max_context_tokens": 6144, "max_action_tokens": 256,
-        }),
+        "bfcl", "bfcl_split:AgentR1Split/BFCLMultiTurn-v0",
+        {"process_reward": {"request_done": 1.0}, "max_context_tokens": 6144, "max_action_tokens": 256},
         ("bfcl_eval", "bfcl"), 66, 16, ("SFT on 129 demonstrations", "GRPO after it"),
         ("--num-demonstrations", 129, "--batch-size", 8, "--num-steps", 32),  # two epochs
         ("--total-episodes", 512, "--num-envs", 32),
         {SUCCESS: "success", DONE: "requests_done"},
     ),
     "BabyAI GoToLocal": Place(
-        "babyai, SmolLM2",
-        environment(standard.BABY, {"level": "GoToLocal", "max_context_tokens": 6144, **standard.SHORT}),
-        standard.NEEDS, 500, 64, ("SFT on 500 demonstrations", "GRPO after these"),
+        "babyai, SmolLM2", standard.BABY,
+        {"level": "GoToLocal", "max_context_tokens": 6144, **standard.SHORT},
+        standard.NEEDS, 200, 32, ("SFT on 500 demonstrations", "GRPO after it"),
         ("--num-demonstrations", 500, "--batch-size", 8, "--num-steps", 125),  # two epochs
-        ("--total-episodes", 1280, "--num-envs", 64),
-        {SUCCESS: "success"},
+        ("--total-episodes", 640, "--num-envs", 64, "--dtype", "bfloat16"),
+        {SUCCESS: "success"}, standard.HORIZON,
     ),
 }  # fmt: skip
-ROWS = [row for place in PLACES.values() for row in place.rows]
+ROWS = [*dict.fromkeys(row for place in PLACES.values() for row in place.rows)]
 
 
 def train(place: Place, row: str, seed: int, model: str, more: str) -> Run:
     """A row's training: hours on one core, in pieces; minutes on a GPU."""
     supervised, reinforced = place.rows
+    kwargs = place.kwargs
     if row == supervised:
         flags = ["--model", model, "--expert-share", 1, "--eval-demonstrations", 0, "--num-workers", 0]
         flags += ["--eval-every", 0, *place.supervised, "--warmup-steps", 5, "--checkpoint-every", 2, *LORA]
         script = "sft_llm.py"
     else:
         assert row == reinforced, row
+        kwargs = kwargs | place.horizon
         flags = ["--model", train(place, supervised, seed, model, more), *place.reinforced]
         flags += ["--episodes-per-iteration", 64, "--num-minibatches", 1, "--old-logprobs", "sampler"]
         flags += ["--no-preflight", "--eval-episodes", 0, "--save-model", "--checkpoint-every", 1]
         flags += [*LORA, *shlex.split(more)]
         script = "grpo_llm.py"
-    return Run(f"{place.label}, {row}", script, seed, (*place.env, *flags))
+    return Run(f"{place.label}, {row}", script, seed, (*environment(place.env_id, kwargs), *flags))
 
 
 def play(place: Place, row: str, seed: int, model: Run | str) -> Run:
     """An evaluation on what is held out."""
     flags = ["--model", model, "--split", "test", "--episodes", place.held_out, "--num-envs", place.at_once]
     flags += ["--temperature", 0]
-    return Run(f"{place.label}, {row}, test", "evaluate_llm.py", seed, (*place.env, *flags))
+    return Run(f"{place.label}, {row}, test", "evaluate_llm.py", seed,
+               (*environment(place.env_id, place.kwargs), *flags))  # fmt: skip
 
 
 def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:

@@ -463,7 +463,7 @@ def test_a_chat_model_on_standard_sets_in_small(name, small, monkeypatch):
     pytest.importorskip(place.needs[0])
     little = replace(
         place, held_out=2, supervised=("--num-steps", 2, "--num-demonstrations", 4, "--batch-size", 2),
-        reinforced=("--total-episodes", 64, "--num-envs", 64),
+        reinforced=("--total-episodes", 64, "--num-envs", 64), horizon={"max_turns": 2},
     )  # fmt: skip
     monkeypatch.setattr(smollm2, "PLACES", {name: little})
     spells = "AgentR1/BabyAI-v0" if name.startswith("BabyAI") else "AgentR1/MultihopWorld-v0"
