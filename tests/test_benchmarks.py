@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import machine
 import numpy as np
 import pytest
+import scores
 from made_up_data import write_made_up_data
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -337,6 +338,18 @@ def bridges(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.skipif(os.name != "posix", reason="the program that stands in is a shell script")
+@pytest.mark.parametrize(("script", "gpus"), [("echo Card A; echo Card B", ["Card A", "Card B"]), ("exit 9", None)])
+def test_a_result_names_its_gpus(script, gpus, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = machine.describe_machine()
+    assert found.get("gpus") == gpus
+    assert machine.where(found).startswith("Card A, Card B, " if gpus else f"{found['cores']} core")
+
+
 def test_a_row_of_bridges_says_how_it_was_measured(bridges):
     """Measured again, a row changes; those that stay keep their command, their machine, and whether it was busy."""
     bridges("oracle", "--tasks", "2", "--force")
@@ -557,6 +570,16 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     for dev in ({}, recorded, {key: row for key, row in recorded.items() if key[0] == "GRPO"}):
         real_model.plot(found, dev, tmp_path / "curves.png")
         assert (tmp_path / "curves.png").stat().st_size > 1_000
+    two = recorded | {("GRPO", "MuSiQue", 2): {"em": [0.0, 0.0, 1.0]}}
+    plt = importlib.import_module("matplotlib.pyplot")
+    axes = plt.figure().add_subplot()
+    report.plot_dev(axes, "GRPO", 8, two, "C0")
+    (_, after), _ = axes.containers[0].lines[2][0].get_segments(), plt.close("all")
+    one = report.around_mean([played["em"]])
+    assert one[0] == pytest.approx(2 / 3) and one[1] == pytest.approx(0.2077, abs=1e-4)  # Wilson's
+    both = report.around_mean([played["em"], [0.0, 0.0, 1.0]])
+    assert both == scores.interval({"": np.array([played["em"], [0.0, 0.0, 1.0]])})
+    assert after[:, 1] == pytest.approx(both[1:]) and both[1:] != pytest.approx(report.around_mean([[0, 1, 1] * 2])[1:])
     real_model.check_curves(made("a"), path)
     real_model.check_curves({("PPO", 1): "b"}, path)
     with pytest.raises(SystemExit, match=r"curves.json has GRPO of another model, .*; delete that, or give --name"):

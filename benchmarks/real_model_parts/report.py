@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scores import Scores, cell, interval
+from scores import Interval, Scores, cell, interval
 
 from llm_utils.benchmark import Job, find
 from llm_utils.compare import read_curve
@@ -18,11 +18,14 @@ from real_model_parts.episodes import METRICS
 from real_model_parts.suites import ERRORS, START, Figures, Key, Suite
 
 
-def proportion(values: Sequence[float]) -> str:
+def around_mean(seeds: Sequence[Sequence[float]]) -> Interval:
+    """Of a set's proportion: Wilson's interval of one seed, of several a bootstrap's over seeds and questions."""
     import evaluate_llm
 
-    low, high = evaluate_llm.wilson(values)
-    return cell(float(np.mean(values)), low, high)
+    if len(seeds) > 1:
+        return interval({"": np.array(seeds, float)})
+    low, high = evaluate_llm.wilson(seeds[0])
+    return float(np.mean(seeds[0])), low, high
 
 
 def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
@@ -57,8 +60,7 @@ def tables(suite: Suite, episodes: Episodes, against: dict[str, Episodes] | None
                 if np.isnan(flat).any():
                     cells.append("–")
                 elif metric in ("em", "format"):
-                    cells.append(proportion(found[0]) if len(found) == 1 else
-                                 cell(*interval({name: np.array(found)})))  # fmt: skip
+                    cells.append(cell(*around_mean(found)))
                 else:
                     cells.append(f"{flat.mean():.3f}")
             lines.append(f"| {label} | {name} | {len(seeds[0]['em'])} | " + " | ".join(cells) + " |")
@@ -179,14 +181,11 @@ def hours_axis(axes: Any, run: dict[str, Any]) -> Any:
 
 def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], colour: str) -> None:
     """Exact match on each set that judges, before training and after it, at `end` episodes, with 95 % intervals."""
-    import evaluate_llm
-
     for place, which in enumerate(dict.fromkeys(which for _, which, _ in recorded)):
         rows = [[row["em"] for (name, one, _), row in recorded.items() if (name, one) == (policy, which)]
                 for policy in (START, label)]  # fmt: skip
         if all(rows):
-            em = [np.concatenate(row) for row in rows]
-            y = np.array([[values.mean(), *evaluate_llm.wilson(values)] for values in em])
+            y = np.array([around_mean(row) for row in rows])
             x = np.array([0, end]) + 0.012 * end * place  # or intervals hide each other
             around = np.abs(y[:, 1:] - y[:, :1]).T
             named = {"color": colour, "label": f"{label}, {which}, evaluated"}
@@ -207,11 +206,11 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
         for number, (label, runs) in enumerate(found.items()):
             for index, run in enumerate(run for run in runs.values() if metric in run):
                 x, y = np.array(run[f"{metric} at episodes"]), np.array(run[metric])
-                smooth = [(np.convolve(z, np.ones(5) / 5, "valid") if len(z) > 4 else z) for z in (x, y)]
+                smooth = [(np.convolve(z, np.ones(5) / 5, "valid") if len(z) > 5 else z) for z in (x, y)]
                 of = f"{label}, held-out questions" if metric == "eval/em" else label
                 axes.plot(x, y, ".", color=f"C{number}", alpha=0.5)
-                axes.plot(*(smooth if metric.startswith("charts") else (x, y)), color=f"C{number}",
-                          label=of if index == 0 else None)  # fmt: skip
+                line = smooth if metric.startswith("charts") else (x, y)
+                axes.plot(*line, color=f"C{number}", label=None if index else of)
         axes.set(xlabel="training episodes", ylabel=shown)
         axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.0, axes.get_ylim()[1]))
         axes.spines[["top", "right"]].set_visible(False)
@@ -220,6 +219,8 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
     for label, run in dict(trained).items():
         colour = f"C{list(found).index(label)}"
         plot_dev(panels[1], label, run["charts/episodic_return at episodes"][-1], recorded, colour)
+    if len(dict(trained)) > 1:
+        panels[0].legend(frameon=False, loc="upper left", fontsize="small")
     if trained:
         panels[1].set_xlabel("training episodes (evaluated before and after: side by side, to be read)")
         hours_axis(panels[0], trained[0][1]).set_xlabel("hours of the first run")
