@@ -117,9 +117,9 @@ def sft_jobs(suite: Suite, model: str, work: Path, flags: Sequence[str]) -> dict
 
 
 def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: Sequence[str]) -> Job:
-    script, process = LEARNERS[label]
+    script, changed = LEARNERS[label]
     first = suite.sets[suite.reinforced[0]]
-    kwargs = env_kwargs(suite, work / "reinforced", **({} if process else suite.no_process))
+    kwargs = env_kwargs(suite, work / "reinforced", **changed)
     name = re.sub(r"\W+", "_", f"real_{work.name}_{label.lower()}")
     words = ["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), "--env-id", first.env_id]
     words += ["--env-kwargs", kwargs, "--model", str(start), "--save-model"]

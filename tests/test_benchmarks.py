@@ -462,6 +462,15 @@ def test_a_run_without_evaluation_is_not_told_when_to_evaluate(tmp_path, flags):
     assert ("--eval-split" in job.words) == (not flags) and job.args["eval_episodes"] == (0 if flags else 200)
 
 
+def test_a_learner_s_label_says_what_its_environment_pays(tmp_path):
+    suites, real_model = importlib.import_module("real_model_parts.suites"), importlib.import_module("real_model")
+    for label, (script, changed) in suites.LEARNERS.items():
+        job = real_model.rl_job(suites.GSM8K, tmp_path, TINY, label, 1, [])
+        assert script in job.words[1] and script.startswith(label[:3].lower())
+        assert changed.items() <= json.loads(job.args["env_kwargs"]).items()
+        assert (changed == {}) == (label in ("GRPO", "PPO")) and ("unfinished_reward" in changed) == ("free" in label)
+
+
 @pytest.mark.parametrize("engine", ["transformers", "vllm-server"])
 def test_training_questions_are_profiled_as_training_samples_them(tmp_path, engine):
     real_model = importlib.import_module("real_model")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -29,7 +29,6 @@ class Suite:
     sft: list[str]
     pairs: list[str]
     rl: list[str]
-    no_process: dict[str, Any] = field(default_factory=lambda: {"process_reward": False})
 
 
 HOTPOT = DataSet("AgentR1/HotpotQA-v0", "hotpotqa", "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json", "dev")
@@ -60,11 +59,14 @@ GSM8K = Suite(
     ["--total-episodes", "4096", "--episodes-per-iteration", "64", "--num-minibatches", "1", "--num-envs", "64"],
 )
 SUITES = {"wiki": WIKI, "gsm8k": GSM8K}
-LEARNERS = {  # label -> script, process rewards
-    "GRPO": ("grpo_llm.py", True),
-    "GRPO, outcome only": ("grpo_llm.py", False),
-    "PPO": ("ppo_llm.py", True),
-    "PPO, outcome only": ("ppo_llm.py", False),
+OUTCOME: dict[str, Any] = {"process_reward": False}
+LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> script, arguments of the environment
+    "GRPO": ("grpo_llm.py", {}),
+    "GRPO, outcome only": ("grpo_llm.py", OUTCOME),
+    # an episode without an answer pays nothing, where the outcome takes a half or one
+    "GRPO, unfinished free": ("grpo_llm.py", OUTCOME | {"unfinished_reward": 0.0}),
+    "PPO": ("ppo_llm.py", {}),
+    "PPO, outcome only": ("ppo_llm.py", OUTCOME),
 }
 START = "SFT on demonstrations"
 PAIRS = "SFT on question-answer pairs"
