@@ -64,7 +64,8 @@ def given_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, *name
 
 
 def describe_machine() -> dict[str, Any]:
-    """Cores, processor, memory, and the versions of what matters. Nothing that names the machine or its user."""
+    """Cores, processor, NVIDIA's GPUs, memory, and the versions of what matters. Nothing that names the machine or its
+    user."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -163,7 +164,8 @@ def _named(row: Any) -> str:
 def where(machine: dict[str, Any]) -> str:
     """What a table says of the machine (`describe_machine`)."""
     cores = machine["cores"]
-    gpus = "".join(f"{name}, " for name in machine.get("gpus", ()))
+    counts = Counter(machine.get("gpus", ()))
+    gpus = "".join(f"{f'{count} x ' if count > 1 else ''}{name}, " for name, count in counts.items())
     return f"{gpus}{cores} core{'s' * (cores != 1)} ({machine['processor']}), Python {machine['python']}"
 
 
@@ -173,13 +175,13 @@ def _cpu_times() -> tuple[int, int]:
 
 
 def _gpus() -> list[str]:
-    """The names of NVIDIA's, without torch."""
+    """Names, one for each, whether or not they are used here."""
     try:
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         found = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return found.stdout.split("\n")[:-1] if found.returncode == 0 else []
+    return found.stdout.splitlines() if found.returncode == 0 else []
 
 
 def _processor() -> str:

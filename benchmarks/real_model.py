@@ -33,6 +33,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -317,8 +318,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="the chat model to begin with: a folder or a Hugging Face name")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets' folders")
     parser.add_argument("--adapters", type=name_and_folder, nargs="*", default=[], metavar="[LEARNER=]FOLDER",
-                        help="in place of training on demonstrations; with a learner's name, of its run (one for "
-                        "each of --seeds)")
+                        help="in place of training on demonstrations; with a learner's name, of its run (that of "
+                        "its first seed, then the second's; a seed without one is trained)")
     parser.add_argument("--learners", nargs="*", choices=list(LEARNERS), default=["GRPO"],
                         help="of parts rl and evaluate; without a name only what comes before is evaluated")
     parser.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True,
@@ -339,14 +340,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--evaluate-flags", default="", help="further flags of evaluate_llm.py, in quotation marks")
     parser.add_argument("--name", help="of the results and of the folder below runs/ (default: real_model_SUITE)")
     args = parser.parse_args()
+    for label, number in Counter(label for label, _ in args.adapters).items():
+        if label not in (START, *args.learners):
+            parser.error(f"--adapters of {label}, which isn't among --learners")
+        if number > (most := 1 if label == START else args.seeds):
+            parser.error(f"--adapters: {number} folders of {label}, and there is {most}" if label == START else
+                         f"--adapters: {number} folders of {label}, and --seeds {most}")  # fmt: skip
     args.adapters = in_order(args.adapters)
-    allowed = {(START, 1), *((label, seed) for label in args.learners for seed in range(1, args.seeds + 1))}
     if args.adapters and (START, 1) not in args.adapters:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
-    if more := args.adapters.keys() - allowed:
-        label, seed = min(more)
-        parser.error(f"--adapters: {seed} of {label}; there are one folder of the training on demonstrations, and one "
-                     "of each of --learners for each of --seeds")  # fmt: skip
     if args.name and "/" in args.name:
         parser.error(f"--name {args.name}: a name, not a path")
     if args.profile_questions and not args.profile:
@@ -366,6 +368,9 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
     hashes = {one: hash_of_adapters(folder) for one, folder in adapters.items()}
+    for one, other in combinations(hashes, 2):
+        if hashes[one] == hashes[other]:
+            raise SystemExit(f"--adapters {adapters[one]} and {adapters[other]} are the same, of two runs")
     weights = hash_of_model(model)
     questions = hash_of_files([find_file(data / one.folder / one.train) for one in suite.sets.values()])
     work = ROOT / "runs" / "prepared" / f"{name}_{questions}"  # with other questions, runs are others

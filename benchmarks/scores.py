@@ -128,7 +128,7 @@ def facts(
         "seeds": {row: {column: table.mean(1).tolist() for column, table in of_row.items()}
                   for row, of_row in scores.items()},
         "claims": [claim.record() for claim in claims],
-        "table": "\n\n".join(["\n".join(lines), *[claims_table(claims)] * bool(claims)]),
+        "table": "\n\n".join(["\n".join(lines), *([claims_table(claims)] if claims else [])]),
     }  # fmt: skip
 
 

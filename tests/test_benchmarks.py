@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -339,7 +340,9 @@ def bridges(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the program that stands in is a shell script")
-@pytest.mark.parametrize(("script", "gpus"), [("echo Card A; echo Card B", ["Card A", "Card B"]), ("exit 9", None)])
+@pytest.mark.parametrize(
+    ("script", "gpus"), [("echo Card A; echo Card B", ["Card A", "Card B"]), ("echo Card A; exit 9", None)]
+)
 def test_a_result_names_its_gpus(script, gpus, tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -348,6 +351,7 @@ def test_a_result_names_its_gpus(script, gpus, tmp_path, monkeypatch):
     found = machine.describe_machine()
     assert found.get("gpus") == gpus
     assert machine.where(found).startswith("Card A, Card B, " if gpus else f"{found['cores']} core")
+    assert machine.where(found | {"gpus": ["Card A"] * 8}).startswith("8 x Card A, ")
 
 
 def test_a_row_of_bridges_says_how_it_was_measured(bridges):
@@ -539,6 +543,79 @@ def test_adapters_are_of_the_run_that_is_named():
     assert found["PPO", 2] == {"adapters": "c", "on_top": "b"} and "trained_on" in found["PPO", 3]
 
 
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """real_model's main(), on questions and adapters that are nothing but names; what it did, in order."""
+    real_model = importlib.import_module("real_model")
+    (tmp_path / "learner").symlink_to(ROOT / "learner")
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_text(name)
+    done = []
+
+    def merge(model, adapters, folder):
+        done.append((Path(model).name, adapters.name, folder.name))
+        shutil.copytree(TINY, folder, dirs_exist_ok=True)
+
+    def evaluate(jobs, how, record, model, workers):
+        done.append({key: Path(job.args["model"]).name for key, job in jobs.items()})
+
+    def finish(jobs, workers):
+        done.append([(job.args["exp_name"].rpartition("_")[2], job.args["seed"]) for job in jobs])
+        assert not jobs, "to be trained"
+        return []
+
+    stand_ins = {"ROOT": tmp_path, "RESULTS": tmp_path / "results", "merge": merge, "evaluate": evaluate,
+                 "finish": finish, "find_file": lambda path: path, "hash_of_files": lambda files: "q",
+                 "split_questions": lambda suite, data, work: work.mkdir(parents=True),
+                 "write_demonstrations": lambda *_: None, "write_report": lambda *_: None}  # fmt: skip
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(real_model, name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "setitimer", lambda *_: None)
+
+    def run(*words):
+        done.clear()
+        monkeypatch.setattr(sys, "argv", ["real_model.py", "--part", "evaluate", "--suite", "gsm8k", "--data", ".",
+                                          "--model", str(TINY), "--no-baselines", *words])  # fmt: skip
+        real_model.main()
+        return done
+
+    run.done = done
+    return run
+
+
+def test_each_seed_is_played_with_its_own_adapters(prepared, tmp_path):
+    pytest.importorskip("torch")
+    start, words = "SFT on demonstrations", ["--learners", "PPO", "--seeds", "2", "--adapters", "a", "PPO=b", "PPO=c"]
+    first = [(TINY.name, "a", "start"), ("start", "b", "PPO"), ("start", "c", "PPO 2")]
+    played = {(start, "GSM8K", 1): "start", ("PPO", "GSM8K", 1): "PPO", ("PPO", "GSM8K", 2): "PPO 2"}
+    assert prepared(*words) == [*first, [], [], played]
+    assert prepared(*words) == [[], [], played]
+    (tmp_path / "c" / "adapter_model.safetensors").write_text("another")
+    assert prepared(*words) == [first[2], [], [], played]
+    with pytest.raises(AssertionError, match="to be trained"):
+        prepared("--learners", "PPO", "--seeds", "3", *words[4:])
+    assert prepared.done[-1] == [("ppo", 3)]
+
+
+@pytest.mark.parametrize(
+    ("adapters", "said"),
+    [
+        (["a", "GRPO=b"], "--adapters of GRPO, which isn't among --learners"),
+        (["a", "b"], "--adapters: 2 folders of SFT on demonstrations, and there is 1"),
+        (["a", "PPO=b", "PPO=c", "PPO=a"], "--adapters: 3 folders of PPO, and --seeds 2"),
+        (["PPO=b"], "--adapters of a learner come on top of those of the training on demonstrations; give both"),
+        (["a", "PPO=b", "PPO=b"], "/b and /b are the same, of two runs"),
+    ],
+)
+def test_adapters_that_belong_to_no_run_are_refused(adapters, said, prepared, tmp_path, capsys):
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit) as refused:
+        prepared("--learners", "PPO", "--seeds", "2", "--adapters", *adapters)
+    assert said in f"{refused.value} {capsys.readouterr().err}".replace(str(tmp_path), "").replace("\n", " ")
+
+
 def test_seconds_are_of_as_many_threads_as_were_asked_for(monkeypatch):
     pytest.importorskip("tyro")
     multihop_seeds = importlib.import_module("multihop_seeds")
@@ -586,9 +663,10 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     (_, after), _ = axes.containers[0].lines[2][0].get_segments(), plt.close("all")
     one = report.around_mean([played["em"]])
     assert one[0] == pytest.approx(2 / 3) and one[1] == pytest.approx(0.2077, abs=1e-4)  # Wilson's
-    both = report.around_mean([played["em"], [0.0, 0.0, 1.0]])
-    assert both == scores.interval({"": np.array([played["em"], [0.0, 0.0, 1.0]])})
-    assert after[:, 1] == pytest.approx(both[1:]) and both[1:] != pytest.approx(report.around_mean([[0, 1, 1] * 2])[1:])
+    assert after[:, 1] == pytest.approx(report.around_mean([played["em"], [0.0, 0.0, 1.0]])[1:])
+    assert report.around_mean([[1.0] * 9] * 2) == report.around_mean([[1.0] * 9])  # a bootstrap would be certain
+    apart = report.around_mean([[0.0] * 900, [1.0] * 900])  # and Wilson's of their mean too
+    assert apart == scores.interval({"": np.repeat([[0.0], [1.0]], 900, 1)}) == (0.5, 0.0, 1.0)
     real_model.check_curves(made("a"), path)
     real_model.check_curves({("PPO", 1): "b"}, path)
     with pytest.raises(SystemExit, match=r"curves.json has GRPO of another model, .*; delete that, or give --name"):

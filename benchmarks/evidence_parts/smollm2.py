@@ -106,7 +106,7 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
             played = make(plays[row, "test"], args)
             tasks = sum(line["tasks"] for line in played)
             calls = sum(int(number) * count for line in played for number, count in line["calls"].items())
-            reward = sum(line["return"] * line["tasks"] for line in played) / tasks
+            reward = sum(line["return"] for line in played) / len(played)
             failed = f"{sum(line['failed'] for line in played) / calls:.0%}" if calls else "–"
             cells = [row, *(cell(*one) for one in of_row.values()), f"{reward:.3f}", f"{calls / tasks:.1f}", failed]
             lines.append(f"| {' | '.join(cells)} |")

@@ -19,13 +19,16 @@ from real_model_parts.suites import ERRORS, START, Figures, Key, Suite
 
 
 def around_mean(seeds: Sequence[Sequence[float]]) -> Interval:
-    """Of a set's proportion: Wilson's interval of one seed, of several a bootstrap's over seeds and questions."""
+    """Of a set's proportion: Wilson's interval; of several seeds that of their mean, and where a bootstrap over seeds
+    and questions reaches further, its end."""
     import evaluate_llm
 
+    mean = np.mean(seeds, 0)
+    value, low, high = float(mean.mean()), *evaluate_llm.wilson(mean)
     if len(seeds) > 1:
-        return interval({"": np.array(seeds, float)})
-    low, high = evaluate_llm.wilson(seeds[0])
-    return float(np.mean(seeds[0])), low, high
+        _, lowest, highest = interval({"": np.array(seeds, float)})
+        low, high = min(low, lowest), max(high, highest)
+    return value, low, high
 
 
 def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
@@ -193,8 +196,9 @@ def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], co
 
 
 def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: Path) -> None:
-    """Left the training return, with its mean over five iterations, right the greedy exact match: on held-out questions
-    on the way, on dev before and after. A step's few questions differ much from the next one's."""
+    """Left the training return, with its mean over five iterations where there are more, right the greedy exact match:
+    on held-out questions on the way, on dev before and after. A step's few questions differ much from the next one's.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

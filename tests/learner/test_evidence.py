@@ -438,6 +438,39 @@ def test_a_learner_accepts_the_flags_of_a_chat_model(name):
         getattr(learner, "check", arguments.check)(tyro.cli(learner.Args, args=flags))
 
 
+def test_the_runs_of_a_chat_model_are_those_of_the_record(monkeypatch):
+    """A flag of one changed would have hours of it made anew."""
+    monkeypatch.setattr(runs, "weights", lambda path: "a672150fb4f99d7c")  # of the model that was played
+    there = runs.recorded()
+    for name, place in smollm2.PLACES.items():
+        model = "/a/folder"
+        supervised, reinforced = (smollm2.train(place, row, 1, model, "") for row in place.rows)
+        plays = [smollm2.play(place, "", 1, one) for one in (model, supervised, reinforced)]
+        assert supervised.key in there
+        assert name.startswith("BabyAI") or all(run.key in there for run in (reinforced, *plays))
+        assert all(run.flags[run.flags.index("--split") + 1] == "test" for run in plays)
+        turns = [json.loads(run.flags[3]).get("max_turns") for run in (supervised, reinforced, *plays)]
+        assert turns == ([32, 16, 32, 32, 32] if name.startswith("BabyAI") else [None] * 5)
+
+
+def test_each_set_of_a_chat_model_needs_a_package_of_its_own(monkeypatch):
+    needed = []
+
+    def make(wanted, args):
+        needed.append((args.needs, args.begun))
+        args.begun = True
+        line = {"success": "01", "requests_done": [0.0, 1.0], "tasks": 2, "tasks_hash": ""}
+        return [line | {"calls": {"0": 2}, "failed": 0, "return": 0.5} for _ in wanted]
+
+    monkeypatch.setattr(smollm2, "make", make)
+    monkeypatch.setattr(runs, "make", make)
+    monkeypatch.setattr(smollm2, "made", lambda args: {"on": [], "forced": False})
+    args = Namespace(places=[*smollm2.PLACES], rows=[], seeds=1, model="/a", flags="", begun=False, needs=None)
+    found = smollm2.measure(args, {})
+    assert [need for need in needed if not need[1]] == [(place.needs, False) for place in smollm2.PLACES.values()]
+    assert all("| 0.500 | 0.0 | – |" in one["table"] for one in found.values())
+
+
 def test_what_is_held_out_of_bfcl_is_in_no_category_of_the_training_tasks():
     pytest.importorskip("bfcl_eval")
     import bfcl_split
