@@ -541,6 +541,9 @@ def test_adapters_are_of_the_run_that_is_named():
     args = SimpleNamespace(part="evaluate", rl_flags="", sft_flags="", baselines=False, profile=0, profile_questions=0)
     found = real_model.how_trained(real_model.SUITES["wiki"], [("PPO", seed) for seed in (1, 2, 3)], hashes, "q", args)
     assert found["PPO", 2] == {"adapters": "c", "on_top": "b"} and "trained_on" in found["PPO", 3]
+    args.part = "rl"  # trains, whatever adapters a learner has
+    found = real_model.how_trained(real_model.SUITES["wiki"], [("PPO", 1)], hashes, "q", args)
+    assert found["PPO", 1] == {"adapters": "c", "rl_flags": "", "trained_on": "q"}
 
 
 @pytest.fixture
