@@ -343,9 +343,9 @@ def arguments() -> argparse.Namespace:
     for label, number in Counter(label for label, _ in args.adapters).items():
         if label not in (START, *args.learners):
             parser.error(f"--adapters of {label}, which isn't among --learners")
-        if number > (most := 1 if label == START else args.seeds):
-            parser.error(f"--adapters: {number} folders of {label}, and there is {most}" if label == START else
-                         f"--adapters: {number} folders of {label}, and --seeds {most}")  # fmt: skip
+        most, of = (1, "there is") if label == START else (args.seeds, "--seeds")
+        if number > most:
+            parser.error(f"--adapters: {number} folders of {label}, and {of} {most}")
     args.adapters = in_order(args.adapters)
     if args.adapters and (START, 1) not in args.adapters:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")

@@ -663,7 +663,8 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     plt = importlib.import_module("matplotlib.pyplot")
     axes = plt.figure().add_subplot()
     report.plot_dev(axes, "GRPO", 8, two, "C0")
-    (_, after), _ = axes.containers[0].lines[2][0].get_segments(), plt.close("all")
+    _, after = axes.containers[0].lines[2][0].get_segments()  # the strokes of both intervals
+    plt.close("all")
     one = report.around_mean([played["em"]])
     assert one[0] == pytest.approx(2 / 3) and one[1] == pytest.approx(0.2077, abs=1e-4)  # Wilson's
     assert after[:, 1] == pytest.approx(report.around_mean([played["em"], [0.0, 0.0, 1.0]])[1:])
