@@ -65,6 +65,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> script, argument
     "GRPO, outcome only": ("grpo_llm.py", OUTCOME),
     # an episode without an answer pays nothing, where the outcome takes a half or one
     "GRPO, unfinished free": ("grpo_llm.py", OUTCOME | {"unfinished_reward": 0.0}),
+    "GRPO, steps paid": ("grpo_llm.py", {"process_reward": {"step_found": 1.0}}),  # GSM8K
     "PPO": ("ppo_llm.py", {}),
     "PPO, outcome only": ("ppo_llm.py", OUTCOME),
 }

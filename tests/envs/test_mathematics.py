@@ -104,6 +104,66 @@ def test_a_result_that_a_later_call_uses_is_used(gsm8k, say):
     assert say(gsm8k, "<answer>1221</answer>")[4]["reward_terms"] == {"outcome/correct": 0.0}
 
 
+STEPS = "Half of 48 is <<48/2=24>>24, a seventh of that <<24/7=3.43>>3.43, so <<3.43+24=27.43>>27.43.\n#### 27.43"
+
+
+@pytest.fixture
+def stepwise(tmp_path):
+    rows = [{"question": "What is half of 48, and a seventh of that?", "answer": STEPS},
+            {"question": "How much is 1,000 and 5?", "answer": "<<1000*1=1,000>>1000, <<1000+5=$1,005>>\n#### 1005"},
+            {"question": "What is 4?", "answer": "<<2+2=4>>4\n#### 4"}]  # fmt: skip
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    env = gym.make("AgentR1/GSM8K-v0", data_dir=tmp_path, process_reward={"step_found": 0.6}).unwrapped
+    env.reset(options={"task_index": 0})
+    return env
+
+
+def step_found(env, say, expression):
+    terms = say(env, env.dialect.tool_call("calculator", {"expression": expression}))[4]["reward_terms"]
+    return terms.get("process/step_found")
+
+
+def test_each_result_of_an_annotated_step_is_paid_once(stepwise, say):
+    paid = [step_found(stepwise, say, e) for e in ("48 / 3", "12 + 12", "96 / 4", "24/7")]
+    assert paid == [None, pytest.approx(0.2), None, pytest.approx(0.2)]  # 3.42857 is 3.43, to its decimals
+    assert say(stepwise, "<answer>27.43</answer>")[4]["metrics"] == {"em": 1.0, "step_recall": pytest.approx(2 / 3)}
+
+
+@pytest.mark.parametrize("expression", ["3.4", "3.436", "24.0001", "-24"])
+def test_a_number_beside_a_step_s_result_finds_nothing(stepwise, say, expression):
+    assert step_found(stepwise, say, expression) is None
+
+
+def test_a_print_of_many_numbers_finds_no_step(stepwise, say):
+    terms = say(stepwise, python(stepwise, "for n in range(99): print(n)"))[4]["reward_terms"]
+    assert terms == {"process/code_ran": 0.05}
+    assert say(stepwise, python(stepwise, "48 / 2"))[4]["reward_terms"] == {"process/step_found": pytest.approx(0.2)}
+
+
+@pytest.mark.parametrize("index, paid, metrics", [(1, [None, 0.6], {"step_recall": 1.0}), (2, [None, None], {})])
+def test_what_stands_in_the_question_is_no_step_s_result(stepwise, say, index, paid, metrics):
+    stepwise.reset(options={"task_index": index})
+    assert [step_found(stepwise, say, e) for e in ("1000", "1005")] == paid
+    assert say(stepwise, "<answer>0</answer>")[4]["metrics"] == {"em": 0.0, **metrics}
+
+
+def test_the_expert_finds_every_step_also_from_a_snapshot(stepwise, say):
+    first, *rest, answer = stepwise.demonstration()
+    assert say(stepwise, first)[4]["reward_terms"] == {"process/step_found": pytest.approx(0.2)}
+    state = stepwise.get_state()
+    for _ in range(2):
+        stepwise.set_state(state)
+        assert [say(stepwise, turn)[1] for turn in rest] == [pytest.approx(0.2)] * 2
+        assert say(stepwise, answer)[4]["metrics"] == {"em": 1.0, "step_recall": 1.0}
+
+
+def test_steps_are_paid_by_choice(gsm8k, say):
+    assert gsm8k.process_weights["step_found"] == 0 and step_found(gsm8k, say, "600 + 600") is None
+    assert say(gsm8k, "<answer>1200</answer>")[4]["metrics"] == {"em": 1.0}
+    with pytest.raises(ValueError, match="no process reward is named 'step_found'"):
+        gym.make("AgentR1/MATH-v0", process_reward={"step_found": 1.0})
+
+
 def test_no_process_terms_where_none_are_wanted(say):
     env = gym.make("AgentR1/GSM8K-v0", process_reward=False).unwrapped
     env.reset(seed=0)

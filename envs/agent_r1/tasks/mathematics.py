@@ -8,6 +8,7 @@ which problems there are.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -115,6 +116,32 @@ def _numbers(text: str) -> set[float]:
     return {float(number) for number in _NUMBER.findall(text)}
 
 
+def _annotated_results(solution: str, question: str) -> list[str]:
+    """What the annotated steps come to, each once, as numbers; not those that stand in the question."""
+    numbers = dict.fromkeys(_plain(result) for _, result in _ANNOTATION.findall(solution))
+    given = _numbers(_plain(question))
+    return [number for number in numbers if (value := _value(number)) is not None and value not in given]
+
+
+def _plain(text: str) -> str:
+    return text.replace(",", "").replace("$", "").strip()
+
+
+def _value(text: str) -> float | None:
+    """The text as one number; None for anything else."""
+    try:
+        value = float(_plain(text))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _comes_to(value: float, number: str) -> bool:
+    """Is `value` this number, or rounded to its decimals?"""
+    decimals = len(number.partition(".")[2])
+    return math.isclose(value, float(number), rel_tol=1e-6, abs_tol=0.5 * 10**-decimals if decimals else 0)
+
+
 # ---------------------------------------------------------------------- the data sets
 
 
@@ -136,12 +163,15 @@ class GSM8KEnv(MathematicsEnv):
     At the end equation 6 of Agent-R1, with the verdict of math-verify as the score (`outcome/correct`,
     `outcome/format`, `outcome/unfinished`). On the way, unless `process_reward=False`: `process/code_ran` +0.05 (once),
     `process/code_failed` -0.05, `process/unused_result` -0.02 (at the end), `process/malformed_call` -0.1,
-    `process/failed_call` -0.05, `process/repeated_call` -0.05.
+    `process/failed_call` -0.05, `process/repeated_call` -0.05. By choice, `process_reward={"step_found": 1.0}`, also
+    `process/step_found`: that weight x results of the official solution's annotated steps that a call comes to for the
+    first time / all of them; results that stand in the question don't count.
 
     ## Episode end
     Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
-    `info["metrics"]` then has em, and `info["is_success"]` is em = 1. An answer that cannot be read as one expression
-    scores 0; a judge that is broken is a fault (`info["fault"]`).
+    `info["metrics"]` then has em (and, where steps are paid, step_recall, the share that was found), and
+    `info["is_success"]` is em = 1. An answer that cannot be read as one expression scores 0; a judge that is broken is
+    a fault (`info["fault"]`).
 
     ## Arguments
     `data_dir`, `split` ("train" or "test"), `tools` (("python", "calculator")), `sandbox` ("auto"), and those of
@@ -153,10 +183,12 @@ class GSM8KEnv(MathematicsEnv):
 
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
     data_sets: ClassVar[Mapping[str, str]] = {"train": "gsm8k", "test": "gsm8k"}
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**MathematicsEnv.PROCESS_WEIGHTS, "step_found": 0.0}
 
     def __init__(self, *, split: str = "train", data_dir: str | os.PathLike[str] | None = None, **kwargs: Any) -> None:
         require_math_verify()
         self.problems = load_questions(self.data_sets.get(split, self.data_sets["train"]), split, data_dir)
+        self._steps: list[str] = []  # what the task's annotated steps come to
         super().__init__(split=split, **kwargs)
 
     @classmethod
@@ -175,6 +207,32 @@ class GSM8KEnv(MathematicsEnv):
         """Problem `index` in the order of the file."""
         problem = self.problems[index]
         return Task(problem.id, problem.question, [problem.answer], dict(problem.metadata))
+
+    @property
+    def _pays_steps(self) -> bool:
+        return bool(self._steps and self.process_weights.get("step_found"))
+
+    def start_episode(self, task: Task) -> None:
+        """Note what the annotated steps come to."""
+        super().start_episode(task)
+        self._steps = _annotated_results(task.metadata.get("solution", ""), task.question)
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
+        """Also `step_found`: newly found results of annotated steps / all of them. Several numbers find nothing."""
+        terms, value = super().judge_result(call, result), _value(result.content) if result.ok else None
+        if value is None or not self._pays_steps:
+            return terms
+        found: list[str] = self.memory.setdefault("steps_found", [])
+        new = [number for number in self._steps if number not in found and _comes_to(value, number)]
+        found.extend(new)
+        return terms | ({"step_found": len(new) / len(self._steps)} if new else {})
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """As the base does; the metrics are em and, where annotated steps are paid, step_recall."""
+        score, metrics = super().judge_answer(answer)
+        if self._pays_steps:
+            metrics["step_recall"] = len(self.memory.get("steps_found", ())) / len(self._steps)
+        return score, metrics
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """The official solution as turns: each annotated step is a calculator call, what is said before it its thought.
@@ -207,7 +265,8 @@ class MATHEnv(GSM8KEnv):
     answer counts if it is the same expression (`\frac{14}{3}`, `14/3`), also where it stands in `$...$` or a box.
 
     ## Action space, observation space, rewards, episode end, arguments
-    As in `GSM8KEnv`; `split` is "train", "test" or "math500" (the 500 problems of arXiv 2305.20050).
+    As in `GSM8KEnv`, without annotated steps; `split` is "train", "test" or "math500" (the 500 problems of arXiv
+    2305.20050).
 
     ## Version history
     v0: first version.
@@ -215,3 +274,4 @@ class MATHEnv(GSM8KEnv):
 
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test", "math500": "math500"}
     data_sets: ClassVar[Mapping[str, str]] = {"train": "math", "test": "math", "math500": "math500"}
+    PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = MathematicsEnv.PROCESS_WEIGHTS
