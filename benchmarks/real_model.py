@@ -51,7 +51,7 @@ from real_model_parts.questions import (  # noqa: E402
     write_demonstrations,
 )  # fmt: skip
 from real_model_parts.report import Episodes, check_curves, plot, record_curves, runs_table, tables  # noqa: E402
-from real_model_parts.suites import LEARNERS, PAIRS, START, SUITES, Figures, Key, Suite  # noqa: E402
+from real_model_parts.suites import LEARNERS, ONLY, PAIRS, START, SUITES, Figures, Key, Suite  # noqa: E402
 
 from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
 from llm_utils.environments import plain_errors  # noqa: E402
@@ -340,6 +340,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--evaluate-flags", default="", help="further flags of evaluate_llm.py, in quotation marks")
     parser.add_argument("--name", help="of the results and of the folder below runs/ (default: real_model_SUITE)")
     args = parser.parse_args()
+    for label in args.learners:
+        if ONLY.get(label, args.suite) != args.suite:
+            parser.error(f"--learners {label!r} is for --suite {ONLY[label]}: {args.suite} has nothing like it")
     for label, number in Counter(label for label, _ in args.adapters).items():
         if label not in (START, *args.learners):
             parser.error(f"--adapters of {label}, which isn't among --learners")

@@ -602,6 +602,18 @@ def test_each_seed_is_played_with_its_own_adapters(prepared, tmp_path):
     assert prepared.done[-1] == [("ppo", 3)]
 
 
+def test_a_learner_of_another_suite_is_refused_at_once(monkeypatch, capsys):
+    real_model, suites = importlib.import_module("real_model"), importlib.import_module("real_model_parts.suites")
+    words = ["real_model.py", "--part", "rl", "--model", "m", "--data", ".", "--learners", "GRPO, steps paid"]
+    words.append("--suite")
+    monkeypatch.setattr(sys, "argv", [*words, "gsm8k"])
+    assert real_model.arguments().suite == "gsm8k" and suites.ONLY.keys() < suites.LEARNERS.keys()
+    monkeypatch.setattr(sys, "argv", [*words, "wiki"])
+    with pytest.raises(SystemExit):
+        real_model.arguments()
+    assert "--learners 'GRPO, steps paid' is for --suite gsm8k" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("adapters", "said"),
     [

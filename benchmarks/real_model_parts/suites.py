@@ -65,10 +65,11 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> script, argument
     "GRPO, outcome only": ("grpo_llm.py", OUTCOME),
     # an episode without an answer pays nothing, where the outcome takes a half or one
     "GRPO, unfinished free": ("grpo_llm.py", OUTCOME | {"unfinished_reward": 0.0}),
-    "GRPO, steps paid": ("grpo_llm.py", {"process_reward": {"step_found": 1.0}}),  # GSM8K
+    "GRPO, steps paid": ("grpo_llm.py", {"process_reward": {"step_found": 1.0}}),
     "PPO": ("ppo_llm.py", {}),
     "PPO, outcome only": ("ppo_llm.py", OUTCOME),
 }
+ONLY = {"GRPO, steps paid": "gsm8k"}  # label -> the suite whose environments have what it pays
 START = "SFT on demonstrations"
 PAIRS = "SFT on question-answer pairs"
 ERRORS = ("format", "search", "copying", "reasoning")

@@ -11,9 +11,10 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from agent_r1 import ArgumentError
+from agent_r1 import ArgumentError, Task
 from agent_r1.math_judge import COPIED, UNREADABLE
 from agent_r1.task_data import DataFormatError, load_questions
+from agent_r1.tasks import mathematics
 
 
 @pytest.fixture(autouse=True)
@@ -104,16 +105,20 @@ def test_a_result_that_a_later_call_uses_is_used(gsm8k, say):
     assert say(gsm8k, "<answer>1221</answer>")[4]["reward_terms"] == {"outcome/correct": 0.0}
 
 
-STEPS = "Half of 48 is <<48/2=24>>24, a seventh of that <<24/7=3.43>>3.43, so <<3.43+24=27.43>>27.43.\n#### 27.43"
+STEPS = (
+    "Half of 48 is <<48/2=24>>24, an eighth of that <<24/8=3.0>>3, or <<6/2=3>>3, so <<3+24.5=27.5>>27.5.\n#### 27.5"
+)
 
 
 @pytest.fixture
 def stepwise(tmp_path):
-    rows = [{"question": "What is half of 48, and a seventh of that?", "answer": STEPS},
+    rows = [{"question": "What is half of 48, and an eighth of that, and .5?", "answer": STEPS},
             {"question": "How much is 1,000 and 5?", "answer": "<<1000*1=1,000>>1000, <<1000+5=$1,005>>\n#### 1005"},
-            {"question": "What is 4?", "answer": "<<2+2=4>>4\n#### 4"}]  # fmt: skip
+            {"question": "What is 4?", "answer": "<<2+2=4>>4\n#### 4"},
+            {"question": "At 1,5 and -7?", "answer": "<<1+4=5>>5, <<7-14=-7>>-7, <<9-0=9>>9, <<8*2=16>>\n#### 16"},
+            {"question": "What is ten million?", "answer": "<<2500000*4=10000000>>\n#### 10000000"}]  # fmt: skip
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    env = gym.make("AgentR1/GSM8K-v0", data_dir=tmp_path, process_reward={"step_found": 0.6}).unwrapped
+    env = gym.make("AgentR1/GSM8K-v0", data_dir=tmp_path, process_reward={"step_found": 0.6}, max_turns=12).unwrapped
     env.reset(options={"task_index": 0})
     return env
 
@@ -124,36 +129,67 @@ def step_found(env, say, expression):
 
 
 def test_each_result_of_an_annotated_step_is_paid_once(stepwise, say):
-    paid = [step_found(stepwise, say, e) for e in ("48 / 3", "12 + 12", "96 / 4", "24/7")]
-    assert paid == [None, pytest.approx(0.2), None, pytest.approx(0.2)]  # 3.42857 is 3.43, to its decimals
-    assert say(stepwise, "<answer>27.43</answer>")[4]["metrics"] == {"em": 1.0, "step_recall": pytest.approx(2 / 3)}
+    paid = [step_found(stepwise, say, e) for e in ("48 / 3", "12 + 12", "96 / 4", "24/8", "9 - 6")]
+    assert paid == [None, pytest.approx(0.2), None, pytest.approx(0.2), None]
+    assert say(stepwise, "<answer>27.5</answer>")[4]["metrics"] == {"em": 1.0, "step_recall": pytest.approx(2 / 3)}
 
 
-@pytest.mark.parametrize("expression", ["3.4", "3.436", "24.0001", "-24"])
-def test_a_number_beside_a_step_s_result_finds_nothing(stepwise, say, expression):
+@pytest.mark.parametrize("expression", ["24", "24 + 0", "24.0 * 1", "23.9 + 0.05", "-48 / 2", "24.0001 * 1.0"])
+def test_a_call_that_has_the_number_in_it_and_a_number_beside_it_find_nothing(stepwise, say, expression):
     assert step_found(stepwise, say, expression) is None
 
 
-def test_a_print_of_many_numbers_finds_no_step(stepwise, say):
-    terms = say(stepwise, python(stepwise, "for n in range(99): print(n)"))[4]["reward_terms"]
-    assert terms == {"process/code_ran": 0.05}
-    assert say(stepwise, python(stepwise, "48 / 2"))[4]["reward_terms"] == {"process/step_found": pytest.approx(0.2)}
+def test_a_neighbour_of_a_large_number_is_another_one(stepwise, say):
+    stepwise.reset(options={"task_index": 4})
+    assert [step_found(stepwise, say, e) for e in ("5000000 * 2 + 1", "5000000 * 2")] == [None, 0.6]
 
 
-@pytest.mark.parametrize("index, paid, metrics", [(1, [None, 0.6], {"step_recall": 1.0}), (2, [None, None], {})])
-def test_what_stands_in_the_question_is_no_step_s_result(stepwise, say, index, paid, metrics):
+def test_only_the_first_results_find_a_step(stepwise, say):
+    """Twice as many as there are steps: one who lists numbers finds few."""
+    paid = [step_found(stepwise, say, f"{number} + 1") for number in [*range(100, 107), 23, 2]]
+    assert paid == [None] * 7 + [pytest.approx(0.2), None]
+
+
+@pytest.mark.parametrize("code", ["for n in range(99): print(n)", "print(20 + 4, 3)", "'2,4'", "print(' 2_4')", "'٢٤'"])
+def test_what_isn_t_one_number_in_digits_finds_no_step(stepwise, say, code):
+    assert "process/step_found" not in say(stepwise, python(stepwise, code))[4]["reward_terms"]
+    assert say(stepwise, python(stepwise, "48 / 2"))[4]["reward_terms"]["process/step_found"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    "index, expressions, paid, metrics",
+    [
+        (1, ["500 * 2", "995 + 10"], [None, 0.6], {"step_recall": 1.0}),  # 1,000 is in the question
+        (2, ["2 + 2"], [None], {}),
+        (3, ["1 + 4", "3 - 10", "3 * 3", "8 * 2"], [None, None, None, 0.6], {"step_recall": 1.0}),  # 9 is in its own
+    ],
+)
+def test_what_can_be_copied_is_no_step_s_result(stepwise, say, index, expressions, paid, metrics):
     stepwise.reset(options={"task_index": index})
-    assert [step_found(stepwise, say, e) for e in ("1000", "1005")] == paid
+    assert [step_found(stepwise, say, e) for e in expressions] == paid
     assert say(stepwise, "<answer>0</answer>")[4]["metrics"] == {"em": 0.0, **metrics}
 
 
+@pytest.mark.parametrize("solution", [None, 5, "no steps", "<<1+1=>>", "<<1+1=two>>", "<<1=" + "9" * 400 + ">>"])
+@pytest.mark.parametrize("process_reward", [True, {"step_found": 0.6}])
+def test_solutions_without_steps_pay_none(tmp_path, say, solution, process_reward):
+    class Own(mathematics.GSM8KEnv):
+        def make_task(self, index):
+            return Task("0", "How many?", ["2"], {} if solution is None else {"solution": solution})
+
+    (tmp_path / "train.jsonl").write_text(json.dumps({"question": "?", "answer": "#### 2"}))
+    env = Own(data_dir=tmp_path, process_reward=process_reward)
+    env.reset(seed=0)
+    assert step_found(env, say, "1 + 1") is None and say(env, "<answer>2</answer>")[4]["metrics"] == {"em": 1.0}
+
+
 def test_the_expert_finds_every_step_also_from_a_snapshot(stepwise, say):
-    first, *rest, answer = stepwise.demonstration()
+    first, *rest, answer = stepwise.demonstration()  # two steps come to 3
     assert say(stepwise, first)[4]["reward_terms"] == {"process/step_found": pytest.approx(0.2)}
     state = stepwise.get_state()
     for _ in range(2):
         stepwise.set_state(state)
-        assert [say(stepwise, turn)[1] for turn in rest] == [pytest.approx(0.2)] * 2
+        assert [say(stepwise, turn)[1] for turn in rest] == [pytest.approx(0.2), 0.0, pytest.approx(0.2)]
         assert say(stepwise, answer)[4]["metrics"] == {"em": 1.0, "step_recall": 1.0}
 
 

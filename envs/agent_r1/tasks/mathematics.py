@@ -25,6 +25,8 @@ from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.calculator import Calculator
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_ONE_NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
+_WRITTEN = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
 _ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>]*)>>")  # GSM8K writes 48/2 = <<48/2=24>>24
 
 
@@ -116,11 +118,12 @@ def _numbers(text: str) -> set[float]:
     return {float(number) for number in _NUMBER.findall(text)}
 
 
-def _annotated_results(solution: str, question: str) -> list[str]:
-    """What the annotated steps come to, each once, as numbers; not those that stand in the question."""
-    numbers = dict.fromkeys(_plain(result) for _, result in _ANNOTATION.findall(solution))
-    given = _numbers(_plain(question))
-    return [number for number in numbers if (value := _value(number)) is not None and value not in given]
+def _annotated_steps(solution: object) -> list[tuple[str, float]]:
+    """Expression and result of each annotated step."""
+    if not isinstance(solution, str):
+        return []
+    found = [(step[1], _value(_plain(step[2]))) for step in _ANNOTATION.finditer(solution)]
+    return [(expression, value) for expression, value in found if value is not None]
 
 
 def _plain(text: str) -> str:
@@ -128,18 +131,14 @@ def _plain(text: str) -> str:
 
 
 def _value(text: str) -> float | None:
-    """The text as one number; None for anything else."""
-    try:
-        value = float(_plain(text))
-    except ValueError:
-        return None
+    """The text as one number in digits; None for anything else."""
+    value = float(text) if _ONE_NUMBER.fullmatch(text) else math.inf
     return value if math.isfinite(value) else None
 
 
-def _comes_to(value: float, number: str) -> bool:
-    """Is `value` this number, or rounded to its decimals?"""
-    decimals = len(number.partition(".")[2])
-    return math.isclose(value, float(number), rel_tol=1e-6, abs_tol=0.5 * 10**-decimals if decimals else 0)
+def _written(text: str) -> set[float]:
+    """The numbers that stand in a text in digits, as they are read: `.5`, `1,000`, and two of `5,6`."""
+    return {float(number.replace(",", "")) for number in _WRITTEN.findall(text)}
 
 
 # ---------------------------------------------------------------------- the data sets
@@ -188,7 +187,8 @@ class GSM8KEnv(MathematicsEnv):
     def __init__(self, *, split: str = "train", data_dir: str | os.PathLike[str] | None = None, **kwargs: Any) -> None:
         require_math_verify()
         self.problems = load_questions(self.data_sets.get(split, self.data_sets["train"]), split, data_dir)
-        self._steps: list[str] = []  # what the task's annotated steps come to
+        self._steps: list[float] = []  # what the task's annotated steps come to
+        self._results_that_count = 0  # of an episode
         super().__init__(split=split, **kwargs)
 
     @classmethod
@@ -208,29 +208,36 @@ class GSM8KEnv(MathematicsEnv):
         problem = self.problems[index]
         return Task(problem.id, problem.question, [problem.answer], dict(problem.metadata))
 
-    @property
-    def _pays_steps(self) -> bool:
-        return bool(self._steps and self.process_weights.get("step_found"))
-
     def start_episode(self, task: Task) -> None:
-        """Note what the annotated steps come to."""
+        """Note what the annotated steps come to, where that is paid; not a number that stands in the question or in
+        the step's own expression."""
         super().start_episode(task)
-        self._steps = _annotated_results(task.metadata.get("solution", ""), task.question)
+        paid = self.process_weights.get("step_found", 0.0) != 0
+        steps = _annotated_steps(task.metadata.get("solution")) if paid else []
+        given = _written(task.question)
+        results = (value for expression, value in steps if abs(value) not in given | _written(expression))
+        self._steps, self._results_that_count = list(dict.fromkeys(results)), 2 * len(steps)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """Also `step_found`: newly found results of annotated steps / all of them. Several numbers find nothing."""
+        """Also `step_found`: newly found results of annotated steps / all of them.
+
+        Of an episode's first results, twice as many as there are steps, those that are one number, which the call
+        didn't have in it.
+        """
         terms, value = super().judge_result(call, result), _value(result.content) if result.ok else None
-        if value is None or not self._pays_steps:
+        if value is None or len(self.memory["results"]) > self._results_that_count:
             return terms
-        found: list[str] = self.memory.setdefault("steps_found", [])
-        new = [number for number in self._steps if number not in found and _comes_to(value, number)]
-        found.extend(new)
-        return terms | ({"step_found": len(new) / len(self._steps)} if new else {})
+        step = next((step for step in self._steps if math.isclose(step, value, rel_tol=1e-9)), None)
+        found: list[float] = self.memory.setdefault("steps_found", [])
+        if step is None or step in found or abs(step) in _written(json.dumps(call.arguments)):
+            return terms
+        found.append(step)
+        return terms | {"step_found": 1 / len(self._steps)}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """As the base does; the metrics are em and, where annotated steps are paid, step_recall."""
         score, metrics = super().judge_answer(answer)
-        if self._pays_steps:
+        if self._steps:
             metrics["step_recall"] = len(self.memory.get("steps_found", ())) / len(self._steps)
         return score, metrics
 
