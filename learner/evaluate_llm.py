@@ -27,7 +27,7 @@ from agent_r1.naive_rag import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import arguments, distributed, run_files, threads
 from llm_utils.compare import bootstrap
-from llm_utils.earlier_runs import fill_environment, summary_of_run
+from llm_utils.earlier_runs import fill_environment, stack_of_adapters, summary_of_run
 from llm_utils.engine import EngineDied
 from llm_utils.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.evaluation_files import REPORT, Episodes, load_args
@@ -177,6 +177,7 @@ if __name__ == "__main__":
 
     # model and environments
     source = source_of(args)
+    stack = stack_of_adapters(args.adapter) if args.adapter is not None else []
     trained_on = summary_of_run(args.adapter).get("model_files") if args.adapter is not None else None
     if trained_on not in (None, fingerprint(source)):
         print(f"{source} isn't what the run of {args.adapter} began with, or a copy of it", file=sys.stderr)
@@ -193,8 +194,8 @@ if __name__ == "__main__":
         policy = load_policy(source, device, dtype=choose_dtype(args.dtype, device))
         check_vocabulary(policy, vocab_size)
         check_context(policy.config, longest)
-        if args.adapter is not None:
-            policy = merge_adapters(policy, args.adapter)
+        for adapters in stack:
+            policy = merge_adapters(policy, adapters)
     if args.api is not None:
         engine: Any = make_chat_engine(args, envs)
     else:
@@ -211,7 +212,7 @@ if __name__ == "__main__":
     if args.resume is None and run_dir.exists():
         raise SystemExit(f"{run_dir}: this evaluation began in the same second; begin again, or give an --exp-name")
     run_files.claim(run_dir)
-    played_by = source + (f" with {args.adapter}" if args.adapter is not None else "")
+    played_by = f"{source} with {' and '.join(stack)}" if stack else source
     model = {"model": played_by, "model_files": model_files(args)}
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -89,13 +90,27 @@ def _same_json(one: str, other: str) -> bool:
         return one == other
 
 
-def base_of_adapters(folder: str) -> str | None:
-    """The model below LoRA adapters, as `--model` names it: what their run began with; else what peft noted."""
-    if base := beginning_of_run(folder):
-        return base
+def _noted_base(folder: str | Path) -> str | None:
+    """What peft noted as the base of adapters."""
     with suppress(OSError, ValueError, AttributeError):
         return json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path") or None
     return None
+
+
+def stack_of_adapters(folder: str) -> list[str]:
+    """These adapters, after those that their base had in its weights: there what peft noted as the base is a folder
+    of adapters, as seen from these ("../sft"). SystemExit for a circle."""
+    stack = [folder]
+    while (base := _noted_base(stack[0])) and Path(below := f"{stack[0]}/{base}", "adapter_config.json").is_file():
+        if any(Path(below).samefile(other) for other in stack):
+            raise SystemExit(f"--adapter {folder}: {below} is below itself, says its adapter_config.json")
+        stack.insert(0, os.path.normpath(below))
+    return stack
+
+
+def base_of_adapters(folder: str) -> str | None:
+    """The model below LoRA adapters, as `--model` names it: what their run began with; else what peft noted."""
+    return beginning_of_run(folder) or _noted_base(stack_of_adapters(folder)[0])
 
 
 def fill_environment(args: Any) -> list[str]:
@@ -115,6 +130,8 @@ def fill_environment(args: Any) -> list[str]:
         said.append(f"the adapters were trained on --model {base}; they are played on {args.model}")
     elif args.adapter and args.model == "tiny":
         said.append(f"--adapter {args.adapter} names no model; it is played on --model tiny, the shipped policy")
+    if args.adapter and (below := stack_of_adapters(args.adapter)[:-1]):
+        said.append(f"--adapter {args.adapter} goes on top of {' and '.join(below)}")
     if args.tokenizer is None and (tokenizer := adapted.get("tokenizer")):
         args.tokenizer = tokenizer
         taken.append(f"--tokenizer {shlex.quote(tokenizer)}")

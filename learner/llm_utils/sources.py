@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import agent_r1
-from llm_utils.earlier_runs import arguments_of_run, beginning_of_run, places
+from llm_utils.earlier_runs import arguments_of_run, beginning_of_run, places, stack_of_adapters
 
 
 def model_source(name: str, env_id: str) -> str:
@@ -49,7 +49,7 @@ def source_of(args: Any) -> str:
 
 
 def fingerprint(*sources: str | None) -> str | None:
-    """Of the files in the folders of a model and its adapter, by their names, sizes and times; None where there is no
+    """Of the files in the folders of a model and its adapters, by their names, sizes and times; None where there is no
     folder, but a name on a hub or behind an API."""
     folders = [Path(source) for source in sources if source and Path(source).is_dir()]
     paths = [sorted(path for path in folder.iterdir() if path.is_file()) for folder in folders]
@@ -71,7 +71,9 @@ def config_files(*sources: str | None) -> str | None:
 
 def model_files(args: Any) -> str | None:
     """The fingerprint of the model that a script's arguments name; None where it has no files, or none yet."""
-    return None if args.model == "scratch" else fingerprint(source_of(args), getattr(args, "adapter", None))
+    adapter = getattr(args, "adapter", None)
+    adapters = stack_of_adapters(adapter) if adapter else []
+    return None if args.model == "scratch" else fingerprint(source_of(args), *adapters)
 
 
 def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:

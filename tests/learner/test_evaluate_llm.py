@@ -1,6 +1,7 @@
 """learner/evaluate_llm.py: the numbers it reports, the baselines, and a run."""
 
 import json
+import os
 import re
 import runpy
 import shlex
@@ -17,7 +18,7 @@ import torch
 from agent_r1 import tiny_policy
 from llm_utils import earlier_runs
 from llm_utils.loading import load_policy, merge_adapters
-from llm_utils.sources import fingerprint, model_source
+from llm_utils.sources import fingerprint, model_files, model_source
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "learner" / "evaluate_llm.py"
@@ -91,6 +92,45 @@ def test_other_tasks_than_the_first(monkeypatch, tmp_path, policy_folder):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--first-episode", 2_000_000)
     with pytest.raises(SystemExit, match="leave out --first-episode"):
         run(monkeypatch, tmp_path, *SMALL, "--first-episode", 3, "--profile", 2, "--temperature", 1)
+
+
+def test_adapters_on_top_of_others_are_played_with_them(monkeypatch, tmp_path, policy_folder, capsys):
+    peft = pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    for name, base in (("sft", policy_folder), ("rl/grpo", "../../sft")):
+        peft.get_peft_model(load_policy(policy_folder, torch.device("cpu")), config).save_pretrained(tmp_path / name)
+        file = tmp_path / name / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(base)}))
+    by_hand = merge_adapters(merge_adapters(load_policy(policy_folder, torch.device("cpu")), "sft"), "rl/grpo")
+    by_hand.save_pretrained(tmp_path / "merged")
+    for file in policy_folder.glob("*token*"):
+        shutil.copy(file, tmp_path / "merged")
+    _, expected = run(monkeypatch, tmp_path, "--model", tmp_path / "merged", *SMALL)
+    flags = [*SMALL, "--adapter", "rl/grpo", "--exp-name"]
+    report, rows = run(monkeypatch, tmp_path, *flags, "on_top")  # the base's base is the model
+    assert [row["tokens"] for row in rows] == [row["tokens"] for row in expected]
+    assert report["model"] == f"{policy_folder} with sft and rl/grpo"
+    said = capsys.readouterr().err
+    assert "--adapter rl/grpo goes on top of sft" in said and f"--model {policy_folder}" in said
+    args = evaluate_llm.Args(model=str(policy_folder), adapter="rl/grpo")
+    before = model_files(args)
+    os.utime(tmp_path / "sft" / "adapter_model.safetensors", ns=(1, 1))
+    assert model_files(args) != before
+    file = tmp_path / "sft" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "../rl/grpo"}))
+    with pytest.raises(SystemExit, match="--adapter rl/grpo: .* is below itself"):
+        run(monkeypatch, tmp_path, *flags, "circle")
+
+
+def test_adapters_in_the_repository_say_what_they_go_on_top_of():
+    folders = [file.parent for file in (ROOT / "benchmarks" / "adapters").rglob("adapter_config.json")]
+    stacks = [earlier_runs.stack_of_adapters(str(folder)) for folder in folders]
+    assert {len(stack) for stack in stacks} == {1, 2}
+    for folder, stack in zip(folders, stacks, strict=True):
+        assert (len(stack) == 1) == (folder.name in ("real_model_wiki", "sft")), folder
+        assert earlier_runs.base_of_adapters(str(folder)) == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
