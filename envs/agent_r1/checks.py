@@ -270,10 +270,19 @@ def global_state(subject: Subject) -> None:
 
 
 def broken_spans(subject: Subject) -> None:
-    """Random tokens, torn and doubled calls, deep brackets: no exception, and the state grows by what was written."""
+    """Calls whose arguments don't fit their tool, random tokens, torn and doubled calls, deep brackets: no exception,
+    and the state grows by what was written."""
     env = subject.make()
     rng = np.random.default_rng(0)
-    for index in subject.tasks(env, 10):
+    tasks = list(subject.tasks(env, 10))
+    env.reset(seed=0, options={"task_index": tasks[0]})
+    misfits = [text for name in list(env.tools)[:20] for text in probes.misfits(env, name)]
+    while misfits:
+        state, _ = env.reset(seed=0, options={"task_index": tasks[0]})
+        over = False
+        while misfits and not over:
+            state, over = _write(env, tasks[0], state, probes.span(env, misfits.pop()))
+    for index in tasks:
         state, _ = env.reset(seed=0, options={"task_index": index})
         over = False
         while not over:
@@ -284,13 +293,18 @@ def broken_spans(subject: Subject) -> None:
             span = probes.span(env, pick(rng, texts))
             if rng.random() < 0.2:
                 span = rng.integers(env.action_space.vocab_size, size=int(rng.integers(1, 60)), dtype=np.int32)
-            before, (state, _, terminated, truncated, info) = state, env.step(span)
-            kept = min(len(span), len(state) - len(before))
-            if not np.array_equal(state[: len(before) + kept], np.concatenate([before, span[:kept]])):
-                raise Failed(f"task {index}: the state isn't what it was and what was written")
-            json.dumps([info, env.messages], allow_nan=False)
-            over = terminated or truncated
+            state, over = _write(env, index, state, span)
     env.close()
+
+
+def _write(env: Any, index: int, before: Any, span: Any) -> tuple[Any, bool]:
+    """Step with a span. Returns the new state, and whether the episode is over."""
+    state, _, terminated, truncated, info = env.step(span)
+    kept = min(len(span), len(state) - len(before))
+    if not np.array_equal(state[: len(before) + kept], np.concatenate([before, span[:kept]])):
+        raise Failed(f"task {index}: the state isn't what it was and what was written")
+    json.dumps([info, env.messages], allow_nan=False)
+    return state, terminated or truncated
 
 
 CHECKS: dict[str, Callable[[Subject], None]] = {

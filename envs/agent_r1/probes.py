@@ -176,6 +176,13 @@ def random_call(env: ToolEnv, rng: np.random.Generator, name: str | None = None)
     return env.dialect.tool_call(name, random_value(env.tools[name].parameters, env, rng))
 
 
+def misfits(env: ToolEnv, name: str) -> list[str]:
+    """Calls of a tool without its arguments, with another one, with nothing in them, and with lists in their place."""
+    names = list(env.tools[name].parameters.get("properties", {}))
+    arguments = ({}, {"no_such_argument": 1}, dict.fromkeys(names), {key: [{}] for key in names})
+    return [env.dialect.tool_call(name, some) for some in arguments]
+
+
 def random_value(
     schema: dict[str, Any], env: ToolEnv, rng: np.random.Generator, defs: Mapping[str, Any] | None = None
 ) -> Any:

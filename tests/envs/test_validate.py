@@ -26,7 +26,7 @@ FOUND = {
     "snapshot": ["ForgetsInSnapshots"],
     "careless": ["Stumbles", "RefusesSome"],
     "global state": ["DrawsGlobalRandomNumbers"],
-    "broken spans": ["Breaks", "Unjson"],
+    "broken spans": ["Breaks", "NeedsItsArguments", "NeedsANumber", "Unjson"],
 }
 MEASURED = {
     "expert": "Unsolvable",

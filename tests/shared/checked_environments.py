@@ -178,6 +178,18 @@ class Breaks(Right):
         raise KeyError("x")
 
 
+class NeedsItsArguments(Right):
+    """As many write it first: what a failed call has for arguments may be anything."""
+
+    def judge_result(self, call, result):
+        return {} if call.arguments["place"] else {}
+
+
+class NeedsANumber(Right):
+    def judge_result(self, call, result):
+        return {} if abs(call.arguments.get("place", 0)) else {}
+
+
 class Unjson(Right):
     def step(self, action):
         *rest, info = super().step(action)
