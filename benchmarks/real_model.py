@@ -24,6 +24,7 @@ Tables and JSON go to results/, tables to docs/real_model.md, where it has marks
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -31,7 +32,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -73,6 +74,22 @@ def name_and_folder(text: str) -> tuple[str, Path]:
     if given and not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(LEARNERS)}")
     return START, Path(text).resolve()
+
+
+def quoted_flags(text: str) -> str:
+    """Flags in one text."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    return text
+
+
+def up_to_a_year(text: str) -> float:
+    """A number above 0, of which a timer can be made."""
+    if above_0(text) > 8760:
+        raise argparse.ArgumentTypeError(f"at most 8760, a year, and not {text!r}")
+    return float(text)
 
 
 def without_speed(flags: str) -> str:
@@ -156,6 +173,13 @@ def evaluation_job(suite: Suite, name: str, data: Path, questions: str, label: s
 # --------------------------------------------------------------------------------------------------------------- main
 
 
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """SystemExit where a script would refuse its arguments: now, not after the hours of those before it."""
+    for job in jobs:
+        script = importlib.import_module(Path(job.words[1]).stem)
+        script.check(script.Args(**job.args))
+
+
 def builds_on(
     part: str, missing: Sequence[tuple[str, int]], reinforced: Sequence[tuple[str, int]], baselines: bool = True
 ) -> list[str]:
@@ -209,17 +233,32 @@ def by_policy(recorded: dict[Key, Figures]) -> Episodes:
     return episodes
 
 
+def adapters_as_words(adapters: dict[tuple[str, int], Path]) -> list[str]:
+    """As `--adapters` takes them; where somebody has them outside of the repository doesn't matter to others."""
+    words = []
+    for (label, _), folder in adapters.items():
+        where = str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else "ADAPTERS"
+        words.append(where if label == START else f"{label}={where}")
+    return words
+
+
+def recorded_elsewhere(sets: dict[str, dict[str, Any]], names: Sequence[str]) -> dict[str, Episodes]:
+    """What is recorded under other names of this model and these questions. SystemExit where nothing is supervised."""
+    same = {which: {x: how[x] for x in ("model", "questions") if x in how} for which, how in sets.items()}
+    against = {of: by_policy(alike(read_record(RESULTS / f"{of}_episodes.jsonl", {}), same)) for of in names}
+    for of in names:
+        if START not in against[of]:
+            raise SystemExit(f"--against {of}: it has no {START} of this model and these questions")
+    return against
+
+
 def write_report(
     suite: Suite, name: str, recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]], args: argparse.Namespace
 ) -> None:
     """Write the tables of what is recorded, and episodes that went wrong. SystemExit where nothing is."""
     if not recorded:
         raise SystemExit(f"nothing of {name} is recorded; --part evaluate plays it")
-    same = {which: {x: how[x] for x in ("model", "questions")} for which, how in sets.items()}
-    against = {of: by_policy(alike(read_record(RESULTS / f"{of}_episodes.jsonl", {}), same)) for of in args.against}
-    for of in args.against:
-        if START not in against[of]:
-            raise SystemExit(f"--against {of}: it has no {START} of this model and these questions")
+    against = recorded_elsewhere(sets, args.against)
     to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the trained agents of `{name}.md`."]
     for (label, which, seed), found in recorded.items():
         if label == START or label in LEARNERS:
@@ -239,8 +278,7 @@ def write_report(
     command += f" --profile-questions {args.profile_questions}" if args.profile_questions else ""
     command += f" --against {shlex.join(args.against)}" if args.against else ""
     if args.adapters:
-        given = ["ADAPTERS" if label == START else f"{label}=ADAPTERS" for label, _ in args.adapters]
-        command += f" --adapters {shlex.join(given)}"
+        command += f" --adapters {shlex.join(adapters_as_words(args.adapters))}"
     command += "" if args.baselines else " --no-baselines"
     for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
         if getattr(args, flag):
@@ -333,14 +371,19 @@ def arguments() -> argparse.Namespace:
                         help="results of other names whose supervised policy is compared with, too")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
-    parser.add_argument("--hours", type=above_0, default=2.0,
+    parser.add_argument("--hours", type=up_to_a_year, default=2.0,
                         help="stop after so many hours (default: 2); the same command goes on")
-    parser.add_argument("--sft-flags", default="", help="further flags of sft_llm.py, in quotation marks")
-    parser.add_argument("--rl-flags", default="", help="further flags of the learners, in quotation marks")
-    parser.add_argument("--evaluate-flags", default="", help="further flags of evaluate_llm.py, in quotation marks")
+    parser.add_argument("--sft-flags", type=quoted_flags, default="",
+                        help="further flags of sft_llm.py, in quotation marks")
+    parser.add_argument("--rl-flags", type=quoted_flags, default="",
+                        help="further flags of the learners, in quotation marks")
+    parser.add_argument("--evaluate-flags", type=quoted_flags, default="",
+                        help="further flags of evaluate_llm.py, in quotation marks")
     parser.add_argument("--name", help="of the results and of the folder below runs/ (default: real_model_SUITE)")
     args = parser.parse_args()
-    for label in args.learners:
+    for label, number in Counter(args.learners).items():
+        if number > 1:
+            parser.error(f"--learners has {label!r} {number} times; --seeds gives it further runs")
         if ONLY.get(label, args.suite) != args.suite:
             parser.error(f"--learners {label!r} is for --suite {ONLY[label]}: {args.suite} has nothing like it")
     for label, number in Counter(label for label, _ in args.adapters).items():
@@ -352,8 +395,8 @@ def arguments() -> argparse.Namespace:
     args.adapters = in_order(args.adapters)
     if args.adapters and (START, 1) not in args.adapters:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
-    if args.name and "/" in args.name:
-        parser.error(f"--name {args.name}: a name, not a path")
+    if args.name is not None and (not args.name or "/" in args.name):
+        parser.error(f"--name {args.name}: a name, not a path" if args.name else "--name is empty: give one, or none")
     if args.profile_questions and not args.profile:
         parser.error("--profile-questions says how many --profile plays; give that, too")
     return args
@@ -401,12 +444,25 @@ def main() -> None:
         write_report(suite, name, alike(recorded, sets), sets, args)
         return
     rl_wanted = [one for one in wanted if args.part == "rl" or (one in missing and one not in adapters)]
+    recorded_elsewhere(sets, args.against)
+    rl_flags, evaluate_flags = shlex.split(args.rl_flags), shlex.split(args.evaluate_flags)
+
+    def evaluations_of(played: Sequence[tuple[str, int]], by: Callable[[str, int], tuple[str, str]]) -> dict[Key, Job]:
+        return {
+            (label, which, seed): evaluation_job(suite, which, data, sets[which]["questions"], label, seed,
+                                                 *by(label, seed), evaluate_flags)
+            for label, seed in played for which in suite.sets
+        }  # fmt: skip
 
     # train
     runs: dict[tuple[str, int], tuple[str, str]] = {(label, 1): (model, mode) for label, mode in suite.modes.items()}
     jobs = sft_jobs(suite, model, work, shlex.split(args.sft_flags))
     runs |= {one: (str(work / merged(*one)), "agent") for one in adapters}
     to_train = [label for label in builds_on(args.part, missing, rl_wanted, args.baselines) if (label, 1) not in runs]
+    planned = [jobs[label] for label in to_train]  # with the model as it comes in place of what isn't trained yet
+    planned += [rl_job(suite, work, Path(model), *one, rl_flags) for one in rl_wanted if args.part != "sft"]
+    played = missing if args.part == "evaluate" else []
+    check_jobs([*planned, *evaluations_of(played, lambda *_: (model, "agent")).values()])
     for label, folder in zip(to_train, finish([jobs[label] for label in to_train], args.workers), strict=True):
         runs[label, 1] = (str(folder), "closed_book" if label == PAIRS else "agent")
         report = json.loads((folder / "summary.json").read_text())
@@ -415,7 +471,7 @@ def main() -> None:
               f"{report['train_seconds'] / 60:.0f} minutes; {folder}")  # fmt: skip
     if args.part == "sft":
         return
-    start, rl_flags = Path(runs[START, 1][0]) if rl_wanted else work, shlex.split(args.rl_flags)
+    start = Path(runs[START, 1][0]) if rl_wanted else work
     made = {one: json.dumps(trained[one] | {"model": weights}) for one in rl_wanted}
     check_curves(made, RESULTS / f"{name}_curves.json")
     if args.profile and rl_wanted:
@@ -439,13 +495,7 @@ def main() -> None:
         return
 
     # evaluate
-    evaluations = {
-        (label, which, seed): evaluation_job(
-            suite, which, data, sets[which]["questions"], label, seed, *runs[label, seed],
-            shlex.split(args.evaluate_flags),
-        )
-        for label, seed in missing for which in suite.sets
-    }  # fmt: skip
+    evaluations = evaluations_of(missing, lambda *one: runs[one])
     evaluate(evaluations, how, record, model, args.workers)
     write_report(suite, name, alike(read_record(record, how), sets), sets, args)
 

@@ -602,6 +602,49 @@ def test_each_seed_is_played_with_its_own_adapters(prepared, tmp_path):
     assert prepared.done[-1] == [("ppo", 3)]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--learners", "PPO", "PPO"], "--learners has 'PPO' 2 times"),
+        (["--rl-flags", "--bogus 3"], "Unrecognized"),
+        (["--rl-flags", "--learning-rate -1"], "--learning-rate: a learning rate is at least 0"),
+        (["--rl-flags", "--total-episodes 63"], "--total-episodes 63 is no multiple of"),
+        (["--rl-flags", "'open"], "No closing quotation"),
+        (["--evaluate-flags", "--bogus 4"], "Unrecognized"),
+        (["--evaluate-flags", "--top-p 0.5"], "--top-p does nothing without a --temperature above 0"),
+        (["--sft-flags", "--bogus 5"], "Unrecognized"),
+        (["--against", "nobody"], "--against nobody: it has no SFT on demonstrations"),
+        (["--name", ""], "--name is empty"),
+        (["--hours", "1e9"], "at most 8760"),
+    ],
+)
+def test_what_a_later_part_would_refuse_is_refused_before_anything_is_trained(prepared, capsys, words, said):
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit) as refused:
+        prepared("--learners", "PPO", "--adapters", "a", *words)
+    captured = capsys.readouterr()
+    assert said in f"{refused.value} {captured.err} {captured.out}"
+    assert not [what for what in prepared.done if isinstance(what, list)]  # no call of `finish`
+
+
+def test_a_file_of_a_set_that_is_cut_off_is_named(tmp_path):
+    questions = importlib.import_module("real_model_parts.questions")
+    whole = gzip.compress(json.dumps([{"a": 1}] * 50).encode())
+    for name, content in (("a.json.gz", whole[:-9]), ("b.json", b'[{"a": 1}, {"a'), ("c.jsonl", b'{"a": 1}\n{"a'),
+                          ("d.jsonl", b"\xff\xfe{}"), ("e.json.gz", b"[]")):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(SystemExit, match=f"{name}: this is no whole file of the set"):
+            questions.read_rows(tmp_path / name.removesuffix(".gz"))
+
+
+def test_a_report_s_command_names_the_adapters_of_the_repository_only(tmp_path):
+    real_model = importlib.import_module("real_model")
+    ours = ROOT / "benchmarks" / "adapters"
+    given = {(real_model.START, 1): ours / "one", ("PPO", 1): ours / "two", ("PPO", 2): tmp_path}
+    words = ["benchmarks/adapters/one", "PPO=benchmarks/adapters/two", "PPO=ADAPTERS"]
+    assert real_model.adapters_as_words(given) == words
+
+
 def test_a_learner_of_another_suite_is_refused_at_once(monkeypatch, capsys):
     real_model, suites = importlib.import_module("real_model"), importlib.import_module("real_model_parts.suites")
     words = ["real_model.py", "--part", "rl", "--model", "m", "--data", ".", "--learners", "GRPO, steps paid"]

@@ -154,7 +154,8 @@ def measure(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     noise = noise_of(names, args) if NOISE in rows else {}
     half = half_of(names, args) if HALF in rows else {}
     table, claims = noise_table(noise)
-    tables = [table, NOTE, *[claims_table(claims)] * bool(claims)] * bool(noise) + [half_table(half)] * bool(half)
+    tables = [table, NOTE, *([claims_table(claims)] if claims else [])] if noise else []
+    tables += [half_table(half)] if half else []
     results = {
         "rows": rows,
         "steps": {name: PLACES[name].steps for name in names},

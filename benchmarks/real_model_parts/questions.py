@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,15 @@ def find_file(path: Path) -> Path:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of an official file, JSON or JSON lines, packed or not."""
+    """The rows of an official file, JSON or JSON lines, packed or not. SystemExit where it is broken."""
     found = find_file(path)
-    text = gzip.open(found, "rt").read() if found.suffix == ".gz" else found.read_text()
-    if ".jsonl" not in path.name:
-        return json.loads(text)
-    return [json.loads(line) for line in text.split("\n") if line.strip()]  # str.splitlines() also splits at U+2028
+    try:
+        text = gzip.open(found, "rt").read() if found.suffix == ".gz" else found.read_text()
+        if ".jsonl" not in path.name:
+            return json.loads(text)
+        return [json.loads(line) for line in text.split("\n") if line.strip()]  # str.splitlines() splits at U+2028, too
+    except (ValueError, EOFError, OSError, zlib.error) as error:  # cut off, or another kind of file
+        raise SystemExit(f"{found}: this is no whole file of the set ({error})") from error
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:

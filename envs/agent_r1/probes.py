@@ -179,7 +179,8 @@ def random_call(env: ToolEnv, rng: np.random.Generator, name: str | None = None)
 def misfits(env: ToolEnv, name: str) -> list[str]:
     """Calls of a tool without its arguments, with another one, with nothing in them, and with lists in their place."""
     names = list(env.tools[name].parameters.get("properties", {}))
-    arguments = ({}, {"no_such_argument": 1}, dict.fromkeys(names), {key: [{}] for key in names})
+    values: tuple[Any, ...] = (None, [{}])
+    arguments = [{}, {"no_such_argument": 1}, *(dict.fromkeys(names, value) for value in values)]
     return [env.dialect.tool_call(name, some) for some in arguments]
 
 

@@ -170,14 +170,22 @@ def run_all(
     return [finished.get(job) for job in jobs]
 
 
+def last_words(job: Job) -> str:
+    """What a job that failed said last, and where all that it said is."""
+    log = RUNS / "logs" / f"{job.name}.log"
+    said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return f"{job.name} failed: {(said or ['no output'])[-1][-300:]}\n  {log}"
+
+
 def finish(
     jobs: Sequence[Job], workers: int, done: Callable[[Job, Path], None] = lambda job, folder: None
 ) -> list[Path]:
-    """Run what isn't finished, as `run_all`. Returns the folders of all jobs; SystemExit where one failed."""
+    """Run what isn't finished, as `run_all`. Returns the folders of all jobs; SystemExit, with the last words of each,
+    where some failed."""
     folders = run_all(jobs, workers, done)
-    failed = [job.name for job, folder in zip(jobs, folders, strict=True) if folder is None]
+    failed = [last_words(job) for job, folder in zip(jobs, folders, strict=True) if folder is None]
     if failed:
-        sys.exit(f"failed: {', '.join(failed)}; see runs/logs. The same command goes on where it stopped")
+        sys.exit("\n".join([*failed, "failed; when that is mended, the same command goes on where it stopped"]))
     return [folder for folder in folders if folder is not None]
 
 
@@ -201,7 +209,5 @@ if __name__ == "__main__":
     folders = run_all(jobs, options.workers)
     failed = [job for job, folder in zip(jobs, folders, strict=True) if folder is None]
     for job in failed:
-        log = RUNS / "logs" / f"{job.name}.log"
-        last = (log.read_text().strip().splitlines() or ["no output"])[-1][-300:]
-        print(f"{job.name} failed: {last}\n  {shlex.join(job.words)}\n  {log}", file=sys.stderr)
+        print(f"{last_words(job)}\n  {shlex.join(job.words)}", file=sys.stderr)
     sys.exit(f"{len(failed)} of {len(jobs)} runs failed" if failed else 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -136,6 +137,8 @@ def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
         raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give {meant}")
     try:
         return with_adapters(model, 0, Path(folder)).merge_and_unload().eval()
+    except SafetensorError as error:  # a part of a file, say
+        raise SystemExit(f"--adapter {folder}: its weights can't be read ({error})") from error
     except (RuntimeError, ValueError) as error:
         first_lines = " ".join(line.strip() for line in str(error).splitlines()[:2])  # then one for each weight
         raise SystemExit(f"--adapter {folder} doesn't fit --model: {first_lines}") from error

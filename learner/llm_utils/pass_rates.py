@@ -39,6 +39,9 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
     flag = f"--sample-by-pass-rate {path}"
     try:
         found = json.loads(Path(path).read_text())
+        for name in ("successes", "episodes"):
+            if not all(type(number) is int for number in found[name]):
+                raise ValueError(f"{name} are whole numbers, one for each task")
         successes, episodes = (np.array(found[name], int) for name in ("successes", "episodes"))
         played_on = found["env_id"], found["split"]
         if successes.shape != episodes.shape or not ((successes >= 0) & (successes <= episodes)).all():

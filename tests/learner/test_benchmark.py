@@ -196,6 +196,18 @@ def test_what_makes_no_sense_ends_before_anything_runs(tmp_path, monkeypatch):
     assert not Path("runs").exists()
 
 
+def test_a_job_that_fails_is_told_with_its_last_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["python", str(LEARNER / "ppo_llm.py"), "--exp-name", "bad", "--learning-rate", "-1"]
+    with pytest.raises(SystemExit) as refused:
+        benchmark.finish([benchmark.make_job(words)], 1)
+    first, where, last = str(refused.value).splitlines()
+    assert first.endswith("bad__1 failed: --learning-rate: a learning rate is at least 0")
+    assert Path(where.strip()).read_text().strip().endswith("at least 0") and "the same command goes on" in last
+    shutil.rmtree("runs/logs")
+    assert "no output" in benchmark.last_words(benchmark.make_job(words))
+
+
 def test_who_waits_is_told_of_each_run_that_is_finished(tmp_path, monkeypatch):
     """One that was before, one that is now, also with a status that says otherwise, none that failed."""
     monkeypatch.chdir(tmp_path)

@@ -162,6 +162,9 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
     with pytest.raises(SystemExit, match="doesn't fit --model: .*size mismatch") as caught:
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     assert len(str(caught.value)) < 1000 and "\n" not in str(caught.value)
+    (of_run / "adapter_model.safetensors").write_bytes((of_run / "adapter_model.safetensors").read_bytes()[:5])
+    with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights can't be read"):
+        merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     with pytest.raises(SystemExit, match="--engine transformers"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--engine", "vllm")
     with pytest.raises(SystemExit, match="--mode base_tool_call plays what a run began with.*leave out --adapter"):

@@ -166,6 +166,14 @@ def commits():
     return said.stdout.split() or [""]
 
 
+def test_a_place_without_a_long_horizon_makes_no_claim_about_noise(monkeypatch):
+    monkeypatch.setattr(horizons, "noise_of", lambda names, args: {"measured": 1})
+    monkeypatch.setattr(horizons, "noise_table", lambda noise: ("| table |", []))
+    args = Namespace(places=[], rows=[horizons.NOISE], used=set())
+    found = horizons.measure(args, {})[horizons.TITLE]
+    assert found["table"] == f"| table |\n\n{horizons.NOTE}" and found["claims"] == []
+
+
 def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
     clean = runs.keep(write_evaluation(tmp_path / "a", [(1, True, None), (0, False, None), (2, True, None)]))
     broken = runs.keep(write_evaluation(tmp_path / "b", [(1, True, None), (0, False, "tool"), (2, True, None)]))
