@@ -76,7 +76,7 @@ def name_and_folder(text: str) -> tuple[str, Path]:
     return START, Path(text).resolve()
 
 
-def quoted_flags(text: str) -> str:
+def flags_type(text: str) -> str:
     """Flags in one text."""
     try:
         shlex.split(text)
@@ -85,7 +85,7 @@ def quoted_flags(text: str) -> str:
     return text
 
 
-def up_to_a_year(text: str) -> float:
+def hours_type(text: str) -> float:
     """A number above 0, of which a timer can be made."""
     if above_0(text) > 8760:
         raise argparse.ArgumentTypeError(f"at most 8760, a year, and not {text!r}")
@@ -237,7 +237,8 @@ def adapters_as_words(adapters: dict[tuple[str, int], Path]) -> list[str]:
     """As `--adapters` takes them; where somebody has them outside of the repository doesn't matter to others."""
     words = []
     for (label, _), folder in adapters.items():
-        where = str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else "ADAPTERS"
+        ours = folder.is_relative_to(ROOT / "benchmarks" / "adapters")
+        where = str(folder.relative_to(ROOT)) if ours else "ADAPTERS"
         words.append(where if label == START else f"{label}={where}")
     return words
 
@@ -371,13 +372,13 @@ def arguments() -> argparse.Namespace:
                         help="results of other names whose supervised policy is compared with, too")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
-    parser.add_argument("--hours", type=up_to_a_year, default=2.0,
+    parser.add_argument("--hours", type=hours_type, default=2.0,
                         help="stop after so many hours (default: 2); the same command goes on")
-    parser.add_argument("--sft-flags", type=quoted_flags, default="",
+    parser.add_argument("--sft-flags", type=flags_type, default="",
                         help="further flags of sft_llm.py, in quotation marks")
-    parser.add_argument("--rl-flags", type=quoted_flags, default="",
+    parser.add_argument("--rl-flags", type=flags_type, default="",
                         help="further flags of the learners, in quotation marks")
-    parser.add_argument("--evaluate-flags", type=quoted_flags, default="",
+    parser.add_argument("--evaluate-flags", type=flags_type, default="",
                         help="further flags of evaluate_llm.py, in quotation marks")
     parser.add_argument("--name", help="of the results and of the folder below runs/ (default: real_model_SUITE)")
     args = parser.parse_args()
@@ -395,7 +396,7 @@ def arguments() -> argparse.Namespace:
     args.adapters = in_order(args.adapters)
     if args.adapters and (START, 1) not in args.adapters:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
-    if args.name is not None and (not args.name or "/" in args.name):
+    if args.name is not None and ("/" in args.name or args.name in ("", ".", "..")):
         parser.error(f"--name {args.name}: a name, not a path" if args.name else "--name is empty: give one, or none")
     if args.profile_questions and not args.profile:
         parser.error("--profile-questions says how many --profile plays; give that, too")
@@ -449,7 +450,7 @@ def main() -> None:
 
     def evaluations_of(played: Sequence[tuple[str, int]], by: Callable[[str, int], tuple[str, str]]) -> dict[Key, Job]:
         return {
-            (label, which, seed): evaluation_job(suite, which, data, sets[which]["questions"], label, seed,
+            (label, which, seed): evaluation_job(suite, which, data, sets[which].get("questions", ""), label, seed,
                                                  *by(label, seed), evaluate_flags)
             for label, seed in played for which in suite.sets
         }  # fmt: skip
@@ -460,9 +461,8 @@ def main() -> None:
     runs |= {one: (str(work / merged(*one)), "agent") for one in adapters}
     to_train = [label for label in builds_on(args.part, missing, rl_wanted, args.baselines) if (label, 1) not in runs]
     planned = [jobs[label] for label in to_train]  # with the model as it comes in place of what isn't trained yet
-    planned += [rl_job(suite, work, Path(model), *one, rl_flags) for one in rl_wanted if args.part != "sft"]
-    played = missing if args.part == "evaluate" else []
-    check_jobs([*planned, *evaluations_of(played, lambda *_: (model, "agent")).values()])
+    planned += [rl_job(suite, work, Path(model), *one, rl_flags) for one in wanted]
+    check_jobs([*planned, *evaluations_of(policies, lambda *_: (model, "agent")).values()])
     for label, folder in zip(to_train, finish([jobs[label] for label in to_train], args.workers), strict=True):
         runs[label, 1] = (str(folder), "closed_book" if label == PAIRS else "agent")
         report = json.loads((folder / "summary.json").read_text())

@@ -472,6 +472,7 @@ def test_a_learner_s_label_says_what_its_environment_pays(tmp_path):
         job = real_model.rl_job(suites.GSM8K, tmp_path, TINY, label, 1, [])
         assert script in job.words[1] and script.startswith(label[:3].lower())
         assert changed.items() <= json.loads(job.args["env_kwargs"]).items()
+        assert ("step_found" in str(changed)) == ("steps" in label) and "0.0" not in str(changed.get("process_reward"))
         assert (changed == {}) == (label in ("GRPO", "PPO")) and ("unfinished_reward" in changed) == ("free" in label)
 
 
@@ -624,6 +625,8 @@ def test_what_a_later_part_would_refuse_is_refused_before_anything_is_trained(pr
         prepared("--learners", "PPO", "--adapters", "a", *words)
     captured = capsys.readouterr()
     assert said in f"{refused.value} {captured.err} {captured.out}"
+    with pytest.raises(SystemExit):  # whatever comes first
+        prepared("--learners", "PPO", "--adapters", "a", *words, "--part", "rl")
     assert not [what for what in prepared.done if isinstance(what, list)]  # no call of `finish`
 
 
@@ -635,13 +638,17 @@ def test_a_file_of_a_set_that_is_cut_off_is_named(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(SystemExit, match=f"{name}: this is no whole file of the set"):
             questions.read_rows(tmp_path / name.removesuffix(".gz"))
+        if name.endswith(".gz"):  # the first to read it
+            with pytest.raises(SystemExit, match=f"{name}: this is no whole file of the set"):
+                questions.hash_of_files([tmp_path / name])
 
 
 def test_a_report_s_command_names_the_adapters_of_the_repository_only(tmp_path):
     real_model = importlib.import_module("real_model")
     ours = ROOT / "benchmarks" / "adapters"
-    given = {(real_model.START, 1): ours / "one", ("PPO", 1): ours / "two", ("PPO", 2): tmp_path}
-    words = ["benchmarks/adapters/one", "PPO=benchmarks/adapters/two", "PPO=ADAPTERS"]
+    given = {(real_model.START, 1): ours / "one", ("PPO", 1): ours / "two"}
+    given |= {("PPO", 2): tmp_path, ("PPO", 3): ROOT / "runs"}
+    words = ["benchmarks/adapters/one", "PPO=benchmarks/adapters/two", "PPO=ADAPTERS", "PPO=ADAPTERS"]
     assert real_model.adapters_as_words(given) == words
 
 

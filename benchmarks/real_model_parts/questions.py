@@ -6,7 +6,8 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,23 @@ def find_file(path: Path) -> Path:
     raise SystemExit(f"there is no {path} (nor with .gz); --data holds a folder for each set, see docs/data.md")
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """SystemExit with the file's name where it turns out to be cut off, or of another kind."""
+    try:
+        yield
+    except (ValueError, EOFError, OSError, zlib.error) as error:
+        raise SystemExit(f"{path}: this is no whole file of the set ({error})") from error
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of an official file, JSON or JSON lines, packed or not. SystemExit where it is broken."""
     found = find_file(path)
-    try:
+    with named(found):
         text = gzip.open(found, "rt").read() if found.suffix == ".gz" else found.read_text()
         if ".jsonl" not in path.name:
             return json.loads(text)
         return [json.loads(line) for line in text.split("\n") if line.strip()]  # str.splitlines() splits at U+2028, too
-    except (ValueError, EOFError, OSError, zlib.error) as error:  # cut off, or another kind of file
-        raise SystemExit(f"{found}: this is no whole file of the set ({error})") from error
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -91,7 +99,7 @@ def hash_of_files(files: Sequence[Path]) -> str:
     """Of what they hold, unpacked."""
     found = hashlib.sha256()
     for file in sorted(files):
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+        with named(file), gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
             while block := content.read(1 << 20):
                 found.update(block)
     return found.hexdigest()[:16]

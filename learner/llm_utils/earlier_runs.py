@@ -93,18 +93,22 @@ def _same_json(one: str, other: str) -> bool:
 def _noted_base(folder: str | Path) -> str | None:
     """What peft noted as the base of adapters."""
     with suppress(OSError, ValueError, AttributeError):
-        return json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path") or None
+        base = json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path")
+        return base if isinstance(base, str) and base else None
     return None
 
 
 def stack_of_adapters(folder: str) -> list[str]:
-    """These adapters, after those that their base had in its weights: there what peft noted as the base is a folder
-    of adapters, as seen from these ("../sft"). SystemExit for a circle."""
+    """The folders of adapters to add to a model, in order; these are the last.
+
+    Where their base model had other adapters in its weights, their adapter_config.json names the folder of those as the
+    base, as seen from its own folder ("../sft"). SystemExit for a circle.
+    """
     stack = [folder]
-    while (base := _noted_base(stack[0])) and Path(below := f"{stack[0]}/{base}", "adapter_config.json").is_file():
-        if any(Path(below).samefile(other) for other in stack):
+    while (base := _noted_base(stack[0])) and (below := Path(stack[0], base)).joinpath("adapter_config.json").is_file():
+        if any(below.samefile(other) for other in stack):
             raise SystemExit(f"--adapter {folder}: {below} is below itself, says its adapter_config.json")
-        stack.insert(0, os.path.normpath(below))
+        stack.insert(0, os.path.relpath(below.resolve()))
     return stack
 
 
@@ -131,7 +135,7 @@ def fill_environment(args: Any) -> list[str]:
     elif args.adapter and args.model == "tiny":
         said.append(f"--adapter {args.adapter} names no model; it is played on --model tiny, the shipped policy")
     if args.adapter and (below := stack_of_adapters(args.adapter)[:-1]):
-        said.append(f"--adapter {args.adapter} goes on top of {' and '.join(below)}")
+        said.append(f"--adapter {args.adapter} goes on top of {' and '.join(below)}; --model is without these")
     if args.tokenizer is None and (tokenizer := adapted.get("tokenizer")):
         args.tokenizer = tokenizer
         taken.append(f"--tokenizer {shlex.quote(tokenizer)}")

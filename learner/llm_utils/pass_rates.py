@@ -48,7 +48,7 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
             raise ValueError("successes and episodes contradict each other")
     except FileNotFoundError:
         raise SystemExit(f"{flag}: there is no such file") from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise SystemExit(f"{flag}: this is no file of evaluate_llm.py --profile") from None
     if played_on != (env_id, split):
         raise SystemExit(f"{flag} is of {played_on[0]}, split {played_on[1]}; this run is of {env_id}, split {split}")

@@ -116,6 +116,7 @@ def stepwise(tmp_path):
             {"question": "How much is 1,000 and 5?", "answer": "<<1000*1=1,000>>1000, <<1000+5=$1,005>>\n#### 1005"},
             {"question": "What is 4?", "answer": "<<2+2=4>>4\n#### 4"},
             {"question": "At 1,5 and -7?", "answer": "<<1+4=5>>5, <<7-14=-7>>-7, <<9-0=9>>9, <<8*2=16>>\n#### 16"},
+            {"question": "From 3 to $.50?", "answer": "<<1-8=-7>>-7, <<1/2=.5>>, <<9-2=7>>7\n#### 7"},
             {"question": "What is ten million?", "answer": "<<2500000*4=10000000>>\n#### 10000000"}]  # fmt: skip
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     env = gym.make("AgentR1/GSM8K-v0", data_dir=tmp_path, process_reward={"step_found": 0.6}, max_turns=12).unwrapped
@@ -140,7 +141,7 @@ def test_a_call_that_has_the_number_in_it_and_a_number_beside_it_find_nothing(st
 
 
 def test_a_neighbour_of_a_large_number_is_another_one(stepwise, say):
-    stepwise.reset(options={"task_index": 4})
+    stepwise.reset(options={"task_index": 5})
     assert [step_found(stepwise, say, e) for e in ("5000000 * 2 + 1", "5000000 * 2")] == [None, 0.6]
 
 
@@ -153,7 +154,13 @@ def test_only_the_first_results_find_a_step(stepwise, say):
 @pytest.mark.parametrize("code", ["for n in range(99): print(n)", "print(20 + 4, 3)", "'2,4'", "print(' 2_4')", "'٢٤'"])
 def test_what_isn_t_one_number_in_digits_finds_no_step(stepwise, say, code):
     assert "process/step_found" not in say(stepwise, python(stepwise, code))[4]["reward_terms"]
-    assert say(stepwise, python(stepwise, "48 / 2"))[4]["reward_terms"]["process/step_found"] == pytest.approx(0.2)
+    paid = say(stepwise, python(stepwise, "48 / 2"))[4]["reward_terms"]
+    assert paid["process/step_found"] == pytest.approx(0.2)
+
+
+def test_a_first_program_that_finds_a_step_is_paid_for_both(stepwise, say):
+    paid = say(stepwise, python(stepwise, "48 / 2"))[4]["reward_terms"]
+    assert paid == {"process/code_ran": 0.05, "process/step_found": pytest.approx(0.2)}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +168,7 @@ def test_what_isn_t_one_number_in_digits_finds_no_step(stepwise, say, code):
     [
         (1, ["500 * 2", "995 + 10"], [None, 0.6], {"step_recall": 1.0}),  # 1,000 is in the question
         (2, ["2 + 2"], [None], {}),
+        (4, ["1 / 2", "-7 * 1", "2 - 9", "5 + 2"], [None, None, 0.3, 0.3], {"step_recall": 1.0}),  # .5 is read
         (3, ["1 + 4", "3 - 10", "3 * 3", "8 * 2"], [None, None, None, 0.6], {"step_recall": 1.0}),  # 9 is in its own
     ],
 )

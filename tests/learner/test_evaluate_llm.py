@@ -124,6 +124,23 @@ def test_adapters_on_top_of_others_are_played_with_them(monkeypatch, tmp_path, p
         run(monkeypatch, tmp_path, *flags, "circle")
 
 
+def test_adapters_below_others_are_found_from_where_those_really_lie(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bases = {"real/sft": "Qwen/base", "real/grpo": "../sft", "linked/sft": "another", "odd": 5}
+    bases |= {"far": str(tmp_path / "real" / "sft"), "a": "../b", "b": "../c", "c": "../b"}
+    for name, base in bases.items():
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    (tmp_path / "linked" / "latest").symlink_to(tmp_path / "real" / "grpo")
+    for name in ("linked/latest", "far"):
+        assert earlier_runs.stack_of_adapters(name) == ["real/sft", name]
+        assert earlier_runs.base_of_adapters(name) == "Qwen/base"
+    assert earlier_runs.base_of_adapters("odd") is None
+    with pytest.raises(SystemExit, match="--adapter a: .* is below itself"):
+        earlier_runs.stack_of_adapters("a")
+
+
 def test_adapters_in_the_repository_say_what_they_go_on_top_of():
     folders = [file.parent for file in (ROOT / "benchmarks" / "adapters").rglob("adapter_config.json")]
     stacks = [earlier_runs.stack_of_adapters(str(folder)) for folder in folders]

@@ -53,6 +53,8 @@ def test_where_hardly_any_task_is_solved_those_that_were_come_up_often(tmp_path)
         ({"successes": [0, 0], "episodes": [-1, 4]}, "no file of evaluate_llm.py --profile"),
         ({"successes": [0.7, 1], "episodes": [1.5, 4]}, "no file of evaluate_llm.py --profile"),
         ({"successes": [[0, 1], [1]], "episodes": [4, 4]}, "no file of evaluate_llm.py --profile"),
+        ({"successes": [0, 1], "episodes": [1.5, 4]}, "no file of evaluate_llm.py --profile"),
+        ({"successes": [0, 1], "episodes": [10**30, 4]}, "no file of evaluate_llm.py --profile"),
         ({"successes": [True, False], "episodes": [4, 4]}, "no file of evaluate_llm.py --profile"),
         ({"successes": [1]}, "no file of evaluate_llm.py --profile"),
         ({"episodes": [0, 0], "successes": [0, 0]}, "0 of 2 tasks played; there are 2"),

@@ -164,7 +164,7 @@ class GSM8KEnv(MathematicsEnv):
     `process/code_failed` -0.05, `process/unused_result` -0.02 (at the end), `process/malformed_call` -0.1,
     `process/failed_call` -0.05, `process/repeated_call` -0.05. By choice, `process_reward={"step_found": 1.0}`, also
     `process/step_found`: that weight x results of the official solution's annotated steps that a call comes to for the
-    first time / all of them; results that stand in the question don't count.
+    first time / all of them; which ones count: docs/environments/gsm8k.md.
 
     ## Episode end
     Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
