@@ -55,6 +55,7 @@ from real_model_parts.report import Episodes, check_curves, plot, record_curves,
 from real_model_parts.suites import LEARNERS, ONLY, PAIRS, START, SUITES, Figures, Key, Suite  # noqa: E402
 
 from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
+from llm_utils.earlier_runs import stack_of_adapters  # noqa: E402
 from llm_utils.environments import plain_errors  # noqa: E402
 from llm_utils.run_files import write_json  # noqa: E402
 from llm_utils.sources import model_source  # noqa: E402
@@ -83,13 +84,6 @@ def flags_type(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     return text
-
-
-def hours_type(text: str) -> float:
-    """A number above 0, of which a timer can be made."""
-    if above_0(text) > 8760:
-        raise argparse.ArgumentTypeError(f"at most 8760, a year, and not {text!r}")
-    return float(text)
 
 
 def without_speed(flags: str) -> str:
@@ -372,7 +366,7 @@ def arguments() -> argparse.Namespace:
                         help="results of other names whose supervised policy is compared with, too")
     parser.add_argument("--seeds", type=from_1, default=1, help="runs of each learner")
     parser.add_argument("--workers", type=from_1, default=1, help="runs at the same time")
-    parser.add_argument("--hours", type=hours_type, default=2.0,
+    parser.add_argument("--hours", type=above_0, default=2.0,
                         help="stop after so many hours (default: 2); the same command goes on")
     parser.add_argument("--sft-flags", type=flags_type, default="",
                         help="further flags of sft_llm.py, in quotation marks")
@@ -382,6 +376,8 @@ def arguments() -> argparse.Namespace:
                         help="further flags of evaluate_llm.py, in quotation marks")
     parser.add_argument("--name", help="of the results and of the folder below runs/ (default: real_model_SUITE)")
     args = parser.parse_args()
+    if args.hours > 8760:
+        parser.error(f"--hours {args.hours:g}: at most 8760, a year")
     for label, number in Counter(args.learners).items():
         if number > 1:
             parser.error(f"--learners has {label!r} {number} times; --seeds gives it further runs")
@@ -414,6 +410,8 @@ def main() -> None:
     os.chdir(ROOT)
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C: the run under way writes its checkpoint
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
+    if (START, 1) in adapters and len(stack := stack_of_adapters(str(adapters[START, 1]))) > 1:
+        raise SystemExit(f"--adapters {stack[-1]} go on top of {stack[-2]}: give that one, and LEARNER={stack[-1]}")
     hashes = {one: hash_of_adapters(folder) for one, folder in adapters.items()}
     for one, other in combinations(hashes, 2):
         if hashes[one] == hashes[other]:

@@ -630,6 +630,15 @@ def test_what_a_later_part_would_refuse_is_refused_before_anything_is_trained(pr
     assert not [what for what in prepared.done if isinstance(what, list)]  # no call of `finish`
 
 
+def test_adapters_of_a_learner_are_no_start(prepared, tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "a" / "adapter_config.json").write_text("{}")
+    (tmp_path / "b" / "adapter_config.json").write_text('{"base_model_name_or_path": "../a"}')
+    with pytest.raises(SystemExit, match="/b go on top of .*a: give that one, and LEARNER=.*/b"):
+        prepared("--learners", "PPO", "--adapters", "b")
+    assert not prepared.done
+
+
 def test_a_file_of_a_set_that_is_cut_off_is_named(tmp_path):
     questions = importlib.import_module("real_model_parts.questions")
     whole = gzip.compress(json.dumps([{"a": 1}] * 50).encode())

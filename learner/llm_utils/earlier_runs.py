@@ -130,7 +130,7 @@ def fill_environment(args: Any) -> list[str]:
     if base is not None and args.model == "tiny":
         args.model = base
         taken.append(f"--model {shlex.quote(base)}")
-    elif adapted and base is not None and not _same(args.model, base):
+    elif base is not None and not _same(args.model, base):
         said.append(f"the adapters were trained on --model {base}; they are played on {args.model}")
     elif args.adapter and args.model == "tiny":
         said.append(f"--adapter {args.adapter} names no model; it is played on --model tiny, the shipped policy")

@@ -277,6 +277,8 @@ def test_adapters_without_a_run_are_played_on_the_shipped_policy_and_that_is_sai
     said = earlier_runs.fill_environment(evaluate_llm.Args(adapter=str(tmp_path)))
     assert f"--adapter {tmp_path} names no model; it is played on --model tiny, the shipped policy" in said
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/base"}')  # as peft saves it
+    said = earlier_runs.fill_environment(evaluate_llm.Args(adapter=str(tmp_path), model="Qwen/other"))
+    assert "the adapters were trained on --model Qwen/base; they are played on Qwen/other" in said
     evaluation = evaluate_llm.Args(adapter=str(tmp_path))
     assert earlier_runs.fill_environment(evaluation) == ["as the run was trained: --model Qwen/base"]
     assert evaluation.model == "Qwen/base"

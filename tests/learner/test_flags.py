@@ -153,7 +153,7 @@ def numbers(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             kinds = [word.value.id for word in node.keywords if word.arg == "type" and isinstance(word.value, ast.Name)]
-            yield from ((node.args[0], kind) for kind in kinds if kind not in ("Path", "name_and_folder"))
+            yield from ((node.args[0], kind) for kind in kinds if kind not in ("Path", "name_and_folder", "flags_type"))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
