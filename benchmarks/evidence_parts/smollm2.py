@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from scores import Claim, cell, environment, facts, interval, intervals
@@ -17,6 +17,7 @@ FLAGS, PLOT = ["rows", "model"], (plot_success, "success", 3)
 MODEL = "SmolLM2-135M-Instruct"
 SUCCESS, DONE = "success", "requests done"
 LORA = ["--lora-rank", 8, "--learning-rate", 1e-3]
+ON_A_CORE = ("--dtype", "bfloat16", "--microbatch-tokens", 2048)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Place:
     supervised: tuple[object, ...]
     reinforced: tuple[object, ...]
     measured: dict[str, str]  # column -> what is kept of each task
-    horizon: dict[str, Any] = field(default_factory=dict)  # of reinforcement's episodes
+    played: tuple[object, ...] = ()  # of evaluations
 
 
 PLACES = {
@@ -47,11 +48,11 @@ PLACES = {
     ),
     "BabyAI GoToLocal": Place(
         "babyai, SmolLM2", standard.BABY,
-        {"level": "GoToLocal", "max_context_tokens": 6144, **standard.SHORT},
-        standard.NEEDS, 200, 32, ("SFT on 500 demonstrations", "GRPO after it"),
-        ("--num-demonstrations", 500, "--batch-size", 8, "--num-steps", 125),  # two epochs
-        ("--total-episodes", 640, "--num-envs", 64, "--dtype", "bfloat16"),
-        {SUCCESS: "success"}, standard.HORIZON,
+        {"level": "GoToLocal", "max_context_tokens": 4096, **standard.SHORT, **standard.HORIZON},
+        standard.NEEDS, 100, 50, ("SFT on 240 demonstrations", "GRPO after it"),
+        ("--num-demonstrations", 240, "--batch-size", 8, "--num-steps", 60, *ON_A_CORE),  # two epochs
+        ("--total-episodes", 320, "--num-envs", 64, *ON_A_CORE),
+        {SUCCESS: "success"}, ("--dtype", "bfloat16"),
     ),
 }  # fmt: skip
 ROWS = [*dict.fromkeys(row for place in PLACES.values() for row in place.rows)]
@@ -60,26 +61,24 @@ ROWS = [*dict.fromkeys(row for place in PLACES.values() for row in place.rows)]
 def train(place: Place, row: str, seed: int, model: str, more: str) -> Run:
     """A row's training: hours on one core, in pieces; minutes on a GPU."""
     supervised, reinforced = place.rows
-    kwargs = place.kwargs
     if row == supervised:
         flags = ["--model", model, "--expert-share", 1, "--eval-demonstrations", 0, "--num-workers", 0]
         flags += ["--eval-every", 0, *place.supervised, "--warmup-steps", 5, "--checkpoint-every", 2, *LORA]
         script = "sft_llm.py"
     else:
         assert row == reinforced, row
-        kwargs = kwargs | place.horizon
         flags = ["--model", train(place, supervised, seed, model, more), *place.reinforced]
         flags += ["--episodes-per-iteration", 64, "--num-minibatches", 1, "--old-logprobs", "sampler"]
         flags += ["--no-preflight", "--eval-episodes", 0, "--save-model", "--checkpoint-every", 1]
         flags += [*LORA, *shlex.split(more)]
         script = "grpo_llm.py"
-    return Run(f"{place.label}, {row}", script, seed, (*environment(place.env_id, kwargs), *flags))
+    return Run(f"{place.label}, {row}", script, seed, (*environment(place.env_id, place.kwargs), *flags))
 
 
 def play(place: Place, row: str, seed: int, model: Run | str) -> Run:
     """An evaluation on what is held out."""
     flags = ["--model", model, "--split", "test", "--episodes", place.held_out, "--num-envs", place.at_once]
-    flags += ["--temperature", 0]
+    flags += ["--temperature", 0, *place.played]
     return Run(f"{place.label}, {row}, test", "evaluate_llm.py", seed,
                (*environment(place.env_id, place.kwargs), *flags))  # fmt: skip
 
