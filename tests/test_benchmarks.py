@@ -826,15 +826,24 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     assert list(found) == [key] and found[key]["em"] == [1.0, 0.0] and found[key]["format"] == [1.0, 0.0]
     table, numbers = real_model.tables(WIKI, {"GRPO": {"HotpotQA": [found[key]]}})
     assert "| GRPO | HotpotQA | 2 | 0.500" in table and numbers["errors"]["GRPO"]["HotpotQA"]["format"] == 1
+    table, _ = real_model.tables(WIKI, {"GRPO": {"HotpotQA": [found[key] | {"tool_calls": [0.0, 0.0]}]}})
     assert "EM where" not in table  # nobody searched
     searched = {"support_recall": [0.0, 0.5, 0.5, 1.0], "tool_calls": [0.0, 2.0, 2.0, 3.0], "em": [0.0, 0.0, 1.0, 1.0]}
-    lines, numbers = importlib.import_module("real_model_parts.report").search_table({"GRPO": {"HotpotQA": [searched]}})
-    assert lines[-1] == "| GRPO | HotpotQA | 0.000 of 1 | 0.500 of 2 | 1.000 of 1 | 1 | 2 | 1 |"
-    right = {"nothing": [0, 1], "a part": [1, 2], "everything": [1, 1]}
-    assert numbers["GRPO"]["HotpotQA"] == right | {"calls": [1, 2, 1]}
+    unsearched = searched | {"support_recall": [np.nan] * 4}  # what nobody looks up
+    report = importlib.import_module("real_model_parts.report")
+    lines, numbers = report.search_table({"GRPO": {"HotpotQA": [searched], "GSM8K": [unsearched]}})
+    by_calls = "0.000 of 1 | 0.500 of 2 | 1.000 of 1"
+    assert lines[-2] == f"| GRPO | HotpotQA | 0.000 of 1 | 0.500 of 2 | 1.000 of 1 | {by_calls} |"
+    assert lines[-1] == f"| GRPO | GSM8K | – | – | – | {by_calls} |"
+    assert list(numbers["GRPO"]["HotpotQA"].values()) == [[0, 1], [1, 2], [1, 1]] * 2
+    assert numbers["GRPO"]["GSM8K"]["EM, calls: 2"] == [1, 2]
+    lines, _ = report.search_table({"GRPO": {"GSM8K": [unsearched]}})
+    assert lines[1] == "| policy | set | EM, calls: at most 1 | EM, calls: 2 | EM, calls: 3 and more |"
+    em = np.array([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
+    assert report.won_and_lost(em, em[:1]) == ", 2 won, 1 lost" and report.won_and_lost(em, em) == ""
     partly = {real_model.START: {"HotpotQA": [found[key]]}, "GRPO": {x: [found[key]] for x in ("HotpotQA", "MuSiQue")}}
     table, _ = real_model.tables(WIKI, partly)
-    assert "| GRPO | +0.000 " in table and " | – | – | – | – |" in table
+    assert "| GRPO | +0.000 [+0.000, +0.000], 0 won, 0 lost | – | – | – | – |" in table
     two = {"GRPO": {"HotpotQA": [found[key]] * 2, "2WikiMultihopQA": [found[key]]}}
     whole = {real_model.START: {x: [found[key]] for x in WIKI.sets}}
     table, numbers = real_model.tables(WIKI, whole | two)  # one seed lacks a set

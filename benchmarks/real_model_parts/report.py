@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def tables(suite: Suite, episodes: Episodes, against: dict[str, Episodes] | None
                      if complete(scores[label], names) and complete(start, names)}  # fmt: skip
             numbers["differences"][f"{label} against {of}" if of else label] = found
             cells = [cell(*found[column], sign="+") if column in found else "–" for column in columns]
+            of_sets = [won_and_lost(scores[label][name], start[name]) if name in found else "" for name in suite.sets]
+            cells = [f"{one}{more}" for one, more in zip_longest(cells, of_sets, fillvalue="")]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
     lines += ["", "| what went wrong, episodes | set | " + " | ".join(ERRORS) + " |", "|---" * (2 + len(ERRORS)) + "|"]
     for label, sets in numbers["errors"].items():
@@ -91,24 +94,37 @@ def tables(suite: Suite, episodes: Episodes, against: dict[str, Episodes] | None
 
 
 def search_table(episodes: Episodes) -> tuple[list[str], dict[str, Any]]:
-    """What searching gave those who searched, and how often they did: Markdown lines, and the same as numbers."""
-    parts = {"nothing": (-0.1, 0.0), "a part": (0.0, 0.999), "everything": (0.999, 1.0)}
-    counts = {"at most 1": (-1, 1), "2": (1, 2), "3 and more": (2, np.inf)}
-    heads = [*(f"EM where {part} was found" for part in parts), *(f"calls: {count}" for count in counts)]
-    lines, numbers = ["", f"| policy | set | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"], {}
+    """How often those who called tools were right, by what their searches found and by the number of their calls:
+    Markdown lines, and the same as numbers."""
+    groups = {  # column -> of what, above which, up to which
+        "EM where nothing was found": ("support_recall", -0.1, 0.0),
+        "EM where a part was found": ("support_recall", 0.0, 0.999),
+        "EM where everything was found": ("support_recall", 0.999, 1.0),
+        "EM, calls: at most 1": ("tool_calls", -1, 1),
+        "EM, calls: 2": ("tool_calls", 1, 2),
+        "EM, calls: 3 and more": ("tool_calls", 2, np.inf),
+    }
+    rows: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for label, sets in episodes.items():
         for name, seeds in sets.items():
-            em, recall, calls = (np.concatenate([np.array(seed[metric], float) for seed in seeds])
-                                 for metric in ("em", "support_recall", "tool_calls"))  # fmt: skip
-            if np.isnan(recall).any() or not calls.any():
-                continue
-            found = [em[(low < recall) & (recall <= high)] for low, high in parts.values()]
-            times = [int(((low < calls) & (calls <= high)).sum()) for low, high in counts.values()]
-            cells = [f"{some.mean():.3f} of {len(some)}" if len(some) else "–" for some in found]
-            lines.append(f"| {label} | {name} | {' | '.join(cells)} | {' | '.join(map(str, times))} |")
-            right = {part: [int(some.sum()), len(some)] for part, some in zip(parts, found, strict=True)}
-            numbers.setdefault(label, {})[name] = right | {"calls": times}
-    return (lines if numbers else []), numbers
+            of = {metric: np.concatenate([np.array(seed[metric], float) for seed in seeds])
+                  for metric in ("em", "support_recall", "tool_calls")}  # fmt: skip
+            if of["tool_calls"].any():
+                rows[label, name] = {head: of["em"][(low < of[metric]) & (of[metric] <= high)]
+                                     for head, (metric, low, high) in groups.items()}  # fmt: skip
+    heads = [head for head in groups if any(len(row[head]) for row in rows.values())]
+    lines, numbers = ["", f"| policy | set | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"], {}
+    for (label, name), row in rows.items():
+        cells = [f"{row[head].mean():.3f} of {len(row[head])}" if len(row[head]) else "–" for head in heads]
+        lines.append(f"| {label} | {name} | {' | '.join(cells)} |")
+        numbers.setdefault(label, {})[name] = {head: [int(row[head].sum()), len(row[head])] for head in heads}
+    return (lines if rows else []), numbers
+
+
+def won_and_lost(seeds: np.ndarray, start: np.ndarray) -> str:
+    """Over the seeds, how many questions are right that the start (of one seed) has wrong, and the reverse; both
+    [seeds, questions]."""
+    return f", {int((seeds > start).sum())} won, {int((seeds < start).sum())} lost" if len(start) == 1 else ""
 
 
 OF_A_RUN = dict.fromkeys(("time/rollout", "time/score", "time/train", "time/sync"), np.sum)  # seconds
