@@ -134,6 +134,27 @@ def record_results(
     return name
 
 
+def read_lines(path: Path) -> list[Any]:
+    """What a record holds, JSON a line; nothing where there is none. SystemExit that names a line that is cut off."""
+    found = []
+    for number, line in enumerate(path.read_text().split("\n") if path.is_file() else [], 1):
+        try:
+            if line.strip():
+                found.append(json.loads(line))
+        except ValueError as error:
+            said = f"{path}: line {number} is no whole record ({error})"
+            raise SystemExit(f"{said}; delete it, and what it was of is made anew") from None
+    return found
+
+
+def append_line(path: Path, facts: Any) -> None:
+    """Add a line to a record, which may end in one that was cut off."""
+    path.parent.mkdir(exist_ok=True)
+    cut = path.is_file() and not path.read_bytes().endswith(b"\n")
+    with path.open("a") as file:
+        file.write("\n" * cut + json.dumps(facts) + "\n")
+
+
 def put_tables(page: Path, name: str, tables: str) -> bool:
     """Put tables between the marks `<!-- NAME -->` and `<!-- end of NAME -->` of a page; say whether it has them."""
     first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->"

@@ -24,47 +24,51 @@ Tables and JSON go to results/, tables to docs/real_model.md, where it has marks
 """
 
 import argparse
-import importlib
 import json
 import os
-import re
 import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-from machine import DOCS, RESULTS, above_0, describe_machine, from_1, put_tables, record_results
+from machine import RESULTS, above_0, from_1
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "learner"))
-from real_model_parts.episodes import examples, figures, make_env, read_episodes, story  # noqa: E402
-from real_model_parts.models import hash_of_adapters, hash_of_model, merge  # noqa: E402
-from real_model_parts.questions import (  # noqa: E402
-    env_kwargs,
-    find_file,
-    hash_of_files,
-    split_questions,
-    write_demonstrations,
+from real_model_parts.jobs import (  # noqa: E402
+    FIXED,
+    builds_on,
+    check_jobs,
+    evaluation_job,
+    flag_name,
+    merged,
+    once,
+    profile_job,
+    rl_job,
+    sft_jobs,
 )  # fmt: skip
-from real_model_parts.report import Episodes, check_curves, plot, record_curves, runs_table, tables  # noqa: E402
-from real_model_parts.suites import LEARNERS, ONLY, PAIRS, START, SUITES, Figures, Key, Suite  # noqa: E402
+from real_model_parts.models import hash_of_adapters, hash_of_model, merge  # noqa: E402
+from real_model_parts.questions import find_file, hash_of_files, split_questions, write_demonstrations  # noqa: E402
+from real_model_parts.record import (  # noqa: E402
+    alike,
+    evaluate,
+    how_played,
+    how_trained,
+    read_record,
+    recorded_elsewhere,
+)  # fmt: skip
+from real_model_parts.report import check_curves, plot, record_curves, write_report  # noqa: E402
+from real_model_parts.suites import LEARNERS, ONLY, PAIRS, START, SUITES, Key  # noqa: E402
 
-from llm_utils.benchmark import Job, find, finish, make_job  # noqa: E402
+from llm_utils.benchmark import Job, finish  # noqa: E402
 from llm_utils.earlier_runs import stack_of_adapters  # noqa: E402
 from llm_utils.environments import plain_errors  # noqa: E402
-from llm_utils.run_files import write_json  # noqa: E402
 from llm_utils.sources import model_source  # noqa: E402
 
 PARTS = ("sft", "rl", "evaluate", "report")
-SAMPLING = ("engine", "vllm_url", "dtype", "num_envs", "temperature", "top_p")  # learners and evaluations have them
-
-
-# ------------------------------------------------------------------------------------------------------- command line
 
 
 def name_and_folder(text: str) -> tuple[str, Path]:
@@ -84,253 +88,6 @@ def flags_type(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     return text
-
-
-def without_speed(flags: str) -> str:
-    """Flags without those that change no figure but for rounding."""
-    words, kept = iter(shlex.split(flags)), []
-    for word in words:
-        name, has_value, _ = word.partition("=")
-        if name not in ("--num-threads", "--num-envs"):
-            kept.append(word)
-        elif not has_value:
-            next(words, None)
-    return shlex.join(kept)
-
-
-# --------------------------------------------------------------------------------------------------------------- jobs
-
-
-@contextmanager
-def once(note: Path, facts: Any) -> Iterator[bool]:
-    """Yields True where this wasn't done yet for these facts, and notes at the end that it is."""
-    needed = not note.is_file() or json.loads(note.read_text()) != facts
-    if needed:
-        note.unlink(missing_ok=True)
-    yield needed
-    if needed:
-        write_json(note, facts)
-
-
-def merged(label: str, seed: int = 1) -> str:
-    """The folder of a model with a policy's adapters in its weights."""
-    return "start" if label == START else label + f" {seed}" * (seed > 1)
-
-
-def sft_jobs(suite: Suite, model: str, work: Path, flags: Sequence[str]) -> dict[str, Job]:
-    jobs = {}
-    for label, kind, own in ((START, "agent", suite.sft), (PAIRS, "closed_book", suite.pairs)):
-        words = ["python", "learner/sft_llm.py", "--exp-name", f"real_{work.name}_{kind}", "--model", model]
-        words += ["--env-id", next(iter(suite.sets.values())).env_id, "--data", str(work / f"{kind}_train.jsonl")]
-        words += ["--eval-data", str(work / f"{kind}_heldout.jsonl"), "--microbatch-tokens", "2048"]
-        words += ["--eval-every", "56", "--checkpoint-every", "56"]
-        jobs[label] = make_job([*words, *own, *flags])
-    return jobs
-
-
-def rl_job(suite: Suite, work: Path, start: Path, label: str, seed: int, flags: Sequence[str]) -> Job:
-    script, changed = LEARNERS[label]
-    first = suite.sets[suite.reinforced[0]]
-    kwargs = env_kwargs(suite, work / "reinforced", **changed)
-    name = re.sub(r"\W+", "_", f"real_{work.name}_{label.lower()}")
-    words = ["python", f"learner/{script}", "--exp-name", name, "--seed", str(seed), "--env-id", first.env_id]
-    words += ["--env-kwargs", kwargs, "--model", str(start), "--save-model"]
-    if "--eval-episodes=0" not in flags and ("--eval-episodes", "0") not in zip(flags, flags[1:], strict=False):
-        # with it the other two would do nothing
-        words += ["--eval-split", first.split, "--eval-episodes", "200", "--eval-every", "8"]
-    return make_job([*words, "--checkpoint-every", "8", *suite.rl, *flags])
-
-
-def profile_job(suite: Suite, work: Path, learner: Job, times: int, questions: int | None = None) -> Job:
-    """Every training question, or the first `questions`, so many times, sampled as this learner samples."""
-    args = learner.args
-    words = ["python", "learner/evaluate_llm.py", "--exp-name", f"real_{work.name}_profile", "--model", args["model"]]
-    words += ["--env-id", args["env_id"], "--env-kwargs", env_kwargs(suite, work / "reinforced"), "--split", "train"]
-    words += ["--episodes", str(questions or 1_000_000), "--profile", str(times)]
-    words += ["--cuda" if args["cuda"] else "--no-cuda"]
-    same = [name for name in SAMPLING if name != "dtype" or args["engine"] == "transformers"]
-    words += [word for name in same for word in (f"--{name.replace('_', '-')}", str(args[name]))]
-    return make_job([*words, *["--num-threads", str(learner.threads)] * (learner.threads is not None)])
-
-
-def evaluation_job(suite: Suite, name: str, data: Path, questions: str, label: str, seed: int, model: str, mode: str,
-                   flags: Sequence[str]) -> Job:  # fmt: skip
-    """`questions` is the hash of their file: of another one a run is another."""
-    data_set = suite.sets[name]
-    exp_name = re.sub(r"\W+", "_", f"real_{label.lower()}_{name.lower()}_{questions}")
-    words = ["python", "learner/evaluate_llm.py", "--exp-name", exp_name, "--seed", str(seed), "--model", model]
-    words += ["--mode", mode, "--env-id", data_set.env_id, "--split", data_set.split, "--episodes", "1000000"]
-    words += ["--env-kwargs", env_kwargs(suite, data / data_set.folder), "--num-envs", "32"]
-    return make_job([*words, *flags])
-
-
-# --------------------------------------------------------------------------------------------------------------- main
-
-
-def check_jobs(jobs: Sequence[Job]) -> None:
-    """SystemExit where a script would refuse its arguments: now, not after the hours of those before it."""
-    for job in jobs:
-        script = importlib.import_module(Path(job.words[1]).stem)
-        script.check(script.Args(**job.args))
-
-
-def builds_on(
-    part: str, missing: Sequence[tuple[str, int]], reinforced: Sequence[tuple[str, int]], baselines: bool = True
-) -> list[str]:
-    """The supervised policies that a part needs: reinforcement begins with one, an evaluation plays what is missing."""
-    if part == "sft":
-        return [START, PAIRS] if baselines else [START]
-    wanted = {START} if reinforced or part == "rl" else set()
-    if part == "evaluate":
-        wanted |= {label for label, _ in missing}
-    return [label for label in (START, PAIRS) if label in wanted]
-
-
-def evaluate(jobs: dict[Key, Job], how: dict[Key, dict[str, Any]], record: Path, model: str, workers: int) -> None:
-    """Play what isn't recorded, and record a line of each evaluation that ends, also when others were interrupted.
-
-    SystemExit, after all others, where faults ended some of the episodes.
-    """
-    from agent_r1.tokenizers import load_tokenizer
-
-    there = read_record(record, how)
-    jobs = {key: job for key, job in jobs.items() if key not in there}
-    damaged = []
-    try:
-        finish(list(jobs.values()), workers)
-    finally:
-        for key, job in jobs.items():
-            folder, finished = find(job)
-            if finished:
-                line = dict(zip(("policy", "set", "seed"), key, strict=True)) | how[key]
-                line["machine"] = describe_machine()
-                try:
-                    rows = read_episodes(folder, load_tokenizer(model))
-                except ValueError as error:
-                    damaged.append(f"{folder}: {error}; delete the folder to play it again")
-                    continue
-                env = make_env(json.loads((folder / "evaluation.json").read_text())["args"])
-                line |= figures(rows)
-                line["examples"] = examples(rows, lambda index, env=env: env.make_task(index).answers)
-                record.parent.mkdir(exist_ok=True)
-                with record.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-    if damaged:
-        raise SystemExit("\n".join(damaged))
-
-
-def by_policy(recorded: dict[Key, Figures]) -> Episodes:
-    """The figures of every policy on every set, in the order of the record."""
-    episodes: Episodes = {}
-    for (label, which, _), found in recorded.items():
-        episodes.setdefault(label, {}).setdefault(which, []).append(found)
-    return episodes
-
-
-def adapters_as_words(adapters: dict[tuple[str, int], Path]) -> list[str]:
-    """As `--adapters` takes them; where somebody has them outside of the repository doesn't matter to others."""
-    words = []
-    for (label, _), folder in adapters.items():
-        ours = folder.is_relative_to(ROOT / "benchmarks" / "adapters")
-        where = str(folder.relative_to(ROOT)) if ours else "ADAPTERS"
-        words.append(where if label == START else f"{label}={where}")
-    return words
-
-
-def recorded_elsewhere(sets: dict[str, dict[str, Any]], names: Sequence[str]) -> dict[str, Episodes]:
-    """What is recorded under other names of this model and these questions. SystemExit where nothing is supervised."""
-    same = {which: {x: how[x] for x in ("model", "questions") if x in how} for which, how in sets.items()}
-    against = {of: by_policy(alike(read_record(RESULTS / f"{of}_episodes.jsonl", {}), same)) for of in names}
-    for of in names:
-        if START not in against[of]:
-            raise SystemExit(f"--against {of}: it has no {START} of this model and these questions")
-    return against
-
-
-def write_report(
-    suite: Suite, name: str, recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]], args: argparse.Namespace
-) -> None:
-    """Write the tables of what is recorded, and episodes that went wrong. SystemExit where nothing is."""
-    if not recorded:
-        raise SystemExit(f"nothing of {name} is recorded; --part evaluate plays it")
-    against = recorded_elsewhere(sets, args.against)
-    to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the trained agents of `{name}.md`."]
-    for (label, which, seed), found in recorded.items():
-        if label == START or label in LEARNERS:
-            to_read += [f"## {label}, {which}, seed {seed}", *map(story, found.get("examples", ()))]
-    (RESULTS / f"{name}_examples.md").write_text("\n\n".join(to_read) + "\n")
-    table, numbers = tables(suite, by_policy(recorded), against)
-    curves = RESULTS / f"{name}_curves.json"
-    if curves.is_file():
-        found = json.loads(curves.read_text())
-        plot(found, recorded, ROOT / "docs" / "images" / f"{name}.png")
-        table += f"\n\n{runs_table(found)}"
-    print(table)
-    command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
-    command += f" --data DATA --seeds {args.seeds}" + (f" --name {name}" if args.name else "")
-    command += f" --learners {shlex.join(args.learners)}".rstrip()
-    command += f" --profile {args.profile}" if args.profile else ""
-    command += f" --profile-questions {args.profile_questions}" if args.profile_questions else ""
-    command += f" --against {shlex.join(args.against)}" if args.against else ""
-    if args.adapters:
-        command += f" --adapters {shlex.join(adapters_as_words(args.adapters))}"
-    command += "" if args.baselines else " --no-baselines"
-    for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
-        if getattr(args, flag):
-            command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
-    record_results(name, numbers, table, command, merged=True)
-    put_tables(DOCS / "real_model.md", name, table)
-
-
-def how_trained(suite: Suite, reinforced: Sequence[tuple[str, int]], adapters: dict[tuple[str, int], str],
-                questions: str, args: argparse.Namespace) -> dict[tuple[str, int], dict[str, Any]]:  # fmt: skip
-    """Which training a figure is of, for each policy and seed: its flags and questions, or the hash of adapters."""
-    sft = {"sft_flags": without_speed(args.sft_flags), "trained_on": questions}
-    start = {"adapters": adapters[START, 1]} if adapters else sft
-    found: dict[tuple[str, int], dict[str, Any]] = {(START, 1): start}
-    if args.baselines:
-        found = {(label, 1): {} for label in suite.modes} | {(PAIRS, 1): sft} | found
-    for label, seed in reinforced:
-        if args.part != "rl" and (label, seed) in adapters:
-            found[label, seed] = start | {"on_top": adapters[label, seed]}
-        else:
-            found[label, seed] = start | {"rl_flags": without_speed(args.rl_flags), "trained_on": questions}
-            told = {"profile": args.profile, "profile_questions": args.profile_questions}
-            found[label, seed] |= {name: number for name, number in told.items() if number}
-    return found
-
-
-def how_played(suite: Suite, data: Path, model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Which model, questions and flags a figure is of, for each set; nothing for a part that plays none of dev."""
-    if args.part not in ("evaluate", "report"):
-        return {which: {} for which in suite.sets}
-    flags = without_speed(args.evaluate_flags)
-    files = {which: find_file(data / one.folder / one.heldout) for which, one in suite.sets.items()}
-    return {
-        which: {"model": model, "questions": hash_of_files([file]), "evaluate_flags": flags}
-        for which, file in files.items()
-    }
-
-
-def alike(recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]]) -> dict[Key, Figures]:
-    """What was played with these models, questions and flags."""
-    return {
-        key: row for key, row in recorded.items()
-        if key[1] in sets and all(row.get(name) == value for name, value in sets[key[1]].items())
-    }  # fmt: skip
-
-
-def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures]:
-    """What was recorded of these. SystemExit for a line that was made in another way."""
-    found = {}
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        row = json.loads(line)
-        key = (row["policy"], row["set"], row["seed"])
-        if key in how and any(row.get(name) != value for name, value in how[key].items()):
-            said = f"{path} has {', '.join(map(str, key))} of another model, other questions, or with other flags"
-            raise SystemExit(f"{said}; delete that line, or give --name")
-        found[key] = row
-    return found
 
 
 def in_order(given: Sequence[tuple[str, Path]]) -> dict[tuple[str, int], Path]:
@@ -394,6 +151,10 @@ def arguments() -> argparse.Namespace:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
     if args.name is not None and ("/" in args.name or args.name in ("", ".", "..")):
         parser.error(f"--name {args.name}: a name, not a path" if args.name else "--name is empty: give one, or none")
+    for name, fixed in FIXED.items():
+        for word in shlex.split(getattr(args, name)):
+            if word.startswith("--") and flag_name(word) in fixed:
+                parser.error(f"--{name.replace('_', '-')}: {word.partition('=')[0]} is what {parser.prog} sets itself")
     if args.profile_questions and not args.profile:
         parser.error("--profile-questions says how many --profile plays; give that, too")
     return args
@@ -413,6 +174,10 @@ def main() -> None:
     if (START, 1) in adapters and len(stack := stack_of_adapters(str(adapters[START, 1]))) > 1:
         raise SystemExit(f"--adapters {stack[-1]} go on top of {stack[-2]}: give that one, and LEARNER={stack[-1]}")
     hashes = {one: hash_of_adapters(folder) for one, folder in adapters.items()}
+    for (label, _), folder in adapters.items():
+        stack = stack_of_adapters(str(folder))
+        if label != START and len(stack) > 1 and hash_of_adapters(Path(stack[-2])) != hashes[START, 1]:
+            raise SystemExit(f"--adapters {label}={folder} go on top of {stack[-2]}, not of {adapters[START, 1]}")
     for one, other in combinations(hashes, 2):
         if hashes[one] == hashes[other]:
             raise SystemExit(f"--adapters {adapters[one]} and {adapters[other]} are the same, of two runs")
@@ -440,7 +205,7 @@ def main() -> None:
     recorded = read_record(record, how) if args.part in ("evaluate", "report") else {}
     missing = [(label, seed) for label, seed in policies if any((label, x, seed) not in recorded for x in suite.sets)]
     if args.part == "report":
-        write_report(suite, name, alike(recorded, sets), sets, args)
+        write_report(suite, name, alike(recorded, sets, trained[START, 1]), sets, args)
         return
     rl_wanted = [one for one in wanted if args.part == "rl" or (one in missing and one not in adapters)]
     recorded_elsewhere(sets, args.against)
@@ -481,7 +246,8 @@ def main() -> None:
         folders = finish(list(rl_jobs.values()), args.workers)
     finally:
         if found := record_curves(rl_jobs, made, RESULTS / f"{name}_curves.json"):
-            plot(found, {}, ROOT / "docs" / "images" / f"{name}.png")
+            plot(found, {}, work / "curves.png")  # --part evaluate draws the page's
+            print(f"the curves so far: {work / 'curves.png'}")
     for (label, seed), folder in zip(rl_wanted, folders, strict=True):
         runs[label, seed] = (str(folder), "agent")
         report = json.loads((folder / "summary.json").read_text())
@@ -495,7 +261,7 @@ def main() -> None:
     # evaluate
     evaluations = evaluations_of(missing, lambda *one: runs[one])
     evaluate(evaluations, how, record, model, args.workers)
-    write_report(suite, name, alike(read_record(record, how), sets), sets, args)
+    write_report(suite, name, alike(read_record(record, how), sets, trained[START, 1]), sets, args)
 
 
 if __name__ == "__main__":

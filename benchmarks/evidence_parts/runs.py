@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import RESULTS, describe_machine, require_quiet_machine, where
+from machine import RESULTS, append_line, describe_machine, read_lines, require_quiet_machine, where
 
 from agent_r1 import tiny_policy
 
@@ -119,10 +119,15 @@ def weights(path: Path) -> str:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """The lines of the record by key, the last one where there are several."""
-    if not RECORD.is_file():
-        return {}
-    return {line["key"]: line for line in map(json.loads, RECORD.read_text().splitlines())}
+    """The lines of the record by key, the last one where there are several. SystemExit where one is cut off."""
+    there = RECORD.stat() if RECORD.is_file() else None
+    return _recorded(RECORD, there and (there.st_mtime_ns, there.st_size))
+
+
+@cache
+def _recorded(path: Path, version: tuple[int, int] | None) -> dict[str, dict[str, Any]]:
+    """Of this version of the file: a table asks some hundred times."""
+    return {line["key"]: line for line in read_lines(path)}
 
 
 @cache
@@ -139,9 +144,7 @@ def commit() -> str:
 def record(key: str, label: str, facts: Mapping[str, Any], force: bool) -> None:
     """Write a line."""
     line = {"key": key, "label": label, "commit": commit(), "on": where(describe_machine()), "forced": force, **facts}
-    RECORD.parent.mkdir(exist_ok=True)
-    with RECORD.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    append_line(RECORD, line)
 
 
 def make(runs: Iterable[Run], args: Any) -> list[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -10,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import DOCS, RESULTS, put_tables, record_results
 from scores import Interval, Scores, cell, interval
 
 from llm_utils.benchmark import Job, find
 from llm_utils.compare import read_curve
 from llm_utils.run_files import write_json
-from real_model_parts.episodes import METRICS
-from real_model_parts.suites import ERRORS, START, Figures, Key, Suite
+from real_model_parts.episodes import METRICS, story
+from real_model_parts.record import Episodes, by_policy, recorded_elsewhere
+from real_model_parts.suites import ERRORS, LEARNERS, START, Figures, Key, Suite
+
+ROOT = DOCS.parent
 
 
 def around_mean(seeds: Sequence[Sequence[float]]) -> Interval:
@@ -36,9 +42,6 @@ def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
     """Whether all of these sets were played, with as many seeds each."""
     seeds = {len(scores.get(name, ())) for name in names}
     return len(seeds) == 1 and 0 not in seeds
-
-
-Episodes = dict[str, dict[str, list[Figures]]]  # label -> set -> the figures of each seed
 
 
 def exact_match(sets: dict[str, list[Figures]]) -> Scores:
@@ -250,3 +253,48 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def adapters_as_words(adapters: dict[tuple[str, int], Path]) -> list[str]:
+    """As `--adapters` takes them; where somebody has them outside of the repository doesn't matter to others."""
+    words = []
+    for (label, _), folder in adapters.items():
+        ours = folder.is_relative_to(ROOT / "benchmarks" / "adapters")
+        where = str(folder.relative_to(ROOT)) if ours else "ADAPTERS"
+        words.append(where if label == START else f"{label}={where}")
+    return words
+
+
+def write_report(
+    suite: Suite, name: str, recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]], args: argparse.Namespace
+) -> None:
+    """Write the tables of what is recorded, and episodes that went wrong. SystemExit where nothing is."""
+    if not recorded:
+        raise SystemExit(f"nothing of {name} is recorded; --part evaluate plays it")
+    against = recorded_elsewhere(sets, args.against)
+    to_read = [f"# Episodes that went wrong\n\nThe first of each kind, of the trained agents of `{name}.md`."]
+    for (label, which, seed), found in recorded.items():
+        if label == START or label in LEARNERS:
+            to_read += [f"## {label}, {which}, seed {seed}", *map(story, found.get("examples", ()))]
+    (RESULTS / f"{name}_examples.md").write_text("\n\n".join(to_read) + "\n")
+    table, numbers = tables(suite, by_policy(recorded), against)
+    curves = RESULTS / f"{name}_curves.json"
+    if curves.is_file():
+        found = json.loads(curves.read_text())
+        plot(found, recorded, ROOT / "docs" / "images" / f"{name}.png")
+        table += f"\n\n{runs_table(found)}"
+    print(table)
+    command = f"python benchmarks/real_model.py --part {args.part} --suite {args.suite} --model FOLDER"
+    command += f" --data DATA --seeds {args.seeds}" + (f" --name {name}" if args.name else "")
+    command += f" --learners {shlex.join(args.learners)}".rstrip()
+    command += f" --profile {args.profile}" if args.profile else ""
+    command += f" --profile-questions {args.profile_questions}" if args.profile_questions else ""
+    command += f" --against {shlex.join(args.against)}" if args.against else ""
+    if args.adapters:
+        command += f" --adapters {shlex.join(adapters_as_words(args.adapters))}"
+    command += "" if args.baselines else " --no-baselines"
+    for flag in ("sft_flags", "rl_flags", "evaluate_flags"):
+        if getattr(args, flag):
+            command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
+    record_results(name, numbers, table, command, merged=True)
+    put_tables(DOCS / "real_model.md", name, table)
