@@ -184,17 +184,6 @@ def main() -> None:
     weights = hash_of_model(model)
     questions = hash_of_files([find_file(data / one.folder / one.train) for one in suite.sets.values()])
     work = ROOT / "runs" / "prepared" / f"{name}_{questions}"  # with other questions, runs are others
-    if args.part != "report":
-        with once(work / "prepared.json", [model, weights, args.suite]) as needed:
-            if needed:
-                split_questions(suite, data, work)
-                with plain_errors(env_id):
-                    write_demonstrations(suite, model, work)
-        for one, folder in adapters.items():  # START is the first one
-            below = model if one[0] == START else str(work / merged(START))
-            with once(work / f"{merged(*one)}.json", [model, weights, hashes[START, 1], hashes[one]]) as needed:
-                if needed:
-                    merge(below, folder, work / merged(*one))
     # what is recorded needs no run
     wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
     trained = how_trained(suite, wanted, hashes, questions, args)
@@ -207,8 +196,19 @@ def main() -> None:
     if args.part == "report":
         write_report(suite, name, alike(recorded, sets, trained[START, 1]), sets, args)
         return
-    rl_wanted = [one for one in wanted if args.part == "rl" or (one in missing and one not in adapters)]
     recorded_elsewhere(sets, args.against)
+    # prepare
+    with once(work / "prepared.json", [model, weights, args.suite]) as needed:
+        if needed:
+            split_questions(suite, data, work)
+            with plain_errors(env_id):
+                write_demonstrations(suite, model, work)
+    for one, folder in adapters.items():  # START is the first one
+        below = model if one[0] == START else str(work / merged(START))
+        with once(work / f"{merged(*one)}.json", [model, weights, hashes[START, 1], hashes[one]]) as needed:
+            if needed:
+                merge(below, folder, work / merged(*one))
+    rl_wanted = [one for one in wanted if args.part == "rl" or (one in missing and one not in adapters)]
     rl_flags, evaluate_flags = shlex.split(args.rl_flags), shlex.split(args.evaluate_flags)
 
     def evaluations_of(played: Sequence[tuple[str, int]], by: Callable[[str, int], tuple[str, str]]) -> dict[Key, Job]:

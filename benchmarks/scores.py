@@ -65,14 +65,15 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """shown: the goal is reached by the mean, and the interval is off zero; refuted: it lies below the goal."""
+        """shown: the goal is reached by the mean, and the interval is off zero; refuted: it lies below the goal. Where
+        it misses the goal and lies above zero, that is said, too."""
         value, low, high = self.found
         if math.isnan(value):
             return "no signal"
         if value >= self.goal and low > 0:
             verdict = "shown"
         else:
-            verdict = "refuted" if high < self.goal else "not shown"
+            verdict = ("refuted" if high < self.goal else "not shown") + ", though above zero" * (low > 0)
         return f"{verdict}, in one run" if self.seeds < 2 else verdict
 
     def record(self) -> dict[str, Any]:

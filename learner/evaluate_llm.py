@@ -180,7 +180,7 @@ if __name__ == "__main__":
     stack = stack_of_adapters(args.adapter) if args.adapter is not None else []
     trained_on = summary_of_run(args.adapter).get("model_files") if args.adapter is not None else None
     if trained_on not in (None, fingerprint(source)):
-        print(f"{source} isn't what the run of {args.adapter} began with, or a copy of it", file=sys.stderr)
+        print(f"{source} may not be what the run of {args.adapter} began with (other names, times)", file=sys.stderr)
     tokenizer = tokenizer_source(args.tokenizer or ("byte" if args.api is not None else None), source, args.env_id)
     spec, kwargs = environment_spec(args.env_id), {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
     with plain_errors(args.env_id):

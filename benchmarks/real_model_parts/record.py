@@ -28,7 +28,7 @@ def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures
         key = (row["policy"], row["set"], row["seed"])
         if key in how and any(row.get(name) != value for name, value in how[key].items()):
             said = f"{path} has {', '.join(map(str, key))} of another model, other questions, or with other flags"
-            raise SystemExit(f"{said}; delete that line, or give --name")
+            raise SystemExit(f"{said}; give --name, or delete that line")
         found[key] = row
     return found
 

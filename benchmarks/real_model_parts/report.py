@@ -59,7 +59,8 @@ def tables(suite: Suite, episodes: Episodes, against: dict[str, Episodes] | None
             values = {metric: [np.array(seed[metric], float) for seed in seeds] for metric in METRICS}
             numbers["questions"][name] = len(seeds[0]["em"])
             numbers["metrics"].setdefault(label, {})[name] = {
-                metric: [float(np.mean(seed)) for seed in found] for metric, found in values.items()
+                metric: [None if np.isnan(seed).any() else float(np.mean(seed)) for seed in found]
+                for metric, found in values.items()
             }
             cells = []
             for metric, found in values.items():
@@ -130,6 +131,7 @@ def won_and_lost(seeds: np.ndarray, start: np.ndarray) -> str:
     return f", {int((seeds > start).sum())} won, {int((seeds < start).sum())} lost" if len(start) == 1 else ""
 
 
+CURVES = ("charts/episodic_return", "charts/exact_match", "charts/tool_calls", "charts/step_recall", "eval/em")
 OF_A_RUN = dict.fromkeys(("time/rollout", "time/score", "time/train", "time/sync"), np.sum)  # seconds
 OF_A_RUN["sampler/gap_mean"] = np.mean
 
@@ -140,7 +142,7 @@ def check_curves(how: dict[tuple[str, int], str], path: Path) -> None:
     for (label, _), made in how.items():
         if any(run["how"] != made for run in found.get(label, {}).values()):
             said = f"{path} has {label} of another model, other questions, or with other flags"
-            raise SystemExit(f"{said}; delete that, or give --name")
+            raise SystemExit(f"{said}; give --name, or delete that")
 
 
 def record_curves(
@@ -152,7 +154,7 @@ def record_curves(
     for (label, seed), job in jobs.items():
         folder, _ = find(job)
         one: dict[str, Any] = {}
-        for metric in ("charts/episodic_return", "charts/exact_match", "eval/em") if folder else ():
+        for metric in CURVES if folder else ():
             with suppress(KeyError):  # nothing of it yet
                 curves = {x: read_curve(folder, metric, x) for x in ("episodes", "seconds")}
                 one |= {f"{metric} at {x}": at.tolist() for x, (at, _) in curves.items()}
@@ -215,7 +217,7 @@ def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], co
 
 
 def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: Path) -> None:
-    """Left the training return, with its mean over five iterations where there are more, right the greedy exact match:
+    """Left the training return, with its mean over five iterations, right the greedy exact match:
     on held-out questions on the way, on dev before and after. A step's few questions differ much from the next one's.
     """
     import matplotlib
@@ -229,10 +231,11 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
         for number, (label, runs) in enumerate(found.items()):
             for index, run in enumerate(run for run in runs.values() if metric in run):
                 x, y = np.array(run[f"{metric} at episodes"]), np.array(run[metric])
-                smooth = [(np.convolve(z, np.ones(5) / 5, "valid") if len(z) > 5 else z) for z in (x, y)]
                 of = f"{label}, held-out questions" if metric == "eval/em" else label
                 axes.plot(x, y, ".", color=f"C{number}", alpha=0.5)
-                line = smooth if metric.startswith("charts") else (x, y)
+                line = (x, y)
+                if metric.startswith("charts"):
+                    line = tuple(np.convolve(z, np.ones(5) / 5, "valid") if len(z) >= 5 else [] for z in line)
                 axes.plot(*line, color=f"C{number}", label=None if index else of)
         axes.set(xlabel="training episodes", ylabel=shown)
         axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.0, axes.get_ylim()[1]))

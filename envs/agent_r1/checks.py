@@ -20,6 +20,7 @@ import numpy as np
 
 from agent_r1 import probes
 from agent_r1.probes import Probe, play
+from agent_r1.task_data import DataNotFoundError
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import Tool, ToolResult
@@ -160,6 +161,25 @@ def _specials(env: ToolEnv, state: Any) -> list[int]:
 
     special = set(control_tokens(env.tokenizer).values())
     return [token for token in state.tolist() if token in special]
+
+
+def splits_differ(subject: Subject) -> None:
+    """No two splits begin with the same tasks under other ids: what is held out would be what is trained on."""
+    env = subject.make()
+    begins: dict[str, str] = {}  # how many tasks, and the first -> the split
+    for split, own in env.splits.items():
+        if split != own or not env.has_split(split, **{k: v for k, v in subject.kwargs.items() if k != "split"}):
+            continue
+        try:
+            of_split = subject.make(split=split)
+        except DataNotFoundError:
+            continue
+        tasks = [of_split.make_task(index) for index in range(min(20, of_split.num_tasks))]
+        begin = [of_split.num_tasks, *([task.question, task.answers, task.metadata] for task in tasks)]
+        of_split.close()
+        if (other := begins.setdefault(json.dumps(begin, default=repr), split)) != split:
+            raise Failed(f"{other} and {split} have the same tasks: make_task(index) draws them by self.split, too")
+    env.close()
 
 
 def determinism(subject: Subject) -> None:
@@ -311,6 +331,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "gymnasium": gymnasium_check,
     "farming": farming,
     "injection": injection,
+    "splits": splits_differ,
     "determinism": determinism,
     "snapshot": snapshots,
     "careless": careless,

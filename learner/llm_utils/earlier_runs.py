@@ -108,7 +108,8 @@ def stack_of_adapters(folder: str) -> list[str]:
     while (base := _noted_base(stack[0])) and (below := Path(stack[0], base)).joinpath("adapter_config.json").is_file():
         if any(below.samefile(other) for other in stack):
             raise SystemExit(f"--adapter {folder}: {below} is below itself, says its adapter_config.json")
-        stack.insert(0, os.path.relpath(below.resolve()))
+        near = os.path.relpath(below.resolve())
+        stack.insert(0, str(below.resolve()) if near.startswith("..") else near)
     return stack
 
 

@@ -22,6 +22,7 @@ FOUND = {
     "gymnasium": ["Unspeakable"],
     "farming": ["Farmable", "FarmableInPairs"],
     "injection": ["ListensToTools", "ListensToToolsOfAnEpisode", "ListensToQuestions", "KeepsResultsBack"],
+    "splits": ["HoldsNothingOut"],
     "determinism": ["DependsOnHashes", "DependsOnTheClock", "DependsOnGlobalRandomNumbers"],
     "snapshot": ["ForgetsInSnapshots"],
     "careless": ["Stumbles", "RefusesSome"],

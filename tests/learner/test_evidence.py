@@ -29,8 +29,9 @@ RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatc
         (0.135, (0.2, 0.15, 0.25), "shown"),
         (0.135, (0.2, 0.05, 0.25), "shown"),
         (0.135, (0.2, -0.05, 0.25), "not shown"),
-        (0.135, (0.1, 0.05, 0.2), "not shown"),
-        (0.135, (0.1, 0.05, 0.13), "refuted"),
+        (0.135, (0.1, 0.05, 0.2), "not shown, though above zero"),
+        (0.135, (0.1, 0.05, 0.13), "refuted, though above zero"),
+        (0.135, (0.1, -0.01, 0.13), "refuted"),
         (0.0, (-0.2, -0.3, -0.1), "refuted"),
     ],
 )  # fmt: skip
@@ -51,7 +52,7 @@ def test_claims_are_a_line_each_with_a_column_for_each_kind_of_tasks():
         "|---|---|---|---|",
         f"| A above B | +0.100 | {found} | {found} |",
         f"| A above C | +0.100 | {found} |  |",
-        "| A above B | +0.500 |  | refuted: +0.200 [+0.100, +0.300] |",
+        "| A above B | +0.500 |  | refuted, though above zero: +0.200 [+0.100, +0.300] |",
     ]
     assert "Of 4 claims" in said
     with pytest.raises(ValueError, match="two claims"):

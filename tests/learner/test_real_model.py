@@ -389,7 +389,7 @@ def test_curves_of_runs_that_are_not_finished_are_recorded(tmp_path, monkeypatch
     assert apart == scores.interval({"": np.repeat([[0.0], [1.0]], 900, 1)}) == (0.5, 0.0, 1.0)
     report.check_curves(made("a"), path)
     report.check_curves({("PPO", 1): "b"}, path)
-    with pytest.raises(SystemExit, match=r"curves.json has GRPO of another model, .*; delete that, or give --name"):
+    with pytest.raises(SystemExit, match=r"curves.json has GRPO of another model, .*; give --name, or delete that"):
         report.check_curves(made("b"), path)
 
 
@@ -466,6 +466,7 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     found = record.read_record(path, how)
     assert list(found) == [key] and found[key]["em"] == [1.0, 0.0] and found[key]["format"] == [1.0, 0.0]
     table, numbers = report.tables(WIKI, {"GRPO": {"HotpotQA": [found[key]]}})
+    assert numbers["metrics"]["GRPO"]["HotpotQA"]["support_recall"] == [None]  # JSON has no NaN
     assert "| GRPO | HotpotQA | 2 | 0.500" in table and numbers["errors"]["GRPO"]["HotpotQA"]["format"] == 1
     table, _ = report.tables(WIKI, {"GRPO": {"HotpotQA": [found[key] | {"tool_calls": [0.0, 0.0]}]}})
     assert "EM where" not in table  # nobody searched

@@ -1,7 +1,6 @@
-"""How the learners' files hang together: no import cycle, and what stands in several of them is the same."""
+"""What stands in several learners is the same."""
 
 import ast
-from graphlib import TopologicalSorter
 from itertools import combinations
 from pathlib import Path
 
@@ -12,25 +11,6 @@ import torch
 from learners import PLAY
 
 LEARNER = Path(__file__).parents[2] / "learner"
-
-
-def imports(path):
-    """The rooms of llm_utils that a file imports, also inside functions."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "llm_utils":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llm_utils."):
-            found.add(node.module.split(".")[1])
-        elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("llm_utils.")}
-    return found
-
-
-def test_there_is_no_import_cycle():
-    graph = {path.stem: imports(path) for path in (LEARNER / "llm_utils").glob("*.py")}
-    assert "transformers_engine" in graph["make_engine"] and sum(map(len, graph.values())) > 40
-    TopologicalSorter(graph).prepare()  # CycleError names the rooms
 
 
 def functions(script):

@@ -39,6 +39,13 @@ class Right(ToolEnv):
         return [self.dialect.tool_call("read", {"place": 1}), f"<answer>{self.task.answers[0]}</answer>"]
 
 
+class HoldsNothingOut(Right):
+    splits = {"train": "train", "training": "train", "test": "test"}  # noqa: RUF012
+
+    def make_task(self, index):
+        return replace(super().make_task(index), id=f"{self.split}{index}")
+
+
 class FloorOfNoTrick(Right):
     floors = {"reeding": 1.0}  # noqa: RUF012
 

@@ -9,28 +9,19 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, some_of
-from agent_r1.bridges.bridge import World, check_version
+from agent_r1.bridges.alfworld_rooms import KINDS, SPELLING, draw_game, find_alfworld
+from agent_r1.bridges.bridge import World
 from agent_r1.bridges.text_game import TextGameEnv
-from agent_r1.bridges.textworld import find_textworld
 from agent_r1.tool_env import ONLY_EXPERTS, Task
 from agent_r1_tools import ToolResult
 
-KINDS = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
-"""The six types of tasks, by ALFWorld's names."""
 SPLITS = {"train": 1_000_000, "valid_seen": 10_000, "valid_unseen": 10_000}  # generated tasks
 MOST_COMMAND = 150  # characters
 _ONE_AT_A_TIME = threading.Lock()  # Fast Downward's translator works with globals
@@ -252,8 +243,6 @@ def translated(domain: str, problem: str, verbose: bool = False, optimize: bool 
 @lru_cache(maxsize=256)  # the episodes of a group play the same game
 def begin(game: str, path: str) -> Game:
     """A game with its first text and a way that wins: that of a file, or one that is drawn (`game` is JSON)."""
-    from agent_r1.bridges.alfworld_rooms import SPELLING, draw_game
-
     data = json.loads(Path(path).read_text()) if path else draw_game(**json.loads(game))
     env = start(data)
     try:
@@ -279,23 +268,3 @@ def official_games(folder: str, split: str, kinds: tuple[str, ...]) -> tuple[str
         if json.loads(path.read_text()).get("solvable"):
             found.append(str(path))
     return tuple(found)
-
-
-@cache
-def find_alfworld() -> Any:
-    """The package. Raises ImportError where it or what it plays with isn't installed; warns of a version that wasn't
-    checked."""
-    there = os.environ.get("ALFWORLD_DATA")
-    try:
-        import alfworld.info  # sets ALFWORLD_DATA, and makes that folder
-        import fast_downward  # noqa: F401
-
-        find_textworld()
-    except ImportError as error:
-        raise ImportError('ALFWorld needs alfworld: pip install "agent-r1[alfworld]"') from error
-    finally:
-        if there is None:
-            os.environ.pop("ALFWORLD_DATA", None)
-    check_version("alfworld", "0.4")
-    check_version("fast-downward-textworld", "20.6")
-    return alfworld.info

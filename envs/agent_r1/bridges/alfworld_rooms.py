@@ -7,6 +7,7 @@ things lie is drawn by ALFWorld's table of what may hold what.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -14,9 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.bridges.alfworld import KINDS, find_alfworld
+from agent_r1.bridges.bridge import check_version
+from agent_r1.bridges.textworld import find_textworld
 from agent_r1.tasks.draw import pick, sample
 
+KINDS = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+"""The six types of tasks, by ALFWorld's names."""
 MAKER = {  # what a thing becomes, where, and by which table
     "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
     "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
@@ -211,3 +222,23 @@ def write_problem(furniture: Any, things: list[tuple[str, str, str]], goal: str)
         "(define (problem room)\n    (:domain alfred)\n    (:objects\n        "
         f"{objects}\n    )\n    (:init\n        (= (total-cost) 0)\n        {init}\n    )\n{goal}"
     )
+
+
+@cache
+def find_alfworld() -> Any:
+    """The package. Raises ImportError where it or what it plays with isn't installed; warns of a version that wasn't
+    checked."""
+    there = os.environ.get("ALFWORLD_DATA")
+    try:
+        import alfworld.info  # sets ALFWORLD_DATA, and makes that folder
+        import fast_downward  # noqa: F401
+
+        find_textworld()
+    except ImportError as error:
+        raise ImportError('ALFWorld needs alfworld: pip install "agent-r1[alfworld]"') from error
+    finally:
+        if there is None:
+            os.environ.pop("ALFWORLD_DATA", None)
+    check_version("alfworld", "0.4")
+    check_version("fast-downward-textworld", "20.6")
+    return alfworld.info
