@@ -150,9 +150,9 @@ def read_lines(path: Path) -> list[Any]:
 def append_line(path: Path, facts: Any) -> None:
     """Add a line to a record, which may end in one that was cut off."""
     path.parent.mkdir(exist_ok=True)
-    cut = path.is_file() and not path.read_bytes().endswith(b"\n")
-    with path.open("a") as file:
-        file.write("\n" * cut + json.dumps(facts) + "\n")
+    with path.open("ab+") as file:
+        cut = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read() != b"\n"
+        file.write(b"\n" * cut + json.dumps(facts).encode() + b"\n")
 
 
 def put_tables(page: Path, name: str, tables: str) -> bool:

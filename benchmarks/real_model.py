@@ -50,7 +50,7 @@ from real_model_parts.jobs import (  # noqa: E402
     rl_job,
     sft_jobs,
 )  # fmt: skip
-from real_model_parts.models import hash_of_adapters, hash_of_model, merge  # noqa: E402
+from real_model_parts.models import hash_below, hash_of_adapters, hash_of_model, merge  # noqa: E402
 from real_model_parts.questions import find_file, hash_of_files, split_questions, write_demonstrations  # noqa: E402
 from real_model_parts.record import (  # noqa: E402
     alike,
@@ -151,7 +151,7 @@ def arguments() -> argparse.Namespace:
         parser.error("--adapters of a learner come on top of those of the training on demonstrations; give both")
     if args.name is not None and ("/" in args.name or args.name in ("", ".", "..")):
         parser.error(f"--name {args.name}: a name, not a path" if args.name else "--name is empty: give one, or none")
-    for name, fixed in FIXED.items():
+    for name, fixed in FIXED.items() if args.part != "report" else ():
         for word in shlex.split(getattr(args, name)):
             if word.startswith("--") and flag_name(word) in fixed:
                 parser.error(f"--{name.replace('_', '-')}: {word.partition('=')[0]} is what {parser.prog} sets itself")
@@ -175,9 +175,10 @@ def main() -> None:
         raise SystemExit(f"--adapters {stack[-1]} go on top of {stack[-2]}: give that one, and LEARNER={stack[-1]}")
     hashes = {one: hash_of_adapters(folder) for one, folder in adapters.items()}
     for (label, _), folder in adapters.items():
-        stack = stack_of_adapters(str(folder))
-        if label != START and len(stack) > 1 and hash_of_adapters(Path(stack[-2])) != hashes[START, 1]:
-            raise SystemExit(f"--adapters {label}={folder} go on top of {stack[-2]}, not of {adapters[START, 1]}")
+        if label != START and (below := hash_below(folder)) not in (None, hashes[START, 1]):
+            raise SystemExit(f"--adapters {label}={folder} go on top of others than {adapters[START, 1]}")
+        if label != START and below is None:
+            print(f"--adapters {label}={folder}: nothing says whether {adapters[START, 1]} are below", file=sys.stderr)
     for one, other in combinations(hashes, 2):
         if hashes[one] == hashes[other]:
             raise SystemExit(f"--adapters {adapters[one]} and {adapters[other]} are the same, of two runs")
@@ -187,14 +188,14 @@ def main() -> None:
     # what is recorded needs no run
     wanted = [(label, seed) for label in args.learners for seed in range(1, args.seeds + 1)]
     trained = how_trained(suite, wanted, hashes, questions, args)
-    policies = list(trained)
+    policies, start_how = list(trained), trained[START, 1]
     sets = how_played(suite, data, weights, args)
     how = {(label, which, seed): sets[which] | trained[label, seed] for label, seed in policies for which in sets}
     record = RESULTS / f"{name}_episodes.jsonl"
     recorded = read_record(record, how) if args.part in ("evaluate", "report") else {}
     missing = [(label, seed) for label, seed in policies if any((label, x, seed) not in recorded for x in suite.sets)]
     if args.part == "report":
-        write_report(suite, name, alike(recorded, sets, trained[START, 1]), sets, args)
+        write_report(suite, name, alike(recorded, sets, start_how), sets, start_how, args)
         return
     recorded_elsewhere(sets, args.against)
     # prepare
@@ -245,7 +246,7 @@ def main() -> None:
     try:
         folders = finish(list(rl_jobs.values()), args.workers)
     finally:
-        if found := record_curves(rl_jobs, made, RESULTS / f"{name}_curves.json"):
+        if rl_jobs and (found := record_curves(rl_jobs, made, RESULTS / f"{name}_curves.json")):
             plot(found, {}, work / "curves.png")  # --part evaluate draws the page's
             print(f"the curves so far: {work / 'curves.png'}")
     for (label, seed), folder in zip(rl_wanted, folders, strict=True):
@@ -261,7 +262,7 @@ def main() -> None:
     # evaluate
     evaluations = evaluations_of(missing, lambda *one: runs[one])
     evaluate(evaluations, how, record, model, args.workers)
-    write_report(suite, name, alike(read_record(record, how), sets, trained[START, 1]), sets, args)
+    write_report(suite, name, alike(read_record(record, how), sets, start_how), sets, start_how, args)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Claim:
         if value >= self.goal and low > 0:
             verdict = "shown"
         else:
-            verdict = ("refuted" if high < self.goal else "not shown") + ", though above zero" * (low > 0)
+            verdict = ("refuted" if high < self.goal else "not shown") + (", though above zero" if low > 0 else "")
         return f"{verdict}, in one run" if self.seeds < 2 else verdict
 
     def record(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,9 @@ def recorded() -> dict[str, dict[str, Any]]:
     return _recorded(RECORD, there and (there.st_mtime_ns, there.st_size))
 
 
-@cache
+@lru_cache(maxsize=1)
 def _recorded(path: Path, version: tuple[int, int] | None) -> dict[str, dict[str, Any]]:
-    """Of this version of the file: a table asks some hundred times."""
+    """Of this version of the file: a table asks some hundred times. Nobody changes what comes back."""
     return {line["key"]: line for line in read_lines(path)}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 
 from llm_utils.checkpoint import save_model
+from llm_utils.earlier_runs import base_of_adapters, stack_of_adapters
 from llm_utils.loading import load_policy, merge_adapters
 from real_model_parts.questions import hash_of_files
 
@@ -17,6 +19,16 @@ def hash_of_adapters(adapters: Path) -> str:
     if not file.is_file():
         raise SystemExit(f"--adapters {adapters}: there is no {file.name}; give a folder that peft saved")
     return hash_of_files([file])
+
+
+def hash_below(adapters: Path) -> str | None:
+    """Of the adapters that these go on top of, where that is known: their config names those, or the model that they
+    were added to here (`merge`, whose facts stand beside it)."""
+    stack = stack_of_adapters(str(adapters))
+    if len(stack) > 1:
+        return hash_of_adapters(Path(stack[-2]))
+    note = Path(f"{base_of_adapters(str(adapters))}.json")
+    return json.loads(note.read_text())[2] if note.is_file() else None
 
 
 def hash_of_model(model: str) -> str:

@@ -43,8 +43,8 @@ def alike(recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]],
     }  # fmt: skip
     others = {key: row for key, row in played.items() if key[0] in LEARNERS
               and any(row.get(name) != value for name, value in (start or {}).items())}  # fmt: skip
-    for label in dict.fromkeys(label for label, _, _ in others):
-        print(f"{label} is left out: what is recorded of it began with another {START}", file=sys.stderr)
+    for label, seed in dict.fromkeys((label, seed) for label, _, seed in others):
+        print(f"{label}, seed {seed}, is left out: what is recorded of it began with another {START}", file=sys.stderr)
     return {key: row for key, row in played.items() if key not in others}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -98,8 +98,8 @@ def tables(suite: Suite, episodes: Episodes, against: dict[str, Episodes] | None
 
 
 def search_table(episodes: Episodes) -> tuple[list[str], dict[str, Any]]:
-    """How often those who called tools were right, by what their searches found and by the number of their calls:
-    Markdown lines, and the same as numbers."""
+    """How often policies that call tools are right, by what their episodes found and by their calls ("at most 1" are
+    also those without): Markdown lines, and the same as numbers."""
     groups = {  # column -> of what, above which, up to which
         "EM where nothing was found": ("support_recall", -0.1, 0.0),
         "EM where a part was found": ("support_recall", 0.0, 0.999),
@@ -168,6 +168,13 @@ def record_curves(
         path.parent.mkdir(exist_ok=True)
         write_json(path, found)
     return found
+
+
+def begun_with(start: Mapping[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The curves of runs that began with this supervised policy."""
+    alike = {label: {seed: run for seed, run in runs.items() if start.items() <= json.loads(run["how"]).items()}
+             for label, runs in found.items()}  # fmt: skip
+    return {label: runs for label, runs in alike.items() if runs}
 
 
 def runs_table(found: dict[str, dict[str, Any]]) -> str:
@@ -269,9 +276,11 @@ def adapters_as_words(adapters: dict[tuple[str, int], Path]) -> list[str]:
 
 
 def write_report(
-    suite: Suite, name: str, recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]], args: argparse.Namespace
+    suite: Suite, name: str, recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]], start: Mapping[str, Any],
+    args: argparse.Namespace,
 ) -> None:
-    """Write the tables of what is recorded, and episodes that went wrong. SystemExit where nothing is."""
+    """Write the tables of what is recorded, and episodes that went wrong; curves only of learners that began with this
+    start. SystemExit where nothing is recorded."""
     if not recorded:
         raise SystemExit(f"nothing of {name} is recorded; --part evaluate plays it")
     against = recorded_elsewhere(sets, args.against)
@@ -283,7 +292,7 @@ def write_report(
     table, numbers = tables(suite, by_policy(recorded), against)
     curves = RESULTS / f"{name}_curves.json"
     if curves.is_file():
-        found = json.loads(curves.read_text())
+        found = begun_with(start, json.loads(curves.read_text()))
         plot(found, recorded, ROOT / "docs" / "images" / f"{name}.png")
         table += f"\n\n{runs_table(found)}"
     print(table)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
@@ -20,7 +21,6 @@ import numpy as np
 
 from agent_r1 import probes
 from agent_r1.probes import Probe, play
-from agent_r1.task_data import DataNotFoundError
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import Tool, ToolResult
@@ -28,6 +28,7 @@ from agent_r1_tools import Tool, ToolResult
 CONTEXT = 1 << 20  # tokens, for checks that play long
 FARMED_TURNS = 200
 MARK = "QXhereXQ"
+HELD_OUT = ("test", "validation", "dev")  # names of splits on which learners evaluate
 
 
 @dataclass
@@ -164,22 +165,18 @@ def _specials(env: ToolEnv, state: Any) -> list[int]:
 
 
 def splits_differ(subject: Subject) -> None:
-    """No two splits begin with the same tasks under other ids: what is held out would be what is trained on."""
-    env = subject.make()
-    begins: dict[str, str] = {}  # how many tasks, and the first -> the split
-    for split, own in env.splits.items():
-        if split != own or not env.has_split(split, **{k: v for k, v in subject.kwargs.items() if k != "split"}):
-            continue
-        try:
-            of_split = subject.make(split=split)
-        except DataNotFoundError:
-            continue
-        tasks = [of_split.make_task(index) for index in range(min(20, of_split.num_tasks))]
-        begin = [of_split.num_tasks, *([task.question, task.answers, task.metadata] for task in tasks)]
-        of_split.close()
-        if (other := begins.setdefault(json.dumps(begin, default=repr), split)) != split:
-            raise Failed(f"{other} and {split} have the same tasks: make_task(index) draws them by self.split, too")
-    env.close()
+    """What is held out doesn't begin with the training tasks under other ids."""
+    with closing(subject.make()) as env:
+        names = dict.fromkeys(env.splits.get(name, "") for name in ("train", *HELD_OUT))
+        kwargs = {name: value for name, value in subject.kwargs.items() if name != "split"}
+        there = [name for name in names if name and env.has_split(name, **kwargs)]
+    begins = {}
+    for split in there:
+        with closing(subject.make(split=split)) as env:
+            begins[split] = [repr(replace(env.make_task(i), id="")) for i in range(min(20, env.num_tasks))]
+    for split in there[1:] if there[:1] == ["train"] else ():
+        if begins[split] == begins["train"][: len(begins[split])]:
+            raise Failed(f"train and {split} begin with the same tasks: make_task(index) is to look at self.split, too")
 
 
 def determinism(subject: Subject) -> None:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_r1_tools.exchange import is_address
@@ -142,7 +141,8 @@ def check_switches(args: Any) -> None:
 def check_environment(args: Any) -> None:
     """Refuse an --env-id or --data-dir that isn't there, and --env-kwargs that no environment takes."""
     kwargs = env_kwargs(args)
-    if args.data_dir is not None and not Path(args.data_dir).expanduser().exists():
+    where = args.data_dir or ""
+    if where and "://" not in where and not os.path.exists(os.path.expanduser(where)):
         raise SystemExit(f"--data-dir {args.data_dir}: there is nothing of that name")
     if doubled := [name for name in FLAGS_OF_THEIR_OWN if name in kwargs]:
         raise SystemExit(f"--env-kwargs takes no {doubled[0]}; give {flag(doubled[0])}")

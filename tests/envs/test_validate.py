@@ -53,6 +53,10 @@ def test_what_is_right_passes(name):
     CHECKS[name](subject("Right", 5))
 
 
+def test_splits_may_share_a_task_and_have_two_names():
+    CHECKS["splits"](subject("HoldsSomeOut", 5))
+
+
 @pytest.mark.parametrize("one", ["RefusesAll", "ShowsNothing"])
 def test_nobody_needs_a_careless_demonstrator(one):
     CHECKS["careless"](subject(one, 5))

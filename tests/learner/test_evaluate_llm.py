@@ -136,6 +136,10 @@ def test_adapters_below_others_are_found_from_where_those_really_lie(tmp_path, m
     for name in ("linked/latest", "far"):
         assert earlier_runs.stack_of_adapters(name) == ["real/sft", name]
         assert earlier_runs.base_of_adapters(name) == "Qwen/base"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert earlier_runs.stack_of_adapters("../far")[0] == str((tmp_path / "real" / "sft").resolve())  # no ../../..
+    monkeypatch.chdir(tmp_path)
     assert earlier_runs.base_of_adapters("odd") is None
     with pytest.raises(SystemExit, match="--adapter a: .* is below itself"):
         earlier_runs.stack_of_adapters("a")

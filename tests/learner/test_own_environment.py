@@ -230,7 +230,8 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
         (["--env-kwargs", '{"max_turn": 4}'], "unexpected keyword argument 'max_turn'; it has .*max_turns"),
         (["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", '{"x": 1}'], "'x'; it has word, loud, .*max_turns"),
         (["--env-id", "AgentR1/HotpotQA-v0", "--data-dir", "nowhere"], "^--data-dir nowhere: there is nothing"),
-        (["--data-dir", "."], "unexpected keyword argument 'data_dir'; it has world_seed, .*max_turns"),
+        (["--data-dir", "~nobody-of-this-name/x"], "^--data-dir ~nobody-of-this-name/x: there is nothing"),
+        (["--data-dir", "s3://there"], "unexpected keyword argument 'data_dir'; it has world_seed, .*max_turns"),
     ],
 )
 @pytest.mark.parametrize("script", ["grpo_llm", "evaluate_llm", "sft_llm"])

@@ -161,7 +161,7 @@ def prepared(tmp_path, monkeypatch):
     for name in "abc":
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_model.safetensors").write_text(name)
-    done = []
+    done, reported = [], []
 
     def merge(model, adapters, folder):
         done.append((Path(model).name, adapters.name, folder.name))
@@ -178,7 +178,9 @@ def prepared(tmp_path, monkeypatch):
     stand_ins = {"ROOT": tmp_path, "RESULTS": tmp_path / "results", "merge": merge, "evaluate": evaluate,
                  "finish": finish, "find_file": lambda path: path, "hash_of_files": lambda files: "q",
                  "split_questions": lambda suite, data, work: work.mkdir(parents=True),
-                 "write_demonstrations": lambda *_: None, "write_report": lambda *_: None}  # fmt: skip
+                 "write_demonstrations": lambda *_: None,
+                 "write_report": lambda suite, name, found, sets, start, _: reported.append((list(found), start)),
+    }  # fmt: skip
     for name, value in stand_ins.items():
         for module in (real_model, record):
             if name in vars(module):
@@ -193,7 +195,7 @@ def prepared(tmp_path, monkeypatch):
         real_model.main()
         return done
 
-    run.done = done
+    run.done, run.reported = done, reported
     return run
 
 
@@ -249,7 +251,7 @@ def test_adapters_of_a_learner_that_began_elsewhere_are_refused(prepared, tmp_pa
     config = tmp_path / "b" / "adapter_config.json"
     config.write_text(json.dumps({"base_model_name_or_path": "../c"}))
     (tmp_path / "c" / "adapter_config.json").write_text("{}")
-    with pytest.raises(SystemExit, match=r"/b go on top of c, not of .*/a$"):
+    with pytest.raises(SystemExit, match=r"PPO=.*/b go on top of others than .*/a$"):
         prepared(*words)
     shutil.copy(tmp_path / "a" / "adapter_model.safetensors", tmp_path / "c")  # the same under another name
     assert prepared(*words)
@@ -262,7 +264,8 @@ def test_adapters_of_a_learner_that_began_elsewhere_are_refused(prepared, tmp_pa
         ("--evaluate-flags", "--env_kwargs '{}'"), ("--evaluate-flags", "--seed 3"),
         ("--evaluate-flags", "--profile 2"),
         ("--rl-flags", "--no-save-model"), ("--rl-flags", "--seed 7"), ("--rl-flags", "--resume runs/x"),
-        ("--rl-flags", "--split dev"), ("--sft-flags", "--data x"),
+        ("--rl-flags", "--split dev"), ("--rl-flags", "--eval-split dev"), ("--rl-flags", "--sample-by-pass-rate x"),
+        ("--sft-flags", "--data x"),
     ],
 )  # fmt: skip
 def test_what_makes_a_run_the_one_of_its_label_is_no_further_flag(flag, word, prepared, capsys):
@@ -272,10 +275,40 @@ def test_what_makes_a_run_the_one_of_its_label_is_no_further_flag(flag, word, pr
     assert f"{flag}: {name} is what real_model.py sets itself" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_report_is_of_those_that_began_with_its_start(prepared, tmp_path):
+    new, old = ({"adapters": models.hash_of_adapters(tmp_path / name)} for name in "ac")
+    row = {"set": "GSM8K", "model": models.hash_of_model(str(TINY)), "questions": "q", "evaluate_flags": ""}
+    for label, seed, start in ((suites.START, 1, new), ("GRPO", 1, old), ("PPO", 1, new), ("PPO", 2, old)):
+        line = row | {"policy": label, "seed": seed} | start
+        machine.append_line(tmp_path / "results" / "mine_episodes.jsonl", line)
+    prepared("--part", "report", "--name", "mine", "--adapters", "a", "--learners")
+    assert prepared.reported == [([(suites.START, "GSM8K", 1), ("PPO", "GSM8K", 1)], new)]
+    runs = {"how": json.dumps({**new, "rl_flags": ""})}, {"how": json.dumps(old)}
+    curves = {"GRPO": {"1": runs[1]}, "PPO": {"1": runs[0], "2": runs[1]}}
+    assert report.begun_with(new, curves) == {"PPO": {"1": runs[0]}}
+
+
+def test_what_adapters_were_added_to_here_is_known(prepared, tmp_path):
+    """A learner's run notes the model that the start was merged into."""
+    work = tmp_path / "prepared"
+    work.mkdir()
+    (tmp_path / "b" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(work / "start")}))
+    assert models.hash_below(tmp_path / "b") is None
+    for name in "ca":
+        facts = ["model", "weights", models.hash_of_adapters(tmp_path / name), "hash"]
+        (work / "start.json").write_text(json.dumps(facts))
+        if name == "c":
+            with pytest.raises(SystemExit, match="PPO=.*/b go on top of others than .*/a$"):
+                prepared("--learners", "PPO", "--adapters", "a", "PPO=b")
+    assert prepared("--learners", "PPO", "--adapters", "a", "PPO=b")
+
+
 def test_flags_that_are_fixed_are_flags_of_the_scripts():
     for name, script in (("sft_flags", "sft_llm"), ("rl_flags", "grpo_llm"), ("evaluate_flags", "evaluate_llm")):
         args = {one.replace("_", "-") for one in vars(importlib.import_module(script).Args())}
         assert jobs.FIXED[name] <= args
+    free = {"cuda", "num-threads", "dtype", "engine", "vllm-url", "num-envs", "temperature", "top-p"}
+    assert args - jobs.FIXED["evaluate_flags"] == free
 
 
 def test_a_learner_that_began_elsewhere_is_not_compared_with_this_start(capsys):
@@ -284,11 +317,13 @@ def test_a_learner_that_began_elsewhere_is_not_compared_with_this_start(capsys):
     found = {(suites.START, "GSM8K", 1): row | start, ("PPO", "GSM8K", 1): row, ("GRPO", "GSM8K", 1): row | start}
     found["base tool call", "GSM8K", 1] = {"model": "m"}  # which begins with nothing
     assert [label for label, *_ in record.alike(found, sets, start)] == [suites.START, "GRPO", "base tool call"]
-    assert "PPO is left out" in capsys.readouterr().err
+    assert "PPO, seed 1, is left out" in capsys.readouterr().err
 
 
 def test_a_record_that_is_cut_off_is_named_and_goes_on(tmp_path):
     path = tmp_path / "results" / "episodes.jsonl"
+    path.parent.mkdir()
+    path.touch()
     machine.append_line(path, {"a": 1})
     with path.open("a") as file:
         file.write('{"a": 2, "b"')  # killed
@@ -422,7 +457,7 @@ def test_a_recorded_figure_names_what_it_stands_on(tmp_path):
     (tmp_path / "dev.json.gz").write_bytes(gzip.compress(b"{}"))
     packed, plain = (questions.hash_of_files([tmp_path / name]) for name in ("dev.json.gz", "dev.json"))
     assert packed == plain
-    words = "--num-threads 1 --seed 2 --num-threads=3 --num-envs 8 --dtype float32 --num-threads  4"
+    words = "--num-threads 1 --seed 2 --num-threads=3 --num-envs 8 --dtype float32 --num_threads  4"
     assert jobs.without_speed(words) == "--seed 2 --dtype float32" and jobs.without_speed("") == ""
     path, key = tmp_path / "episodes.jsonl", ("GRPO", "MuSiQue", 1)
     path.write_text(json.dumps({"policy": "GRPO", "set": "MuSiQue", "seed": 1, "model": first}) + "\n")
@@ -493,7 +528,7 @@ def test_what_is_recorded_of_a_real_model_is_not_played_again(tmp_path, monkeypa
     assert record.alike({key: found[key] | {"model": "a"}}, others) and not record.alike(found, others)
     assert not record.alike(found, {})  # of another suite
     with pytest.raises(SystemExit, match="nothing of typo is recorded"):
-        report.write_report(WIKI, "typo", {}, {}, SimpleNamespace())
+        report.write_report(WIKI, "typo", {}, {}, {}, SimpleNamespace())
     table, numbers = report.tables(WIKI, partly, {"greedy": whole})
     assert "| EM against SFT on demonstrations of greedy |" in table
     assert numbers["differences"]["GRPO against greedy"].keys() == {"HotpotQA", "MuSiQue", "out of domain"}

@@ -40,10 +40,24 @@ class Right(ToolEnv):
 
 
 class HoldsNothingOut(Right):
-    splits = {"train": "train", "training": "train", "test": "test"}  # noqa: RUF012
+    splits = {"train": "train", "test": "test"}  # noqa: RUF012
+
+    @property
+    def num_tasks(self):
+        return 50 if self.split == "train" else 15
 
     def make_task(self, index):
-        return replace(super().make_task(index), id=f"{self.split}{index}")
+        task = super().make_task(index)
+        return replace(task, id=f"{self.split}{index}", metadata={("no", "text"): 1, **task.metadata})
+
+
+class HoldsSomeOut(HoldsNothingOut):
+    """Also under another name; and the first task is the same."""
+
+    splits = {"train": "train", "training": "train", "test": "test", "dev": "test"}  # noqa: RUF012
+
+    def make_task(self, index):
+        return super().make_task(index + 20 * bool(index) * (self.split == "test"))
 
 
 class FloorOfNoTrick(Right):
