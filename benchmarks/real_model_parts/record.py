@@ -21,12 +21,17 @@ from real_model_parts.suites import LEARNERS, PAIRS, START, Figures, Key, Suite
 Episodes = dict[str, dict[str, list[Figures]]]  # label -> set -> the figures of each seed
 
 
+def made_so(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether these are among the facts that a row, or a run's `how`, notes."""
+    return all(row.get(name) == value for name, value in facts.items())
+
+
 def read_record(path: Path, how: dict[Key, dict[str, Any]]) -> dict[Key, Figures]:
     """What was recorded of these. SystemExit for a line that was made in another way, or is cut off."""
     found = {}
     for row in read_lines(path):
         key = (row["policy"], row["set"], row["seed"])
-        if key in how and any(row.get(name) != value for name, value in how[key].items()):
+        if key in how and not made_so(row, how[key]):
             said = f"{path} has {', '.join(map(str, key))} of another model, other questions, or with other flags"
             raise SystemExit(f"{said}; give --name, or delete that line")
         found[key] = row
@@ -37,12 +42,8 @@ def alike(recorded: dict[Key, Figures], sets: dict[str, dict[str, Any]],
           start: Mapping[str, Any] | None = None) -> dict[Key, Figures]:  # fmt: skip
     """What was played with these models, questions and flags; of learners, those that began with this start. Others
     are named on the screen."""
-    played = {
-        key: row for key, row in recorded.items()
-        if key[1] in sets and all(row.get(name) == value for name, value in sets[key[1]].items())
-    }  # fmt: skip
-    others = {key: row for key, row in played.items() if key[0] in LEARNERS
-              and any(row.get(name) != value for name, value in (start or {}).items())}  # fmt: skip
+    played = {key: row for key, row in recorded.items() if key[1] in sets and made_so(row, sets[key[1]])}
+    others = [key for key, row in played.items() if key[0] in LEARNERS and not made_so(row, start or {})]
     for label, seed in dict.fromkeys((label, seed) for label, _, seed in others):
         print(f"{label}, seed {seed}, is left out: what is recorded of it began with another {START}", file=sys.stderr)
     return {key: row for key, row in played.items() if key not in others}

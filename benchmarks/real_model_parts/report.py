@@ -19,7 +19,7 @@ from llm_utils.benchmark import Job, find
 from llm_utils.compare import read_curve
 from llm_utils.run_files import write_json
 from real_model_parts.episodes import METRICS, story
-from real_model_parts.record import Episodes, by_policy, recorded_elsewhere
+from real_model_parts.record import Episodes, by_policy, made_so, recorded_elsewhere
 from real_model_parts.suites import ERRORS, LEARNERS, START, Figures, Key, Suite
 
 ROOT = DOCS.parent
@@ -172,7 +172,7 @@ def record_curves(
 
 def begun_with(start: Mapping[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The curves of runs that began with this supervised policy."""
-    alike = {label: {seed: run for seed, run in runs.items() if start.items() <= json.loads(run["how"]).items()}
+    alike = {label: {seed: run for seed, run in runs.items() if made_so(json.loads(run["how"]), start)}
              for label, runs in found.items()}  # fmt: skip
     return {label: runs for label, runs in alike.items() if runs}
 

@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 
 from agent_r1 import probes
+from agent_r1.ids import HELD_OUT
 from agent_r1.probes import Probe, play
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
@@ -28,7 +29,6 @@ from agent_r1_tools import Tool, ToolResult
 CONTEXT = 1 << 20  # tokens, for checks that play long
 FARMED_TURNS = 200
 MARK = "QXhereXQ"
-HELD_OUT = ("test", "validation", "dev")  # names of splits on which learners evaluate
 
 
 @dataclass

@@ -17,6 +17,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from agent_r1.arguments import ArgumentError
 from agent_r1.tool_env import ToolEnv
 
+HELD_OUT = ("test", "validation", "dev")  # on the first of these that there is programs evaluate where none is named
+
 
 def find_environment(env_id: str) -> EnvSpec:
     """The registration of an id. "module:id" imports the module first, also from the folder that the program was

@@ -10,7 +10,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec
 
 from agent_r1 import ArgumentError, ToolEnv
-from agent_r1.ids import creator, find_environment
+from agent_r1.ids import HELD_OUT, creator, find_environment
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.tokenizers import TokenizerNotFoundError
 from agent_r1.vector import vector_spec
@@ -39,7 +39,7 @@ def evaluation_split(args: Any, split: str) -> str:
     if not isinstance(maker, type) or not issubclass(maker, ToolEnv) or not isinstance(maker.splits, Mapping):
         return split  # a function, or a property of what is made: nobody knows
     with plain_errors(args.env_id):
-        wanted = ("test", "validation", "dev", split, *maker.splits)
+        wanted = (*HELD_OUT, split, *maker.splits)
         return next((name for name in wanted if maker.has_split(name, **kwargs)), split)
 
 
