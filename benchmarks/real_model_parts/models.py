@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -27,8 +28,12 @@ def hash_below(adapters: Path) -> str | None:
     stack = stack_of_adapters(str(adapters))
     if len(stack) > 1:
         return hash_of_adapters(Path(stack[-2]))
-    note = Path(f"{base_of_adapters(str(adapters))}.json")
-    return json.loads(note.read_text())[2] if note.is_file() else None
+    base = Path(base_of_adapters(str(adapters)) or "")
+    with suppress(OSError, ValueError):
+        facts = json.loads(base.parent.joinpath(f"{base.name}.json").read_text())
+        if isinstance(facts, list) and len(facts) == 4:
+            return facts[3]  # of those that were added last
+    return None
 
 
 def hash_of_model(model: str) -> str:

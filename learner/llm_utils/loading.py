@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -136,12 +137,29 @@ def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
         meant = own if (own / "adapter_config.json").is_file() else "a folder that peft saved"
         raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give {meant}")
     try:
-        return with_adapters(model, 0, Path(folder)).merge_and_unload().eval()
-    except SafetensorError as error:  # a part of a file, say
+        adapted = with_adapters(model, 0, Path(folder))
+        check_loaded(adapted, Path(folder) / "adapter_model.safetensors")
+        return adapted.merge_and_unload().eval()
+    except (SafetensorError, KeyError, TypeError) as error:  # a part of a file, a config that is none
         raise SystemExit(f"--adapter {folder}: its weights can't be read ({error})") from error
     except (RuntimeError, ValueError) as error:
         first_lines = " ".join(line.strip() for line in str(error).splitlines()[:2])  # then one for each weight
         raise SystemExit(f"--adapter {folder} doesn't fit --model: {first_lines}") from error
+
+
+def check_loaded(adapted: Any, file: Path) -> None:
+    """ValueError where peft passed over weights in the file, or left some of the adapters as new ones are."""
+    import peft
+
+    if not file.is_file():
+        return
+    there = load_file(file)
+    wanted = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+    if odd := [*sorted(wanted - there.keys()), *sorted(name for name in there.keys() - wanted if "lora_" in name)]:
+        raise ValueError(f"{len(odd)} of their weights are on one side only, such as {odd[0]:.100}")
+    for name, weight in there.items():
+        if not weight.is_floating_point() or not weight.isfinite().all():
+            raise ValueError(f"{name:.100} has no finite numbers of a float type")
 
 
 class Float32Linear(nn.Linear):

@@ -154,6 +154,28 @@ def test_adapters_in_the_repository_say_what_they_go_on_top_of():
         assert earlier_runs.base_of_adapters(str(folder)) == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
+@pytest.mark.parametrize("wrong", ["other names", "nothing", "some", "whole numbers", "NaN"])
+def test_adapters_that_would_change_nothing_are_refused(tmp_path, policy_folder, wrong):
+    """peft passes over weights of other names, and leaves what is missing as new adapters are."""
+    peft = pytest.importorskip("peft")
+    safetensors = pytest.importorskip("safetensors.torch")
+    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    peft.get_peft_model(load_policy(policy_folder, torch.device("cpu")), config).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    there = safetensors.load_file(file)
+    one = next(iter(there))
+    changed = {
+        "other names": {name.replace("base_model.model.", "base_model."): weight for name, weight in there.items()},
+        "nothing": {},
+        "some": dict(list(there.items())[:3]),
+        "whole numbers": {name: weight.to(torch.int64) for name, weight in there.items()},
+        "NaN": there | {one: torch.full_like(there[one], torch.nan)},
+    }[wrong]
+    safetensors.save_file(changed, file)
+    with pytest.raises(SystemExit, match="doesn't fit --model: .*(on one side only|no finite numbers)"):
+        merge_adapters(load_policy(policy_folder, torch.device("cpu")), str(tmp_path))
+
+
 def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
     peft = pytest.importorskip("peft")
     policy = load_policy(policy_folder, torch.device("cpu"))
@@ -184,6 +206,9 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     assert len(str(caught.value)) < 1000 and "\n" not in str(caught.value)
     (of_run / "adapter_model.safetensors").write_bytes((of_run / "adapter_model.safetensors").read_bytes()[:5])
+    with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights can't be read"):
+        merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
+    file.write_text("{}")
     with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights can't be read"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     with pytest.raises(SystemExit, match="--engine transformers"):

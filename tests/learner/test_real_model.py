@@ -294,8 +294,11 @@ def test_what_adapters_were_added_to_here_is_known(prepared, tmp_path):
     work.mkdir()
     (tmp_path / "b" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(work / "start")}))
     assert models.hash_below(tmp_path / "b") is None
+    for damaged in ("[1]", "{}", "no JSON"):
+        (work / "start.json").write_text(damaged)
+        assert models.hash_below(tmp_path / "b") is None
     for name in "ca":
-        facts = ["model", "weights", models.hash_of_adapters(tmp_path / name), "hash"]
+        facts = ["model", "weights", "hash of the start", models.hash_of_adapters(tmp_path / name)]
         (work / "start.json").write_text(json.dumps(facts))
         if name == "c":
             with pytest.raises(SystemExit, match="PPO=.*/b go on top of others than .*/a$"):

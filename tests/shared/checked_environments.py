@@ -40,11 +40,11 @@ class Right(ToolEnv):
 
 
 class HoldsNothingOut(Right):
-    splits = {"train": "train", "test": "test"}  # noqa: RUF012
+    splits = {"train": "training", "test": "testing"}  # noqa: RUF012
 
     @property
     def num_tasks(self):
-        return 50 if self.split == "train" else 15
+        return 50 if self.split == "training" else 15
 
     def make_task(self, index):
         task = super().make_task(index)
@@ -54,10 +54,10 @@ class HoldsNothingOut(Right):
 class HoldsSomeOut(HoldsNothingOut):
     """Also under another name; and the first task is the same."""
 
-    splits = {"train": "train", "training": "train", "test": "test", "dev": "test"}  # noqa: RUF012
+    splits = {"train": "training", "test": "testing", "dev": "testing"}  # noqa: RUF012
 
     def make_task(self, index):
-        return super().make_task(index + 20 * bool(index) * (self.split == "test"))
+        return super().make_task(index + 20 * bool(index) * (self.split == "testing"))
 
 
 class FloorOfNoTrick(Right):
