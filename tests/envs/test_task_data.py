@@ -301,3 +301,26 @@ def test_files_that_are_no_rows(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataFormatError, match=message):
         load_questions("hotpotqa", "train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("#### 7", "7"), ("#### -1,234", "-1234"), ("#### 1,234,567.5", "1234567.5"), ("#### .5", ".5"), ("####7", "7"),
+        ("#### 0.25  \n", "0.25"), ("#### -3", "-3"), ("#### 1000000", "1000000"),
+    ],
+)  # fmt: skip
+def test_a_gold_answer_of_gsm8k_is_read_whole(tmp_path, written, answer):
+    write_lines(tmp_path / "train.jsonl", [{"question": "How many?", "answer": f"So <<3+4=7>>7.\n{written}"}])
+    assert load_questions("gsm8k", "train", tmp_path)[0].answer == answer
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["#### 1/2", "#### ,", "#### .", "#### -", "#### 1,23", "#### 1,2345", "#### 12 apples", "#### 7.", "#### 1.2.3",
+     "#### 5\n#### 6", "#### 5\nThat is all.", "#### $5", "#### 3e5", "#### 1 000", "#### x", "####", "7", "#### --7"],
+)  # fmt: skip
+def test_a_gold_answer_of_gsm8k_that_cannot_be_read_whole_is_refused(tmp_path, written):
+    write_lines(tmp_path / "train.jsonl", [{"question": "How many?", "answer": f"So 7.\n{written}"}])
+    with pytest.raises(DataFormatError, match=r"line 1: .*answer.*#### number"):
+        load_questions("gsm8k", "train", tmp_path)

@@ -6,15 +6,19 @@ import re
 
 from agent_r1.task_data.records import DataSet, Problem, Row
 
-_ANSWER = re.compile(r"#### (-?[0-9.,]+)")
+_MARK = "####"
+_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|-?\.[0-9]+")
 
 
 def _read(row: Row) -> Problem:
-    """Commas are dropped from the gold answer, as the official code does."""
-    found = _ANSWER.search(row.text("answer"))
-    if not found:
+    """Commas are dropped from the gold answer, as the official code does.
+
+    It has to be one number, and all that stands behind the one mark: the official code reads 1 of `#### 1/2`.
+    """
+    _, *answers = row.text("answer").split(_MARK)
+    if len(answers) != 1 or not _NUMBER.fullmatch(number := answers[0].strip()):
         raise row.error("answer", "a solution that ends in '#### number'")
-    answer = found[1].replace(",", "")
+    answer = number.replace(",", "")
     return Problem(f"{row.split}-{row.index}", row.text("question"), answer, {"solution": row.text("answer")})
 
 
