@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 from agent_r1.code_judge import check_program, judge_sandbox
 from agent_r1.math_judge import judge, server
-from agent_r1.math_text import read, unwrap
+from agent_r1.math_notation import unwrap
+from agent_r1.math_text import read
 from agent_r1.task_data import DATA_SETS, DataNotFoundError, Problem, load_questions
 from agent_r1.tasks.programming import complete_program, humaneval_task, mbpp_task
 from agent_r1.tool_env import Task

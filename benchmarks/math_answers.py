@@ -25,8 +25,9 @@ from math_and_code_data import altered_number, problems
 from tqdm import tqdm
 from two_candidates import candidates, fill
 
+from agent_r1.math_copying import stands_in
 from agent_r1.math_judge import judge
-from agent_r1.math_text import last_boxed, stands_in
+from agent_r1.math_notation import last_boxed
 from agent_r1.task_data import DATA_SETS, DataNotFoundError, Problem
 
 SETS = ("gsm8k", "math", "math500")

@@ -12,6 +12,7 @@ at the first question (see `child_process`).
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from functools import lru_cache
@@ -20,9 +21,13 @@ from itertools import count
 from typing import IO, NamedTuple
 
 from agent_r1 import math_server
-from agent_r1.math_server import TOO_BUSY, TOO_COSTLY, UNREADABLE
-from agent_r1.math_text import Reading, has_other_symbols, is_words, read, same_text, same_words, stands_in, unwrap
+from agent_r1.math_copying import copied_pieces, stands_in
+from agent_r1.math_notation import unwrap
+from agent_r1.math_server import CRASHED, TOO_BUSY, TOO_COSTLY, UNREADABLE
+from agent_r1.math_text import Reading, has_other_symbols, is_words, read, same_text, same_words
 from agent_r1_tools.child_process import ChildProcess
+
+logger = logging.getLogger(__name__)
 
 MAX_CHARS = 400
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # a number with one way to write it
@@ -49,11 +54,12 @@ def require_math_verify() -> None:
 def judge(gold: str, answer: str, question: str = "") -> Verdict:
     """Compare an answer, whatever it is, with the gold answer (LaTeX or plain). Never raises for what is written.
 
-    With a `question`, an answer that stands in it is wrong, unless it is the gold answer itself; and what it asks for
-    may stand on the left of an equals sign (`x^2 + y^2 = 7`), where else only a name may.
+    With a `question`, an answer that stands in it is wrong, unless it is the gold answer itself; so is one to which the
+    rest adds nothing (`99^2+99+1+0`). What the question asks for may stand on the left of an equals sign
+    (`x^2 + y^2 = 7`), where else only a name may.
 
-    Raises ConnectionError where the process that judges doesn't run or is killed: a fault that says nothing about the
-    answer, and that is not kept as its verdict.
+    Raises ConnectionError where the process that judges does not run, crashes or is killed: a fault that says nothing
+    about the answer, and that is not kept as its verdict. A crash is logged.
     """
     if len(answer) > max(MAX_CHARS, len(gold)):  # before anything is done with it
         return Verdict(False, f"the answer is longer than {MAX_CHARS} characters")
@@ -69,7 +75,11 @@ def judge(gold: str, answer: str, question: str = "") -> Verdict:
     if WHOLE.fullmatch(gold) and WHOLE.fullmatch(answer):  # most wrong answers: there is nothing to compute
         return Verdict(False, "")
     try:
-        return _compute(gold, answer, question)
+        verdict = _compute(gold, answer, question)
+        pieces = copied_pieces(question, gold, answer) if verdict.correct else []
+        if any(_compute(gold, piece, "").correct for piece in pieces):
+            return Verdict(False, COPIED)
+        return verdict
     except _TooCostly:
         return Verdict(False, TOO_COSTLY)
 
@@ -120,6 +130,9 @@ class _Server(ChildProcess):
                 continue
             if reply.reason == TOO_BUSY:
                 raise ConnectionError(TOO_BUSY)
+            if reply.reason.startswith(CRASHED):
+                logger.error("%s; gold answer %r, answer %r", reply.reason, reading.gold, reading.value)
+                raise ConnectionError(reply.reason)
             if reply.reason == TOO_COSTLY:
                 raise _TooCostly
             return reply

@@ -12,6 +12,9 @@ import os
 import re
 import signal
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 # Of processor time: on a slow machine, the median of the answers that are not simplified takes 0.07, the longest 0.5.
@@ -21,15 +24,19 @@ COSTLY_SECONDS = 0.6
 MEMORY_BYTES = 2**30
 ROUNDED = 5e-6  # of a number: what rounding to six digits may change
 EXACT = 1e-45
+LARGE, SHOWN = 2**53, 5e-12  # numbers that a calculator shows with twelve digits; what this may change
 
 UNREADABLE = "the answer cannot be read as one expression"
 TOO_COSTLY = "judging the answer took too much time or memory"
 TOO_BUSY = "judging was killed from outside, or had no processor for so long"
+CRASHED = "the process that judges crashed"
 
 
 def serve() -> None:
     """Answer questions, one JSON line each, until the pipe is closed."""
     logging.disable()  # math-verify warns that it has no time limit of its own
+    # GMP, where it is installed, ends the process when it is out of memory; Python raises.
+    os.environ |= {"SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
     answers = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for ordinary in ("7", "8, 1,200", "\\frac{1}{2}", "x = \\sqrt{3} + 1", "-2y", "[-3^2, 4)"):
@@ -39,14 +46,36 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             _limit()
-            os.write(answers, (json.dumps([number, *_compare(*reading)]) + "\n").encode())
+            os.write(answers, (json.dumps([number, *_verdict(*reading)]) + "\n").encode())
             os._exit(0)
         _, status, used = os.wait4(child, 0)
-        if status != 0:  # its processor time is over or it is out of memory; or the machine ended it
-            ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            starved = ended_by == signal.SIGALRM and used.ru_utime + used.ru_stime < COSTLY_SECONDS
-            busy = starved or ended_by in (signal.SIGKILL, signal.SIGTERM)
-            os.write(answers, (json.dumps([number, False, TOO_BUSY if busy else TOO_COSTLY]) + "\n").encode())
+        if status != 0:
+            reason = _why_ended(status, used.ru_utime + used.ru_stime)
+            os.write(answers, (json.dumps([number, False, reason]) + "\n").encode())
+
+
+def _verdict(*reading: Any) -> tuple[bool, str]:
+    """As `_compare`; an exception is a crash, except for lack of memory, which an answer can bring about."""
+    try:
+        return _compare(*reading)
+    except MemoryError:
+        return False, TOO_COSTLY
+    except BaseException as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return False, f"{CRASHED}: {said} ({where.name}, line {where.lineno})"
+
+
+def _why_ended(status: int, seconds: float) -> str:
+    """Why a child that used so many seconds of processor time did not answer."""
+    if not os.WIFSIGNALED(status):
+        return f"{CRASHED} with exit status {os.waitstatus_to_exitcode(status)}"
+    ended_by = os.WTERMSIG(status)
+    if ended_by == signal.SIGPROF or (ended_by == signal.SIGALRM and seconds >= COSTLY_SECONDS):
+        return TOO_COSTLY
+    if ended_by in (signal.SIGALRM, signal.SIGKILL, signal.SIGTERM):
+        return TOO_BUSY
+    return f"{CRASHED} by {signal.Signals(ended_by).name}"
 
 
 def _limit() -> None:
@@ -71,7 +100,7 @@ def _compare(
     found = _parse(value)
     if not found:
         return False, UNREADABLE
-    if not _equal(_parse(gold), found):
+    if not _equal(_parse(gold), found, lists=not (_is_braced(gold) or _is_braced(value))):
         return False, ""
     for side, other in equal:
         # An angle is one of degrees where it says so.
@@ -110,23 +139,93 @@ def _parse(expression: str) -> list[Any]:
     )
 
 
-def _equal(gold: list[Any], found: list[Any]) -> bool:
+def _is_braced(text: str) -> bool:
+    """Whether a text is a set in braces, and no list `1, 2`, which is parsed to the same."""
+    return bool(re.fullmatch(r"\s*\\?\{.*\}\s*", text, re.DOTALL))
+
+
+def _equal(gold: list[Any], found: list[Any], lists: bool = True) -> bool:
     """Whether math-verify calls them equal; their numbers also by their own size: to it all that are tiny are 0.
 
-    Gold goes first, verify is not symmetric.
+    Gold goes first, verify is not symmetric. Where a list may be meant (`lists`), its members may make up a point.
     """
     from math_verify import verify
 
-    return verify(gold, found, timeout_seconds=None) and _same_size(gold[0], found[0])
+    if not gold:
+        return False
+    (kind, members), (other_kind, others) = _members(gold[0]), _members(found[0])
+    if not lists and {kind, other_kind} == {"set", "row"}:
+        return False
+    if kind == other_kind == "union":  # verify leaves decimals and fractions apart
+        return _same_members(members, others)
+    for wanted, stated in _ways_to_read(gold[0], found[0]):
+        if verify([wanted], [stated], timeout_seconds=None):
+            return _same_size(wanted, stated, lists)
+    return _is_as_shown(gold[0], found[0])
 
 
-def _same_size(wanted: Any, stated: Any) -> bool:
+def _ways_to_read(gold: Any, stated: Any) -> Iterator[tuple[Any, Any]]:
+    r"""The two as they are; then, where the gold answer has roots of letters, with these letters positive.
+
+    In the complex plane `\sqrt{1/n}` and `1/\sqrt{n}` may have two signs; people mean a positive n. Which letters these
+    are is the gold answer's to say: `\sqrt{x^2}` is not x.
+    """
+    yield gold, stated
+    if positive := _positive(gold):
+        with suppress(Exception):  # sympy's, about what the answer is made of
+            yield gold.doit().xreplace(positive), stated.doit().xreplace(positive)
+
+
+def _positive(gold: Any) -> dict[Any, Any]:
+    """Positive symbols in place of the factors of odd power under an even root."""
+    from sympy import Dummy, Pow
+
+    if not hasattr(gold, "atoms"):
+        return {}
+    roots = [power.base for power in gold.atoms(Pow) if power.exp.is_Rational and power.exp.q % 2 == 0]
+    factors = [pair for root in roots for pair in root.doit().as_powers_dict().items()]
+    odd = [factor for factor, power in factors if factor.free_symbols and power.is_odd]
+    return {factor: Dummy(positive=True) for factor in odd}
+
+
+def _is_as_shown(gold: Any, stated: Any) -> bool:
+    r"""Whether a large number is the other as a calculator shows it: with 12 digits, `1.18059162072 \cdot 10^{21}`."""
+    from sympy import Float
+
+    sizes = _size_and_gap(gold, stated)
+    if sizes is None or gold.has(Float) == stated.has(Float):
+        return False
+    return bool(sizes[0] >= LARGE and sizes[1] <= SHOWN * sizes[0])
+
+
+def _size_and_gap(wanted: Any, stated: Any) -> tuple[Any, Any] | None:
+    """The size of a number and how far the other is from it; None where they are no numbers, or none that is finite."""
+    from sympy import Expr, Number
+
+    if not all(isinstance(side, Expr) and side.is_number for side in (wanted, stated)):
+        return None
+    try:
+        found = abs(wanted.evalf(50)), abs((stated - wanted).evalf(50))
+    except Exception:  # sympy's, about what the answer is made of
+        return None
+    return found if all(isinstance(one, Number) and one.is_finite for one in found) else None
+
+
+def _same_members(members: list[Any], others: list[Any]) -> bool:
+    """Whether each of one side is one of the other."""
+    return all(any(_same(one, other) for other in others) for one in members) and all(
+        any(_same(one, other) for one in members) for other in others
+    )
+
+
+def _same_size(wanted: Any, stated: Any, lists: bool = False) -> bool:
     """Whether the numbers of two expressions that math-verify calls equal are: member by member, sets as sets.
 
-    A decimal has to be right to six digits, anything else exactly. True where the two are not made alike.
+    A decimal has to be right to six digits, anything else exactly. True where the two are not made alike, except for a
+    set and a point (`lists`: a list may be a point).
     """
     from math_verify.grader import is_expr_of_only_symbols
-    from sympy import Eq, Expr, Float, Number
+    from sympy import Eq, Float
 
     if isinstance(wanted, Eq) and not isinstance(stated, Eq):  # x = 5, of which the answer states the 5
         if not is_expr_of_only_symbols(wanted.lhs):
@@ -134,26 +233,20 @@ def _same_size(wanted: Any, stated: Any) -> bool:
         wanted = wanted.rhs
     (kind, members), (other_kind, others) = _members(wanted), _members(stated)
     if "set" in (kind, other_kind):
-        if not {kind, other_kind} <= {"set", "row", "one"}:
-            return True
-        return all(any(_same(one, other) for other in others) for one in members) and all(
-            any(_same(one, other) for one in members) for other in others
-        )
+        if "row" in (kind, other_kind) and not lists:
+            return False
+        return not {kind, other_kind} <= {"set", "row", "one"} or _same_members(members, others)
     if kind != "one" or other_kind != "one":
-        if kind != other_kind or len(members) != len(others) or kind == "relation" and members[0] != others[0]:
+        if "other" in (kind, other_kind) or kind != other_kind or len(members) != len(others):
             return True
-        return all(map(_same_size, members, others))
-    numbers = all(isinstance(side, Expr) and side.is_number for side in (wanted, stated))
-    if not numbers or wanted == stated:
+        if kind == "union":
+            return _same_members(members, others)
+        return kind == "relation" and members[0] != others[0] or all(map(_same_size, members, others))
+    sizes = _size_and_gap(wanted, stated)
+    if sizes is None or wanted == stated:
         return True
-    size, difference = wanted.evalf(50), (stated - wanted).evalf(50)
-    if wanted.has(Float) or stated.has(Float):
-        most = ROUNDED * abs(size)
-    else:
-        most = EXACT * (abs(size) or 1)
-    if not all(isinstance(one, Number) and one.is_finite for one in (abs(difference), most)):
-        return True
-    return bool(abs(difference) <= most)
+    size, gap = sizes
+    return bool(gap <= (ROUNDED * size if wanted.has(Float) or stated.has(Float) else EXACT * (size or 1)))
 
 
 def _same(wanted: Any, stated: Any) -> bool:
@@ -164,12 +257,16 @@ def _same(wanted: Any, stated: Any) -> bool:
 
 
 def _members(side: Any) -> tuple[str, list[Any]]:
-    """What an expression is ("set", "row", "matrix", "chain", "relation", "one", "other"), and made of, in order."""
-    from sympy import And, Expr, FiniteSet, Interval, MatrixBase, MatrixExpr, Tuple
+    """What an expression is and what it is made of, in order.
+
+    It is a "set", "row", "union", "matrix", "chain", "relation", "one" or "other"; the last is made of itself.
+    """
+    from sympy import And, Expr, FiniteSet, Interval, MatrixBase, MatrixExpr, Set, Tuple, Union
     from sympy.core.relational import Relational
 
-    if isinstance(side, MatrixExpr):
-        side = side.doit()
+    if isinstance(side, MatrixExpr) or isinstance(side, Set) and not isinstance(side, FiniteSet | Interval):
+        with suppress(Exception):  # sympy's, about what the answer is made of
+            side = side.doit()
     if isinstance(side, MatrixBase):
         return "matrix", list(side.flat())
     if isinstance(side, Interval):
@@ -177,7 +274,7 @@ def _members(side: Any) -> tuple[str, list[Any]]:
     if isinstance(side, Relational):
         numbers_last = sorted((side.lhs, side.rhs), key=lambda one: bool(getattr(one, "is_number", False)))
         return "relation", numbers_last  # 5 = x
-    for kind, of in (("set", FiniteSet), ("row", Tuple), ("chain", And)):
+    for kind, of in (("set", FiniteSet), ("row", Tuple), ("chain", And), ("union", Union)):
         if isinstance(side, of):
             return kind, list(getattr(side, "_unsorted_args", side.args))  # as they were written
     return ("one" if isinstance(side, Expr) else "other"), [side]

@@ -8,15 +8,25 @@ side by side (`7 6` is 13) and takes the last formula where it cannot read all o
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-# `\text{}` and its like, which math-verify takes for a unit and drops.
-_TEXT_COMMAND = r"\\(?:text[a-z]*|mbox|hbox|math(?:rm|bf|it|sf|tt)|operatorname)(?![a-zA-Z])"
-_TEXT = re.compile(_TEXT_COMMAND + r"\s*\{([^{}]*)\}")
+from agent_r1.math_notation import (
+    NUMBER,
+    TEXT,
+    TEXT_COMMAND,
+    TOKEN,
+    balanced,
+    clean,
+    has_number_e,
+    one_space,
+    places,
+    powers_of_ten,
+    tokens,
+)
+
 _LAST_TEXT = re.compile(
-    r"(?<=[\d)}\]a-zA-Z!])\s*(?:(?:/|\\cdot|\\[ ,;])\s*)?" + _TEXT.pattern + r"(?:\^[23]|\^\{[23]\})?\s*$"
+    r"(?<=[\d)}\]a-zA-Z!])\s*(?:(?:/|\\cdot|\\[ ,;])\s*)?" + TEXT.pattern + r"(?:\^[23]|\^\{[23]\})?\s*$"
 )
 _UNIT = re.compile(r"(?:[a-zA-Z°µ](?:\^[23])?|[\s~./()'-])*")
 _UNIT_WORDS = 3  # square meters per, square inches, km / h
@@ -27,9 +37,11 @@ _NO_UNITS = frozenset(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion "
     "dozen half halves third thirds quarter quarters tenth tenths hundredth hundredths thousandth thousandths lakh "
-    "crore score gross negative least most squared cubed twice".split()
+    "crore score gross negative least most squared cubed twice "
+    "ten hundreds more less fewer off short about under over below above factorial inverse reciprocal root infinity "
+    "infinite modulo mod choose power exponent".split()
 )
-_NO_SYMBOLS = re.compile(r"\\mathbb\s*\{?[A-Z]\}?|\\(?:begin|end)\{[a-z]+\}|infinity|inf|_\s*\{?\w+")
+_NO_SYMBOLS = re.compile(r"\\mathbb\s*\{?[A-Z]\}?|\\(?:begin|end)\{[a-z]+\}|_\s*\{?\w+")
 # What may stand on the left of "= 7", beside letters such as x and AB.
 _QUANTITIES = frozenset(
     "answer ans result value number total sum difference product quotient ratio remainder average mean median mode "
@@ -44,6 +56,9 @@ _COMMANDS = frozenset(
     r"\le \leq \ge \geq \lt \gt \in \mathbb \emptyset \varnothing \sin \cos \tan \cot \sec \csc \arcsin \arccos "
     r"\arctan \log \ln \exp \lfloor \rfloor \lceil \rceil \{ \} \%".split()
 )
+_LATIN = "[A-Za-zÀ-ÖØ-öø-ÿ]+"
+# Words behind a number that are perhaps a noun: 12 books, 12 US dollars.
+_WORDS = re.compile(rf"(?<=[\d)}}])\s+({_LATIN}(?:[-'\s]\s*{_LATIN})*)\s*$")
 _GREEK = frozenset(r"\alpha \beta \gamma \delta \theta \lambda \mu \phi \varphi \omega \sigma \tau \rho".split())
 _FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan log ln exp pi".split())
 _NAME_COMMANDS = frozenset(r"\angle \triangle \overline \vec \Delta \cap \cup \mid \ell \circ".split())
@@ -56,29 +71,19 @@ _NAME = re.compile(
     r"(?:_\s*(?:\{[^{}]*\}|.)\s*)?(?:\((?![^()]*\1)[^()]*\))?"
 )
 _CHARACTERS = frozenset("+-*/^()[]{}|!<>.:,;_")
-_UNICODE = str.maketrans({
-    "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "−": "-", "≤": r"\le ", "≥": r"\ge ",
-    "∪": r"\cup ", "°": r"^\circ ", "²": "^2", "³": "^3",
-})  # fmt: skip
-_SPACES = re.compile(r"(?<!\\)\\[ ,;:]|\\q?quad(?![a-zA-Z])|~(?!=)")
-# The thin spaces of thousands: 12\,000.
-_THIN = re.compile(r"(?<![\d.,_^a-zA-Z])[1-9]\d{0,2}(?:(?:\\,|[\u2009\u202f])\d{3})+(?!,?\d)")
 # But between digits, also where a point or the comma of thousands stands there.
 _BLANK = re.compile(r" (?!(?<=\d )\.?\d|(?<=\d\. )\d|(?<=\d, )\d{3}|(?<=\d ), ?\d{3})")
 _BASE = re.compile(r"(?<=[\d)}!])\s*_\s*\{?(\d+|.)\}?")
-_NUMBER = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
 # In the brackets behind a quantity: area(ABC), gcd(6, 9).
 _ARGUMENT = (
     r"(?:\\(?:angle|triangle|overline|vec)(?![a-zA-Z])\s*)?"
-    rf"\{{?\s*(?:[A-Z](?:\s*[A-Z])*|[a-z]|-?(?:{_NUMBER}))\s*\}}?"
+    rf"\{{?\s*(?:[A-Z](?:\s*[A-Z])*|[a-z]|-?(?:{NUMBER}))\s*\}}?"
 )
 _ARGUMENTS = re.compile(rf"(?:\(\s*{_ARGUMENT}(?:\s*,\s*{_ARGUMENT})*\s*\))?")
-_PLAIN = re.compile(rf"{_NUMBER}|[a-zA-Z]+")
-_TOKEN = re.compile(rf"{_NUMBER}|\\[a-zA-Z]+|\\.|[a-zA-Z]+|\S")
-_EQUALS = re.compile(r"(?<![\\<>!=])=|\\in(?![a-zA-Z])")
-_APPROXIMATES = re.compile(r"\\approx(?![a-zA-Z])|≈|~=")
+_PLAIN = re.compile(rf"{NUMBER}|[a-zA-Z]+")
+EQUALS = re.compile(r"(?<![\\<>!=])=|\\in(?![a-zA-Z])")
+APPROXIMATES = re.compile(r"\\approx(?![a-zA-Z])|≈|~=")
 _EDGE = "#"  # of a formula in a question
-_BRACKETS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("\\fbox{", "}"))
 
 
 class Reading(NamedTuple):
@@ -101,37 +106,6 @@ class Reading(NamedTuple):
     changed: list[tuple[int, int, list[str]]]
 
 
-def last_boxed(solution: str) -> str | None:
-    r"""The content of the last `\boxed{}` or `\fbox{}` of a solution, as MATH defines its gold answer; None without."""
-    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
-    if start < 0:
-        return None
-    content = re.sub(r"^\\(boxed|fbox)\s*", "", solution[start:])
-    if not content.startswith("{"):  # \boxed 7
-        return re.split(r"[\s$]", content, maxsplit=1)[0] or None
-    depth = 0
-    for position, character in enumerate(content):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return content[1:position]
-    return None
-
-
-def unwrap(answer: str) -> str:
-    r"""The answer without what people put around it: blanks, a full stop, `$...$`, `\(...\)`, `\[...\]`, `\boxed{}`."""
-    answer = answer.strip()
-    while True:
-        bare = answer.removesuffix(".").strip()
-        for opening, closing in _BRACKETS:
-            inside = bare[len(opening) : len(bare) - len(closing)]
-            if len(bare) > len(opening) and bare.startswith(opening) and bare.endswith(closing) and _balanced(inside):
-                bare = inside.strip()
-                break
-        if bare == answer:
-            return answer
-        answer = bare
-
-
 def same_text(gold: str, answer: str) -> bool:
     """Whether two unwrapped texts are the same but for blanks and capitals."""
     return _plain_text(answer) == _plain_text(gold)
@@ -139,7 +113,7 @@ def same_text(gold: str, answer: str) -> bool:
 
 def is_words(gold: str) -> bool:
     r"""Whether a gold answer is text (`\text{Evelyn}`, `(\text{E})`): then there is nothing to compute."""
-    return bool(_TEXT.search(gold)) and not _TEXT.sub("", gold).strip("() ")
+    return bool(TEXT.search(gold)) and not TEXT.sub("", gold).strip("() ")
 
 
 def same_words(gold: str, answer: str) -> bool:
@@ -147,53 +121,43 @@ def same_words(gold: str, answer: str) -> bool:
     return _plain_text(answer).strip("().") == _plain_text(gold).strip("().")
 
 
-def stands_in(question: str, gold: str, answer: str) -> bool:
-    """Whether the answer is copied: it stands in the question, and is not the gold answer.
-
-    Tokens are compared, without braces and what is mere notation: `\\dfrac{1}{2}` is `1/2`, `1,200` is `1200.0`. What
-    stands left of an equals sign does not count.
-    """
-    if not question:
-        return False
-    found, wanted = _essence(answer), _essence(gold)
-    return bool(found) and found != wanted and bool(_places(_question(question), found))
-
-
 def read(gold: str, answer: str, question: str = "") -> Reading | None:
     """What an unwrapped answer to a question says; None where it is not one expression as a whole."""
-    gold, answer = _clean(gold), _clean(answer)
-    if (whole := _TEXT.fullmatch(answer)) and answer != gold:  # \mathbf{7}
+    gold = clean(powers_of_ten(gold))
+    answer = clean(answer if has_number_e(gold) else powers_of_ten(answer, also_short=True))
+    if (whole := TEXT.fullmatch(answer)) and answer != gold:  # \mathbf{7}
         answer = whole[1]
-    if not _balanced(answer.replace("\\", "")) or not _texts_are_units(gold, answer):
+    if not balanced(answer.replace("\\", "")) or not _texts_are_units(gold, answer):
         return None
     if not _same_notation(gold, answer):
         return None
     # An equation as the gold answer is compared as a whole.
     compare_sides = not re.search(r"=|≈|≡|\\(?:in|equiv|approx)(?![a-zA-Z])", gold)
+    noun = has_no_noun(gold)
     values: list[str] = []
     equal: list[tuple[str, str]] = []
     rounded: list[tuple[str, str]] = []
-    for statement in _statements(answer):
-        exact, *approximate = map(str.strip, _APPROXIMATES.split(statement))
+    for statement in statements(answer):
+        exact, *approximate = map(str.strip, APPROXIMATES.split(statement))
         if compare_sides:
-            *left, value = map(_bare, _EQUALS.split(exact))
+            *left, value = (bare(side, noun) for side in EQUALS.split(exact))
             if _is_name(value, question) and len(approximate) == 1 and not left:  # x \approx 7
-                value = _bare(approximate.pop())
+                value = bare(approximate.pop(), noun)
             left = [side for side in left if not _is_name(side, question)]
         else:
-            left, value = [], _bare(exact)
-            if approximate or len(_EQUALS.findall(value)) > max(len(_EQUALS.findall(s)) for s in _statements(gold)):
+            left, value = [], bare(exact)
+            if approximate or len(EQUALS.findall(value)) > max(len(EQUALS.findall(s)) for s in statements(gold)):
                 return None
-        approximate = [_bare(side) for side in approximate]
+        approximate = [bare(side, noun) for side in approximate]
         if not all(_is_known(piece, gold, not compare_sides) for piece in [*left, value]):
             return None
-        if not all(re.fullmatch(rf"-?(?:{_NUMBER})", side) for side in approximate):
+        if not all(re.fullmatch(rf"-?(?:{NUMBER})", side) for side in approximate):
             return None
         values.append(value)
         equal += [(side, value) for side in left]
         rounded += [(value, side.replace(",", "")) for side in approximate]
     value = ", ".join(values)
-    return Reading(_bare(gold), value, equal, rounded, _members(value), _changed(value))
+    return Reading(bare(gold), value, equal, rounded, _members(value), _changed(value))
 
 
 def has_other_symbols(gold: str, value: str) -> bool:
@@ -205,41 +169,36 @@ def has_other_symbols(gold: str, value: str) -> bool:
 # --- notation ---------------------------------------------------------------------------------------------------------
 
 
-def _clean(text: str) -> str:
-    r"""The same in the notation of LaTeX, where Python's or sympy's was used, and without spacing commands."""
-    text = text.replace("**", "^").replace("==", "=").replace("{,}", ",").translate(_UNICODE)
-    text = _THIN.sub(lambda number: re.sub(r"\D", "", number[0]), text)
-    text = re.sub(r"√\s*(\d+|[a-z])", r"\\sqrt{\1}", text)
-    text = re.sub(r"(?<!\\)\\!\s*|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?=\s*(?:[()\[\]|]|\\[{}|]))", "", text)
-    text = _SPACES.sub(" ", text)
-    text = re.sub(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi ", text)
-    text = re.sub(r"(\\[dtc]?frac)\s*\\pi(?=\s*[\d{])", r"\1{\\pi}", text)
-    text = re.sub(r"\^\s*(\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})", r"^{\1}", text)
-    # math-verify adds numbers that stand side by side, and takes 7 1/2 for (7 + 1)/2.
-    number = r"(?<![_^\d.])(?<!_\{)(?<!\^\{)\d+(?:\.\d+)?"
-    text = re.sub(rf"(\)|{number})\s*(?=\(|\[|\\\{{|\\[dt]?binom)", r"\1 \\cdot ", text)
-    text = re.sub(r"\)\s*(?=\d|\\[dtc]?frac)", r") \\cdot ", text)
-    return re.sub(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}", text)
+def has_no_noun(gold: str) -> bool:
+    """Whether a gold answer is of numbers alone: then a noun behind a number of the answer says nothing."""
+    return not _symbols(gold) and not TEXT.search(gold)
 
 
-def _bare(text: str) -> str:
-    r"""A value without currency, percent, unit and base. Percent as in the official grader: `50\%` is 50 and not .5."""
+def bare(text: str, noun: bool = False) -> str:
+    r"""A value without currency, percent, unit and base, and by choice without a noun.
+
+    Percent as in the official grader: `50\%` is 50 and not .5.
+    """
     text = re.sub(r"^\s*(-?)\s*\\?[$€£]\s*", r"\1", text)
-    text = re.sub(r"(?<=[\d)}])\s*(?:\\?%|percent|" + _TEXT_COMMAND + r"\s*\{\s*(?:percent|\\?%)\s*\})\s*$", "", text)
+    text = re.sub(r"(?<=[\d)}])\s*(?:\\?%|percent|" + TEXT_COMMAND + r"\s*\{\s*(?:percent|\\?%)\s*\})\s*$", "", text)
     # math-verify would drop all from the first unit on: 7\text{ cm} or 6\text{ cm}.
     while (shorter := _LAST_TEXT.sub("", text)) != text:
         text = shorter
+    if noun and (words := _WORDS.search(text)) and _is_noun(words[1]):
+        text = text[: words.start()]
     return _BASE.sub("", text).strip()
 
 
-def _balanced(text: str) -> bool:
-    """Whether every brace has its partner: otherwise it would close the box that the answer is put in."""
-    depth = 0
-    for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", text):
-        depth += 1 if brace == "{" else -1
-        if depth < 0:
-            return False
-    return depth == 0
+def _is_noun(words: str) -> bool:
+    """Whether words can only be a noun with what belongs to it: short ones may be a product of letters."""
+    found = re.findall(_LATIN, words.lower())
+    numbers = _NO_UNITS | _FUNCTIONS | {greek[1:] for greek in _GREEK}
+    return (
+        len(found) <= _UNIT_WORDS
+        and min(map(len, found)) > 1
+        and max(map(len, found)) > 2
+        and numbers.isdisjoint({word.removesuffix(end) for word in found for end in ("", "s", "es")})
+    )
 
 
 def _plain_text(text: str) -> str:
@@ -247,21 +206,21 @@ def _plain_text(text: str) -> str:
 
     `7 1/2` is not `71/2`, and `1, 200` are two numbers.
     """
-    text = re.sub(r"(?:(?<!\\)\\[ ,;]|\s)+", " ", re.sub(r"(?<!\\)\\!\s*", "", _TEXT.sub(r"\1", text)))
+    text = re.sub(r"(?:(?<!\\)\\[ ,;]|\s)+", " ", re.sub(r"(?<!\\)\\!\s*", "", TEXT.sub(r"\1", text)))
     return _BLANK.sub("", text).lower()
 
 
 def _texts_are_units(gold: str, answer: str) -> bool:
     r"""Whether every `\text{}` of the answer is a unit, the gold answer's, the whole answer, or just and/or."""
-    known = {_plain_text(text) for text in _TEXT.findall(gold)}
+    known = {_plain_text(text) for text in TEXT.findall(gold)}
     rest = re.sub(r"\\text\s*\{\s*(?:and|or)\s*\}", "", answer)  # a comma, to math-verify
-    texts = [text for text in _TEXT.findall(rest) if _plain_text(text) not in known]
-    if len(re.findall(_TEXT_COMMAND, rest)) != len(_TEXT.findall(rest)):  # nested, or without braces
+    texts = [text for text in TEXT.findall(rest) if _plain_text(text) not in known]
+    if len(re.findall(TEXT_COMMAND, rest)) != len(TEXT.findall(rest)):  # nested, or without braces
         return False
     # 5\text{ cm}^2\text{ cm}, 5\text{ cm}^{10}
-    if re.search(_TEXT.pattern + r"\s*\^\s*(?!\{?[23](?!\d)\}?(?!\s*" + _TEXT_COMMAND + "))", rest):
+    if re.search(TEXT.pattern + r"\s*\^\s*(?!\{?[23](?!\d)\}?(?!\s*" + TEXT_COMMAND + "))", rest):
         return False
-    if texts and _symbols(_EQUALS.split(gold)[-1]):  # the unit of a letter may be another letter
+    if texts and _symbols(EQUALS.split(gold)[-1]):  # the unit of a letter may be another letter
         return False
     words = [word.lower() for text in texts for word in re.findall("[a-zA-Z]+", text)]
     joined = re.findall("[a-z]+", "".join(texts).lower())  # \text{o}\text{r}
@@ -284,7 +243,7 @@ def _same_notation(gold: str, answer: str) -> bool:
     return congruences(answer) <= congruences(gold) and bases(answer) <= (bases(gold) or {"10"})
 
 
-def _statements(answer: str) -> list[str]:
+def statements(answer: str) -> list[str]:
     """What stands between the commas (and, or, semicolons) that are in no brackets and part no thousands."""
     found, depth = [""], 0
     answer = re.sub(r"\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])", ";", answer)
@@ -299,8 +258,9 @@ def _statements(answer: str) -> list[str]:
 
 def _is_known(text: str, gold: str, relations: bool) -> bool:
     """Whether all of a piece is notation that is read, and no two numbers stand side by side."""
-    allowed = _COMMANDS | _GREEK | _CHARACTERS | set(_TOKEN.findall(gold)) | ({"="} if relations else set())
-    if not text or not all(token in allowed or _PLAIN.fullmatch(token) for token in _TOKEN.findall(text)):
+    allowed = _COMMANDS | _GREEK | _CHARACTERS | set(TOKEN.findall(gold)) | ({"="} if relations else set())
+    words = {token.lower() for token in TOKEN.findall(text) if token not in allowed}
+    if not text or not all(map(_PLAIN.fullmatch, words)) or any(len(word) > 2 for word in words & _NO_UNITS):
         return False
     part = r"\s*(?:\{[^{}]*\}|\d|[a-zA-Z])"
     arguments = rf"\\(?:[dtc]?frac|[dt]?binom){part}{part}|\\log\s*_{part}|\\sqrt(?:\s*\[[^\]]*\])?{part}"
@@ -311,7 +271,7 @@ def _is_known(text: str, gold: str, relations: bool) -> bool:
 
 def _symbols(text: str) -> set[str]:
     """The letters of a value that are no function, number or set."""
-    tokens = _TOKEN.findall(_NO_SYMBOLS.sub(" ", _TEXT.sub(" ", text)))
+    tokens = TOKEN.findall(_NO_SYMBOLS.sub(" ", TEXT.sub(" ", text)))
     words = [token for token in tokens if token.isalpha() and token not in _FUNCTIONS]
     greek = {token for token in tokens if token in _GREEK}
     return {letter for word in words for letter in word.lower() if letter not in "ei"} | greek
@@ -323,7 +283,7 @@ def _is_name(side: str, question: str) -> bool:
     An expression of names (`x^2 + y^2`, `\sin A`) does only where the question has it, in whatever notation; one that
     begins with a sign, or has a root in it, never does: `-x = 7` states another x.
     """
-    side = _TEXT.sub(r"\1", side).strip()
+    side = TEXT.sub(r"\1", side).strip()
     if re.fullmatch(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\)", side):
         return True
     if not _NO_UNITS.isdisjoint(re.findall(r"(?<![\\a-z])[a-z]+", side.lower())):
@@ -355,7 +315,7 @@ def _is_expression(side: str) -> bool:
 
 def _is_asked(side: str, question: str) -> bool:
     """Whether an expression stands in the question as a whole, and not as a part of another or of an equation."""
-    asked, part = _asked(question), _tokens(_one_form(side))
+    asked, part = _asked(question), tokens(_one_form(side))
 
     def goes_on(place: int) -> bool:
         token = asked[place] if 0 <= place < len(asked) else ";"
@@ -363,14 +323,14 @@ def _is_asked(side: str, question: str) -> bool:
             return asked[: max(place, 0)].count(_EDGE) % 2 == 1
         return token[0].isdigit() or token[0] == "\\" and token[1:].isalpha() or token in set("+-*/^_=<>()[]|!'")
 
-    return any(not goes_on(start - 1) and not goes_on(start + len(part)) for start in _places(asked, part))
+    return any(not goes_on(start - 1) and not goes_on(start + len(part)) for start in places(asked, part))
 
 
 @lru_cache(maxsize=1024)
 def _asked(question: str) -> tuple[str, ...]:
     """The tokens of a question in the form of `_one_form`, with the edges of its formulas."""
-    question = re.sub(r"(?<!\\)(?:\$+|\\[()\[\]])", f" {_EDGE} ", _one_space(question))
-    return tuple(_tokens(_one_form(_clean(question))))
+    question = re.sub(r"(?<!\\)(?:\$+|\\[()\[\]])", f" {_EDGE} ", one_space(question))
+    return tuple(tokens(_one_form(clean(question))))
 
 
 def _one_form(text: str) -> str:
@@ -379,7 +339,7 @@ def _one_form(text: str) -> str:
     def fraction(parts: re.Match[str]) -> str:
         over, under = (part.strip() for part in parts.groups())
         over = f"({over})" if re.search("[-+/]", over) else over
-        return f" {over}/{under if _TOKEN.fullmatch(under) else f'({under})'} "
+        return f" {over}/{under if TOKEN.fullmatch(under) else f'({under})'} "
 
     while (shorter := re.sub(r"\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", fraction, text)) != text:
         text = shorter
@@ -407,54 +367,10 @@ def _members(value: str) -> list[tuple[int, int]]:
 def _changed(value: str) -> list[tuple[int, int, list[str]]]:
     """Where each number of a value begins and ends, and two others that could stand in its place."""
     found = []
-    for number in re.finditer(_NUMBER, value):
+    for number in re.finditer(NUMBER, value):
         if number[0] in ("2", "3") and re.search(r"(?<![\d.])1\^\{?$", value[: number.start()]):
             continue  # 1^2 + 4^2
         whole, point, fraction = number[0].replace(",", "").partition(".")
         others = [f"{int(whole or '0') + more}{point}{fraction}" for more in (1, 3)]
         found.append((number.start(), number.end(), others))
     return found
-
-
-# --- copying ----------------------------------------------------------------------------------------------------------
-
-
-def _essence(answer: str) -> list[str]:
-    """The tokens of an answer's value."""
-    statements = _statements(_clean(unwrap(answer)))
-    if len(statements) > 1:
-        return _tokens(",".join(map(_bare, statements)))
-    return _tokens(_bare(_EQUALS.split(_APPROXIMATES.split(statements[0])[0])[-1]))
-
-
-def _tokens(text: str) -> list[str]:
-    """Tokens of which there is one for one meaning; no braces, no spaces."""
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°|\\?[$%]", "", _TEXT.sub(r" \1 ", text))
-    text = re.sub(r"\\[dtc]frac", r"\\frac", text)
-    text = re.sub(r"\\frac\s*(?:\{(-?\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))", r" \1\2/\3\4 ", text)
-    text = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])|×", "*", text)
-    tokens = [token.lower() for token in _TOKEN.findall(text) if token not in "{}"]
-    tokens = [_number(token) if token[0].isdigit() or token[0] == "." and len(token) > 1 else token for token in tokens]
-    while len(tokens) > 2 and tokens[0] == "(" and tokens[-1] == ")" and "," not in tokens and ")" not in tokens[1:-1]:
-        tokens = tokens[1:-1]
-    return tokens
-
-
-def _number(token: str) -> str:
-    whole, _, fraction = token.replace(",", "").partition(".")
-    return (whole.lstrip("0") or "0") + (f".{fraction.rstrip('0')}" if fraction.rstrip("0") else "")
-
-
-@lru_cache(maxsize=1024)
-def _question(question: str) -> tuple[str, ...]:
-    return tuple(_tokens(_clean(_one_space(question))))
-
-
-def _one_space(question: str) -> str:
-    """Patterns below try every number of spaces from every place: in a file of somebody's there may be thousands."""
-    return re.sub(r"\s+", " ", question)
-
-
-def _places(tokens: Sequence[str], part: Sequence[str]) -> list[int]:
-    """Where a row of tokens begins in another."""
-    return [start for start in range(len(tokens) - len(part) + 1) if list(tokens[start : start + len(part)]) == [*part]]

@@ -16,7 +16,6 @@ pytest.importorskip("math_verify")
 
 from agent_r1 import math_judge, math_server
 from agent_r1.math_judge import COPIED, MAX_CHARS, TOO_COSTLY, UNREADABLE, Verdict, judge
-from agent_r1.math_text import last_boxed, unwrap
 
 RIGHT = [
     ("7", "7"),
@@ -522,19 +521,6 @@ def test_a_missing_math_verify_names_the_extra(monkeypatch):
     monkeypatch.setattr(math_judge, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'agent-r1\[math\]'"):
         math_judge.require_math_verify()
-
-
-def test_the_last_box_is_the_answer():
-    assert last_boxed("First \\boxed{1}, so \\boxed{\\frac{1}{2}}.") == "\\frac{1}{2}"
-    assert last_boxed("\\fbox{3}") == "3" and last_boxed("so $\\boxed 7$.") == "7"
-    assert last_boxed("no box") is None and last_boxed("\\boxed{7") is None
-
-
-def test_what_people_put_around_an_answer():
-    for text in ("7", " 7 ", "7.", "$7$", "$$7$$", "\\(7\\)", "\\[ 7 \\]", "\\boxed{7}", "$\\boxed{7}$."):
-        assert unwrap(text) == "7"
-    for text in ("$7", "\\boxed{6} \\boxed{7}", "7}{8", "$5", ""):
-        assert unwrap(text) == text
 
 
 ANSWERS_TWICE = """
