@@ -3,10 +3,10 @@ r"""The judge of mathematics beside the official string rules and math-verify al
     python benchmarks/math_answers.py --data DATA     # holds gsm8k/ and math/
 
 For problems drawn from each set: the gold answer and other ways to write it, which should be right; unsimplified
-answers, from the official solutions; wrong ones, and two candidates at a time, which should not be right; and formulas
-of the question, which were copied. The last are judged as if there were no question, too, and by two other rules
-against copying. Writes results/math_answers.json and .md. Takes about five minutes; it measures no speed, so the
-machine may be busy.
+answers, from the official solutions; wrong ones (another number, another problem's gold answer), and two candidates at
+a time, which should not be right; and formulas of the question, which were copied, plain and with ten edits that add
+nothing. The last are judged as if there were no question, too, and by other rules against copying. Writes
+results/math_answers.json and .md. Takes about ten minutes; it measures no speed, so the machine may be busy.
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ from math_and_code_data import altered_number, problems
 from tqdm import tqdm
 from two_candidates import candidates, fill
 
-from agent_r1.math_copying import stands_in
+from agent_r1.math_copying import copied_pieces, stands_in
 from agent_r1.math_judge import judge
 from agent_r1.math_notation import last_boxed
 from agent_r1.task_data import DATA_SETS, DataNotFoundError, Problem
 
 SETS = ("gsm8k", "math", "math500")
-RIGHT = ("gold", "rewritten", "unsimplified")  # the others should be wrong
+RIGHT = ("gold", "rewritten", "other notation", "unsimplified")  # the others should be wrong
+EDITS = (
+    "{}+0", "0+{}", "{}+1-1", "1-1+{}", r"({})\cdot 1", "-(-({}))", r"\frac{{2({})}}{{2}}", "x={}+1-1", "({})^1",
+    r"\sqrt{{{}}}^2",
+)  # fmt: skip
+EDITED_PROBLEMS = 500  # all of MATH-500
 
 
 # --- what is judged ---------------------------------------------------------------------------------------------------
@@ -46,6 +51,26 @@ def rewritten(gold: str, rng: random.Random) -> str:
         ways += ["{}{}/{}".format(*fraction.groups()), r"{}\dfrac{{{}}}{{{}}}".format(*fraction.groups())]
     if re.fullmatch(r"[^=<>]*[a-zA-Z][^=<>]*", gold) and "^" in gold:
         ways.append(gold.replace("^", "**"))
+    return rng.choice(ways)
+
+
+def other_notation(gold: str, rng: random.Random) -> str:
+    """The gold answer in characters, powers of ten, words and orders that people and models write."""
+    digits, texts = str.maketrans("0123456789", "０１２３４５６７８９"), "\\text" in gold
+    ways = [f"**{gold}**", f"**${gold}$**", f"{gold}。"]
+    if re.search(r"\d", gold):
+        ways.append(gold.translate(digits))
+    if "-" in gold and not texts:
+        ways += [gold.replace("-", "–"), gold.replace("-", "−")]
+    if re.fullmatch(r"-?\d+", gold):
+        ways += [f"{gold} {noun}" for noun in ("dollars", "people", "books")]
+        if len(gold.strip("-")) > 1:
+            mantissa, exponent = f"{int(gold):.{len(gold)}e}".split("e")
+            ways += [f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"]
+    if "\\infty)" in gold:
+        ways += [gold.replace("\\infty)", "+\\infty)"), gold.replace("\\infty", "∞"), f"x \\in {gold}"]
+    if "\\cup" in gold:
+        ways += [r"\cup".join(gold.split("\\cup")[::-1]), gold.replace("\\cup", "∪")]
     return rng.choice(ways)
 
 
@@ -140,15 +165,22 @@ def is_text_of(question: str, gold: str, answer: str, name: str) -> bool:
 
 
 def has_tokens_of(question: str, gold: str, answer: str, name: str) -> bool:
-    """The rule of the judge."""
+    """The answer's tokens stand in the question in a row."""
     return stands_in(question, gold, answer)
+
+
+def has_right_piece_of(question: str, gold: str, answer: str, name: str) -> bool:
+    """The rule of the judge: so do the tokens of a piece of it that alone is right."""
+    pieces = copied_pieces(question, gold, answer)
+    return stands_in(question, gold, answer) or any(judge(gold, piece).correct for piece in pieces)
 
 
 RULES = {
     "none": lambda *_: False,
     "a whole formula, or a side of it, to the letter": is_formula_of,
     "a piece of the text, to the letter": is_text_of,
-    "tokens in a row (the judge)": has_tokens_of,
+    "tokens in a row": has_tokens_of,
+    "tokens in a row, or a right piece (the judge)": has_right_piece_of,
 }
 
 
@@ -157,14 +189,18 @@ RULES = {
 
 def measure(name: str, everyone: list[Problem], most: int) -> dict[str, Any]:
     """Shares of answers that are right, for every kind of answer and judge; what the rules against copying refuse."""
-    rng = random.Random(0)
+    rng, draw = random.Random(0), random.Random(1)
     some = rng.sample(everyone, min(most, len(everyone)))
     templates = candidates()
-    answers: dict[str, list[tuple[Problem, str]]] = {kind: [] for kind in (*RIGHT, "altered", "two candidates")}
+    answers: dict[str, list[tuple[Problem, str]]] = {
+        kind: [] for kind in (*RIGHT, "altered", "another gold", "two candidates")
+    }
     for problem in some:
         other = altered_number(problem.answer, rng)
+        others = [one.answer for one in draw.sample(everyone, 9) if one.answer != problem.answer]
         rows = {
             "gold": problem.answer, "rewritten": rewritten(problem.answer, rng), "unsimplified": unsimplified(problem),
+            "other notation": other_notation(problem.answer, draw), "another gold": others[0] if others else None,
             "altered": other, "two candidates": fill(rng.choice(templates), *rng.sample([problem.answer, other], 2)),
         }  # fmt: skip
         for kind, answer in rows.items():
@@ -196,7 +232,35 @@ def measure(name: str, everyone: list[Problem], most: int) -> dict[str, Any]:
         for rule, refuses in RULES.items():
             any_formula[rule] += any(not refuses(p.question, p.answer, piece, name) for piece in right)
     is_there = sum(stands_in(p.question, "", p.answer) for p in some)  # and is right all the same
-    return {"problems": len(some), "kinds": kinds, "any_formula": any_formula, "gold_in_question": is_there}
+    return {
+        "problems": len(some), "kinds": kinds, "any_formula": any_formula, "gold_in_question": is_there,
+        "edits": edits(name, everyone[:EDITED_PROBLEMS]) if name != "gsm8k" else None,
+    }  # fmt: skip
+
+
+def edits(name: str, problems: list[Problem]) -> dict[str, Any]:
+    """In how many problems a formula of the question is right, plain and edited, by rule against copying."""
+    rules = {"none": RULES["none"], "tokens in a row": has_tokens_of}
+    right = {edit: dict.fromkeys((*rules, "the judge"), 0) for edit in ("{}", *EDITS, "any edit")}
+    for p in tqdm(problems, desc=f"{name}, edits"):
+        copied = dict.fromkeys(piece for formula in formulas(p, name) for piece in pieces(formula))
+        tried = [piece for piece in copied if not re.fullmatch(r"-?\d+|[a-zA-Z]", piece)]
+        alone = [piece for piece in tried if judge(p.answer, piece).correct]
+        any_edit = dict.fromkeys(right["{}"], False)
+        for edit in ("{}", *EDITS):
+            answers = [edit.format(piece) for piece in alone]
+            counted = [answer for answer in answers if judge(p.answer, answer).correct]
+            found = {
+                rule: any(not refuses(p.question, p.answer, answer, name) for answer in counted)
+                for rule, refuses in rules.items()
+            }
+            found["the judge"] = any(judge(p.answer, answer, p.question).correct for answer in answers)
+            for rule, is_right in found.items():
+                right[edit][rule] += is_right
+                any_edit[rule] |= is_right and edit != "{}"
+        for rule, is_right in any_edit.items():
+            right["any edit"][rule] += is_right
+    return {"problems": len(problems), "right": right}
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -218,6 +282,13 @@ def tables(results: dict[str, Any]) -> str:
                 f"| {rule} | {DATA_SETS[name].name} | {' | '.join(map(str, refused))} | "
                 f"{left} / {longest['answers']} | {result['any_formula'][rule]} / {result['problems']} |"
             )
+    edited = {name: result["edits"] for name, result in results.items() if result["edits"]}
+    names = [f"{DATA_SETS[name].name}, {rule}" for name, one in edited.items() for rule in one["right"]["{}"]]
+    rows += ["", f"| copied formula f | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for edit in ("{}", *EDITS, "any edit"):
+        shares = [f"{count} / {one['problems']}" for one in edited.values() for count in one["right"][edit].values()]
+        shown = edit if edit == "any edit" else f"`{edit.format('f')}`"
+        rows.append(f"| {shown} | {' | '.join(shares)} |")
     return "\n".join(rows)
 
 

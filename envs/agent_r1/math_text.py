@@ -83,6 +83,7 @@ _ARGUMENTS = re.compile(rf"(?:\(\s*{_ARGUMENT}(?:\s*,\s*{_ARGUMENT})*\s*\))?")
 _PLAIN = re.compile(rf"{NUMBER}|[a-zA-Z]+")
 EQUALS = re.compile(r"(?<![\\<>!=])=|\\in(?![a-zA-Z])")
 APPROXIMATES = re.compile(r"\\approx(?![a-zA-Z])|≈|~=")
+_CLOSED_AT_INFINITY = r"\[\s*[-+]?\s*\\infty|\\infty\s*\]"
 _EDGE = "#"  # of a formula in a question
 
 
@@ -232,15 +233,19 @@ def _texts_are_units(gold: str, answer: str) -> bool:
 
 
 def _same_notation(gold: str, answer: str) -> bool:
-    r"""Whether the answer has no `\equiv` and no base (`7_8`) that the gold answer has not: math-verify skips them."""
+    r"""Whether the answer has no `\equiv`, base (`7_8`) or `[-\infty` that the gold answer has not.
+
+    math-verify passes over them.
+    """
 
     def bases(text: str) -> set[str]:
         return set(_BASE.findall(text))
 
-    def congruences(text: str) -> int:
-        return len(re.findall(r"\\equiv|≡", text))
+    def count(what: str, text: str) -> int:
+        return len(re.findall(what, text))
 
-    return congruences(answer) <= congruences(gold) and bases(answer) <= (bases(gold) or {"10"})
+    few = all(count(what, answer) <= count(what, gold) for what in (r"\\equiv|≡", _CLOSED_AT_INFINITY))
+    return few and bases(answer) <= (bases(gold) or {"10"})
 
 
 def statements(answer: str) -> list[str]:

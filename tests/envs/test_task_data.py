@@ -322,5 +322,5 @@ def test_a_gold_answer_of_gsm8k_is_read_whole(tmp_path, written, answer):
 )  # fmt: skip
 def test_a_gold_answer_of_gsm8k_that_cannot_be_read_whole_is_refused(tmp_path, written):
     write_lines(tmp_path / "train.jsonl", [{"question": "How many?", "answer": f"So 7.\n{written}"}])
-    with pytest.raises(DataFormatError, match=r"line 1: .*answer.*#### number"):
+    with pytest.raises(DataFormatError, match=r"train\.jsonl, row 0 .*answer.*#### number"):
         load_questions("gsm8k", "train", tmp_path)
