@@ -1,6 +1,7 @@
 r"""The judge of mathematics beside the official string rules and math-verify alone, on the same answers.
 
-    python benchmarks/math_answers.py --data DATA     # holds gsm8k/ and math/
+    python benchmarks/math_answers.py --data DATA                   # holds gsm8k/ and math/
+    python benchmarks/math_answers.py --data DATA --sets math500    # a piece: results/math_answers_math500.json and .md
 
 For problems drawn from each set: the gold answer and other ways to write it, which should be right; unsimplified
 answers, from the official solutions; wrong ones (another number, another problem's gold answer), and two candidates at
@@ -265,7 +266,7 @@ def edits(name: str, problems: list[Problem]) -> dict[str, Any]:
 
 def tables(results: dict[str, Any]) -> str:
     rows = ["| answers | of | number | official string rule | math-verify alone | the judge |", "|---" * 6 + "|"]
-    for kind in results["gsm8k"]["kinds"]:
+    for kind in next(iter(results.values()))["kinds"]:
         for name, result in results.items():
             row = result["kinds"][kind]
             shares = (f"{row[who] / max(1, row['answers']):.1%}" for who in ("official", "math_verify", "judge"))
@@ -283,6 +284,8 @@ def tables(results: dict[str, Any]) -> str:
                 f"{left} / {longest['answers']} | {result['any_formula'][rule]} / {result['problems']} |"
             )
     edited = {name: result["edits"] for name, result in results.items() if result["edits"]}
+    if not edited:
+        return "\n".join(rows)
     names = [f"{DATA_SETS[name].name}, {rule}" for name, one in edited.items() for rule in one["right"]["{}"]]
     rows += ["", f"| copied formula f | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for edit in ("{}", *EDITS, "any edit"):
@@ -296,17 +299,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--problems", type=from_1, default=300, help="of each set")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     arguments = parser.parse_args()
 
     logging.disable()  # math-verify's warnings
     try:
-        sets = {name: problems(arguments.data, name) for name in SETS}
+        sets = {name: problems(arguments.data, name) for name in arguments.sets}
     except DataNotFoundError as error:
         sys.exit(str(error))
     results = {name: measure(name, everyone, arguments.problems) for name, everyone in sets.items()}
     table = tables(results)
     print(table)
-    record_results("math_answers", results, table, "python benchmarks/math_answers.py --data DATA")
+    command, name = "python benchmarks/math_answers.py --data DATA", "math_answers"
+    if set(sets) != set(SETS):
+        command, name = f"{command} --sets {' '.join(sets)}", "_".join([name, *sets])
+    record_results(name, results, table, command)
 
 
 if __name__ == "__main__":

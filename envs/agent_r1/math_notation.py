@@ -36,6 +36,10 @@ _BOLD = tuple((f"\\{bold}{{", "}") for bold in ("mathbf", "textbf", "boldsymbol"
 # **12** where no number, letter or bracket stands before it: there the asterisks would be a power.
 _BOLD_PART = re.compile(r"(?<![\w)\]}!*])(?<![\w)\]}!*]\s)\*\*(?!\s)([^*]+)(?<!\s)\*\*(?![\w(\[{\\*])")
 _POWER_OF_TEN = re.compile(r"(?<![\w.\\}])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?)(\d+)(?![\w.])")
+_TIMES_TEN = re.compile(
+    r"(?<![\d.^/}\\a-zA-Z])(?<![/^]\s)(\d+\.\d+|\.\d+)\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*"
+    r"(?:\{\s*([+-]?\d+)\s*\}|(-?\d))(?!\s*[\d^!.])"
+)
 _MOST_DIGITS = 40
 # 2e+1 is twice e and one more, 2e+10 a power of ten: programs write two digits.
 _NUMBER_E = re.compile(r"(?<![a-zA-Z\\])e(?![a-zA-Z])")
@@ -58,6 +62,20 @@ def _plain_character(character: str) -> str:
     return character
 
 
+def products_with_ten(text: str) -> str:
+    r"""The text with the digits of `1.15 \times 10^2`: math-verify multiplies such decimals, to 114.99999999999999."""
+    return _TIMES_TEN.sub(lambda found: _digits(found[1], found[2] or found[3]) or found[0], text)
+
+
+def _digits(number: str, exponent: str) -> str:
+    """The digits of a number times a power of ten; "" for too many of them. A large one with a point was rounded."""
+    if len(exponent) > 4 or abs(int(exponent)) > _MOST_DIGITS:
+        return ""
+    digits = format(Decimal(f"{number}e{exponent}"), "f")
+    rounded = "." in number and "." not in digits and len(digits) > 15
+    return f"{digits}.0" if rounded else digits
+
+
 def has_number_e(text: str) -> bool:
     """Whether the number e stands in a text of which `powers_of_ten` was taken."""
     return bool(_NUMBER_E.search(text))
@@ -66,19 +84,15 @@ def has_number_e(text: str) -> bool:
 def powers_of_ten(text: str, also_short: bool = False) -> str:
     r"""The text with the digits of `3e+20`, or `(3 \cdot 10^{300})`, unless the number e stands in it, too.
 
-    `2e+1` may mean twice e and one more: it is a power of ten only by `also_short`. A large number with a point has one
-    in its digits, too: it was rounded.
+    `2e+1` may mean twice e and one more: it is a power of ten only by `also_short`.
     """
 
     def power(found: re.Match[str]) -> str:
         number, sign, exponent = found.groups()
         if sign and len(exponent) < 2 and "." not in number and not also_short:
             return found[0]
-        if len(exponent) > 2 or int(exponent) > _MOST_DIGITS:
-            return rf"({number} \cdot 10^{{{sign.strip('+')}{exponent}}})"
-        digits = format(Decimal(f"{number}e{sign}{exponent}"), "f")
-        rounded = "." in number and len(digits) > 15
-        return f"{digits}.0" if rounded and "." not in digits else digits
+        digits = _digits(number, f"{sign}{exponent}")
+        return digits or rf"({number} \cdot 10^{{{sign.strip('+')}{exponent}}})"
 
     changed = _POWER_OF_TEN.sub(power, text)
     return text if has_number_e(changed) else changed

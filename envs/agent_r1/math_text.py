@@ -22,6 +22,7 @@ from agent_r1.math_notation import (
     one_space,
     places,
     powers_of_ten,
+    products_with_ten,
     tokens,
 )
 
@@ -124,8 +125,8 @@ def same_words(gold: str, answer: str) -> bool:
 
 def read(gold: str, answer: str, question: str = "") -> Reading | None:
     """What an unwrapped answer to a question says; None where it is not one expression as a whole."""
-    gold = clean(powers_of_ten(gold))
-    answer = clean(answer if has_number_e(gold) else powers_of_ten(answer, also_short=True))
+    gold = products_with_ten(clean(powers_of_ten(gold)))
+    answer = products_with_ten(clean(answer if has_number_e(gold) else powers_of_ten(answer, also_short=True)))
     if (whole := TEXT.fullmatch(answer)) and answer != gold:  # \mathbf{7}
         answer = whole[1]
     if not balanced(answer.replace("\\", "")) or not _texts_are_units(gold, answer):
