@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agent_r1_tools.python import CallError, Run, Sandbox, Session
 
 PROGRAM_SECONDS = 5.0  # of processor time, for the program to load and for each call
+NOT_MAIN = '__name__ = "builtins"'  # as in the official `exec`: `if __name__ == "__main__"` does not run
 _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)  # more programs at a time would take time from each other
 
 
@@ -88,6 +89,7 @@ def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = 
 def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> Outcome:
     with ExitStack() as stack:
         candidate = stack.enter_context(sandbox.session())
+        candidate.run(NOT_MAIN)
         loaded = candidate.run(program)
         if not loaded.ok:
             return Outcome(loaded.output.strip() or loaded.error or loaded.status, (), loaded.status == "died")

@@ -7,11 +7,13 @@ from typing import Any
 from agent_r1.dialects.base import Call, function_of, schema_lines
 from agent_r1.dialects.json_calls import JSONCalls
 from agent_r1.dialects.template import Schema
+from agent_r1.fences import PYTHON, language
 
 
 class Fenced(JSONCalls):
     """Fenced blocks over any chat template: a ```` ```python ```` block is a call of ``python(code)``, a
     ```` ```tool_call ```` or ```` ```json ```` block with ``{"name": ..., "arguments": {...}}`` a call of any tool.
+    A block inside ``<answer>...</answer>`` is part of the answer.
 
     Writes every JSON argument (code that contains control tokens goes into a JSON block).
     """
@@ -50,34 +52,44 @@ class Fenced(JSONCalls):
     def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         rest: list[str] = []
         calls: list[Call] = []
-        position, opened = 0, None
+        position, opened, answer_end = 0, None, 0
         for fence in _FENCE.finditer(text):
-            info = fence[2].strip()
             if opened is None:
+                if fence.start() >= answer_end:
+                    answer_end = _answer_around(text, position, fence)
+                if fence.start() < answer_end:  # a program, say; never a call
+                    continue
                 opened = fence
                 rest.append(text[position : fence.start()])
                 position = fence.start()
-            elif not info and len(fence[1]) >= len(opened[1]):
+            elif not fence[2].strip() and fence[1].startswith(opened[1]):
                 body = text[opened.end() + 1 : max(opened.end() + 1, fence.start() - 1)]
-                kind, opened = opened[2].strip().lower(), None
+                kind, opened = language(opened[2]), None
                 call = self._read_block(kind, body, tools)
                 if call is None:
                     rest.append(text[position : fence.end()])
                 else:
                     calls.append(call)
                 position = fence.end()
-        if opened is not None and self._read_block(kind := opened[2].strip().lower(), "", tools) is not None:
-            name = "python" if kind in _PYTHON_FENCES else ""
+        if opened is not None and self._read_block(kind := language(opened[2]), "", tools) is not None:
+            name = "python" if PYTHON.fullmatch(kind) else ""
             calls.append(Call(name, None, "the block is never closed with ```", text[opened.end() + 1 :]))
         else:
             rest.append(text[position:])
         return "".join(rest), calls
 
     def _read_block(self, kind: str, body: str, tools: Sequence[Schema]) -> Call | None:
-        if kind in _PYTHON_FENCES:
+        if PYTHON.fullmatch(kind):
             return Call("python", {"code": body}, None, body)
         return self.read_call(body, tools) if kind in ("tool_call", "json") else None
 
 
-_FENCE = re.compile(r"^(`{3,})([^\n`]*)$", re.MULTILINE)
-_PYTHON_FENCES = ("python", "py", "python3")
+_FENCE = re.compile(r"^(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+
+
+def _answer_around(text: str, start: int, fence: re.Match[str]) -> int:
+    """The end of the answer that a fence is in, if it is in one that begins behind `start` and is closed; else 0."""
+    begun = text.rfind("<answer>", start, fence.start())
+    if begun < 0 or text.find("</answer>", begun, fence.start()) >= 0:
+        return 0
+    return max(0, text.find("</answer>", fence.start()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ import numpy as np
 from agent_r1.arguments import ArgumentError
 from agent_r1.code_judge import RunTests, Suite, check_program, judge_sandbox
 from agent_r1.dialects import Call
+from agent_r1.fences import PYTHON, find_code
 from agent_r1.task_data import Program, load_questions
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
@@ -119,11 +121,26 @@ def complete_program(task: Task, code: str) -> str:
     A function's body alone continues the prompt, as the completions of HumanEval do.
     """
     prefix, name = task.metadata["prefix"], task.metadata["entry_point"]
-    fenced = re.search(r"```(?:python|py)?[ \t]*\n(.*?)```", code, re.DOTALL)
-    code = fenced[1] if fenced else code
-    if not prefix or re.search(rf"^(?:def\s+{name}\b|{name}\s*=)", code, re.MULTILINE):
-        return f"{prefix}\n{code}"
+    definition = re.compile(
+        rf"^(?:(?:(?:async\s+)?def|class)\s+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", re.MULTILINE
+    )
+
+    def defines(text: str) -> bool:
+        return definition.search(text) is not None
+
+    code = find_code(code, PYTHON, defines)
+    if not prefix or defines(code):
+        future = _FUTURE.search(code)  # such imports are the first statements of a program
+        end = future.end() if future else 0
+        return f"{code[:end]}\n{prefix}\n{code[end:]}" if end else f"{prefix}\n{code}"
+    if not code[:1].isspace() and re.search(r"\n\S", code) and not re.search("\"\"\"|'''", code):
+        return prefix + textwrap.indent(code, "    ")  # a body at the margin
     return prefix + ("" if code[:1].isspace() else "    ") + code
+
+
+_FUTURE = re.compile(
+    r"(?:^from[ \t]+__future__[ \t]+import\b(?:\\\n|\([^()]*\)|[^\n(\\])*(?:\s|\#[^\n]*)*)+", re.MULTILINE
+)
 
 
 # ---------------------------------------------------------------------- the data sets

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
+from agent_r1.fences import SQL, find_code
 from agent_r1.task_data.sql import FILES, has_split, load_sql
 from agent_r1.tasks import sql_tasks
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
@@ -18,7 +19,7 @@ from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
 
 RAN = ("", "no copy", "another result")  # what `same_result` says of a query that ran
-_FENCE = re.compile(r"```(?:\w*\n)?(.*?)```", re.DOTALL)
+_QUERY = re.compile(r"(?:\s|\(|--[^\n]*|/\*.*?\*/)*+(?:SELECT|WITH|VALUES)\b", re.DOTALL | re.IGNORECASE)
 
 
 class SQLWorldEnv(ToolEnv):
@@ -98,8 +99,7 @@ class SQLWorldEnv(ToolEnv):
 
         Raises ToolFault where the gold query doesn't run within its limits, ten times the usual ones.
         """
-        fenced = _FENCE.fullmatch(answer.strip())
-        query = (fenced[1] if fenced else answer).strip().rstrip(";")
+        query = find_code(answer, SQL, _is_query).strip().rstrip(";")
         if not query:
             return 0.0, {"em": 0.0, "valid_sql": 0.0}
         data = self.task.metadata
@@ -145,3 +145,7 @@ class SQLWorldEnv(ToolEnv):
         columns = sql_tasks.NAME_COLUMNS + sql_tasks.TOWN_COLUMNS + sql_tasks.REGION_COLUMNS
         sql = "SELECT FROM JOIN ON WHERE GROUP BY ORDER LIMIT DESC ASC COUNT MAX MIN SUM AVG id list of no".split()
         return list(dict.fromkeys([*words, *columns, *sql_tasks.NAMES, *sql_tasks.TOWNS, *sql_tasks.REGIONS, *sql]))
+
+
+def _is_query(text: str) -> bool:
+    return _QUERY.match(text) is not None
