@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -154,9 +154,10 @@ def left_side(test: str) -> str | None:
 
 
 class RunTests(Tool):
-    """Runs a program against the tests of the prompt.
+    """Runs a program against the tests of the prompt, and without a word about it against those of `progress`.
 
-    `ToolResult.data` is `{"passed": [indexes], "error": str | None}`; the error is why the program did not even load.
+    `ToolResult.data` is `{"passed": [indexes], "progress": [indexes], "error": str | None}`: the tests of each kind that
+    pass, and why the program did not even load.
     """
 
     name = "run_tests"
@@ -174,29 +175,34 @@ class RunTests(Tool):
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
         self.tests = Suite((), "", ())
+        self.progress = Suite((), "", ())
         self.complete: Callable[[str], str] = str
 
     def lane(self) -> AbstractContextManager[Any]:
         return _lanes
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        outcome = check_program(self.sandbox, self.complete(arguments["code"]), self.tests, explain=True)
+        shown = len(self.tests.tests)
+        both = replace(self.progress, tests=self.tests.tests + self.progress.tests)
+        outcome = check_program(self.sandbox, self.complete(arguments["code"]), both, explain=True)
         if outcome.load_error is not None:
             return ToolResult(
                 f"The program does not run:\n{outcome.load_error}",
                 ok=False,
-                data={"passed": [], "error": outcome.load_error},
+                data={"passed": [], "progress": [], "error": outcome.load_error},
             )
-        passed = [index for index, error in enumerate(outcome.errors) if error is None]
-        if not self.tests.tests:
-            return ToolResult("The program runs. The prompt has no tests.", data={"passed": [], "error": None})
-        lines = [f"{len(passed)} of {len(outcome.errors)} tests pass."]
+        passed = [index for index, error in enumerate(outcome.errors[:shown]) if error is None]
+        progress = [index for index, error in enumerate(outcome.errors[shown:]) if error is None]
+        data = {"passed": passed, "progress": progress, "error": None}
+        if not shown:
+            return ToolResult("The program runs. The prompt has no tests.", data=data)
+        lines = [f"{len(passed)} of {shown} tests pass."]
         lines += [
             f"Failed: {test}\n  {error}"
-            for test, error in zip(self.tests.tests, outcome.errors, strict=True)
+            for test, error in zip(self.tests.tests, outcome.errors, strict=False)
             if error is not None
         ]
-        return ToolResult("\n".join(lines), data={"passed": passed, "error": None})
+        return ToolResult("\n".join(lines), data=data)
 
 
 @lru_cache(maxsize=8)

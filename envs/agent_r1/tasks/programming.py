@@ -12,6 +12,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
@@ -29,8 +30,9 @@ from agent_r1_tools import Tool, ToolResult
 class ProgrammingEnv(ToolEnv):
     """Functions that are to be written; the base of the environments of this kind.
 
-    A subclass gives `num_tasks` and `make_task`. What `Task.metadata` holds: `prefix` (code that stands before every
-    program), `entry_point`, `shown` (the tests of the prompt) and `hidden` (the official ones), both `Suite`.
+    A subclass gives `num_tasks` and `make_task`. `Task.metadata` holds `prefix` (code before every program),
+    `entry_point`, and three of `Suite`: `shown` (the tests of the prompt), `hidden` (the official ones) and `progress`
+    (those that `tests_passed` pays; without it the shown ones).
 
     Args:
         tools: "python", "run_tests", or both.
@@ -50,7 +52,7 @@ class ProgrammingEnv(ToolEnv):
     slow_judge: bool = True
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
-        "tests_passed": 0.3,  # times newly passed tests of the prompt / all of them
+        "tests_passed": 0.3,  # times newly passed tests of `progress` / all of them
         "error_removed": 0.05,  # what failed_call took when the error came
     }
 
@@ -74,24 +76,30 @@ class ProgrammingEnv(ToolEnv):
         super().__init__([made[name]() for name in tools], **kwargs)
 
     def start_episode(self, task: Task) -> None:
-        """Give `run_tests` the tests of the prompt."""
+        """Give `run_tests` its tests."""
         self._run_tests.tests = task.metadata["shown"]
+        self._run_tests.progress = task.metadata.get("progress", task.metadata["shown"])
         self._run_tests.complete = partial(complete_program, task)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """`tests_passed`: newly passed tests of the prompt / all; `error_removed`: the program runs again."""
+        """`tests_passed`: newly passed tests of `progress` / all; `error_removed`: the program runs again."""
         if call.name != "run_tests" or not isinstance(result.data, dict) or "passed" not in result.data:
             return {}
         terms: dict[str, float] = {}
-        seen: list[int] = self.memory.setdefault("tests_passed", [])
-        new = [index for index in result.data["passed"] if index not in seen]
-        seen.extend(new)
-        if new:
-            terms["tests_passed"] = len(new) / len(self._run_tests.tests.tests)
+        if new := self._note_passed("progress", result.data["progress"]):
+            terms["tests_passed"] = new / len(self._run_tests.progress.tests)
+        self._note_passed("tests_passed", result.data["passed"])
         if self.memory.get("broken") and result.ok:
             terms["error_removed"] = 1
         self.memory["broken"] = not result.ok
         return terms
+
+    def _note_passed(self, kind: str, passed: list[int]) -> int:
+        """Note the tests of a kind that have passed. Returns the number of new ones."""
+        seen: list[int] = self.memory.setdefault(kind, [])
+        new = [index for index in passed if index not in seen]
+        seen.extend(new)
+        return len(new)
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """1 if the program passes all official tests; the metrics are em (the same) and shown_tests_passed."""
@@ -242,9 +250,36 @@ def humaneval_task(program: Program) -> Task:
     names = (program.entry_point,)
     shown = Suite(names, program.text, tuple(_examples(program.text, program.entry_point)))
     hidden = Suite(names, program.text + "\n" + program.tests[0], (f"check({program.entry_point})",))
+    progress = replace(hidden, tests=_checks(program)) if _checks(program) else shown
     question = f"Complete this program.\n\n```python\n{program.text.strip()}\n```"
-    metadata = {"prefix": program.text, "entry_point": program.entry_point, "shown": shown, "hidden": hidden}
+    suites = {"shown": shown, "hidden": hidden, "progress": progress}
+    metadata = {"prefix": program.text, "entry_point": program.entry_point, **suites}
     return Task(program.id, question, [program.solution], metadata)
+
+
+def _checks(program: Program) -> tuple[str, ...]:
+    """The statements of the official `check` that test the function on a call that is not in the prompt."""
+    functions = [node for node in ast.parse(program.tests[0]).body if isinstance(node, ast.FunctionDef)]
+    check = next(node for node in functions if node.name == "check")
+    prompt, tests, before = _letters(program.text), [], ""
+    for statement in check.body:
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        called = [name for name in names if check.args.args and name.id == check.args.args[0].arg]
+        for name in called:
+            name.id = program.entry_point
+        code = f"{before}{ast.unparse(statement)}"
+        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and node.func in called]
+        if not called:
+            before = code + "\n"
+        elif not any(_letters(ast.unparse(call)) in prompt for call in calls):
+            tests.append(code)
+            before = ""
+    return tuple(tests)
+
+
+def _letters(code: str) -> str:
+    """Code without blanks, and with one kind of quotes, to compare."""
+    return "".join(code.split()).replace('"', "'")
 
 
 def _examples(prompt: str, name: str) -> list[str]:
@@ -279,9 +314,11 @@ def mbpp_task(program: Program, shown_tests: int) -> Task:
     one_process = any(_takes_an_object(call, defined) for call in calls)
     hidden = Suite(names, setup, program.tests, one_process)
     shown = Suite(names, setup, program.tests[:shown_tests], one_process)
+    others = tuple(test for test in program.tests[shown_tests:] if test not in shown.tests)
+    progress = replace(hidden, tests=others) if others else shown
     given = "\n".join(filter(None, [program.setup, *shown.tests]))
     question = f"{program.text.strip()}\n\nIts tests begin with:\n\n{given}"
-    metadata = {"prefix": "", "entry_point": names[0], "shown": shown, "hidden": hidden}
+    metadata = {"prefix": "", "entry_point": names[0], "shown": shown, "hidden": hidden, "progress": progress}
     return Task(program.id, question, [program.solution], metadata)
 
 
