@@ -18,6 +18,7 @@ from agent_r1.tasks.arithmetic_world import (
     ArithmeticWorldEnv,
     generate_task,
 )
+from agent_r1.tool_env import Task
 
 SPLITS = list(ArithmeticWorldEnv.splits)
 TASKS = 300
@@ -170,6 +171,62 @@ def test_rewards_have_names(say):
     assert say(env, call)[4]["reward_terms"] == {"process/repeated_call": -0.05}  # found once is found
     terms = say(env, "<answer>0</answer>")[4]["reward_terms"]
     assert terms == {"outcome/correct": 0.0, "process/unused_result": -0.04}  # neither result was used
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """An environment of one task: its question and its steps, "day expression value"."""
+
+    def make(question, *steps):
+        values = [int(step.rsplit(" ", 1)[1]) for step in steps]
+        days = [step.rsplit(" ", 1)[0].split(" ", 1) for step in steps]
+        env = ArithmeticWorldEnv(max_turns=20)
+        task = Task("own", question, [str(values[-1])], {"steps": days, "values": values})
+        monkeypatch.setattr(env, "make_task", lambda index: task)
+        env.reset(options={"task_index": 0})
+        return env
+
+    return make
+
+
+def paid(env, say, expression):
+    terms = say(env, env.dialect.tool_call("calculator", {"expression": expression}))[4]["reward_terms"]
+    return terms.get("process/step_found", 0.0)
+
+
+def test_equal_steps_are_one(own, say):
+    env = own("Ada has 23; she buys 7, 9 and sells 9.", "Monday 23 + 7 30", "Tuesday 30 + 9 39", "Sunday 39 - 9 30")
+    assert [paid(env, say, e) for e in ("23 + 7", "40 - 10", "30 + 9", "39 - 9")] == pytest.approx([0.15, 0, 0.15, 0])
+    assert say(env, "<answer>30</answer>")[4]["metrics"] == {"em": 1.0, "step_recall": 1.0}
+
+
+@pytest.mark.parametrize("expression", ["46", "46 + 0", "46.0 * 1", "1 * 46", "(46)", "-1 * -46", "45.9 + .1 + 46 - 46"])
+def test_a_result_that_is_in_the_call_is_not_found(own, say, expression):
+    env = own("Ada has 23; she swaps each for 2, and sells 5.", "Monday 23 * 2 46", "Tuesday 46 - 5 41")
+    assert paid(env, say, expression) == 0
+    assert paid(env, say, "23 * 2") == pytest.approx(0.15)
+
+
+def test_a_result_that_is_in_the_question_is_no_step(own, say):
+    env = own("Ada has 23; she buys 23, and sells 23.", "Monday 23 + 23 46", "Tuesday 46 - 23 23")
+    assert [paid(env, say, e) for e in ("46 / 2", "20 + 3", "23 + 23")] == pytest.approx([0, 0, 0.3])
+    env = own("Ada has 20; she buys 20, 40 of them.", "Monday 20 + 20 40")
+    assert paid(env, say, "20 + 20") == 0 and say(env, "<answer>40</answer>")[4]["metrics"] == {"em": 1.0}
+
+
+def test_only_the_first_results_find_a_step(own, say):
+    env = own("Ada has 23; she buys 7, and sells 5.", "Monday 23 + 7 30", "Tuesday 30 - 5 25")
+    assert [paid(env, say, f"{n} + 1") for n in (50, 51, 52, 53, 29)] == [0] * 5
+
+
+def test_a_number_named_in_a_thought_is_unused(say):
+    env = ArithmeticWorldEnv()
+    env.reset(options={"task_index": 0})
+    (_, first), *_ = env.task.metadata["steps"]
+    say(env, env.dialect.tool_call("calculator", {"expression": first}))
+    said = env.messages[-1]["content"]
+    terms = say(env, f"<think>{said}</think>{said}<answer>0</answer>")[4]["reward_terms"]
+    assert terms["process/unused_result"] == -0.02
 
 
 def test_everything_in_one_calculation_is_fine(say):

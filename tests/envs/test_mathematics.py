@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 import time
 
 import gymnasium as gym
@@ -103,6 +104,43 @@ def test_a_result_that_a_later_call_uses_is_used(gsm8k, say):
     say(gsm8k, gsm8k.dialect.tool_call("calculator", {"expression": "400 + 7"}))
     say(gsm8k, gsm8k.dialect.tool_call("calculator", {"expression": "407 * 3"}))
     assert say(gsm8k, "<answer>1221</answer>")[4]["reward_terms"] == {"outcome/correct": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("turn", "unused"),
+    [
+        ("<think>407 it is</think>", 1),
+        ("I note 407.", 1),
+        ("<think>407</think><answer>5</answer>", 1),
+        ("407 <answer>5</answer>", 1),
+        ("<answer>5</answer> or rather <answer>6</answer>", 1),
+        ("<answer>1,5</answer>", 1),
+        ("<answer>407.0</answer>", 0),
+        ("<answer>$407$</answer>", 0),
+        ("{call: 407 - 1}", 1),  # what it gives is unused then
+        ("<think>x</think>{call: 407.0 / 1}", 1),
+        ("<think>407</think>{call: 2 * 4}", 2),
+        ("{call: broken 407}", 1),
+        ("{call: 407 - 1}{call: 2 * 3}", 2),  # calls of one turn do not read each other's results
+        ("{call: 2 * 3}{call: 6 * 1}", 3),
+    ],
+)
+def test_only_a_later_call_or_the_answer_uses_a_result(gsm8k, say, turn, unused):
+    def call(expression):
+        return gsm8k.dialect.tool_call("calculator", {"expression": expression})
+
+    say(gsm8k, call("400 + 7"))
+    broken = gsm8k.dialect.broken_call("calculator", "407")
+    turn = turn.replace("{call: broken 407}", broken)
+    terms = say(gsm8k, re.sub(r"\{call: (.*?)\}", lambda match: call(match[1]), turn))[4]["reward_terms"]
+    if "<answer>" not in turn:
+        terms = say(gsm8k, "<answer>5</answer>")[4]["reward_terms"]
+    assert terms.get("process/unused_result", 0) == pytest.approx(-0.02 * unused)
+
+
+def test_an_answer_with_a_comma_uses_a_result(gsm8k, say):
+    say(gsm8k, gsm8k.dialect.tool_call("calculator", {"expression": "600 + 600"}))
+    assert say(gsm8k, "<answer>1,200</answer>")[4]["reward_terms"] == {"outcome/correct": 1.0}
 
 
 STEPS = (

@@ -14,11 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import integer
-from agent_r1.dialects import Call
 from agent_r1.tasks.draw import pick
 from agent_r1.tasks.mathematics import MathematicsEnv
 from agent_r1.tool_env import Task
-from agent_r1_tools import ToolResult
 from agent_r1_tools.calculator import Calculator
 
 # Words. The unseen ones occur in training as a remark, never in what is asked.
@@ -133,24 +131,15 @@ class ArithmeticWorldEnv(MathematicsEnv):
         """Generate task `index`; nothing is stored."""
         return generate_task(self.world_seed, self.split, index)
 
-    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """Those of mathematics, and `step_found`: newly found results of steps / all steps."""
-        terms = super().judge_result(call, result)
-        values = self.task.metadata["values"]
-        found: list[int] = self.memory.setdefault("steps_found", [])
-        new = [
-            step
-            for step, value in enumerate(values)
-            if result.ok and step not in found and _as_number(result.content) == value
-        ]
-        found.extend(new)
-        return terms | ({"step_found": len(new) / len(values)} if new else {})
+    def solution_steps(self, task: Task) -> list[tuple[str, float]]:
+        """The calculation of each day."""
+        steps, values = task.metadata["steps"], task.metadata["values"]
+        return [(expression, value) for (_, expression), value in zip(steps, values, strict=True)]
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """Equality as a number is the score; the metrics are em (the same) and step_recall."""
         correct = float(_as_number(answer) == self.task.metadata["values"][-1])
-        found = len(self.memory.get("steps_found", ()))
-        return correct, {"em": correct, "step_recall": found / len(self.task.metadata["values"])}
+        return correct, {"em": correct} | self._step_recall()
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy demonstrator.

@@ -68,26 +68,64 @@ class MathematicsEnv(ToolEnv):
             raise ArgumentError(f"tools are any of 'calculator' and 'python', as a tuple; got {tools!r}")
         super().__init__([Calculator() if name == "calculator" else _python(sandbox) for name in tools], **kwargs)
 
+    def solution_steps(self, task: Task) -> list[tuple[str, float]]:
+        """Expression and result of each step of the task's solution, where finding them is paid (`step_found`)."""
+        return []
+
+    def start_episode(self, task: Task) -> None:
+        """Note what the steps come to; not a number that is in the question or in the step's own expression."""
+        super().start_episode(task)
+        steps, given = self.solution_steps(task), _written(task.question)
+        results = (value for expression, value in steps if abs(value) not in given | _written(expression))
+        self._steps, self._results_that_count = list(dict.fromkeys(results)), 2 * len(steps)
+
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """`code_ran` for the first program that ran, `code_failed` for every one that did not."""
+        """`code_ran` for the first program that ran, `code_failed` for every one that did not; `step_found`: newly
+        found results of steps / all of them.
+
+        A step is found by a result that is one number, which the call does not have in it, among an episode's first
+        results, twice as many as there are steps.
+        """
         terms: dict[str, float] = {}
         if call.name == "python" and not result.ok:
             terms["code_failed"] = 1
         elif call.name == "python" and not self.memory.get("code_ran"):
             self.memory["code_ran"] = True
             terms["code_ran"] = 1
-        if result.ok:
-            numbers = " ".join(_NUMBER.findall(result.content))  # one text: each turn copies the memory
-            self.memory.setdefault("results", []).append((len(self.episode.messages), numbers))
+        self._note_use(json.dumps(call.arguments))
+        if not result.ok:
+            return terms
+        self.memory["results"] = self.memory.get("results", 0) + 1
+        if numbers := " ".join(map(repr, _numbers(result.content))):  # one text: each turn copies the memory
+            self.memory.setdefault("unused", []).append((self.episode.turn, numbers))
+        value = _value(result.content)
+        if value is None or self.memory["results"] > self._results_that_count:
+            return terms
+        step = next((step for step in self._steps if math.isclose(step, value, rel_tol=1e-9)), None)
+        found: list[float] = self.memory.setdefault("steps_found", [])
+        if step is not None and step not in found and abs(step) not in _written(json.dumps(call.arguments)):
+            found.append(step)
+            terms["step_found"] = 1 / len(self._steps)
         return terms
 
+    def _note_use(self, text: str) -> None:
+        """Results of earlier turns that have a number in common with a call or an answer are no longer unused."""
+        used = _numbers(text)
+        self.memory["unused"] = [
+            (turn, numbers)
+            for turn, numbers in self.memory.get("unused", ())
+            if turn == self.episode.turn or used.isdisjoint(map(float, numbers.split()))
+        ]
+
     def judge_end(self, answer: str) -> dict[str, float]:
-        """`unused_result`: results of which no number stands in a later call or in the answer."""
-        unused = 0
-        for first, numbers in self.memory.get("results", ()):
-            later = [message for message in self.episode.messages[first:] if message["role"] == "assistant"]
-            unused += bool(numbers) and not _numbers(numbers) & _numbers(json.dumps(later))
+        """`unused_result`: results of which no number is in a later call or in the answer."""
+        self._note_use(answer)
+        unused = len(self.memory["unused"])
         return {"unused_result": unused} if unused else {}
+
+    def _step_recall(self) -> dict[str, float]:
+        """The metric of an episode: the share of steps that were found; none where no step counts."""
+        return {"step_recall": len(self.memory.get("steps_found", ())) / len(self._steps)} if self._steps else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """1 if math-verify finds the answer equal to the gold one; the metric is em (the same).
@@ -115,7 +153,8 @@ def _thought(text: str) -> str:
 
 
 def _numbers(text: str) -> set[float]:
-    return {float(number) for number in _NUMBER.findall(text)}
+    """The numbers in a text: digits as they are, and as they are read (`1,000`)."""
+    return {float(number) for number in _NUMBER.findall(text)} | _written(text)
 
 
 def _annotated_steps(solution: object) -> list[tuple[str, float]]:
@@ -187,8 +226,6 @@ class GSM8KEnv(MathematicsEnv):
     def __init__(self, *, split: str = "train", data_dir: str | os.PathLike[str] | None = None, **kwargs: Any) -> None:
         require_math_verify()
         self.problems = load_questions(self.data_sets.get(split, self.data_sets["train"]), split, data_dir)
-        self._steps: list[float] = []  # what the task's annotated steps come to
-        self._results_that_count = 0  # of an episode
         super().__init__(split=split, **kwargs)
 
     @classmethod
@@ -208,38 +245,15 @@ class GSM8KEnv(MathematicsEnv):
         problem = self.problems[index]
         return Task(problem.id, problem.question, [problem.answer], dict(problem.metadata))
 
-    def start_episode(self, task: Task) -> None:
-        """Note what the annotated steps come to, where that is paid; not a number that stands in the question or in
-        the step's own expression."""
-        super().start_episode(task)
+    def solution_steps(self, task: Task) -> list[tuple[str, float]]:
+        """The annotated steps, where they are paid."""
         paid = self.process_weights.get("step_found", 0.0) != 0
-        steps = _annotated_steps(task.metadata.get("solution")) if paid else []
-        given = _written(task.question)
-        results = (value for expression, value in steps if abs(value) not in given | _written(expression))
-        self._steps, self._results_that_count = list(dict.fromkeys(results)), 2 * len(steps)
-
-    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """Also `step_found`: newly found results of annotated steps / all of them.
-
-        Of an episode's first results, twice as many as there are steps, those that are one number, which the call
-        didn't have in it.
-        """
-        terms, value = super().judge_result(call, result), _value(result.content) if result.ok else None
-        if value is None or len(self.memory["results"]) > self._results_that_count:
-            return terms
-        step = next((step for step in self._steps if math.isclose(step, value, rel_tol=1e-9)), None)
-        found: list[float] = self.memory.setdefault("steps_found", [])
-        if step is None or step in found or abs(step) in _written(json.dumps(call.arguments)):
-            return terms
-        found.append(step)
-        return terms | {"step_found": 1 / len(self._steps)}
+        return _annotated_steps(task.metadata.get("solution")) if paid else []
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """As the base does; the metrics are em and, where annotated steps are paid, step_recall."""
         score, metrics = super().judge_answer(answer)
-        if self._steps:
-            metrics["step_recall"] = len(self.memory.get("steps_found", ())) / len(self._steps)
-        return score, metrics
+        return score, metrics | self._step_recall()
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """The official solution as turns: each annotated step is a calculator call, what is said before it its thought.
