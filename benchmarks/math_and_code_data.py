@@ -5,8 +5,9 @@
 Mathematics: every gold answer against itself ("right"; "computed" without the shortcuts for equal texts and words), and
 300 altered ones. Programming: every canonical solution; mutants of them, whose verdict must be that of the official
 procedure, which runs program and test in one process; an answer that equals everything; and trivial programs (the first
-argument, a constant), which pass some tasks of MBPP. Writes results/math_and_code_data.json and .md. Takes about ten
-minutes; it measures no speed, so the machine may be busy.
+argument, a constant), which pass some tasks of MBPP; canonical solutions and failing mutants in the wrappings that
+models write around programs; and what a lookup table of the shown tests earns. Writes results/math_and_code_data.json
+and .md. Takes about twenty minutes; it measures no speed, so the machine may be busy.
 """
 
 import argparse
@@ -19,9 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 from machine import from_0, record_results
 from tqdm import tqdm
 
+from agent_r1 import probes
 from agent_r1.code_judge import check_program, judge_sandbox
 from agent_r1.math_judge import judge, server
 from agent_r1.math_notation import unwrap
@@ -176,6 +179,72 @@ def mutant(code: str, rng: random.Random) -> str | None:
     return ast.unparse(ast.fix_missing_locations(Mutate(rng.randrange(count.seen)).visit(ast.parse(code))))
 
 
+WRAPPINGS = {
+    "none": "{program}",
+    "a fence": "```python\n{program}\n```",
+    "`python3`, `Python`, `{.py}`": tuple(f"```{tag}\n{{program}}\n```" for tag in ("python3", "Python", "{.py}")),
+    "tildes, four backticks": ("~~~python\n{program}\n~~~", "````\n{program}\n````"),
+    "attributes": "```python title=\"a.py\"\n{program}\n```",
+    "CRLF": "```python\r\n{program}\r\n```",
+    "an unpaired fence": ("```python\n{program}", "{program}\n```"),
+    "a fence in a docstring": ('"""\n```\nx\n```\n"""\n{program}', '```python\n"""\n```\nx\n```\n"""\n{program}\n```'),
+    "text around": "It's this:\n\n```python\n{program}\n```\nThat's it.",
+    "the second fence": "Use:\n```python\nprint(1)\n```\nProgram:\n```python\n{program}\n```",
+    "an output block behind it": "```python\n{program}\n```\n```output\n3\n```",
+    "a future import": "from __future__ import annotations\n\n{program}",
+    "a main block that reads or exits": (
+        '{program}\n\nif __name__ == "__main__":\n    print(int(input()))\n',
+        '{program}\n\nif __name__ == "__main__":\n    raise SystemExit(1)\n',
+    ),
+}
+
+
+def wrap(program: str, forms: str | tuple[str, ...]) -> list[str]:
+    """The program as an answer in each form of a wrapping."""
+    answers = [form.replace("{program}", program) for form in ([forms] if isinstance(forms, str) else forms)]
+    return [answer.replace("\r\n", "\n").replace("\n", "\r\n") if "\r" in answer else answer for answer in answers]
+
+
+def wrappings(name: str, tasks: list[Task], programs: list[str], mutants: dict[int, str]) -> dict[str, list[int]]:
+    """Of each wrapping: solutions in it that pass, of how many; failing mutants in it that pass, of how many.
+
+    `programs` pass and `mutants`, by the index of their task, fail without a wrapping. A program that comes out of its
+    wrapping as it was is not run again.
+    """
+    sandbox, counts = judge_sandbox("auto"), {}
+
+    def passing(index: int, program: str, forms: str | tuple[str, ...], plain: bool) -> list[bool]:
+        task, verdicts = tasks[index], []
+        for answer in wrap(program, forms):
+            read = complete_program(task, answer)
+            same = read.strip() == complete_program(task, program).strip()
+            verdicts.append(plain if same else check_program(sandbox, read, task.metadata["hidden"]).passed)
+        return verdicts
+
+    for wrapping, forms in tqdm(WRAPPINGS.items(), desc=f"{name}, wrappings"):
+        right = [passed for index in mutants for passed in passing(index, programs[index], forms, plain=True)]
+        wrong = [passed for index, mutant in mutants.items() for passed in passing(index, mutant, forms, plain=False)]
+        counts[wrapping] = [sum(right), len(right), sum(wrong), len(wrong)]
+    return counts
+
+
+def lookup_tables(env_id: str, data: Path) -> dict[str, Any]:
+    """What a lookup table of the shown tests comes to: tasks that it solves, and its mean process reward; and that
+    reward if the shown tests were paid."""
+    solved, process, shown, count = [], 0.0, 0.0, 0
+    splits = DATA_SETS[env_id.lower()].files
+    for split in splits:
+        env: Any = gym.make(f"AgentR1/{env_id}-v0", split=split, data_dir=data / env_id.lower()).unwrapped
+        for index in tqdm(range(env.num_tasks), desc=f"{env_id} {split}, lookup tables"):
+            played = probes.play(env, index, probes.shortcuts(env)["lookup_table"])
+            solved += [env.task.id] if played.success else []
+            process += played.process
+            shown += env.process_weights["tests_passed"] * played.infos[-1]["metrics"]["shown_tests_passed"]
+            count += 1
+        env.close()
+    return {"tasks": count, "solved": solved, "process": process / count, "process_if_shown_paid": shown / count}
+
+
 def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[str, Any], str]:
     sandbox, rng = judge_sandbox("auto"), random.Random(0)
 
@@ -192,11 +261,13 @@ def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[st
         if not passes(task, program)
     ]
     mutants, failed, disagree = 0, 0, []
+    failing: dict[int, str] = {}
     chosen = sorted(rng.sample(range(len(tasks)), min(num_mutants, len(tasks))))
     for index in tqdm(chosen, desc=f"{name}, mutants"):
         if (changed := mutant(programs[index], rng)) is not None:
             ours, official = passes(tasks[index], changed), passes(tasks[index], changed, official=True)
             mutants, failed = mutants + 1, failed + (not ours)
+            failing |= {} if ours else {index: changed}
             disagree += [tasks[index].id] if ours != official else []
     cheated: dict[str, list[str]] = {"ours": [], "official": []}
     for index in tqdm(chosen, desc=f"{name}, equal to all"):
@@ -212,6 +283,7 @@ def programming(name: str, tasks: list[Task], num_mutants: int) -> tuple[dict[st
         "mutants": mutants,
         "mutants_that_fail": failed,
         "verdicts_unlike_the_official": disagree,
+        "wrappings": wrappings(name, tasks, programs, failing),
         "equal_to_all": {"tried": len(chosen), "pass": cheated["ours"], "pass_officially": len(cheated["official"])},
     }
     row = (
@@ -246,6 +318,25 @@ def main() -> None:
     for name, tasks, mutants in (("HumanEval", human, len(human)), ("MBPP", mbpp, arguments.mbpp_mutants)):
         results[name.lower()], row = programming(name, tasks, mutants)
         rows.append(row)
+    rows += [
+        "",
+        "| wrapping | HumanEval: solutions that pass | failing mutants that pass | MBPP: solutions | failing mutants |",
+        "|---|---|---|---|---|",
+    ]
+    for wrapping in WRAPPINGS:
+        counts = [results[name]["wrappings"][wrapping] for name in ("humaneval", "mbpp")]
+        rows.append(f"| {wrapping} | " + " | ".join(f"{a} / {b} | {c} / {d}" for a, b, c, d in counts) + " |")
+    rows += [
+        "",
+        "| lookup table of the shown tests | tasks | solved | process reward | if the shown tests paid |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("HumanEval", "MBPP"):
+        found = results[name.lower()]["lookup_table"] = lookup_tables(name, data)
+        rows.append(
+            f"| {name} | {found['tasks']} | {len(found['solved'])} | {found['process']:.3f} | "
+            f"{found['process_if_shown_paid']:.3f} |"
+        )
     command = "python benchmarks/math_and_code_data.py --data DATA"
     record_results("math_and_code_data", results, "\n".join(rows), command)
 

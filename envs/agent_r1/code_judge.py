@@ -156,8 +156,8 @@ def left_side(test: str) -> str | None:
 class RunTests(Tool):
     """Runs a program against the tests of the prompt, and without a word about it against those of `progress`.
 
-    `ToolResult.data` is `{"passed": [indexes], "progress": [indexes], "error": str | None}`: the tests of each kind that
-    pass, and why the program did not even load.
+    `ToolResult.data` is `{"passed": [indexes], "progress": [indexes], "error": str | None}`: the tests of each kind
+    that pass, and why the program did not even load.
     """
 
     name = "run_tests"

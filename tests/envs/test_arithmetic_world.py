@@ -200,7 +200,7 @@ def test_equal_steps_are_one(own, say):
     assert say(env, "<answer>30</answer>")[4]["metrics"] == {"em": 1.0, "step_recall": 1.0}
 
 
-@pytest.mark.parametrize("expression", ["46", "46 + 0", "46.0 * 1", "1 * 46", "(46)", "-1 * -46", "45.9 + .1 + 46 - 46"])
+@pytest.mark.parametrize("expression", ["46", "46 + 0", "46.0 * 1", "1 * 46", "-1 * -46", "45.9 + .1 + 46 - 46"])
 def test_a_result_that_is_in_the_call_is_not_found(own, say, expression):
     env = own("Ada has 23; she swaps each for 2, and sells 5.", "Monday 23 * 2 46", "Tuesday 46 - 5 41")
     assert paid(env, say, expression) == 0

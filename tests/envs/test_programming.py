@@ -12,6 +12,7 @@ import pytest
 
 from agent_r1 import ArgumentError, code_judge
 from agent_r1.code_judge import Suite, check_program, judge_sandbox
+from agent_r1.probes import expert, play, shortcuts
 from agent_r1.task_data import DataFormatError, Program, load_questions
 from agent_r1.tasks.programming import complete_program, humaneval_task, mbpp_task
 from agent_r1_tools.python import SandboxError, probe
@@ -291,9 +292,127 @@ def test_passing_the_shown_tests_is_not_enough(say):
     env = gym.make("AgentR1/HumanEval-v0").unwrapped
     env.reset(options={"task_index": 0})
     cheat = "def times_2(x):\n    return 4"
-    assert say(env, run_tests(env, cheat))[4]["reward_terms"] == {"process/tests_passed": pytest.approx(0.3)}
+    assert say(env, run_tests(env, cheat))[4]["reward_terms"] == {}
     info = say(env, f"<answer>{cheat}</answer>")[4]
     assert not info["is_success"] and info["metrics"] == {"em": 0.0, "shown_tests_passed": 1.0}
+
+
+@pytest.mark.parametrize("shown_tests", [1, 2, 3])
+def test_the_lookup_table_is_paid_only_where_no_test_is_hidden(shown_tests):
+    env = gym.make("AgentR1/MBPP-v0", shown_tests=shown_tests).unwrapped
+    played = play(env, 0, shortcuts(env)["lookup_table"])
+    assert played.success == (shown_tests == 3) and played.process == pytest.approx(0.3 * (shown_tests == 3))
+    assert played.infos[-1]["metrics"]["shown_tests_passed"] == 1
+    assert play(env, 0, expert).process == pytest.approx(0.3)
+
+
+def test_a_lookup_table_of_many_arguments_and_of_none():
+    env = gym.make("AgentR1/HumanEval-v0").unwrapped
+    for docstring, given, result in ((">>> f(2, [1], x='a')\n    4", "2, [1]", 4), ("Nothing.", "2", None)):
+        text = f'def f(*a, **k):\n    """{docstring}\n    """\n'
+        env.programs = [Program("H/0", text, "f", "pass", "", ("def check(f):\n    assert f(3) == 1",))]
+        humaneval_task.cache_clear()
+        env.reset(options={"task_index": 0})
+        names = {}
+        exec(env.shortcut_lookup_table(None)[-1].removeprefix("<answer>").removesuffix("</answer>"), names)
+        assert eval(f"f({given})", names) == result
+
+
+def test_some_of_the_hidden_tests_pay_their_share(say):
+    env = gym.make("AgentR1/MBPP-v0").unwrapped
+    env.reset(options={"task_index": 0})
+    tests = (
+        "assert add_601(0) == 601",
+        "assert add_601(1) == 602",
+        "assert add_601(0) == 601",
+        "assert add_601(9) == 610",
+    )
+    env.programs = [replace(env.programs[0], tests=tests)]
+    env.reset(options={"task_index": 0})
+    half = "def add_601(x):\n    return 601 if x < 1 else 610"
+    for code, pays in ((half, 0.15), (half + "\n", 0), (half + "\nx = 1", 0), (SOLUTIONS["MBPP"], 0.15)):
+        terms = say(env, run_tests(env, code))[4]["reward_terms"]
+        assert terms.get("process/tests_passed", 0) == pytest.approx(pays)
+        assert env.messages[-1]["content"] == "1 of 1 tests pass."
+
+
+CHECK = """
+METADATA = {}
+def check(candidate):
+    assert True, "This prints if this assert fails"
+    assert candidate(2) == 4, "shown"
+    assert candidate( 3 ) == 6
+    few = [4, 5]
+    for one in few:
+        assert candidate(one) == 2 * one
+    import math
+    assert math.isclose(candidate(2.5), 5)
+    assert 14 == candidate(few[0] + 3)
+    assert candidate('a') == "aa"
+"""
+
+
+def test_the_checks_of_humaneval_are_tests_of_their_own(say):
+    env = gym.make("AgentR1/HumanEval-v0").unwrapped
+    text = 'def times_2(x):\n    """Double.\n    >>> times_2(2)\n    4\n    times_2( "a" ) is aa.\n    """\n'
+    env.programs = [replace(env.programs[0], text=text, tests=(CHECK,))]
+    humaneval_task.cache_clear()
+    env.reset(options={"task_index": 0})
+    assert len(env.task.metadata["progress"].tests) == 4
+    programs = ("return 6", "return 2 * x if x < 5 else 8", "import math\n    return 2 * x", "return x + x")
+    paid = [say(env, run_tests(env, code))[4]["reward_terms"].get("process/tests_passed", 0) for code in programs]
+    assert paid == pytest.approx([0.075, 0.075, 0.15, 0])
+    humaneval_task.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "check", ["def check(f):\n    if f(3) == 6: return\n    1 / 0", "check = lambda f: {6: 1}[f(3)]"]
+)
+def test_a_check_that_cannot_be_parted_is_one_test(say, check):
+    env = gym.make("AgentR1/HumanEval-v0").unwrapped
+    env.programs = [replace(env.programs[0], tests=(check,))]
+    env.reset(options={"task_index": 0})
+    assert say(env, run_tests(env, "return 4"))[4]["reward_terms"] == {}
+    assert say(env, run_tests(env, TWICE))[4]["reward_terms"] == {"process/tests_passed": pytest.approx(0.3)}
+
+
+def test_tests_that_are_all_in_the_prompt_pay(say):
+    env = gym.make("AgentR1/HumanEval-v0").unwrapped
+    env.programs = [replace(env.programs[0], tests=("def check(f):\n    assert f(2) == 4\n",))]
+    env.reset(options={"task_index": 0})
+    assert env.task.metadata["progress"] == env.task.metadata["shown"]
+    assert say(env, run_tests(env, "return 4"))[4]["reward_terms"] == {"process/tests_passed": pytest.approx(0.3)}
+
+
+MAIN = """
+if __name__ == '__main__':
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    "body", ["int(input())", "raise SystemExit(1)", "exit()", "import sys; sys.exit(0)", "quit(3)"]
+)
+def test_a_main_block_does_not_run(env, name, say, body):
+    program = SOLUTIONS[name] + MAIN.format(body=body)
+    assert say(env, run_tests(env, program))[4]["reward_terms"] == {"process/tests_passed": pytest.approx(0.3)}
+    assert say(env, f"<answer>{program}</answer>")[4]["is_success"]
+
+
+def test_what_runs_outside_of_a_main_block_still_fails(env, name, say):
+    for last in ("int(input())", "raise SystemExit", "if __name__ == 'builtins': exit()", "__name__.x"):
+        env.reset(options={"task_index": 0})
+        assert not say(env, f"<answer>{SOLUTIONS[name]}\n{last}</answer>")[4]["is_success"]
+
+
+@pytest.mark.parametrize(
+    "form", ["```Python\n{}\n```", "~~~\n{}", "{}\n```", "So:\r\n```py3 x=1\r\n{}\r\n```\r\nDone."]
+)
+def test_run_tests_reads_code_as_an_answer_is_read(env, name, say, form):
+    code = "from __future__ import annotations\n" + SOLUTIONS[name]
+    assert say(env, run_tests(env, form.format(code)))[4]["reward_terms"]["process/tests_passed"] > 0
+    assert say(env, run_tests(env, form.format("1 +")))[4]["reward_terms"] == {"process/failed_call": -0.05}
+    assert say(env, f"<answer>{form.format(code)}</answer>")[4]["is_success"]
 
 
 def test_a_prompt_without_tests(say):
@@ -325,9 +444,11 @@ def test_the_hidden_tests_are_nowhere_before_the_end(env, name, say):
     search = "import gc, sys\nstr(globals()) + str(gc.get_objects())[:4000] + str(sys.modules.keys())"
     infos = [say(env, text)[4] for text in (run_tests(env, "def f(): pass"), run_tests(env, search))]
     infos.append(say(env, env.dialect.tool_call("python", {"code": search}))[4])
+    assert hidden.replace("candidate", "times_2") in str(env.task.metadata["progress"])
     told = json.dumps([env.messages, infos, env.tokenizer.decode(env.episode.buffer[: env.episode.length].tolist())])
-    assert hidden not in told and "def check" not in told
-    assert hidden.encode() not in pickle.dumps(env.get_state())
+    for test in (hidden, hidden.replace("candidate", "times_2")):
+        assert test not in told and "def check" not in told
+        assert test.encode() not in pickle.dumps(env.get_state())
 
 
 def test_a_snapshot_branches_an_episode(env, name, say):

@@ -50,6 +50,7 @@ class ProgrammingEnv(ToolEnv):
     )
     outcome_term: ClassVar[str] = "outcome/tests_passed"
     slow_judge: bool = True
+    floors: ClassVar[Mapping[str, float]] = {"lookup_table": 0.05}
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
         "tests_passed": 0.3,  # times newly passed tests of `progress` / all of them
@@ -122,6 +123,19 @@ class ProgrammingEnv(ToolEnv):
         test = [self.dialect.tool_call("run_tests", {"code": program})] if "run_tests" in self.tools else []
         return [*test[: self.max_turns - 1], f"<answer>\n{program}\n</answer>"]
 
+    def shortcut_lookup_table(self, rng: np.random.Generator) -> list[str]:
+        """A program that knows the results of the shown tests and nothing else: tried, and given as the answer."""
+        known, result = [], "None"
+        for node in (node for test in self.task.metadata["shown"].tests for node in ast.parse(test).body):
+            match node:
+                case ast.Assert(test=ast.Compare(left=ast.Call(args=given), comparators=[value])):
+                    result = ast.unparse(value)
+                    arguments = "".join(f"{ast.unparse(one)}, " for one in given)
+                    known.append(f"    if a == ({arguments}): return {result}\n")
+        code = f"def {self.task.metadata['entry_point']}(*a):\n{''.join(known)}    return {result}"
+        test = [self.dialect.tool_call("run_tests", {"code": code})] if "run_tests" in self.tools else []
+        return [*test[: self.max_turns - 1], f"<answer>\n{code}\n</answer>"]
+
 
 def complete_program(task: Task, code: str) -> str:
     """What the policy wrote as a whole program: without a Markdown fence, after the code that the task begins with.
@@ -129,12 +143,15 @@ def complete_program(task: Task, code: str) -> str:
     A function's body alone continues the prompt, as the completions of HumanEval do.
     """
     prefix, name = task.metadata["prefix"], task.metadata["entry_point"]
-    definition = re.compile(
-        rf"^(?:(?:(?:async\s+)?def|class)\s+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", re.MULTILINE
-    )
+    definition = re.compile(rf"^(?:(?:async\s+)?def|class)\s+{name}\b", re.MULTILINE)
+    assignment = re.compile(rf"^{name}[ \t]*(?::[^=\n]*)?=(?!=)", re.MULTILINE)
 
     def defines(text: str) -> bool:
-        return definition.search(text) is not None
+        if definition.search(text):
+            return True
+        # A body, which returns outside of all functions, may have a variable of this name.
+        is_body = re.search(r"^\s*return\b", text, re.M) and not re.search(r"^(?:def|class)\b", text, re.M)
+        return assignment.search(text) is not None and not is_body
 
     code = find_code(code, PYTHON, defines)
     if not prefix or defines(code):
@@ -250,7 +267,8 @@ def humaneval_task(program: Program) -> Task:
     names = (program.entry_point,)
     shown = Suite(names, program.text, tuple(_examples(program.text, program.entry_point)))
     hidden = Suite(names, program.text + "\n" + program.tests[0], (f"check({program.entry_point})",))
-    progress = replace(hidden, tests=_checks(program)) if _checks(program) else shown
+    checks = _checks(program)
+    progress = replace(hidden, tests=checks) if checks else shown
     question = f"Complete this program.\n\n```python\n{program.text.strip()}\n```"
     suites = {"shown": shown, "hidden": hidden, "progress": progress}
     metadata = {"prefix": program.text, "entry_point": program.entry_point, **suites}
@@ -258,9 +276,12 @@ def humaneval_task(program: Program) -> Task:
 
 
 def _checks(program: Program) -> tuple[str, ...]:
-    """The statements of the official `check` that test the function on a call that is not in the prompt."""
+    """The statements of the official `check` that test the function on a call that is not in the prompt; all of `check`
+    where its statements cannot be run alone."""
     functions = [node for node in ast.parse(program.tests[0]).body if isinstance(node, ast.FunctionDef)]
-    check = next(node for node in functions if node.name == "check")
+    check = next((node for node in functions if node.name == "check"), None)
+    if check is None or any(isinstance(node, ast.Return | ast.Nonlocal) for node in ast.walk(check)):
+        return (f"check({program.entry_point})",)
     prompt, tests, before = _letters(program.text), [], ""
     for statement in check.body:
         names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
