@@ -122,9 +122,7 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> 
         return Outcome(None, (*errors, *errors[-1:] * not_run), died or bool(deaths))
 
 
-def _proxy(
-    candidate: Session, name: str, faults: list[Exception], deaths: list[CallError]
-) -> Callable[..., Any]:
+def _proxy(candidate: Session, name: str, faults: list[Exception], deaths: list[CallError]) -> Callable[..., Any]:
     """The candidate's function, for a test. A fault or a death would only be an exception inside, so it is noted."""
     from agent_r1_tools.python import CallError
 
@@ -175,15 +173,16 @@ class RunTests(Tool):
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
         self.tests = Suite((), "", ())
-        self.progress = Suite((), "", ())
+        self.progress: Suite | None = None  # the tests of the prompt
         self.complete: Callable[[str], str] = str
 
     def lane(self) -> AbstractContextManager[Any]:
         return _lanes
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        shown = len(self.tests.tests)
-        both = replace(self.progress, tests=self.tests.tests + self.progress.tests)
+        shown, progress = len(self.tests.tests), self.progress or self.tests
+        more = () if progress == self.tests else progress.tests
+        both = replace(progress, tests=self.tests.tests + more)
         outcome = check_program(self.sandbox, self.complete(arguments["code"]), both, explain=True)
         if outcome.load_error is not None:
             return ToolResult(
@@ -192,8 +191,8 @@ class RunTests(Tool):
                 data={"passed": [], "progress": [], "error": outcome.load_error},
             )
         passed = [index for index, error in enumerate(outcome.errors[:shown]) if error is None]
-        progress = [index for index, error in enumerate(outcome.errors[shown:]) if error is None]
-        data = {"passed": passed, "progress": progress, "error": None}
+        unseen = [index for index, error in enumerate(outcome.errors[shown:]) if error is None]
+        data = {"passed": passed, "progress": unseen if more else passed, "error": None}
         if not shown:
             return ToolResult("The program runs. The prompt has no tests.", data=data)
         lines = [f"{len(passed)} of {shown} tests pass."]

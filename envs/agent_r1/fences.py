@@ -13,13 +13,12 @@ PYTHON = re.compile(r"(?:i|c)?py(?:thon)?-?[\d.]*")
 SQL = re.compile(r"(?:t-?|pl/?|pl/pg|my|ms|ansi)?sql(?:ite)?-?[\d.]*|postgres(?:ql)?-?[\d.]*|mariadb|duckdb")
 """What fences of these languages say, in lower case."""
 
-_STRING = r"""(?:\\.|[^{quote}\\\n]){{0,400}}+"""  # on one line; bounded, or a line of quotes costs its length squared
 _TOKEN = re.compile(
     r"\\."
     r"|^[ \t]*(?:\#|--)[^\n]*"
     r'|"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\''
-    rf'|"{_STRING.format(quote=chr(34))}"'
-    rf"|(?<!\w)[rRbBfFuU]{{0,2}}'{_STRING.format(quote=chr(39))}'"  # after a letter it is an apostrophe
+    r'|"(?:\\.|[^"\\\n])*+"'
+    r"|(?<!\w)[rRbBfFuU]{0,2}'(?:\\.|[^'\\\n])*+'"  # after a letter it is an apostrophe
     r"|`{3,}(?P<inline>[^`\n]+)`{3,}"
     r"|(?P<indent>^[ \t]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`\n]*)$"
     r"|(?P<later>`{3,})(?P<rest>[^`\n]*)",
@@ -85,13 +84,13 @@ def _parts(
         if not opens and (closes or not info.strip()):
             start -= len(info)  # what is behind a closing fence is text
             continue
-        word, indent = _LANGUAGE.match(info), token["indent"] or ""
-        assert word is not None
+        tag, indent = _LANGUAGE.match(info), token["indent"] or ""
+        assert tag is not None  # it matches the empty text, too
         name = language(info)
         if holds(info.lstrip()):  # the code begins beside the fence
             name, start = "", start - len(info.lstrip())
-        elif holds(info[word.end() :]):
-            start -= len(info) - word.end()
+        elif holds(info[tag.end() :]):
+            start -= len(info) - tag.end()
     yield name, _without(indent, text[start:])
 
 

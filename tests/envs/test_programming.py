@@ -376,6 +376,14 @@ def test_a_check_that_cannot_be_parted_is_one_test(say, check):
     assert say(env, run_tests(env, TWICE))[4]["reward_terms"] == {"process/tests_passed": pytest.approx(0.3)}
 
 
+def test_the_tool_alone_needs_the_shown_tests_only():
+    tool = code_judge.RunTests(judge_sandbox("auto"))
+    tool.tests = Suite(("f",), "", ("assert f(1) == 2", "assert f(2) == 5"))
+    result = tool.execute({"code": "def f(x): return 2 * x"})
+    assert result.content == "1 of 2 tests pass.\nFailed: assert f(2) == 5\n  f(2) is 4"
+    assert result.data == {"passed": [0], "progress": [0], "error": None}
+
+
 def test_tests_that_are_all_in_the_prompt_pay(say):
     env = gym.make("AgentR1/HumanEval-v0").unwrapped
     env.programs = [replace(env.programs[0], tests=("def check(f):\n    assert f(2) == 4\n",))]

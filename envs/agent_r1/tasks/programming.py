@@ -79,7 +79,7 @@ class ProgrammingEnv(ToolEnv):
     def start_episode(self, task: Task) -> None:
         """Give `run_tests` its tests."""
         self._run_tests.tests = task.metadata["shown"]
-        self._run_tests.progress = task.metadata.get("progress", task.metadata["shown"])
+        self._run_tests.progress = task.metadata.get("progress")
         self._run_tests.complete = partial(complete_program, task)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
@@ -88,7 +88,7 @@ class ProgrammingEnv(ToolEnv):
             return {}
         terms: dict[str, float] = {}
         if new := self._note_passed("progress", result.data["progress"]):
-            terms["tests_passed"] = new / len(self._run_tests.progress.tests)
+            terms["tests_passed"] = new / len((self._run_tests.progress or self._run_tests.tests).tests)
         self._note_passed("tests_passed", result.data["passed"])
         if self.memory.get("broken") and result.ok:
             terms["error_removed"] = 1
@@ -188,8 +188,9 @@ class HumanEvalEnv(ProgrammingEnv):
     ## Rewards
     At the end equation 6 of Agent-R1, with 1 for a program that passes all official tests as the score
     (`outcome/tests_passed`, `outcome/format`, `outcome/unfinished`). On the way, unless `process_reward=False`:
-    `process/tests_passed` 0.3 x newly passed tests of the prompt / all of them, `process/error_removed` +0.05,
-    `process/malformed_call` -0.1, `process/failed_call` -0.05, `process/repeated_call` -0.05.
+    `process/tests_passed` 0.3 x newly passed official tests that the prompt does not show / all of them,
+    `process/error_removed` +0.05, `process/malformed_call` -0.1, `process/failed_call` -0.05,
+    `process/repeated_call` -0.05.
 
     ## Episode end
     Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
