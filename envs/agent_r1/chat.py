@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent_r1.dialects import Call, Dialect, read_json
+from agent_r1.dialects import Call, Dialect
+from agent_r1.dialects.calls import fit_arguments, read_arguments
 from agent_r1.tokenizers import replace_surrogates
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from agent_r1.tool_env import ToolEnv
 
 Message = dict[str, Any]
+_CALL_PARTS = ("tool_use", "function_call", "tool_call")  # of a content, as APIs name them
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -57,21 +59,25 @@ def chat_messages(messages: Sequence[Message]) -> list[Message]:
 def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]:
     """What the message of a chat API's reply says: its text, and its calls as names and arguments.
 
-    Arguments that are no JSON object are given as the text that they are. The text of a refusal counts as the text.
+    What counts as arguments says `agent_r1.dialects.calls`; others are given as the text that they are. The text of a
+    refusal counts as the text.
 
     Args:
         reply: a mapping with `content` and `tool_calls`, or an object of a client library (`choices[0].message`), or
-            LangChain's `AIMessage`, which names the arguments `args` and keeps calls that it can't read apart.
+            LangChain's `AIMessage`, which names the arguments `args` and keeps calls that it can't read apart. The old
+            `function_call`, and the `tool_use` parts of a content, are calls where nothing else is.
 
     Raises:
         TypeError: it is neither, its content is no text, or a call in it is none.
     """
     if hasattr(reply, "model_dump"):
         reply = reply.model_dump()
-    if not isinstance(reply, Mapping) or not {"content", "tool_calls"} & reply.keys():
+    if not isinstance(reply, Mapping) or not {"content", "tool_calls", "function_call"} & reply.keys():
         raise TypeError(f"a reply is a message with 'content' or 'tool_calls', got {reply!r:.200}")
     content = reply.get("content") or reply.get("refusal") or ""
-    if isinstance(content, list | tuple):  # in parts
+    parts: list[Any] = []
+    if isinstance(content, list | tuple):
+        parts = [part for part in content if isinstance(part, Mapping) and part.get("type") in _CALL_PARTS]
         texts = (part.get("text") if isinstance(part, Mapping) else part for part in content)
         content = "".join(text for text in texts if isinstance(text, str))
     if not isinstance(content, str):
@@ -80,35 +86,32 @@ def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]
     both = [reply.get(name) or [] for name in ("tool_calls", "invalid_tool_calls")]
     if not all(isinstance(given, list | tuple) for given in both):
         raise TypeError(f"a reply is a message with 'tool_calls' in a list, got {reply!r:.200}")
-    for call in [*both[0], *both[1]]:
+    old = reply.get("function_call")  # LangChain says calls twice, in parts of the content, too: they are made once
+    for call in [*both[0], *both[1]] or ([old] if old is not None else parts):
         function = call.get("function") or call if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise TypeError(f"a call in a reply has a 'function' with 'name' and 'arguments', got {call!r:.200}")
-        name = replace_surrogates(str(function.get("name") or ""))
-        calls.append((name, _arguments(function.get("arguments", function.get("args")))))
+        name = function.get("name")
+        given = next((function[key] for key in ("arguments", "args", "input") if key in function), None)
+        calls.append((replace_surrogates(name) if isinstance(name, str) else "", _arguments(given)))
     return replace_surrogates(content), calls
 
 
 def _arguments(given: Any) -> dict[str, Any] | str:
     try:
-        text = json.dumps(given) if isinstance(given, Mapping) else replace_surrogates(str(given or ""))
+        text = replace_surrogates(given) if isinstance(given, str) else json.dumps(given)
     except RecursionError:  # a policy wrote it, and a client library read it: malformed, as the same text would be
         return "(arguments nested too deeply)"
     except (TypeError, ValueError) as error:
         raise TypeError(f"the arguments of a call in a reply are JSON, got {given!r:.200}") from error
-    if not text.strip():  # some servers write nothing where there are none
-        return {}
-    try:
-        value = read_json(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, dict) else text
+    arguments = read_arguments(text)
+    return text if arguments is None else arguments
 
 
-def reply_text(dialect: Dialect, reply: Any) -> str:
+def reply_text(dialect: Dialect, reply: Any, tools: Sequence[dict[str, Any]] = ()) -> str:
     """The turn that a chat API's reply is, as the dialect's family writes it; see `read_reply`.
 
-    A call that the family cannot write is written so that it reads as malformed. The name of a stop token gets a space
+    `tools`: their schemas. A call that the family cannot write is written so that it reads as malformed. The name of a stop token gets a space
     inside. A text that would hide the calls, because it opens a thought or a block, comes after them.
     """
     content, calls = read_reply(reply)
@@ -117,18 +120,20 @@ def reply_text(dialect: Dialect, reply: Any) -> str:
             content = content.replace(name, f"{name[0]} {name[1:]}")
     writable: list[tuple[str, dict[str, Any] | str]] = []
     for name, arguments in calls:
+        if isinstance(arguments, dict):
+            fit_arguments(Call(name, arguments), tools)
         try:
             dialect.write_turn(calls=[(name, arguments)])
         except ValueError:
-            arguments = json.dumps(arguments)
+            arguments = json.dumps(json.dumps(arguments))  # quoted twice: no arguments
         writable.append((name, arguments))
     text, alone = dialect.write_turn(content, writable), dialect.write_turn(calls=writable)
-    made = _calls(dialect, alone)
-    return text if _calls(dialect, text)[-len(made) :] == made or not made else f"{alone}\n{content}"
+    made = _calls(dialect, alone, tools)
+    return text if _calls(dialect, text, tools)[-len(made) :] == made or not made else f"{alone}\n{content}"
 
 
-def _calls(dialect: Dialect, text: str) -> list[Call]:
-    return dialect.parse(dialect.codec.encode_text(text)).calls
+def _calls(dialect: Dialect, text: str, tools: Sequence[dict[str, Any]]) -> list[Call]:
+    return dialect.parse(dialect.codec.encode_text(text), tools).calls
 
 
 def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> Tokens:

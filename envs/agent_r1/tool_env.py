@@ -386,7 +386,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def encode_reply(self, reply: Any) -> Tokens:
         """The span that `step_message` steps with, for an environment with wrappers or one of many."""
-        return encode_turn(self, reply_text(self.dialect, reply), self.room)
+        return encode_turn(self, reply_text(self.dialect, reply, self.schemas), self.room)
 
     def in_order(self, calls: Sequence[PendingCall]) -> Calls:
         """Makes calls of this episode one after the other: `in_order(turn.waiting).run()` gives their results."""

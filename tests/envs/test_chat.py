@@ -159,7 +159,7 @@ def test_arguments_nested_too_deeply_are_a_malformed_call_in_any_form(make):
         nested = [nested]
     for arguments in ("{" + '"a": ' + "[" * 3_000 + "]" * 3_000 + "}", {"a": nested}):
         reply = {"content": None, "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
-        info = make().step_message(reply)[4]
+        info = make(max_action_tokens=10_000).step_message(reply)[4]
         assert info["reward_terms"] == {"process/malformed_call": -0.1}
 
 

@@ -491,7 +491,7 @@ class TestCallsComeBack:
     @every_family
     def test_a_broken_call_is_malformed_and_hides_no_other(self, family):
         dialect = FAMILIES[family]
-        for arguments in ("", "{", "null", '{"query": "Emma"', "</tool_call><|im_end|>\n```\n"):
+        for arguments in ("{", "[]", '"null"', '{"query": "Emma"', "</tool_call><|im_end|>\n```\n"):
             text = dialect.write_turn("So.", [("search", arguments), ("search", {"query": "Emma"})])
             turn = dialect.parse(encode(dialect, text + dialect.end_of_turn), [SEARCH])
             assert [call.error is None for call in turn.calls] == [False, True] and turn.content == "So."
@@ -571,7 +571,6 @@ class TestMalformedCalls:
             ('{"name": "", "arguments": {}}', '"name" that is a string'),
             ('{"arguments": {}}', '"name" that is a string'),
             ('{"name": "search"}', 'no "arguments"'),
-            ('{"name": "search", "arguments": null}', "not a JSON object"),
             ('{"name": "search", "arguments": [1]}', "not a JSON object"),
             ('{"name": "search", "arguments": "Emma"}', "not a JSON object"),
             ('{"name": "search", "arguments": {"x": NaN}}', "NaN"),
@@ -582,7 +581,18 @@ class TestMalformedCalls:
             ('{"name": "search", "arguments": {"x": "\\ud800"}}', "surrogate"),
             ('{"name": "search", "arguments": {"x": ' + DEEP + "}}", "nested deeper"),
             ('{"name": "search", "arguments": {"x": ' + "[" * 70 + "]" * 70 + "}}", "nested deeper"),
-            (GOOD.replace("Emma", "a\nb"), "not valid JSON"),
+            (GOOD[:-1] + ', "parameters": {}}', 'both "arguments" and "parameters"'),
+            (GOOD.replace('"', "'"), "not valid JSON"),
+            (GOOD.replace("}}", ",}}"), "not valid JSON"),
+            (GOOD.replace("name", "Name"), '"name" that is a string'),
+            ('{"name": null, "arguments": {}}', '"name" that is a string'),
+            (json.dumps({"name": "search", "arguments": json.dumps(json.dumps({"query": "Emma"}))}), "not a JSON object"),
+            ('{"name": "search", "arguments": {"x": nul}}', "not valid JSON"),
+            ('{"name": "search", "arguments": {"x": none}}', "not valid JSON"),
+            ('{"name": "search", "arguments": {"x": Nones}}', "not valid JSON"),
+            ('{"name": "search", "arguments": {None: 1}}', "not valid JSON"),
+            ('{"name": "search", "arguments": {"x": None, "x": 2}}', "same key twice"),
+            ('{"name": "search", "arguments": {"x": [None, ' + "[" * 70 + "]" * 70 + "]}}", "nested deeper"),
         ],
     )
     def test_hermes(self, body, reason):
@@ -641,8 +651,24 @@ class TestMalformedCalls:
             ('{"set": 1}', [], '{"set": 1}'),
             ("{1, 2}", [], "{1, 2}"),
             ('{"name": "f", "parameters": {}', [None], ""),
-            ('{"parameters": {}}', [None], ""),
-            ('{"name": "f"}', [None], ""),
+            ('{"parameters": {}}', [], '{"parameters": {}}'),
+            ('{"name": "f"}', [], '{"name": "f"}'),
+            ('{"name": "Ann", "age": 3}\nSo.', [], '{"name": "Ann", "age": 3}\nSo.'),
+            ('{"x": 1, "y": None}\nSo.', [], '{"x": 1, "y": None}\nSo.'),
+            ('{"x": 1, "y": nothing}\nSo.', [], '{"x": 1, "y": nothing}\nSo.'),
+            ("{'x': 1}\nSo.", [], "{'x': 1}\nSo."),
+            ('{"x: 1}\n{"name": "f", "parameters": {}}', ["f"], '{"x: 1}'),
+            ('{"x": [\n{"name": "f", "parameters": {}}', ["f"], '{"x": ['),
+            ('{"name": "Ann", "age": }\n{"name": "f", "parameters": {}}', ["f"], '{"name": "Ann", "age": }'),
+            ('{"name": "Ann", "age": 3,', [None], ""),
+            ('{"na', [None], ""),
+            ('{"x": 3,', [], '{"x": 3,'),
+            ("{'name': 'f', 'parameters': {}}", [None], ""),
+            ('{"name": "f", "parameters": {"x": None}}', ["f"], ""),
+            ('{"name": "f", "parameters": {}, "arguments": {}}', [None], ""),
+            ('{"name": 5, "parameters": {}}', [None], ""),
+            ('{"name": "f", "parameters": [1]}', [None], ""),
+            ('<|python_tag|>{"set": 1}', [None], ""),
             ('<|python_tag|>search.call(query="Emma")', [None], ""),
         ],
     )

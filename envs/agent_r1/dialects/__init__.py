@@ -24,14 +24,14 @@ from __future__ import annotations
 from typing import Any
 
 from agent_r1.arguments import ArgumentError
-from agent_r1.dialects.base import Call, Dialect, Turn
+from agent_r1.dialects.base import Dialect
+from agent_r1.dialects.calls import Call, Schema, Turn
 from agent_r1.dialects.fenced import Fenced
 from agent_r1.dialects.hermes import Hermes
 from agent_r1.dialects.json_reader import read_json
 from agent_r1.dialects.llama3_json import Llama3JSON
 from agent_r1.dialects.qwen_xml import QwenXML
 from agent_r1.dialects.react import ReAct
-from agent_r1.dialects.template import Schema
 from agent_r1.tokenizers import chat_template
 
 __all__ = [

@@ -6,44 +6,20 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from agent_r1.dialects.calls import ANSWER, Call, Schema, Turn, fit_arguments, function_of, read_arguments
 from agent_r1.dialects.codec import RESERVED, SPLIT
-from agent_r1.dialects.template import PROBE_TOOL, ChatTemplate, Schema, template_message
+from agent_r1.dialects.template import PROBE_TOOL, ChatTemplate, template_message
 from agent_r1.tokenizers import render_chat
-
-
-@dataclass
-class Call:
-    """One tool call as the policy wrote it."""
-
-    name: str
-    """The tool's name; may be empty in a malformed call."""
-    arguments: dict[str, Any] | None
-    """The arguments, or None in a malformed call."""
-    error: str | None = None
-    """Why the call is malformed, in words for the policy; None if it is well formed."""
-    text: str = ""
-    """The call as written, without its tags."""
-
-
-@dataclass
-class Turn:
-    """What a span says."""
-
-    content: str
-    """The visible text up to the first stop token: without thinking, without calls, without white space around it."""
-    calls: list[Call] = field(default_factory=list)
-    """The tool calls in the order written."""
-    raw: str = ""
-    """Everything up to the first stop token, thinking and calls included."""
 
 
 # Private-use characters for tags, once recognised; see `RESERVED`.
 _THINK, _UNTHINK, _CALL, _UNCALL = "\U0010f8a1", "\U0010f8a2", "\U0010f8a3", "\U0010f8a4"
 _TAG_MARKS = (_THINK, _UNTHINK, _CALL, _UNCALL)
-_MARK = re.compile("[" + "".join(_TAG_MARKS) + "]")
+_MARK = re.compile("[" + "".join(_TAG_MARKS) + "]|</?answer>")
+_HIDDEN = re.compile("\U0010f8a5(\\d+);")
+HIDDEN_ANSWER = "\U0010f8a5"  # an answer, while the text around it is searched for calls
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _STOP_NAMES = ("<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 
@@ -163,15 +139,15 @@ class Dialect(ChatTemplate):
 
         Args:
             content: the visible text; its tags are the policy's.
-            calls: names and arguments; arguments that are text are written as a `broken_call`.
+            calls: names and arguments; a text that holds no arguments is written as a `broken_call`.
 
         Raises:
             ValueError: the family cannot write these arguments (see `tool_call`).
         """
-        texts = [
-            self.broken_call(name, given) if isinstance(given, str) else self.tool_call(name, given)
-            for name, given in calls
-        ]
+        texts = []
+        for name, given in calls:
+            arguments = read_arguments(given)
+            texts.append(self.broken_call(name, str(given)) if arguments is None else self.tool_call(name, arguments))
         thought = f"{self.think_tags[1]}\n\n" if self._is_in_thought(content) else ""
         return thought + _lines(content, texts)
 
@@ -215,7 +191,8 @@ class Dialect(ChatTemplate):
     def parse(self, span: Sequence[int], tools: Sequence[Schema] = ()) -> Turn:
         """What a sampled span says, up to its first stop token. Never raises on ids of the vocabulary.
 
-        Text in ``<think>...</think>`` is not searched for calls; an open ``<think>`` hides everything after it.
+        Text in ``<think>...</think>`` and in ``<answer>...</answer>`` is not searched for calls; an open ``<think>``
+        hides everything after it.
 
         Args:
             span: token ids, a sequence or a 1-D integer array.
@@ -231,10 +208,13 @@ class Dialect(ChatTemplate):
             piece = piece.translate(self._written)
             call = self.read_call(piece.strip(), tools)
             if not closed:
-                call = Call(call.name, None, "the call is never closed", piece)
+                call = Call(call.name, None, "the call is never closed", piece, closed=False)
             calls.append(call)
-        content, more = self.read_visible("".join(visible).translate(self._written), tools)
-        return Turn(content.strip(), calls + more, raw)
+        content, more = self._read_around_answers("".join(visible).translate(self._written), tools)
+        calls += more
+        for call in calls:
+            fit_arguments(call, tools)
+        return Turn(content.strip(), calls, raw)
 
     def read_call(self, text: str, tools: Sequence[Schema]) -> Call:
         """Read what stands between the call tags."""
@@ -243,6 +223,23 @@ class Dialect(ChatTemplate):
     def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         """Read calls that are written as plain text: the rest of the text, and the calls."""
         return text, []
+
+    def _read_around_answers(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
+        """`read_visible`, with a mark in place of each answer, so that no call is read in it.
+
+        An answer that stands in a call, in a program's string say, is part of the call: then it is read again, with
+        this one in place.
+        """
+        answers = ANSWER.findall(text)
+        shown: set[int] = set()
+        while True:
+            number = itertools.count()
+            hidden = ANSWER.sub(lambda a: a[0] if (i := next(number)) in shown else f"{HIDDEN_ANSWER}{i};", text)
+            rest, calls = self.read_visible(hidden, tools)
+            inside = {int(i) for call in calls for i in _HIDDEN.findall(call.text)}
+            if not inside:
+                return _HIDDEN.sub(lambda mark: answers[int(mark[1])], rest), calls
+            shown |= inside
 
     def _read(self, span: Any) -> tuple[str, str]:
         """The text of a span up to its stop token: as it is, and with each tag as one private character.
@@ -278,8 +275,14 @@ class Dialect(ChatTemplate):
 
     def _regions(self, text: str) -> Iterator[tuple[bool, str, bool]]:
         """Cut a marked text into ``(is a call, text, closed)``; thinking is left out."""
-        start, thinking, calling = 0, self.starts_thinking, False
-        for match in _MARK.finditer(text):
+        start, thinking, calling, answering = 0, self.starts_thinking, False, False
+        marks = list(_MARK.finditer(text))
+        following = ""  # the tag of an answer that comes next
+        ends: list[str] = []
+        for match in reversed(marks):
+            ends.append(following)
+            following = match[0] if len(match[0]) > 1 else following
+        for match, next_tag in zip(marks, reversed(ends), strict=True):
             mark = match[0]
             if thinking:
                 if mark == _UNTHINK:
@@ -288,7 +291,9 @@ class Dialect(ChatTemplate):
                 if mark in (_CALL, _UNCALL):  # a call that opens inside a call: the outer one was never closed
                     yield True, text[start : match.start()], mark == _UNCALL
                     calling, start = mark == _CALL, match.end()
-            elif mark in (_THINK, _CALL):
+            elif len(mark) > 1:
+                answering = mark == "<answer>" and next_tag == "</answer>"
+            elif mark == _THINK or (mark == _CALL and not answering):
                 yield False, text[start : match.start()], True
                 thinking, calling, start = mark == _THINK, mark == _CALL, match.end()
         if not thinking:
@@ -395,12 +400,6 @@ def _lines(content: str, calls: list[str]) -> str:
 
 def _uncut(text: str) -> str:
     return text.replace(SPLIT, "")
-
-
-def function_of(schema: Schema) -> dict[str, Any]:
-    """The name, description and parameters in a schema, with or without the frame around them."""
-    function: dict[str, Any] = schema.get("function", schema)
-    return function
 
 
 def schema_lines(tools: Sequence[Schema]) -> str:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agent_r1.dialects.base import Call, function_of, schema_lines
+from agent_r1.dialects.base import schema_lines
+from agent_r1.dialects.calls import Call, Schema, function_of
 from agent_r1.dialects.json_calls import JSONCalls
-from agent_r1.dialects.template import Schema
 from agent_r1.fences import PYTHON, language
 
 
@@ -52,13 +52,9 @@ class Fenced(JSONCalls):
     def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         rest: list[str] = []
         calls: list[Call] = []
-        position, opened, answer_end = 0, None, 0
+        position, opened = 0, None
         for fence in _FENCE.finditer(text):
             if opened is None:
-                if fence.start() >= answer_end:
-                    answer_end = _answer_around(text, position, fence)
-                if fence.start() < answer_end:  # a program, say; never a call
-                    continue
                 opened = fence
                 rest.append(text[position : fence.start()])
                 position = fence.start()
@@ -73,7 +69,7 @@ class Fenced(JSONCalls):
                 position = fence.end()
         if opened is not None and self._read_block(kind := language(opened[2]), "", tools) is not None:
             name = "python" if PYTHON.fullmatch(kind) else ""
-            calls.append(Call(name, None, "the block is never closed with ```", text[opened.end() + 1 :]))
+            calls.append(Call(name, None, "the block is never closed with ```", text[opened.end() + 1 :], closed=False))
         else:
             rest.append(text[position:])
         return "".join(rest), calls
@@ -85,11 +81,3 @@ class Fenced(JSONCalls):
 
 
 _FENCE = re.compile(r"^(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
-
-
-def _answer_around(text: str, start: int, fence: re.Match[str]) -> int:
-    """The end of the answer that a fence is in, if it is in one that begins behind `start` and is closed; else 0."""
-    begun = text.rfind("<answer>", start, fence.start())
-    if begun < 0 or text.find("</answer>", begun, fence.start()) >= 0:
-        return 0
-    return max(0, text.find("</answer>", fence.start()))

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_r1.dialects.base import schema_lines
+from agent_r1.dialects.calls import Schema
 from agent_r1.dialects.json_calls import JSONCalls
-from agent_r1.dialects.template import Schema
 
 
 class Hermes(JSONCalls):

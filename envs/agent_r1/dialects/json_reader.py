@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from agent_r1.tokenizers import replace_surrogates
@@ -11,35 +12,52 @@ from agent_r1.tokenizers import replace_surrogates
 _MAX_DEPTH = 64
 
 
-def read_json(text: str, start: int | None = None) -> Any:
+class JSONError(ValueError):
+    """No JSON that can be read; the message is for the policy.
+
+    Attributes:
+        stopped: how far the text was read: the first character that cannot be, or the length of the text.
+    """
+
+    def __init__(self, message: str, stopped: int) -> None:
+        super().__init__(message)
+        self.stopped = stopped
+
+
+def read_json(text: str, start: int | None = None, python_words: bool = True) -> Any:
     """Read JSON that a policy wrote.
 
-    Stricter than `json.loads`: what could not be written out again, or would be read differently elsewhere, is refused.
+    More lenient than `json.loads` in two things that models write and whose meaning is plain: a string may have line
+    breaks, tabs and other control characters in it, and True, False and None are true, false and null. Stricter in
+    others: what could not be written out again, or would be read differently elsewhere, is refused.
 
     Args:
         text: the JSON.
         start: read one value from here and return ``(value, end)``; None: the text is one value.
+        python_words: read True, False and None.
 
     Raises:
-        ValueError: with a message for the policy: no valid JSON, an object with a key twice, NaN, infinity, an integer
+        JSONError: with a message for the policy: no valid JSON, an object with a key twice, NaN, infinity, an integer
             of thousands of digits, half a surrogate pair, nesting deeper than 64.
     """
+    first = _space(text, 0) if start is None else start
     try:
-        if start is None:
-            value, end = _DECODER.decode(text), len(text)
-        else:
-            value, end = _DECODER.raw_decode(text, start)
+        value, end = _read(text, first, python_words)
+        if start is None and (rest := _space(text, end)) < len(text):
+            raise json.JSONDecodeError("Extra data", text, rest)
     except RecursionError:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH}") from None
+        raise JSONError(f"nested deeper than {_MAX_DEPTH}", len(text)) from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.pos - (start or 0)}") from None
+        stopped = len(text) if error.msg.startswith("Unterminated string") else error.pos
+        raise JSONError(f"{error.msg} at character {error.pos - (start or 0)}", stopped) from None
     except ValueError as error:
-        raise ValueError("an integer has too many digits" if "digits" in str(error) else str(error)) from None
-    source = text[start or 0 : end]
+        message = "an integer has too many digits" if "digits" in str(error) else str(error)
+        raise JSONError(message, _end_of_shape(text, first)) from None
+    source = text[first:end]
     if source.count("[") + source.count("{") > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+        raise JSONError(f"nested deeper than {_MAX_DEPTH}", end)
     if "\\u" in source and replace_surrogates(plain := json.dumps(value, ensure_ascii=False)) != plain:
-        raise ValueError("half a surrogate pair (\\ud800 to \\udfff) is no character")
+        raise JSONError("half a surrogate pair (\\ud800 to \\udfff) is no character", end)
     return value if start is None else (value, end)
 
 
@@ -61,7 +79,66 @@ def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is no JSON number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant, strict=False
+)
+_SHAPES = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str, strict=False)
+_SPACES = re.compile(r"[ \t\n\r]*")
+_WORDS: dict[str, bool | None] = {"True": True, "False": False, "None": None}
+_WORD = re.compile(r"(?:True|False|None)\b")
+
+
+def _read(text: str, start: int, python_words: bool) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        if not (python_words and _WORD.match(text, error.pos)):
+            raise
+    return _read_with_words(text, start, 0)
+
+
+def _read_with_words(text: str, start: int, depth: int) -> tuple[Any, int]:
+    """The value that begins at `start`, in which True, False and None may stand; slower than the decoder."""
+    if word := _WORD.match(text, start):
+        return _WORDS[word[0]], word.end()
+    if text[start : start + 1] not in ("{", "["):
+        return _DECODER.raw_decode(text, start)
+    if depth > _MAX_DEPTH:
+        raise RecursionError
+
+    def expect(mark: str, position: int) -> int:
+        if not text.startswith(mark, position):
+            raise json.JSONDecodeError(f"Expecting {mark!r} delimiter", text, position)
+        return _space(text, position + 1)
+
+    is_object = text[start] == "{"
+    items: list[Any] = []
+    position = _space(text, start + 1)
+    while not text.startswith("}" if is_object else "]", position):
+        if items:
+            position = expect(",", position)
+        if is_object:
+            if not text.startswith('"', position):
+                raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, position)
+            key, position = _DECODER.raw_decode(text, position)
+            position = expect(":", _space(text, position))
+        value, position = _read_with_words(text, position, depth + 1)
+        items.append((key, value) if is_object else value)
+        position = _space(text, position)
+    return (_unique(items) if is_object else items), position + 1
+
+
+def _space(text: str, position: int) -> int:
+    """Where white space that begins here ends."""
+    return _SPACES.match(text, position).end()  # type: ignore[union-attr]
+
+
+def _end_of_shape(text: str, start: int) -> int:
+    """Where a value ends that has the shape of JSON, whatever is wrong with its numbers and keys."""
+    try:
+        return _SHAPES.raw_decode(text, start)[1]
+    except (json.JSONDecodeError, RecursionError):
+        return len(text)
 
 
 def _depth(value: Any) -> int:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agent_r1.dialects.base import Call, Dialect, function_of, schema_lines
+from agent_r1.dialects.base import Dialect, schema_lines
+from agent_r1.dialects.calls import Call, Problems, Schema, function_of_tool, make_call, parameter_types
 from agent_r1.dialects.json_reader import read_json
-from agent_r1.dialects.template import Schema
 
 
 class QwenXML(Dialect):
@@ -15,8 +15,8 @@ class QwenXML(Dialect):
     Values carry no types: strings stand as they are, everything else as JSON. `parse` needs the tools' schemas to tell
     the string "5" from the number 5; without one, a value that reads as JSON (and not as a string) is JSON.
 
-    Cannot write: a name with white space or ``>`` in it; a string that contains ``</parameter>``, a control token, or
-    characters that the tokenizer changes.
+    Cannot write: a name with white space or ``>`` in it; a string that contains ``</parameter>``, ``<parameter=``, a
+    control token, or characters that the tokenizer changes.
     """
 
     name = "qwen_xml"
@@ -28,9 +28,9 @@ class QwenXML(Dialect):
             if isinstance(value, str):
                 text = value
             else:
-                text = self._json(value).replace("</parameter>", "\\u003c/parameter>")
-            if "</parameter>" in text:
-                raise ValueError(f"Qwen's XML cannot write a string that contains </parameter>: {text!r:.200}")
+                text = _PARAMETER.sub(lambda tag: f"\\u003c{tag[0][1:]}", self._json(value))
+            if tag := _PARAMETER.search(text):
+                raise ValueError(f"Qwen's XML cannot write a string that contains {tag[0]}: {text!r:.200}")
             lines.append(f"<parameter={key}>\n{text}\n</parameter>")
         for word in (name, *arguments):
             if not re.fullmatch(r"[^\s>]+", word):
@@ -55,15 +55,14 @@ class QwenXML(Dialect):
         name = name.strip()
         if not text.startswith("<function=") or not bracket or not name:
             return Call("", None, f"the call does not begin with <function=name>; {form}", text)
-        functions = [f for f in map(function_of, tools) if f.get("name") == name]
-        types = _parameter_types(functions[0]) if functions else {}
+        types = parameter_types(function_of_tool(name, tools) or {})
         arguments: dict[str, Any] = {}
         rest = rest.strip()
         position = 0
         while rest.startswith("<parameter=", position):
             bracket_at = rest.find(">", position)
             end = rest.find("</parameter>", bracket_at)
-            if bracket_at < 0 or end < 0:
+            if bracket_at < 0 or end < 0 or "<parameter=" in rest[bracket_at:end]:  # the next one would be its value
                 return Call(name, None, f"a <parameter=...> is not closed; {form}", text)
             key = rest[position + len("<parameter=") : bracket_at].strip()
             if key in arguments:
@@ -74,30 +73,17 @@ class QwenXML(Dialect):
             position += len(_SPACE.match(rest, position)[0])  # type: ignore[index]
         if rest[position:] != "</function>":
             return Call(name, None, f"{rest[position : position + 50]!r} stands where </function> should; {form}", text)
-        return Call(name, arguments, None, text)
+        return make_call(name, arguments, text, tools, Problems())
 
 
 _SPACE = re.compile(r"\s*")
-_PYTHON_LITERALS = {"True": True, "False": False, "None": None}
-
-
-def _parameter_types(function: dict[str, Any]) -> dict[str, frozenset[str]]:
-    """The JSON types that a tool's schema allows for each parameter; empty where it does not say."""
-    types: dict[str, frozenset[str]] = {}
-    properties = (function.get("parameters") or {}).get("properties") or {}
-    for key, schema in properties.items():
-        branches = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
-        named = [branch.get("type", ()) for branch in branches]
-        types[key] = frozenset(t for names in named for t in ([names] if isinstance(names, str) else names))
-    return types
+_PARAMETER = re.compile("<parameter=|</parameter>")
 
 
 def _read_untyped(text: str, types: frozenset[str]) -> Any:
     """The value of a text that may be a string as it is or JSON of another type, given the allowed JSON types."""
-    if "string" not in types and types and text in _PYTHON_LITERALS:  # as some of Qwen's templates write them
-        return _PYTHON_LITERALS[text]
     try:
-        value = read_json(text)
+        value = read_json(text, python_words=bool(types) and "string" not in types)
     except ValueError:
         return text
     if isinstance(value, str) or ("string" in types and not _json_types(value) & types):

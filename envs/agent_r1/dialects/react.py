@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from agent_r1.dialects.base import Call, schema_lines
+from agent_r1.dialects.base import schema_lines
+from agent_r1.dialects.calls import MISSING, Call, Problems, Schema, make_call
 from agent_r1.dialects.json_calls import JSONCalls
 from agent_r1.dialects.json_reader import read_json
-from agent_r1.dialects.template import Schema
 
 
 class ReAct(JSONCalls):
@@ -44,39 +45,56 @@ class ReAct(JSONCalls):
     def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         rest: list[str] = []
         calls: list[Call] = []
-        position, name, action_at = 0, "", -1  # action_at: where an Action without an Action Input yet stands
+        position = 0
+        action: tuple[int, str] | None = None  # where an Action without an Action Input yet begins, and its tool
         while match := _REACT.search(text, position):
-            word = match[1]
-            if action_at >= 0 and word != "Action Input":
-                calls.append(Call(name, None, "the Action has no Action Input", text[action_at : match.start()]))
-            elif action_at < 0:
+            if action is None:
                 rest.append(text[position : match.start()])
-            if word == "Observation":
+            elif match[1] != "Action Input":
+                start, name = action
+                calls.append(make_call(name, MISSING, text[start : match.start()], tools, _PROBLEMS))
+                action = None
+            if match[1] == "Observation":
                 return "".join(rest), calls
-            if word == "Action":
+            if match[1] == "Action":
                 line_end = text.find("\n", match.end())
                 position = len(text) if line_end < 0 else line_end
-                name, action_at = text[match.end() : position].strip(), match.start()
+                action = match.start(), text[match.end() : position].strip()
                 continue
-            start = action_at if action_at >= 0 else match.start()
-            try:
-                arguments, position = read_json(text, match.end())
-                error = None if isinstance(arguments, dict) else "the Action Input is not a JSON object"
-            except ValueError as problem:
-                following = _REACT.search(text, match.end())
-                position = following.start() if following else len(text)
-                arguments, error = None, f"the Action Input is not valid JSON ({problem})"
-            if action_at < 0 or not name:
-                error = "an Action Input without an Action: tool before it"
-            calls.append(
-                Call(name if action_at >= 0 else "", None if error else arguments, error, text[start:position])
-            )
-            action_at = -1
-        if action_at >= 0:
-            calls.append(Call(name, None, "the Action has no Action Input", text[action_at:]))
-        else:
+            start, name = action or (match.start(), "")
+            call, position = _read_input(name, text, start, match.end(), tools)
+            calls.append(call)
+            action = None
+        if action is None:
             rest.append(text[position:])
+        else:
+            start, name = action
+            calls.append(replace(make_call(name, MISSING, text[start:], tools, _PROBLEMS), closed=False))
         return "".join(rest), calls
 
 
+def _read_input(name: str, text: str, start: int, position: int, tools: Sequence[Schema]) -> tuple[Call, int]:
+    """The call of this tool whose Action begins at `start` and whose arguments begin at `position`, and its end."""
+    following = _REACT.search(text, position)
+    end, closed = (following.start(), True) if following else (len(text), False)
+    given: Any = ""  # nothing, which is no arguments
+    problem = None
+    if text[position:end].strip():
+        try:
+            given, end = read_json(text, _SPACE.match(text, position).end())  # type: ignore[union-attr]
+            closed = True
+        except ValueError as error:
+            problem = f"the Action Input is not valid JSON ({error})"
+    call = make_call(name, given, text[start:end], tools, _PROBLEMS)
+    if problem and name:
+        call = Call(name, None, problem, call.text)
+    return replace(call, closed=closed), end
+
+
 _REACT = re.compile(r"^[ \t]*(Action Input|Action|Observation)[ \t]*:[ \t]*", re.MULTILINE)
+_SPACE = re.compile(r"\s*")
+_PROBLEMS = Problems(
+    "an Action Input without an Action: tool before it",
+    "the Action has no Action Input",
+    "the Action Input is not a JSON object",
+)

@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent_r1.dialects.calls import Schema
 from agent_r1.dialects.codec import SPLIT, Codec
 from agent_r1.tokenizers import render_chat
-
-Schema = dict[str, Any]
-"""A tool for the chat template: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 
 PROBE_TOOL: Schema = {
     "type": "function",

@@ -1,0 +1,150 @@
+"""The rule for what a tool call is: one for every dialect, and for the replies of chat APIs.
+
+- A call has a name, which is a text that is not empty, and arguments.
+- The arguments are a JSON object, or a text that holds one, under "arguments" or "parameters".
+- Null and an empty text are no arguments, as `{}` is. Only a tool that requires none may be called by its name alone.
+- An argument that may be left out is left out where it is null or empty, and its schema allows neither.
+- Whatever breaks the rule is a malformed call: no tool runs.
+
+docs/dialects.md says the same for readers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_r1.dialects.json_reader import read_json
+
+Schema = dict[str, Any]
+"""A tool for the chat template: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+
+MISSING = object()
+"""Stands for arguments that are not there."""
+
+ANSWER = re.compile(r"<answer>(?:(?!</?answer>).)*</answer>", re.DOTALL)
+"""An answer as `agent_r1.rewards.find_answers` finds it: the text in it is never a call."""
+
+
+@dataclass
+class Call:
+    """One tool call as the policy wrote it."""
+
+    name: str
+    """The tool's name; may be empty in a malformed call."""
+    arguments: dict[str, Any] | None
+    """The arguments, or None in a malformed call."""
+    error: str | None = None
+    """Why the call is malformed, in words for the policy; None if it is well formed."""
+    text: str = ""
+    """The call as written, without its tags."""
+    closed: bool = True
+    """False where the span ends before the call does."""
+
+
+@dataclass
+class Turn:
+    """What a span says."""
+
+    content: str
+    """The visible text up to the first stop token: without thinking, without calls, without white space around it."""
+    calls: list[Call] = field(default_factory=list)
+    """The tool calls in the order written."""
+    raw: str = ""
+    """Everything up to the first stop token, thinking and calls included."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the span ends inside a call, or inside its only answer: where a sampler's bound may have cut it."""
+        if self.calls:
+            return not self.calls[-1].closed
+        return self.content.rfind("<answer>") > self.content.rfind("</answer>") and not ANSWER.search(self.content)
+
+
+@dataclass(frozen=True)
+class Problems:
+    """What a family tells a policy whose call breaks the rule."""
+
+    name: str = "the call has no name"
+    missing: str = "the call has no arguments"
+    no_object: str = "the arguments are not a JSON object"
+
+
+def make_call(name: Any, given: Any, text: str, tools: Sequence[Schema], problems: Problems) -> Call:
+    """The call that a policy wrote, well formed or malformed.
+
+    Args:
+        name: what stands as the name.
+        given: what stands as the arguments; MISSING where nothing does.
+        text: the call as written.
+        tools: the tools' schemas; a call of a name that is not among them is still a call.
+        problems: what to say of a malformed one.
+    """
+    if not isinstance(name, str) or not name:
+        return Call("", None, problems.name, text)
+    if given is MISSING and not needs_nothing(name, tools):
+        return Call(name, None, problems.missing, text)
+    arguments = read_arguments(None if given is MISSING else given)
+    return Call(name, arguments, problems.no_object if arguments is None else None, text)
+
+
+def read_arguments(given: Any) -> dict[str, Any] | None:
+    """The arguments that a policy gave: an object, a JSON text of one, or nothing. None where it is none of these."""
+    if isinstance(given, str) and given.strip():  # some models quote the object; its meaning is plain
+        try:
+            given = read_json(given)
+        except ValueError:
+            return None
+        if isinstance(given, str):  # quoted twice
+            return None
+    if given is None or isinstance(given, str):
+        return {}
+    return given if isinstance(given, dict) else None
+
+
+def fit_arguments(call: Call, tools: Sequence[Schema]) -> None:
+    """Leave out arguments that are null or empty, that may be left out, and whose schema allows neither."""
+    function = function_of_tool(call.name, tools)
+    if function is None or not call.arguments:
+        return
+    required, types = _required(function), parameter_types(function)
+    for key, value in list(call.arguments.items()):
+        allowed = types.get(key)
+        if not allowed or key in required or not (value is None or (isinstance(value, str) and not value.strip())):
+            continue
+        if "null" not in allowed if value is None else "string" not in allowed:
+            del call.arguments[key]
+
+
+def function_of(schema: Schema) -> dict[str, Any]:
+    """The name, description and parameters in a schema, with or without the frame around them."""
+    function: dict[str, Any] = schema.get("function", schema)
+    return function
+
+
+def function_of_tool(name: str, tools: Sequence[Schema]) -> dict[str, Any] | None:
+    """What the schema of the tool with this name says; None where there is no such tool."""
+    return next((function for function in map(function_of, tools) if function.get("name") == name), None)
+
+
+def needs_nothing(name: str, tools: Sequence[Schema]) -> bool:
+    """Whether there is a tool with this name that requires no arguments."""
+    function = function_of_tool(name, tools)
+    return function is not None and not _required(function)
+
+
+def parameter_types(function: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """The JSON types that a tool's schema allows for each parameter; empty where it does not say."""
+    types: dict[str, frozenset[str]] = {}
+    for key, schema in ((function.get("parameters") or {}).get("properties") or {}).items():
+        branches = (schema.get("anyOf") or schema.get("oneOf") or [schema]) if isinstance(schema, dict) else []
+        named = [branch.get("type") if isinstance(branch, dict) else None for branch in branches]
+        known = [[names] if isinstance(names, str) else names for names in named if names]
+        types[key] = frozenset(t for names in known for t in names) if len(known) == len(branches) else frozenset()
+    return types
+
+
+def _required(function: Mapping[str, Any]) -> Sequence[str]:
+    return (function.get("parameters") or {}).get("required") or ()
