@@ -401,12 +401,13 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         episode.turns.append((episode.length, episode.length + len(span[:room])))
         episode.append(span[:room])
         episode.turn += 1
-        if span.size > room or episode.fault is not None:
-            text = self.tokenizer.decode(span[:room].tolist())
-            episode.messages.append({"role": "assistant", "content": text})
-            return OpenTurn(overflow=span.size > room, fault=episode.fault)
-        ids = span.tolist()
+        ids = span[:room].tolist()
         parsed = self.dialect.parse(ids, self.schemas)
+        # A sampler cuts at the bound: in the middle of a call or an answer that is a span which doesn't fit.
+        overflow = span.size > room or (span.size == room and self._stop.isdisjoint(ids) and parsed.is_open)
+        if overflow or episode.fault is not None:
+            episode.messages.append({"role": "assistant", "content": self.tokenizer.decode(ids)})
+            return OpenTurn(overflow=overflow, fault=episode.fault)
         turn = OpenTurn(closed=bool(ids) and ids[-1] in self._stop)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.raw}
         if parsed.calls:
