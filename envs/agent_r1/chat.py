@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent_r1.dialects import Call, Dialect
+from agent_r1.dialects import Call, Dialect, read_json
 from agent_r1.dialects.calls import fit_arguments, read_arguments
 from agent_r1.tokenizers import replace_surrogates
 
@@ -104,15 +104,19 @@ def _arguments(given: Any) -> dict[str, Any] | str:
         return "(arguments nested too deeply)"
     except (TypeError, ValueError) as error:
         raise TypeError(f"the arguments of a call in a reply are JSON, got {given!r:.200}") from error
-    arguments = read_arguments(text)
+    try:
+        arguments = read_arguments(read_json(text) if text.strip() else None)
+    except ValueError:
+        return text
     return text if arguments is None else arguments
 
 
 def reply_text(dialect: Dialect, reply: Any, tools: Sequence[dict[str, Any]] = ()) -> str:
     """The turn that a chat API's reply is, as the dialect's family writes it; see `read_reply`.
 
-    `tools`: their schemas. A call that the family cannot write is written so that it reads as malformed. The name of a stop token gets a space
-    inside. A text that would hide the calls, because it opens a thought or a block, comes after them.
+    `tools`: their schemas. A call that the family cannot write is written so that it reads as malformed. The name of a
+    stop token gets a space inside. A text that would hide the calls, because it opens a thought or a block, comes after
+    them.
     """
     content, calls = read_reply(reply)
     for name, token in dialect.codec.controls.items():

@@ -13,7 +13,6 @@ from agent_r1.dialects.codec import RESERVED, SPLIT
 from agent_r1.dialects.template import PROBE_TOOL, ChatTemplate, template_message
 from agent_r1.tokenizers import render_chat
 
-
 # Private-use characters for tags, once recognised; see `RESERVED`.
 _THINK, _UNTHINK, _CALL, _UNCALL = "\U0010f8a1", "\U0010f8a2", "\U0010f8a3", "\U0010f8a4"
 _TAG_MARKS = (_THINK, _UNTHINK, _CALL, _UNCALL)
@@ -231,15 +230,16 @@ class Dialect(ChatTemplate):
         this one in place.
         """
         answers = ANSWER.findall(text)
-        shown: set[int] = set()
+        between = ANSWER.split(text)
+        inside: set[int] = set()  # numbers of those that stand in a call
         while True:
-            number = itertools.count()
-            hidden = ANSWER.sub(lambda a: a[0] if (i := next(number)) in shown else f"{HIDDEN_ANSWER}{i};", text)
-            rest, calls = self.read_visible(hidden, tools)
-            inside = {int(i) for call in calls for i in _HIDDEN.findall(call.text)}
-            if not inside:
+            shown = [answer if i in inside else f"{HIDDEN_ANSWER}{i};" for i, answer in enumerate(answers)]
+            pairs = itertools.zip_longest(between, shown, fillvalue="")
+            rest, calls = self.read_visible("".join(itertools.chain.from_iterable(pairs)), tools)
+            found = {int(i) for call in calls for i in _HIDDEN.findall(call.text)}
+            if not found:
                 return _HIDDEN.sub(lambda mark: answers[int(mark[1])], rest), calls
-            shown |= inside
+            inside |= found
 
     def _read(self, span: Any) -> tuple[str, str]:
         """The text of a span up to its stop token: as it is, and with each tag as one private character.
