@@ -815,7 +815,8 @@ class TestNeverRaises:
             "<function=", "<parameter=", "<parameter=a>", "</parameter>", "```", "```\n", "\n```python\n", "`", " ",
             "\n", '\n{"a":', '\n{"a": None, "b": [', '\n{"name": "f", "x": 1,', "\n{'a", '\n{"a": 1}', '\n{"a": "\\"',
             "<answer>", "</answer>", "<answer>a</answer>", '\n{"<answer>a</answer>":',
-            "\nAction: f\n<answer>a</answer>", "\nAction: f", "\nAction Input: {", "\nAction:", "\nAction Input: [1,", "<", "\\", '"', "\\u",
+            "\nAction: f\n<answer>a</answer>", "\nAction: f", "\nAction Input: {", "\nAction:", "\nAction Input: [1,",
+            "<", "\\", '"', "\\u",
         ],
     )  # fmt: skip
     def test_and_takes_linear_time(self, text):

@@ -22,7 +22,7 @@ FOUND = {
     "gymnasium": ["Unspeakable"],
     "farming": ["Farmable", "FarmableInPairs"],
     "injection": ["ListensToTools", "ListensToToolsOfAnEpisode", "ListensToQuestions", "KeepsResultsBack"],
-    "splits": ["HoldsNothingOut"],
+    "splits": ["HoldsNothingOut", "HoldsShiftedOut", "HoldsTheLastOut", "HoldsMostlyNothingOut", "HoldsNoArraysOut"],
     "determinism": ["DependsOnHashes", "DependsOnTheClock", "DependsOnGlobalRandomNumbers"],
     "snapshot": ["ForgetsInSnapshots"],
     "careless": ["Stumbles", "RefusesSome"],
@@ -53,8 +53,9 @@ def test_what_is_right_passes(name):
     CHECKS[name](subject("Right", 5))
 
 
-def test_splits_may_share_a_task_and_have_two_names():
-    CHECKS["splits"](subject("HoldsSomeOut", 5))
+@pytest.mark.parametrize("one", ["HoldsSomeOut", "HoldsArraysOut"])
+def test_splits_may_share_a_task_and_have_two_names(one):
+    CHECKS["splits"](subject(one, 5))
 
 
 @pytest.mark.parametrize("one", ["RefusesAll", "ShowsNothing"])

@@ -57,7 +57,48 @@ class HoldsSomeOut(HoldsNothingOut):
     splits = {"train": "training", "test": "testing", "dev": "testing"}  # noqa: RUF012
 
     def make_task(self, index):
-        return super().make_task(index + 20 * bool(index) * (self.split == "testing"))
+        return super().make_task(index + 60 * bool(index) * (self.split == "testing"))
+
+
+class HoldsShiftedOut(HoldsNothingOut):
+    def make_task(self, index):
+        return super().make_task(index + 5 * (self.split == "testing"))
+
+
+class HoldsTheLastOut(HoldsNothingOut):
+    """The last tasks of a large train, backwards."""
+
+    @property
+    def num_tasks(self):
+        return 1_000_000 if self.split == "training" else 15
+
+    def make_task(self, index):
+        return super().make_task(999_999 - index if self.split == "testing" else index)
+
+
+class HoldsMostlyNothingOut(HoldsNothingOut):
+    """The first seven of 15 tasks are others."""
+
+    def make_task(self, index):
+        return super().make_task(index + 100 * (self.split == "testing" and index < 7))
+
+
+class HoldsArraysOut(HoldsNothingOut):
+    """Tasks that differ in the middle of an array only, which numpy doesn't show."""
+
+    def make_task(self, index):
+        shown = np.zeros(2_000)
+        shown[1_000] = index + 1e-12 * (self.split == "testing")
+        return Task(f"{self.split}{index}", "Which number?", ["1"], {"number": 1, "array": shown})
+
+
+class HoldsNoArraysOut(HoldsArraysOut):
+    """The same arrays, three tasks later."""
+
+    def make_task(self, index):
+        shown = np.zeros(2_000)
+        shown[1_000] = index + 3 * (self.split == "testing")
+        return Task(f"{self.split}{index}", "Which number?", ["1"], {"number": 1, "array": shown})
 
 
 class FloorOfNoTrick(Right):
