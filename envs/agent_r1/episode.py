@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,11 +156,19 @@ class Episode:
         return True
 
     def mark(self) -> tuple[Any, ...]:
-        """What a judge may change, for `return_to` if it faults."""
-        memory = copy.deepcopy(self.memory) if self.memory else {}
+        """What a judge may change, for `return_to` if it faults.
+
+        Notes are pickled, not copied: every turn is marked, few are taken back, and this is much the cheaper half.
+        """
+        memory: bytes | dict[str, Any]
+        try:
+            memory = pickle.dumps(self.memory)
+        except Exception:  # an object of a task's own
+            memory = copy.deepcopy(self.memory)
         return self.length, len(self.messages), set(self.seen_calls), memory
 
     def return_to(self, mark: tuple[Any, ...]) -> None:
-        """Take back what has changed since `mark`."""
-        self.length, messages, self.seen_calls, self.memory = mark
+        """Take back what has changed since `mark`, once."""
+        self.length, messages, self.seen_calls, memory = mark
+        self.memory = pickle.loads(memory) if isinstance(memory, bytes) else memory
         del self.messages[messages:]

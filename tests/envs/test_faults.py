@@ -619,6 +619,54 @@ def test_a_broken_judge_for_half_of_the_episodes_pays_nobody():
     envs.close()
 
 
+class Unpicklable:
+    """A note that can be copied, and not pickled."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("cannot be pickled")
+
+    def __deepcopy__(self, memo):
+        return Unpicklable(list(self.numbers))
+
+
+@pytest.mark.parametrize("notes", [(), ("own",)])
+@pytest.mark.parametrize("early", [False, True])
+def test_what_a_judge_noted_before_it_broke_is_taken_back(notes, early):
+    """However deep it stands, and whatever else is there."""
+
+    class Noting(World):
+        slow_judge = early
+
+        def start_episode(self, task):
+            super().start_episode(task)
+            own = {key: Unpicklable([0]) for key in notes}
+            self.memory.update(own, list=[[1]], set={1}, pair=({"a": [1]}, 1))
+
+        def judge_answer(self, answer):
+            before = repr([self.memory["list"], self.memory["set"], self.memory["pair"]])
+            assert before == "[[[1]], {1}, ({'a': [1]}, 1)]"
+            assert all(own.numbers == [0] for key, own in self.memory.items() if key == "own")
+            self.memory["list"][0].append(2)
+            self.memory["set"].add(2)
+            self.memory["pair"][0]["a"].append(2)
+            for key in notes:
+                self.memory[key].numbers.append(1)
+            machine.try_("judge")
+            return 1.0, {}
+
+    machine = Machine(judge=2)
+    env = Noting(fault_deadline=20)
+    env.reset(options={"task_index": 0})
+    open_turn = env.begin_turn(turn(env, text="<answer>0</answer>"))
+    if early:
+        env.judge_early(open_turn)
+    assert env.end_turn(open_turn, [])[2] and machine.count("judge") == 3
+    assert env.memory["list"] == [[1, 2]] and env.memory["pair"][0] == {"a": [1, 2]}
+
+
 # ---------------------------------------------------------------------- other ends
 
 
