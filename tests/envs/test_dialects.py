@@ -712,6 +712,14 @@ class TestMalformedCalls:
             ("```python\nx = 1", [None], ""),
             ("```tool_call\nsearch\n```", [None], ""),
             ("```text\nopen", [], "```text\nopen"),
+            ('```json\n{"a": 1}\n```', [], '```json\n{"a": 1}\n```'),
+            ("```json\n[1, 2]\n```\nSo.", [], "```json\n[1, 2]\n```\nSo."),
+            ('```json\n{"name": "Ann", "age": None}\n```', [], '```json\n{"name": "Ann", "age": None}\n```'),
+            ('```json\n{"a": 1', [], '```json\n{"a": 1'),
+            (f"```json\n{GOOD[:-1]}\n```", [None], ""),
+            (f"```json\n{GOOD[:-1]}", [None], ""),
+            ('```json\n{"na', [None], ""),
+            ('```tool_call\n{"a": 1}\n```', [None], ""),
         ],
     )
     def test_fenced(self, text, calls, content):

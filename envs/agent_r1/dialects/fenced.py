@@ -67,17 +67,20 @@ class Fenced(JSONCalls):
                 else:
                     calls.append(call)
                 position = fence.end()
-        if opened is not None and self._read_block(kind := language(opened[2]), "", tools) is not None:
+        kind, body = (language(opened[2]), text[opened.end() + 1 :]) if opened is not None else ("", "")
+        if self._read_block(kind, body, tools, closed=False) is not None:
             name = "python" if PYTHON.fullmatch(kind) else ""
-            calls.append(Call(name, None, "the block is never closed with ```", text[opened.end() + 1 :], closed=False))
+            calls.append(Call(name, None, "the block is never closed with ```", body, closed=False))
         else:
             rest.append(text[position:])
         return "".join(rest), calls
 
-    def _read_block(self, kind: str, body: str, tools: Sequence[Schema]) -> Call | None:
+    def _read_block(self, kind: str, body: str, tools: Sequence[Schema], closed: bool = True) -> Call | None:
         if PYTHON.fullmatch(kind):
             return Call("python", {"code": body}, None, body)
-        return self.read_call(body, tools) if kind in ("tool_call", "json") else None
+        if kind == "json":  # it may be anything
+            return self.read_untagged(body, tools, closed)
+        return self.read_call(body, tools) if kind == "tool_call" else None
 
 
 _FENCE = re.compile(r"^(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from agent_r1.dialects.base import Dialect
-from agent_r1.dialects.calls import MISSING, Call, Problems, Schema, make_call
-from agent_r1.dialects.json_reader import read_json
+from agent_r1.dialects.base import HIDDEN_ANSWER, Dialect
+from agent_r1.dialects.calls import MISSING, Call, Problems, Schema, function_of_tool, make_call
+from agent_r1.dialects.json_reader import JSONError, read_json
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 
@@ -40,6 +41,14 @@ class JSONCalls(Dialect):
         except ValueError as error:
             return Call("", None, f"the call is not valid JSON ({error})", text)
 
+    def read_untagged(self, text: str, tools: Sequence[Schema], closed: bool = True) -> Call | None:
+        """Read JSON that nothing says to be a call: None where it is none. `closed`: the turn doesn't end in it."""
+        try:
+            is_one = is_call(read_json(text), tools)
+        except JSONError as error:
+            is_one = is_broken_call(text, None if closed else error.stopped)
+        return self.read_call(text, tools) if is_one else None
+
     def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
         return self._framed(self._json_call(name, arguments))
 
@@ -52,3 +61,32 @@ class JSONCalls(Dialect):
 
     def _json_call(self, name: str, arguments: dict[str, Any] | str) -> str:
         return self._json({"name": name, self.argument_key: arguments})
+
+
+def is_call(value: Any, tools: Sequence[Schema]) -> bool:
+    """Whether JSON that nothing says to be a call is meant as one: it has a name and arguments, or all that it has is
+    the name of a tool."""
+    if not isinstance(value, dict) or "name" not in value:
+        return False
+    if not value.keys().isdisjoint(ARGUMENT_KEYS):
+        return True
+    name = value["name"]
+    return value.keys() <= {"name", "type"} and isinstance(name, str) and bool(function_of_tool(name, tools))
+
+
+def is_broken_call(text: str, stopped: int | None) -> bool:
+    """Whether what is no JSON is meant as a call: it has a name and arguments, or it begins as a call and the turn ends
+    in it. `stopped`: where reading stopped, if the turn ends with this text."""
+    has_name = _NAME.search(text)
+    if has_name and _ARGUMENTS.search(text):
+        return True
+    if stopped is None or HIDDEN_ANSWER in text or not _LAST_WORD.fullmatch(text, stopped):
+        return False
+    key = _FIRST_KEY.match(text)  # with its quotation mark behind it, where that is there
+    return bool(has_name or (key and any(f'{word}"'.startswith(key[1]) for word in ("name", *ARGUMENT_KEYS))))
+
+
+_NAME = re.compile(r"[\"']name[\"']\s*:")
+_ARGUMENTS = re.compile(rf"[\"'](?:{'|'.join(ARGUMENT_KEYS)})[\"']\s*:")
+_FIRST_KEY = re.compile(r"\s*\{\s*[\"'](\w*\"?)")
+_LAST_WORD = re.compile(r"[\w.+\\-]*\s*")  # it is no JSON only because the text ends there
