@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_r1.dialects import Call, Dialect, read_json
-from agent_r1.dialects.calls import fit_arguments, read_arguments
+from agent_r1.dialects.calls import fit_arguments, function_of_tool, read_arguments
 from agent_r1.tokenizers import replace_surrogates
 
 if TYPE_CHECKING:
@@ -124,10 +124,12 @@ def reply_text(dialect: Dialect, reply: Any, tools: Sequence[dict[str, Any]] = (
             content = content.replace(name, f"{name[0]} {name[1:]}")
     writable: list[tuple[str, dict[str, Any] | str]] = []
     for name, arguments in calls:
-        if isinstance(arguments, dict):
-            fit_arguments(Call(name, arguments), tools)
         try:
-            dialect.write_turn(calls=[(name, arguments)])
+            if isinstance(arguments, dict):
+                fit_arguments(Call(name, arguments), tools)
+                (read,) = _calls(dialect, dialect.write_turn(calls=[(name, arguments)]), tools)
+                if function_of_tool(name, tools) and read.arguments != arguments:
+                    raise ValueError("types that the family cannot tell apart")
         except ValueError:
             arguments = json.dumps(json.dumps(arguments))  # quoted twice: no arguments
         writable.append((name, arguments))

@@ -299,6 +299,18 @@ def test_an_old_call_that_is_none(old):
         begin().step_message({"content": None, "function_call": old})
 
 
+@every_dialect
+@pytest.mark.parametrize(
+    "arguments",
+    [{"path": 5}, {"path": "a", "depth": "5"}, {"path": True}, {"path": "a", "draft": "true"}, {"path": ["a"]}],
+)
+def test_a_reply_never_runs_with_other_types(dialect, arguments):
+    """Qwen's XML writes "5" and 5 alike."""
+    outcome = begin(dialect).step_message(reply("tool_calls", "note", arguments))
+    assert [call[2] for call in made(outcome)] == [False]
+    assert outcome[4]["reward_terms"] == (MALFORMED if dialect == "qwen_xml" else FAILED) or "[" in str(arguments)
+
+
 # ---------------------------------------------------------------------- the parts
 
 
