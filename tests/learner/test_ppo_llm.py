@@ -63,7 +63,7 @@ def test_a_run_leaves_what_is_promised(learn, policy_folder):
 def test_the_same_seed_gives_the_same_weights(learn, policy_folder):
     weights = []
     for seed in (1, 1, 2):
-        arguments = ["--total-episodes", 8, "--save-model", "--eval-episodes", 0, "--seed", seed]
+        arguments = ["--total-episodes", 16, "--save-model", "--eval-episodes", 0, "--seed", seed]
         run_dir = learn("ppo_llm", "--model", policy_folder, *SMALL, *arguments, "--exp-name", f"run{len(weights)}")
         weights.append(safetensors.load_file(run_dir / "model" / "model.safetensors"))
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
