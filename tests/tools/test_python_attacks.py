@@ -19,7 +19,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent_r1_tools.python import CallError, Limits, choose, guest, open_sandbox, probe, process, remote
+from agent_r1_tools.python import (
+    CallError,
+    Limits,
+    bubblewrap,
+    choose,
+    guest,
+    launch,
+    open_sandbox,
+    probe,
+    process,
+    remote,
+)
 
 SECRET = "the-hidden-tests-say-42-0b5c"
 MARK = f"agent-r1-attack-{os.getpid()}"
@@ -455,7 +466,7 @@ def adopt_orphans():
 
 
 def descendants():
-    """The processes that come from this one, zombies left out: {pid: command}."""
+    """The processes that come from this one, zombies too: {pid: command}."""
     parents, names = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -464,9 +475,7 @@ def descendants():
                 names[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue
-            state, parent = text.rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents[int(entry.name)] = int(parent)
+            parents[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
     found, front = {}, {os.getpid()}
     while front:
         front = {pid for pid, parent in parents.items() if parent in front}
@@ -529,6 +538,67 @@ def test_an_attack_is_contained(attack, sandbox, planted):
 
 HARMLESS = ["read a file outside", "read its own environment", "connect to this machine", "kill another process"]
 HARMLESS += ["write a file outside", "import the harness", "a process in the background"]
+
+
+ENDS = {
+    "its end": "1",
+    "an exception": "1 / 0",
+    "exit": "import os; os._exit(3)",
+    "a signal of its own": "import os; os.kill(os.getpid(), 9)",
+    "a signal to all": "import os; os.kill(-1, 9)",
+    "too much time": "while True: pass",
+    "too long a sleep": "import time; time.sleep(60)",
+    "too much text": "import os\nwhile True: os.write(1, bytes(1 << 16))",
+    "children": "import os, time\nfor _ in range(5): os.fork() or time.sleep(60)",
+    "children and exit": "import os, time\nfor _ in range(5): os.fork() or time.sleep(60)\nos._exit(0)",
+    "orphans": "import os, time\nif not os.fork(): os.setsid(); os.fork() and os._exit(0); time.sleep(60)",
+    "a crash": "import os; os.abort()",
+}
+
+
+def zombies():
+    """Processes that have ended and that we should have waited for, or that were left to us."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state == "Z" and int(parent) == os.getpid():
+            found.add(entry.name)
+    return found
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("backend", ["bubblewrap", "fork_server"])
+def test_no_session_leaves_a_zombie(backend, end):
+    """Where process 1 waits for nobody, such as a Python program in a container, each would stay for ever."""
+    sandbox = opened(backend, replace(LIMITS, wall_seconds=0.7, cpu_seconds=0.7))
+    sandbox.run("1")
+    before = zombies()
+    for _ in range(2):
+        sandbox.run(ENDS[end])
+    with sandbox.session() as session, sandbox.session() as branch:
+        session.run("x = 1")
+        branch.set_state(session.get_state())
+        session.run(ENDS[end])
+        branch.run("x")
+    assert zombies() == before
+
+
+def test_a_process_that_was_waited_for_gets_no_signal(monkeypatch):
+    """Its number may be somebody else's by then."""
+    ended = subprocess.Popen(["true"], start_new_session=True)
+    ended.wait()
+    monkeypatch.setattr(os, "killpg", lambda *given: pytest.fail(f"killpg{given}"))
+    launch.kill_group(ended)
+
+
+def test_a_bwrap_that_hangs_is_killed_with_its_group(monkeypatch):
+    monkeypatch.setattr(bubblewrap, "END_SECONDS", 0.2)
+    hangs = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    bubblewrap._end(hangs, [])
+    assert hangs.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("attack", HARMLESS)

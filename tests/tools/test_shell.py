@@ -341,16 +341,14 @@ def planted(tmp_path_factory):
 
 
 def descendants():
-    """The processes that come from this one, zombies left out."""
+    """The processes that come from this one, zombies too."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if state != "Z":
-                parents[int(entry.name)] = int(parent)
     found, front = set(), {os.getpid()}
     while front:
         front = {pid for pid, parent in parents.items() if parent in front}

@@ -27,7 +27,7 @@ from agent_r1_tools.python.launch import (
     start_process,
     unused_uid,
 )
-from agent_r1_tools.python.process import GuestProcess, ProcessSandbox, guest_settings
+from agent_r1_tools.python.process import END_SECONDS, GuestProcess, ProcessSandbox, guest_settings
 from agent_r1_tools.python.sandbox import Limits, SandboxError
 from agent_r1_tools.python.seccomp import MOUNT, seccomp_filter
 
@@ -70,7 +70,9 @@ class Bubblewrap(ProcessSandbox):
 
     def start(self, code: str) -> GuestProcess:
         uid = unused_uid() if os.getuid() == 0 else None
+        apart = uid is not None and not self._programs  # process 1 stays root's, and the guest is its child
         settings = guest_settings(self.limits) | {"path": [layout.PACKAGES_AT], "uid": uid, "mounts": self._folders}
+        settings["child"] = apart
         told, tells = os.pipe()
         files = [_memory_file(self._filter), _memory_file(compiled_guest()), tells]
         try:
@@ -93,7 +95,7 @@ class Bubblewrap(ProcessSandbox):
         pidfds = _pidfd(first, process.pid)
         guest = GuestProcess(control, output, functools.partial(_end, process, pidfds), settings)
         try:
-            if uid is not None and not self._programs:  # process 1 is bwrap's, and the guest its child
+            if apart:
                 pidfds += _pidfd(int(Path(f"/proc/{first}/task/{first}/children").read_text()), first)
             guest.pidfd = pidfds[-1]
         except (OSError, ValueError, IndexError) as error:
@@ -120,7 +122,12 @@ def _pidfd(pid: int, parent: int) -> list[int]:
 def _end(process: subprocess.Popen[bytes], pidfds: list[int]) -> None:
     for pidfd in pidfds:
         kill_namespace(pidfd)
-    kill_group(process)
+    # Only the outer bwrap waits for process 1 of the namespace. Killed before that, it leaves a zombie to process 1 of
+    # the machine, which waits for nobody where that is a Python program in a container.
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        kill_group(process)
 
 
 @lru_cache
@@ -163,8 +170,9 @@ def _arguments(limits: Limits, folders: Sequence[str], programs: bool, hide: Seq
         arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         arguments += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
-    if programs or os.getuid() != 0:
-        arguments.append("--as-pid-1")  # else process 1 is bwrap's, with the same user, who may read and write it
+    # bwrap's own process 1 would be the guest's user's where we aren't root, who may read and write it; and the outer
+    # bwrap ends before it when the guest ends, so that nobody waits for it.
+    arguments.append("--as-pid-1")
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
     shown = layout.library() + (layout.programs() if programs else [])

@@ -413,17 +413,35 @@ def main() -> None:
     uid, mounts = settings["uid"], settings["mounts"]
     for folder in mounts:  # NOSUID, NODEV; where that is forbidden, it stays a folder that nobody can write to
         ask_kernel("mount", b"tmpfs", folder.encode(), b"tmpfs", 6, tmp_options(settings["files"]).encode())
+    if settings["child"] and (child := os.fork()):
+        wait_as_process_1(child, control)
     if uid is not None:  # started by root: a user of its own, who has nothing and of whom nothing else runs
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     if mounts:
-        if ask_kernel("capset", (0x20080522).to_bytes(8, "little"), bytes(24)):
-            raise OSError("the right to mount could not be given up")
+        give_up_capabilities()
         os.chdir(mounts[0])
     limit_resources(settings["memory"], settings["processes"], settings["files"])
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)] + settings["path"]
     serve(control, settings)
+    os._exit(0)
+
+
+def give_up_capabilities() -> None:
+    if ask_kernel("capset", (0x20080522).to_bytes(8, "little"), bytes(24)):
+        raise OSError("the right to mount could not be given up")
+
+
+def wait_as_process_1(child: int, control: int) -> None:
+    """Be process 1 of the namespace for a guest that is another user's: wait for all, and end with the guest.
+
+    bwrap's own process 1 does the same, but then the outer bwrap ends before it, and nobody waits for it.
+    """
+    give_up_capabilities()
+    os.close(control)
+    while os.wait()[0] != child:
+        pass
     os._exit(0)
 
 

@@ -76,12 +76,13 @@ def kill_namespace(pidfd: int) -> None:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a group, and the group with it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+    """Kill a process that leads a group, and the group with it; nothing where it was waited for already."""
+    if process.returncode is None:  # else its number may be another group's by now
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
 
 
 _starter: ThreadPoolExecutor | None = None
