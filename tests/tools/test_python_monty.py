@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from agent_r1_tools.python import CallError, Limits, SandboxError, choose, open_sandbox, probe
+from agent_r1_tools.python import CallError, Limits, SandboxError, choose, monty, open_sandbox, probe
 
 needs_monty = pytest.mark.skipif(probe("monty") is not None, reason=f"monty: {probe('monty')}")
 needs_both = pytest.mark.skipif(
@@ -306,3 +306,68 @@ def test_auto_gives_no_remedy_where_the_network_is_the_reason(monkeypatch):
     with pytest.raises(SandboxError, match="monty: cannot allow network; bubblewrap: not here.*apt-get") as caught:
         open_sandbox("auto", Limits(network=True))
     assert "pip install" not in str(caught.value) and "Landlock" not in str(caught.value)
+
+
+FLOODS = {
+    "large prints": "while True: print('x' * 10000)",
+    "huge prints": "x = 'x' * 1000000\nwhile True: print(x)",
+    "separators": "while True: print('a', 'b', sep='x' * 10000)",
+    "ends": "while True: print(end='y' * 100000)",
+    "two streams in turn": "import sys\nwhile True:\n    print('x'); print('x', file=sys.stderr)",
+    "errors": "import sys\nwhile True: print('x' * 10000, file=sys.stderr)",
+    "prints of what is caught": """
+while True:
+    try:
+        print('x' * 10000)
+        1 / 0
+    except ZeroDivisionError:
+        print('y' * 10000)
+""",
+    "prints that catch everything": """
+while True:
+    try:
+        print('x' * 10000)
+    except BaseException:
+        pass
+""",
+    "a long repr": "a = [10**9] * 100000\nwhile True: print(a)",
+    "wide characters": "x = chr(128512) * 100000\nwhile True: print(x)",
+    "unknown names": "while True:\n    try: nobody\n    except NameError: pass",
+    "unknown functions": "while True:\n    try: nobody()\n    except NameError: pass",
+    "files": "while True:\n    try: open('/etc/passwd')\n    except Exception: pass",
+}
+
+
+@needs_monty
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_ends_before_it_takes_our_processor(flood):
+    """What is dropped still has to be read here: a run of 10 seconds took up to 13 of ours."""
+    sandbox = open_sandbox("monty", Limits(wall_seconds=20, cpu_seconds=20))
+    sandbox.run("1")
+    with sandbox.session() as session:
+        session.run("kept = 42")
+        before = time.process_time()
+        ran = session.run(FLOODS[flood])
+        assert (ran.status, time.process_time() - before < 3) == ("died", True), ran.seconds
+        assert session.run("kept").output.strip() == "42"
+
+
+@needs_monty
+def test_much_text_is_no_flood(session):
+    assert session.run("for _ in range(3000): print('x' * 10000)").ok
+    assert session.run("for _ in range(20000): print('x')\nprint('y' * 10000000)").ok
+
+
+@needs_monty
+@pytest.mark.parametrize("code", ["_tell_()", "_ask_()", "_tell_(); print(1)"])
+def test_calls_past_our_functions_are_bounded_too(code, session, monkeypatch):
+    monkeypatch.setattr(monty, "MAX_ASKED", 100)
+    ran = session.run(f"while True:\n    try:\n        {code}\n    except Exception: pass", {"f": str})
+    assert ran.status == "died" and ran.seconds < 10
+
+
+@needs_both
+def test_auto_prints_much_elsewhere():
+    with open_sandbox("auto").session() as session:
+        ran = session.run("for _ in range(800): print('x' * 100000)\nprint(1 + 1)")
+    assert (ran.status, ran.backend != "monty") == ("ok", True)

@@ -11,6 +11,8 @@ in this process. What crosses is text, which the worker makes within its limits.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from agent_r1_tools.python.monty_code import FIRST, MARK, OURS, PRELUDE, SHOW, S
 from agent_r1_tools.python.monty_workers import pool_of_workers
 from agent_r1_tools.python.process import (
     BROKEN,
+    FLOOD_BYTES,
     MAX_ASKED,
     MAX_CROSSED,
     REPLAY_RUNS,
@@ -55,6 +58,11 @@ MAX_MEMORY = 64 << 20
 """The most bytes a session can use, whatever the limits say: what it holds is kept in this process between runs."""
 MAX_UNTRIED = 1 << 18
 """Bytes of the largest snapshot that is kept untried: loading one takes more memory than making it."""
+
+MAX_STEPS = 20_000
+"""How often a run may ask us for what isn't a function of ours: names, sleeps, files. Each takes our time."""
+SMALLEST_PIECE = 1 << 10
+"""Bytes that a piece of output counts as at least, until there are `FLOOD_BYTES`; a message to us has one piece."""
 
 
 class Monty(Sandbox):
@@ -213,6 +221,7 @@ class MontySession(Session):
                     session.load_session(self._state.dump)
                 else:
                     session.feed_run(FIRST)
+                printed.worker = session.worker_pid
                 deadline = min(latest, time.monotonic() + limits.wall_seconds)
                 try:
                     for cell in filter(None, cells):
@@ -259,9 +268,14 @@ def _drive(
     import pydantic_monty as monty
 
     step = session.feed_start(code, print_callback=printed, inputs=inputs)
+    steps = {True: 0, False: 0}
     while not isinstance(step, monty.MontyComplete):
         if time.monotonic() > deadline:
             raise _Ended("timeout", OUT_OF_TIME)
+        own = isinstance(step, monty.FunctionSnapshot) and step.function_name in ("_tell_", "_ask_")
+        steps[own] += 1
+        if steps[True] > 2 * MAX_ASKED or steps[False] > MAX_STEPS:
+            raise _Ended("died", ASKED if own else ENDED)
         if isinstance(step, monty.NameLookupSnapshot):
             step = step.resume()
         elif isinstance(step, monty.FutureSnapshot):
@@ -293,9 +307,16 @@ _TIMEOUTS = ("feed time limit exceeded", "turn time limit exceeded", "sleep limi
 
 
 class _Printed:
-    """Collects what is printed, up to a length; what is printed while it listens is a message to us."""
+    """Collects what is printed, up to a length; what is printed while it listens is a message to us.
+
+    Attributes:
+        worker: the process that prints, which is killed once it has printed `FLOOD_BYTES`. An exception here would not
+            end it: it would print on until its time is over, and this process would read all of it.
+    """
 
     def __init__(self, limit: int) -> None:
+        self.worker: int | None = None
+        self._flood = FLOOD_BYTES
         self._parts: list[str] = []
         self._left = limit
         self._message: list[str] | None = None
@@ -309,6 +330,10 @@ class _Printed:
         return message
 
     def __call__(self, stream: str, text: str) -> None:
+        self._flood -= len(text) if self._message == [] else max(len(text), SMALLEST_PIECE)
+        if self._flood < 0 and self.worker is not None:  # it is ours until this call returns, and its number with it
+            os.kill(self.worker, signal.SIGKILL)
+            self.worker = None
         if self._message is not None:
             if self._room > 0:
                 self._message.append(text[: self._room])
