@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.trajectories import say, transcript
+from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from agent_r1_tools.text import printable
 
 NO_EPISODES = (
@@ -33,7 +34,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     damaged = 0
     try:
         with path.open("rb") as file:
-            for line in file:
+            for line in bounded_lines(file):
                 try:
                     row = json.loads(line)
                     row["tokens"], row["task_index"]  # noqa: B018
@@ -41,6 +42,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                     damaged += 1
                 else:
                     yield row
+    except TooLargeError as error:
+        raise SystemExit(f"{path}: {error}") from None
     except OSError as error:
         raise SystemExit(f"{path} can't be read: {error.strerror}; give a run's folder or a file of rows") from None
     if damaged:

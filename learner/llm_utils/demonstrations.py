@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import IO, Any
 
 import gymnasium as gym
 import numpy as np
@@ -28,6 +28,7 @@ from agent_r1 import probes
 from agent_r1.faults import fault_line
 from agent_r1.ids import find_environment
 from agent_r1.naive_rag import baseline
+from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from llm_utils.streams import episode_seed
 
 Array = np.ndarray
@@ -230,7 +231,7 @@ def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
     """
     rows, faults = [], 0
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(bounded_rows(file, path), 1):
             try:
                 row = json.loads(line)
                 check_row(row, vocab_size)
@@ -249,6 +250,14 @@ def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
     if not rows:
         raise SystemExit(f"{path}: there is no row with a sampled token")
     return rows
+
+
+def bounded_rows(file: IO[bytes], path: str) -> Iterator[bytes]:
+    """The lines of a file. SystemExit where one is longer than any row is."""
+    try:
+        yield from bounded_lines(file)
+    except TooLargeError as error:
+        raise SystemExit(f"{path}: {error}") from None
 
 
 def check_row(row: Any, vocab_size: int) -> None:

@@ -8,7 +8,9 @@ from made_up_data import humaneval_row, mbpp_row
 
 from agent_r1.code_judge import left_side
 from agent_r1.task_data import DATA_SETS, DataFormatError, Row, load_questions
+from agent_r1.task_data.files import read_rows
 from agent_r1.tasks.programming import humaneval_task, mbpp_task
+from agent_r1_tools import bounded
 
 DEEP = "[" * 100_000
 LONG = "9" * 5_000
@@ -43,6 +45,24 @@ def test_a_damaged_gzip_file(tmp_path, damage):
         data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
     (tmp_path / "train.jsonl.gz").write_bytes(data)
     assert "/train.jsonl.gz, after line " in refusal("gsm8k", "train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("train.jsonl", '{"question": "' + "a" * 5000 + '"}', ", line 1: the line has more than"),
+        ("train.jsonl.gz", '{"question": "' + "a" * 5000 + '"}', ", line 1: the line has more than"),
+        ("train.jsonl.gz", "\n" * 100_000, ", line 40: the unpacked file is more than 50 times as large"),
+        ("train.json.gz", "[" + " " * 100_000 + "]", ": the unpacked file is more than 50 times as large"),
+    ],
+)
+def test_a_file_that_would_fill_the_memory(tmp_path, monkeypatch, name, content, says):
+    monkeypatch.setattr(bounded, "MAX_LINE", 1000)
+    monkeypatch.setattr(bounded, "ALWAYS", 10_000)
+    (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
+    with pytest.raises(DataFormatError) as caught:
+        list(read_rows(tmp_path / name))
+    assert f"/{name}" in str(caught.value) and says in str(caught.value)
 
 
 @pytest.mark.parametrize("text", [DEEP, f'{{"question": {DEEP}', '{"question":' * 100_000])

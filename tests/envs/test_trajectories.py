@@ -15,6 +15,7 @@ from agent_r1 import show
 from agent_r1.trajectories import append_row, transcript
 from agent_r1.vector import ToolVectorEnv
 from agent_r1.wrappers import NewTokens, RecordTrajectories
+from agent_r1_tools import bounded
 
 WORLD = "AgentR1/MultihopWorld-v0"
 KEYS = {
@@ -193,6 +194,13 @@ def test_a_number_of_episodes_is_one(run, capsys, episodes):
     with pytest.raises(SystemExit):
         show.main([str(run), f"--episodes={episodes}"])
     assert "--episodes is a number, at least 1, or all" in capsys.readouterr().err
+
+
+def test_a_line_without_end_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounded, "MAX_LINE", 1000)
+    (tmp_path / "rows.jsonl").write_text('{"tokens": [1], "task_index": 0}\n' + "x" * 5000)
+    with pytest.raises(SystemExit, match=f"{tmp_path}/rows.jsonl: the line has more than"):
+        show.main([str(tmp_path / "rows.jsonl")])
 
 
 def test_rows_of_older_runs_have_no_messages(tmp_path, capsys):

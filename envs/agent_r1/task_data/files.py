@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.task_data.records import DataFormatError
+from agent_r1_tools.bounded import HUGE, TooLargeError, bounded_lines, unpacked_bound
 
 MAX_DIGITS = 400
 """An integer with more is no number of a data set's."""
@@ -46,38 +47,47 @@ def read_rows(path: Path) -> Iterator[Any]:
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """The number of each line of JSON lines, from 1, and its value; empty lines are passed over.
 
-    Raises DataFormatError where the file isn't JSON lines.
+    Raises DataFormatError where the file isn't JSON lines, or has a line, or unpacks to a file, larger than data's.
     """
     number = 0
     try:
         with _open(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(bounded_lines(file, path if _packed(path) else None), 1):
                 if line.lstrip().startswith("["):
                     where = f"{path}, line {number}"
                     raise DataFormatError(f"{where}: expected one JSON object a line, found a list; {ENDINGS}")
                 if line.strip():
                     yield number, _parse(line, f"{path}, line {number}", "one JSON object a line")
+    except TooLargeError as error:
+        raise DataFormatError(f"{path}, line {number + 1}: {error}") from None
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise _damaged(path, f"{path}, after line {number}", error) from None
 
 
 def read_json(path: Path, expected: str = "JSON") -> Any:
-    """The value in a JSON file. Raises DataFormatError where there is none."""
+    """The value in a JSON file. Raises DataFormatError where there is none, or it unpacks to more than data does."""
+    most = unpacked_bound(path) if _packed(path) else -1
     try:
         with _open(path) as file:
-            text = file.read()
+            text = file.read(most)
+            if most >= 0 and file.read(1):
+                raise DataFormatError(f"{path}: {HUGE}; unpack it, if you trust it")
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise _damaged(path, str(path), error) from None
     return _parse(text, str(path), expected)
 
 
+def _packed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
 def _open(path: Path) -> Any:
-    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    opened: Any = gzip.open if _packed(path) else open
     return opened(path, "rt", encoding="utf-8-sig")  # some programs begin a file with a mark of its encoding
 
 
 def _damaged(path: Path, where: str, error: Exception) -> DataFormatError:
-    return DataFormatError(f"{where}: expected {'gzipped ' if path.suffix.lower() == '.gz' else ''}UTF-8: {error}")
+    return DataFormatError(f"{where}: expected {'gzipped ' if _packed(path) else ''}UTF-8: {error}")
 
 
 def _parse(text: str, where: str, expected: str) -> Any:

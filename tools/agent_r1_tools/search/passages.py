@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from agent_r1_tools.tool import ToolFault
 
 
@@ -104,8 +105,9 @@ def load_corpus(path: str | Path, source: str | None = None) -> list[Passage]:
     sources = set()
     number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+        packed = path.suffix.lower() == ".gz"
+        with gzip.open(path) if packed else path.open("rb") as lines:
+            for number, line in enumerate(bounded_lines(lines, path if packed else None), 1):
                 if not line.strip():
                     continue
                 row, passage = _read_row(line, f"{path}, row {number}")
@@ -117,6 +119,8 @@ def load_corpus(path: str | Path, source: str | None = None) -> list[Passage]:
                     if found != source:
                         continue
                 passages.append(passage)
+    except TooLargeError as error:
+        raise ValueError(f"{path}, row {number + 1}: {error}") from None
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path}, after row {number}: the file is damaged ({error})") from error
     if source is not None and source not in sources:
