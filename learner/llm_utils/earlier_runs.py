@@ -11,6 +11,7 @@ from typing import Any
 
 import agent_r1
 from llm_utils.environments import evaluation_split
+from llm_utils.foreign import read_object
 
 CHECKPOINT = ("checkpoint", "policy")  # of a run
 
@@ -26,10 +27,10 @@ def summary_of_run(source: str) -> dict[str, Any]:
     """What such a run wrote; {} for other folders, also those whose summary.json is somebody else's."""
     folder = folder_of_run(source)
     try:
-        found = json.loads((folder / "summary.json").read_text()) if folder else {}
+        found = read_object(folder / "summary.json") if folder else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("args"), dict) else {}
+    return found if isinstance(found.get("args"), dict) else {}
 
 
 def arguments_of_run(source: str) -> dict[str, str | None]:
@@ -92,8 +93,8 @@ def _same_json(one: str, other: str) -> bool:
 
 def _noted_base(folder: str | Path) -> str | None:
     """What peft noted as the base of adapters."""
-    with suppress(OSError, ValueError, AttributeError):
-        base = json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path")
+    with suppress(OSError, ValueError):
+        base = read_object(Path(folder, "adapter_config.json")).get("base_model_name_or_path")
         return base if isinstance(base, str) and base else None
     return None
 

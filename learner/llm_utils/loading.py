@@ -14,10 +14,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import find_adapter_config_file, logging
 
-from llm_utils import distributed
+from llm_utils import distributed, foreign
 from llm_utils.earlier_runs import CHECKPOINT
 
 # Some processors end a process that multiplies in bf16 with an illegal instruction: a child process tries it.
@@ -66,15 +67,23 @@ def without_bars() -> Iterator[None]:
 
 
 def read_config(source: str | Path) -> Any:
-    """The config of a model. SystemExit where there is none (the name is wrong, or the hub can't be reached), and for
-    one that only code of its own could make: that is never run."""
+    """The config of a model. SystemExit where there is none (the name is wrong, or the hub can't be reached), where it
+    is damaged, and for one that only code of its own or of a hub could make: that is never run."""
+    found: dict[str, Any] = {}
     try:
+        foreign.check_files(Path(source))
+        if not Path(source).is_dir() and find_adapter_config_file(str(source)) is not None:
+            raise foreign.RefusedError("it has adapters beside its weights, which are not loaded with it")
+        found, _ = PreTrainedConfig.get_config_dict(source)
+        foreign.check_settings(found, "config.json")
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except OSError as error:
+    except (OSError, foreign.RefusedError) as error:
         raise SystemExit(f"--model {source}: {' '.join(str(error).split())}") from None
-    except ValueError as error:
-        why = "transformers doesn't know this kind of model, and code that comes with a model is never run"
-        raise SystemExit(f"--model {source}: {why} ({error})") from error
+    except Exception as error:
+        if isinstance(error, ValueError) and found.get("model_type") not in CONFIG_MAPPING:
+            why = "transformers doesn't know this kind of model, and code that comes with a model is never run"
+            raise SystemExit(f"--model {source}: {why} ({foreign.said(error)})") from error
+        raise SystemExit(f"--model {source}: its config.json can't be used ({foreign.said(error)})") from error
 
 
 def load_policy(
@@ -105,7 +114,7 @@ def load_policy(
         if resumed is None and isinstance(error, OSError):
             raise SystemExit(f"--model {source}: {' '.join(str(error).split())}") from error
         if resumed is None:
-            raise
+            raise SystemExit(f"--model {source} can't be loaded ({foreign.said(error)})") from error
         why = f"is damaged, or doesn't fit this model, {source}: {error}"
         raise SystemExit(f"--resume: the checkpoint in {resumed} {why}") from error
     if float32_head:
@@ -137,14 +146,20 @@ def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
         meant = own if (own / "adapter_config.json").is_file() else "a folder that peft saved"
         raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give {meant}")
     try:
+        foreign.check_adapters(Path(folder), [name for name, _ in model.named_modules()])
         adapted = with_adapters(model, 0, Path(folder))
         check_loaded(adapted, Path(folder) / "adapter_model.safetensors")
-        return adapted.merge_and_unload().eval()
+        merged = adapted.merge_and_unload().eval()
+        check_finite(merged)
+        return merged
+    except foreign.RefusedError as error:
+        raise SystemExit(f"--adapter {folder}: {error}") from None
     except (SafetensorError, KeyError, TypeError) as error:  # a part of a file, a config that is none
         raise SystemExit(f"--adapter {folder}: its weights can't be read ({error})") from error
     except (RuntimeError, ValueError) as error:
-        first_lines = " ".join(line.strip() for line in str(error).splitlines()[:2])  # then one for each weight
-        raise SystemExit(f"--adapter {folder} doesn't fit --model: {first_lines}") from error
+        raise SystemExit(f"--adapter {folder} doesn't fit --model: {foreign.said(error)}") from error
+    except Exception as error:
+        raise SystemExit(f"--adapter {folder} can't be used ({foreign.said(error)})") from error
 
 
 def check_loaded(adapted: Any, file: Path) -> None:
@@ -160,6 +175,13 @@ def check_loaded(adapted: Any, file: Path) -> None:
     for name, weight in there.items():
         if not weight.is_floating_point() or not weight.isfinite().all():
             raise ValueError(f"{name:.100} has no finite numbers of a float type")
+
+
+def check_finite(model: Any) -> None:
+    """ValueError where weights aren't finite: those of a file are, and yet products and sums of them may not be."""
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ValueError(f"with them, {name:.100} isn't finite")
 
 
 class Float32Linear(nn.Linear):

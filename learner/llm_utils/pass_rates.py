@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from llm_utils.foreign import read_object
 from llm_utils.run_files import write_json
+
+MAX_BYTES = 256 << 20
 
 
 def write_pass_rates(path: Path, rows: Iterable[Any], num_tasks: int, args: Any) -> None:
@@ -38,7 +41,7 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
     """
     flag = f"--sample-by-pass-rate {path}"
     try:
-        found = json.loads(Path(path).read_text())
+        found = read_object(Path(path), MAX_BYTES)
         for name in ("successes", "episodes"):
             if not all(type(number) is int for number in found[name]):
                 raise ValueError(f"{name} are whole numbers, one for each task")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from llm_utils import cgroups, distributed
+from llm_utils import cgroups, distributed, foreign
 from llm_utils.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.engine import VLLM_SHARE
 from llm_utils.forward import LOGITS_BYTES, policy_forward
@@ -114,7 +114,11 @@ def preflight(
         config = read_config(config)
     in_process, on_cpu = args.engine == "transformers", device.type == "cpu"
     dtype = choose_dtype(getattr(args, "dtype", "auto"), device)
-    model = empty_model(config, dtype, args.lora_rank)
+    try:
+        model = empty_model(config, dtype, args.lora_rank)
+    except Exception as error:
+        why = f"transformers can't make a model of its config.json ({foreign.said(error)})"
+        raise SystemExit(f"--model {config.name_or_path}: {why}") from error
     weights = sum(p.nbytes for p in model.parameters())
     trained = [p for p in model.parameters() if p.requires_grad]
     whole = empty_model(config, dtype, 0) if args.lora_rank else model  # critic and reference have no adapters

@@ -209,7 +209,7 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
     with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights can't be read"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     file.write_text("{}")
-    with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights can't be read"):
+    with pytest.raises(SystemExit, match=f"--adapter {of_run}: {file}: peft_type is None; only LORA can be added"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     with pytest.raises(SystemExit, match="--engine transformers"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--engine", "vllm")
