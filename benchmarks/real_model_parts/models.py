@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -10,16 +11,32 @@ import torch
 
 from llm_utils.checkpoint import save_model
 from llm_utils.earlier_runs import base_of_adapters, stack_of_adapters
+from llm_utils.foreign import read_object
 from llm_utils.loading import load_policy, merge_adapters
 from real_model_parts.questions import hash_of_files
 
+SCALING = ("alpha_pattern", "fan_in_fan_out", "layer_replication", "rank_pattern", "use_dora", "use_rslora")
+
 
 def hash_of_adapters(adapters: Path) -> str:
-    """Of their weights."""
+    """Of their weights, and of the settings by which they are added, where those aren't a learner's."""
     file = adapters / "adapter_model.safetensors"
     if not file.is_file():
         raise SystemExit(f"--adapters {adapters}: there is no {file.name}; give a folder that peft saved")
-    return hash_of_files([file])
+    found = hash_of_files([file])
+    try:
+        config = read_object(adapters / "adapter_config.json")
+    except FileNotFoundError:  # what adds them says so
+        return found
+    except ValueError as error:
+        raise SystemExit(f"--adapters {adapters}: {error}") from None
+    settings = {name: config[name] for name in SCALING if config.get(name)}
+    rank = config.get("r")
+    if config.get("lora_alpha") != (2 * rank if type(rank) is int else None):  # what learners write
+        settings |= {name: config.get(name) for name in ("r", "lora_alpha")}
+    if not settings:
+        return found
+    return hashlib.sha256((found + json.dumps(settings, sort_keys=True)).encode()).hexdigest()[:16]
 
 
 def hash_below(adapters: Path) -> str | None:

@@ -275,6 +275,25 @@ def test_what_makes_a_run_the_one_of_its_label_is_no_further_flag(flag, word, pr
     assert f"{flag}: {name} is what real_model.py sets itself" in " ".join(capsys.readouterr().err.split())
 
 
+def test_adapters_that_are_added_otherwise_are_others(tmp_path):
+    """The hashes in the records are of weights alone, which learners add with a lora_alpha of 2 r."""
+    (tmp_path / "adapter_model.safetensors").write_text("weights")
+    alone, plain = models.hash_of_files([tmp_path / "adapter_model.safetensors"]), {"r": 4, "lora_alpha": 8}
+    found = []
+    for settings in ({}, {"alpha_pattern": {}, "base_model_name_or_path": "x"}, {"lora_alpha": 16}, {"lora_alpha": 8.5},
+                     {"r": 8}, {"alpha_pattern": {"q_proj": 1}}, {"use_rslora": True}, {"use_dora": True},
+                     {"rank_pattern": {"q_proj": 4}}, {"fan_in_fan_out": True}, {"lora_alpha": None}):  # fmt: skip
+        (tmp_path / "adapter_config.json").write_text(json.dumps(plain | settings))
+        found.append(models.hash_of_adapters(tmp_path))
+    assert found[:2] == [alone, alone] and len(set(found)) == len(found) - 1
+    (tmp_path / "adapter_config.json").write_text("[")
+    with pytest.raises(SystemExit, match="adapter_config.json is no JSON"):
+        models.hash_of_adapters(tmp_path)
+    recorded = ROOT / "benchmarks" / "results" / "real_model_gsm8k_curves.json"
+    sft = ROOT / "benchmarks" / "adapters" / "real_model_gsm8k" / "sft"
+    assert f'\\"adapters\\": \\"{models.hash_of_adapters(sft)}\\"' in recorded.read_text()
+
+
 def test_a_report_is_of_those_that_began_with_its_start(prepared, tmp_path):
     new, old = ({"adapters": models.hash_of_adapters(tmp_path / name)} for name in "ac")
     row = {"set": "GSM8K", "model": models.hash_of_model(str(TINY)), "questions": "q", "evaluate_flags": ""}
