@@ -196,9 +196,14 @@ def _check_patterns(path: Path, config: dict[str, Any], names: list[str]) -> Non
         command = [sys.executable, "-I", "-S", "-c", MATCH]
         done = subprocess.run(command, input=request.encode(), capture_output=True, timeout=PATTERN_SECONDS)
     except subprocess.TimeoutExpired as error:
-        at = ((error.stdout or b"").decode().split() or ["a pattern"])[-1]
+        at = _last((error.stdout or b"").decode()) or "a pattern"
         why = f"can't be compared with the model's modules within {PATTERN_SECONDS:g} seconds; list plain names there"
         raise RefusedError(f"{path}: {at} {why}") from None
     if done.returncode:
-        at, why = done.stdout.decode().split()[-1:], done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise RefusedError(f"{path}: {' '.join(at)} is no pattern ({' '.join(why):.200})")
+        at, why = _last(done.stdout.decode()), _last(done.stderr.decode(errors="replace"))
+        raise RefusedError(f"{path}: {at} is no pattern ({why:.200})")
+
+
+def _last(text: str) -> str:
+    """The last line of a text."""
+    return (text.strip().splitlines() or [""])[-1]

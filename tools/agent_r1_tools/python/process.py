@@ -422,5 +422,5 @@ def encodable(text: str) -> str:
 def guest_settings(limits: Limits) -> dict[str, Any]:
     """What a guest needs to know of the limits."""
     names = ("cpu_seconds", "memory", "output", "processes", "files")
-    others = {"uid": None, "path": [], "mounts": [], "child": False}
+    others: dict[str, Any] = {"uid": None, "path": [], "mounts": [], "child": False}
     return {name: getattr(limits, name) for name in names} | others

@@ -106,7 +106,8 @@ def load_corpus(path: str | Path, source: str | None = None) -> list[Passage]:
     number = 0
     try:
         packed = path.suffix.lower() == ".gz"
-        with gzip.open(path) if packed else path.open("rb") as lines:
+        opened: Any = gzip.open(path) if packed else path.open("rb")
+        with opened as lines:
             for number, line in enumerate(bounded_lines(lines, path if packed else None), 1):
                 if not line.strip():
                     continue
