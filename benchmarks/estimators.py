@@ -11,27 +11,32 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache
 from itertools import combinations_with_replacement, product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "learner"), str(ROOT / "benchmarks")]
 
-from grpo_llm import group_advantages  # noqa: E402
+import grpo_llm  # noqa: E402
+import ppo_llm  # noqa: E402
+import reinforce_pp_llm  # noqa: E402
+import rloo_llm  # noqa: E402
 from machine import from_0, from_1, record_results  # noqa: E402
-from ppo_llm import gae_bilevel, gae_tokens, gae_turns  # noqa: E402
-from reinforce_pp_llm import batch_advantages  # noqa: E402
-from rloo_llm import leave_one_out_advantages  # noqa: E402
 
-from llm_utils.returns import other_groups_deviation, returns_to_go, whiten  # noqa: E402
+from llm_utils.returns import returns_to_go  # noqa: E402
+from llm_utils.trajectory import Trajectory, Turn  # noqa: E402
 
 Array = np.ndarray
 AGGREGATIONS = ("sum", "token", "sequence")
@@ -62,7 +67,7 @@ class Episode:
 
 
 Game = list[Episode]
-Turn = tuple[int, int, int]  # state, action, sampled tokens
+Choice = tuple[int, int, int]  # state, action, sampled tokens
 
 
 def true_gradient(game: Game) -> Array:
@@ -101,9 +106,9 @@ def tree_game(rng: np.random.Generator, most: int = 8) -> Game:
 def _grow(rng: np.random.Generator) -> Game:
     kind, unit = rng.choice(["binary", "outcome", "process"]), rng.choice([0.2, 1.0, 5.0])
     policies: list[Array] = []  # of each state
-    paths: list[tuple[float, list[Turn], list[float]]] = []  # probability, turns, rewards
+    paths: list[tuple[float, list[Choice], list[float]]] = []  # probability, turns, rewards
 
-    def visit(probability: float, turns: list[Turn], rewards: list[float], decisions: int) -> None:
+    def visit(probability: float, turns: list[Choice], rewards: list[float], decisions: int) -> None:
         state = len(policies)
         logits = rng.normal(size=rng.integers(2, 5) if decisions else 1)
         policies.append(np.exp(logits) / np.exp(logits).sum())
@@ -182,19 +187,65 @@ AUDITED = stopping_game(0.2, (0.4, 0.5), (0, 5))  # stopping pays 1 with chance 
 # An estimator takes the groups of a batch and returns, group after group, the advantages of the turns' choices.
 
 Estimator = Callable[[Sequence[Sequence[Episode]]], list[Array]]
+OWN_RETURN, OWN_TOKENS = "own return in the scale", "own tokens in mean and scale"
 
 
-def grpo(groups: Sequence[Sequence[Episode]], **kwargs: Any) -> list[Array]:
-    deviations = other_groups_deviation([np.array([e.rewards.sum() for e in group]) for group in groups])
-    found: list[Array] = []
-    for group, deviation in zip(groups, deviations, strict=True):
-        found += group_advantages([e.rewards for e in group], deviation=deviation, **kwargs)
+@dataclass(frozen=True)
+class Entry:
+    """A row of the tables: a learner with some of its flags, whether it claims the truth's direction, and why not.
+
+    The learner's own `compute_advantages` computes it from its own `Args`, so a row cannot differ from its flags.
+    """
+
+    name: str
+    learner: ModuleType
+    flags: str = ""
+    values: str = "zero"  # which value function the critic is
+    bias: str = ""  # by design; "" claims the direction
+    groups: int = 1  # groups in the batch
+    alone: bool = False  # each group is a batch of its own
+
+    @cached_property
+    def args(self) -> Any:
+        return tyro.cli(self.learner.Args, args=shlex.split(self.flags))
+
+    def estimator(self, groups: Sequence[Sequence[Episode]]) -> list[Array]:
+        """What the learner makes of a batch, each group of one task."""
+        if self.alone and len(groups) > 1:
+            return [a for group in groups for a in self.estimator([group])]
+        size = max(map(len, groups))
+        rows = [row(e, self.values, g * size + i) for g, group in enumerate(groups) for i, e in enumerate(group)]
+        args = replace(self.args, group_size=size) if hasattr(self.args, "group_size") else self.args
+        self.learner.compute_advantages(rows, args)
+        starts = [e.starts for group in groups for e in group]
+        return [r.advantages[at].astype(float) for r, at in zip(rows, starts, strict=True)]
+
+    @property
+    def by_group(self) -> bool:
+        """Whether the advantages of a group depend on no other group of the batch."""
+        scaled_by_others = self.learner is grpo_llm and self.args.scale_rewards and (
+            self.args.scale_by == "others" or self.args.scale_by == "auto" and self.args.credit == "turn"
+        )  # fmt: skip
+        return self.alone or self.learner is rloo_llm or self.learner is grpo_llm and not scaled_by_others
+
+
+@lru_cache(maxsize=10_000)
+def _row(episode: Episode, values: str) -> Trajectory:
+    ends, zeros = np.cumsum(episode.lengths), np.zeros(episode.lengths.sum(), np.int32)
+    spans = zip(episode.starts, ends, episode.rewards, strict=True)
+    turns = [Turn(start, end, reward, zeros[start:end], zeros[start:end]) for start, end, reward in spans]
+    found = Trajectory(0, 0, 0, zeros, turns=turns, terminated=True)
+    found.finalize()
+    if values in episode.values:
+        found.values = episode.values[values]
     return found
 
 
-def grpo_alone(groups: Sequence[Sequence[Episode]], **kwargs: Any) -> list[Array]:
-    """As if every group were a batch of its own: its scale comes from its own other episodes."""
-    return [a for group in groups for a in grpo([group], **kwargs)]
+def row(episode: Episode, values: str, number: int) -> Trajectory:
+    """The episode as the learners read it, with the values of a critic."""
+    found = copy(_row(episode, values))
+    found.episode, found.advantages = number, np.zeros(len(found.tokens), np.float32)
+    return found
 
 
 def columns(groups: Sequence[Sequence[Episode]], eps: float = 1e-6) -> list[Array]:
@@ -203,88 +254,52 @@ def columns(groups: Sequence[Sequence[Episode]], eps: float = 1e-6) -> list[Arra
     for group in groups:
         table = returns_to_go([e.rewards for e in group])
         table = (table - table.mean(0)) / (np.sqrt(table.var(0, ddof=1).mean()) + eps)
-        found += [row[: len(e.rewards)] for row, e in zip(table, group, strict=True)]
+        found += [line[: len(e.rewards)] for line, e in zip(table, group, strict=True)]
     return found
 
 
-def rloo(groups: Sequence[Sequence[Episode]], credit: str) -> list[Array]:
-    return [a for group in groups for a in leave_one_out_advantages([e.rewards for e in group], credit)]
-
-
-def reinforce_pp(groups: Sequence[Sequence[Episode]], baseline: bool = False, **kwargs: Any) -> list[Array]:
-    episodes = [e for group in groups for e in group]
-    numbers = [i for i, group in enumerate(groups) for _ in group] if baseline else None
-    return batch_advantages([e.rewards for e in episodes], [e.lengths for e in episodes], numbers, **kwargs)
-
-
-@lru_cache(maxsize=10_000)
-def gae(episode: Episode, level: str, values: str, lam: float) -> Array:
-    """PPO's advantage of each sampled token of an episode."""
-    v, ends, starts = episode.values[values], np.cumsum(episode.lengths) - 1, episode.starts
-    if level == "turns":
-        return np.repeat(gae_turns(episode.rewards, v[starts], 1.0, lam)[0], episode.lengths)
-    r, mask = np.zeros(len(v)), np.ones(len(v), bool)
-    r[ends] = episode.rewards
-    if level == "bilevel":
-        return gae_bilevel(r, v, mask, np.isin(np.arange(len(v)), ends), 1.0, lam, 1.0)[0]
-    return gae_tokens(r, v, mask, 1.0, lam)[0]
-
-
-def ppo(groups: Sequence[Sequence[Episode]], level: str, values: str, lam: float, norm: str) -> list[Array]:
-    """GAE, then whitening over the sampled tokens: by the "others", by the "batch", or "none"."""
-    episodes = [e for group in groups for e in group]
-    tokens = [gae(e, level, values, lam) for e in episodes]
-    if norm != "none":
-        tokens = whiten(tokens, [np.ones(len(a)) for a in tokens], norm == "others")
-    return [a[e.starts] for a, e in zip(tokens, episodes, strict=True)]
-
-
 @dataclass(frozen=True)
-class Entry:
-    """A row of the tables: an estimator, whether it claims the truth's direction, and why not."""
+class Columns(Entry):
+    """The earlier default, which no flag brings back."""
 
-    name: str
-    estimator: Estimator
-    bias: str = ""  # by design; "" claims the direction
-    groups: int = 1  # groups in the batch
-
-
-OWN_RETURN, OWN_TOKENS = "own return in the scale", "own tokens in mean and scale"
-
-
-def _ppo(level: str, values: str, lam: float, norm: str) -> Estimator:
-    return partial(ppo, level=level, values=values, lam=lam, norm=norm)
+    def estimator(self, groups: Sequence[Sequence[Episode]]) -> list[Array]:
+        return columns(groups)
 
 
 ESTIMATORS = [
-    Entry("GRPO turn, scale of the others (default)", partial(grpo, credit="turn")),
-    Entry("GRPO turn, scale of the group's others", partial(grpo_alone, credit="turn")),
-    Entry("GRPO turn, unscaled", partial(grpo, credit="turn", scale=False)),
-    Entry("GRPO turn, scale of the group", partial(grpo, credit="turn", scale_by="group"), OWN_RETURN),
-    Entry("GRPO turn, scale of the columns (old default)", columns, "own return and turns in the scale"),
-    Entry("GRPO episode, scale of the group (published)", partial(grpo), OWN_RETURN),
-    Entry("GRPO episode, scale of the others", partial(grpo, scale_by="others")),
-    Entry("GRPO episode, unscaled (Dr. GRPO)", partial(grpo, scale=False)),
-    Entry("RLOO turn (default)", partial(rloo, credit="turn")),
-    Entry("RLOO episode (published)", partial(rloo, credit="episode")),
-    Entry("REINFORCE++ turn, by the others (default)", reinforce_pp),
-    Entry("REINFORCE++ turn, by the batch", partial(reinforce_pp, by_others=False), OWN_TOKENS),
-    Entry("REINFORCE++ episode, by the batch (published)", partial(reinforce_pp, credit="episode", by_others=False),
-          OWN_TOKENS),
-    Entry("REINFORCE++-baseline turn, by the others (default)", partial(reinforce_pp, baseline=True), groups=2),
-    Entry("REINFORCE++-baseline episode, by the batch (published)",
-          partial(reinforce_pp, baseline=True, credit="episode", by_others=False), OWN_TOKENS, groups=2),
-    Entry("PPO tokens, λ 1, wrong V, by the others (default)", _ppo("tokens", "wrong", 1.0, "others")),
-    Entry("PPO tokens, λ 1, V = 0, by the others", _ppo("tokens", "zero", 1.0, "others")),
-    Entry("PPO tokens, λ 0.9, exact V, by the others", _ppo("tokens", "exact", 0.9, "others")),
-    Entry("PPO turns, λ 0.9, exact V, by the others", _ppo("turns", "exact", 0.9, "others")),
-    Entry("PPO bilevel, λ 1, wrong V, by the others", _ppo("bilevel", "wrong", 1.0, "others")),
-    Entry("PPO bilevel, λ 0.9, exact V, by the others", _ppo("bilevel", "exact", 0.9, "others"),
+    Entry("GRPO turn, scale of the others (default)", grpo_llm),
+    Entry("GRPO turn, scale of the group's others", grpo_llm, alone=True),
+    Entry("GRPO turn, unscaled", grpo_llm, "--no-scale-rewards"),
+    Entry("GRPO turn, scale of the group", grpo_llm, "--scale-by group", bias=OWN_RETURN),
+    Columns("GRPO turn, scale of the columns (old default)", grpo_llm, alone=True,
+            bias="own return and turns in the scale"),
+    Entry("GRPO episode, scale of the group (published)", grpo_llm, "--credit episode", bias=OWN_RETURN),
+    Entry("GRPO episode, scale of the others", grpo_llm, "--credit episode --scale-by others"),
+    Entry("GRPO episode, unscaled (Dr. GRPO)", grpo_llm, "--credit episode --no-scale-rewards"),
+    Entry("RLOO turn (default)", rloo_llm),
+    Entry("RLOO episode (published)", rloo_llm, "--credit episode"),
+    Entry("REINFORCE++ turn, by the others (default)", reinforce_pp_llm),
+    Entry("REINFORCE++ turn, by the batch", reinforce_pp_llm, "--adv-norm batch", bias=OWN_TOKENS),
+    Entry("REINFORCE++ episode, by the batch (published)", reinforce_pp_llm, "--credit episode --adv-norm batch",
+          bias=OWN_TOKENS),
+    Entry("REINFORCE++-baseline turn, by the others (default)", reinforce_pp_llm, "--baseline", groups=2),
+    Entry("REINFORCE++-baseline episode, by the batch (published)", reinforce_pp_llm,
+          "--baseline --credit episode --adv-norm batch", bias=OWN_TOKENS, groups=2),
+    Entry("PPO tokens, λ 1, wrong V, by the others (default)", ppo_llm, values="wrong"),
+    Entry("PPO tokens, λ 1, V = 0, by the others", ppo_llm),
+    Entry("PPO tokens, λ 0.9, exact V, by the others", ppo_llm, "--gae-lambda 0.9", "exact"),
+    Entry("PPO turns, λ 0.9, exact V, by the others", ppo_llm, "--advantage turns --gae-lambda 0.9", "exact"),
+    Entry("PPO bilevel, λ 1, wrong V, by the others", ppo_llm, "--advantage bilevel", "wrong"),
+    Entry("PPO bilevel, λ 0.9, exact V, by the others", ppo_llm, "--advantage bilevel --gae-lambda 0.9", "exact",
           "a turn's last token says that it is the last"),
-    Entry("PPO tokens, λ 0.9, wrong V, by the others", _ppo("tokens", "wrong", 0.9, "others"), "the critic's error"),
-    Entry("PPO tokens, λ 1, wrong V, by the batch (published)", _ppo("tokens", "wrong", 1.0, "batch"), OWN_TOKENS),
-    Entry("PPO tokens, λ 1, V = 0, by the batch", _ppo("tokens", "zero", 1.0, "batch"), OWN_TOKENS),
-    Entry("PPO tokens, λ 1, wrong V, not whitened", _ppo("tokens", "wrong", 1.0, "none")),
+    Entry("PPO bilevel, λ 1, exact V, discounted by turns (VAGEN)", ppo_llm, "--advantage bilevel --gamma-turn 0.95",
+          "exact", "a discount per turn favours short episodes"),
+    Entry("PPO tokens, λ 0.9, wrong V, by the others", ppo_llm, "--gae-lambda 0.9", "wrong", "the critic's error"),
+    Entry("PPO tokens, λ 1, wrong V, by the batch (published)", ppo_llm, "--adv-norm token", "wrong", OWN_TOKENS),
+    Entry("PPO tokens, λ 1, V = 0, by the batch", ppo_llm, "--adv-norm token", bias=OWN_TOKENS),
+    Entry("PPO tokens, λ 1, V = 0, by the batch's turns", ppo_llm, "--adv-norm turn",
+          bias="own turns in mean and scale"),
+    Entry("PPO tokens, λ 1, wrong V, not whitened", ppo_llm, "--adv-norm none", "wrong"),
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- exact expectations
@@ -353,7 +368,7 @@ def survey(one: Sequence[Game], trees: Sequence[Game]) -> dict[str, Any]:
     small = [game for game in one if len(game) <= 4]
     found = {}
     for entry in ESTIMATORS:
-        row: dict[str, Any] = {"bias": entry.bias, "episodes_of_8": len(small)}
+        line: dict[str, Any] = {"flags": entry.flags, "bias": entry.bias, "episodes_of_8": len(small)}
         four, eight, many = (
             [(true_gradient(game), expected_gradient(game, entry, size)) for game in games]
             for games, size in ((one, 4), (small, 8), (trees, 4))
@@ -362,7 +377,7 @@ def survey(one: Sequence[Game], trees: Sequence[Game]) -> dict[str, Any]:
             cosines = [cosine(truth, got[kind]) for truth, got in many]
             signs = [((np.sign(got[kind]) != np.sign(t))[abs(t) > 0.1 * abs(t).max()]).mean() for t, got in many]
             sizes = [float(t @ got[kind] / (t @ t)) for t, got in [*four, *many]]
-            row[kind] = {
+            line[kind] = {
                 "wrong_sign_4": float(np.mean([t[0] * got[kind][0] <= 0 for t, got in four])),
                 "wrong_sign_8": float(np.mean([t[0] * got[kind][0] <= 0 for t, got in eight])),
                 "backwards": float(np.mean([c < 0 for c in cosines])),
@@ -370,7 +385,7 @@ def survey(one: Sequence[Game], trees: Sequence[Game]) -> dict[str, Any]:
                 "wrong_components": float(np.mean(signs)),
                 "median_size": float(np.median(sizes)),
             }
-        found[entry.name] = row
+        found[entry.name] = line
     return found
 
 
@@ -381,13 +396,13 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def survey_tables(found: dict[str, Any]) -> list[str]:
     """One with all figures for the sum, one for the means over tokens."""
     head = ["Sum aggregation", "Wrong sign, 4 episodes", "8 episodes", "Trees: backwards", "worst cosine",
-            "wrong components", "Median size", "Biased by design"]  # fmt: skip
+            "wrong components", "Median size", "Biased by design", "Flags"]  # fmt: skip
     first = []
     for name, row in found.items():
         r = row["sum"]
         first.append([name, f"{r['wrong_sign_4']:.1%}", f"{r['wrong_sign_8']:.1%}", f"{r['backwards']:.1%}",
                       f"{r['worst_cosine']:.2f}", f"{r['wrong_components']:.1%}", f"{r['median_size']:.2f}",
-                      row["bias"] or "no"])  # fmt: skip
+                      row["bias"] or "no", f"`{row['flags']}`" if row["flags"] else ""])  # fmt: skip
     figures = ["wrong sign, 4 episodes", "8 episodes", "trees: backwards", "worst cosine"]
     second = []
     for name, row in found.items():
@@ -416,11 +431,14 @@ def token_mean_gradient(game: Game, estimator: Estimator, group_size: int, group
     return groups * mean * sum(c @ e.scores for c, e in zip(expected, game, strict=True))
 
 
+TOKEN_MEAN_ESTIMATORS = ("GRPO turn, scale of the group's others", "GRPO turn, unscaled", "RLOO turn (default)")
+
+
 def token_means(one: Sequence[Game], trees: Sequence[Game], sizes: Sequence[int] = (1, 4, 16, 64)) -> dict[str, Any]:
     """How the error of the mean over the batch's tokens goes down with the batch: groups of 4 episodes of one game."""
     found: dict[str, Any] = {}
     for entry in ESTIMATORS:
-        if entry.name in ("GRPO turn, scale of the others (default)", "RLOO turn (default)"):
+        if entry.name in TOKEN_MEAN_ESTIMATORS:
             for groups in sizes:
                 signs = [true_gradient(g)[0] * token_mean_gradient(g, entry.estimator, 4, groups)[0] <= 0 for g in one]
                 cosines = [cosine(true_gradient(g), token_mean_gradient(g, entry.estimator, 4, groups)) for g in trees]
@@ -478,7 +496,7 @@ def train_bandit(entry: Entry, seed: int, steps: int = 4000, rate: float = 0.25,
         chances = np.where(goes_on, p, 1 - p) * [0.4, 0.6, 0.5, 0.5]
         batch = np.sort(rng.choice(len(AUDITED), p=chances, size=(groups, 8)), axis=1)
         chosen = tuple(map(tuple, batch.tolist()))
-        if entry.name.startswith(("GRPO", "RLOO")):  # each looks at one group alone
+        if entry.by_group:
             found = np.concatenate([advantages((group,)) for group in chosen])
         else:
             found = advantages(tuple(sorted(chosen)))

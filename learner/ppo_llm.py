@@ -137,8 +137,8 @@ class Args:
     """discount per action token (per turn with --advantage turns)"""
     gae_lambda: float = 1.0
     """lambda of GAE"""
-    gamma_turn: float = 0.95
-    """discount per turn of the upper level of --advantage bilevel"""
+    gamma_turn: float = 1.0
+    """discount per turn of the upper level of --advantage bilevel (VAGEN: 0.95, which favours short episodes)"""
     adv_norm: Literal["others", "token", "turn", "none"] = "others"
     """whitening: with mean and deviation of the batch's other episodes, which keeps the direction of the gradient; or,
     both biased, of the whole batch, where every action token counts the same (as published) or every turn; or none"""
@@ -162,7 +162,7 @@ class Args:
     """clipping of the gradient norm, policy and critic apart"""
     old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
     """log-probabilities in the ratio's denominator: as sampled, or computed again by the trainer before the update.
-    auto: the trainer's, unless the sampler is the same program in float32"""
+    auto: the trainer's, unless the sampler is the same program in float32 with the same weights"""
     importance_cap: float = 2.0
     """with --old-logprobs trainer: bound of the weight trainer / sampler of a token (truncated importance sampling)"""
     reject_ratio: float = 0.0
@@ -226,7 +226,7 @@ def gae_turns(
 
 
 def gae_bilevel(
-    r: Array, v: Array, m: Array, turn_end: Array, gamma: float = 1.0, lam: float = 1.0, gamma_turn: float = 0.95,
+    r: Array, v: Array, m: Array, turn_end: Array, gamma: float = 1.0, lam: float = 1.0, gamma_turn: float = 1.0,
     done: bool = True, v_last: float = 0.0,
 ) -> tuple[Array, Array]:  # fmt: skip
     """VAGEN's GAE on two levels: over turn ends, whose returns become the rewards of GAE inside each turn."""
