@@ -152,7 +152,7 @@ class Args:
     """clipping of the gradient norm"""
     old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
     """log-probabilities in the ratio's denominator: as sampled, or computed again by the trainer before the update.
-    auto: the trainer's, unless the sampler is the same program in float32"""
+    auto: the trainer's, unless the sampler is the same program in float32 with the same weights"""
     importance_cap: float = 2.0
     """with --old-logprobs trainer: bound of the weight trainer / sampler of a token (truncated importance sampling)"""
     reject_ratio: float = 0.0

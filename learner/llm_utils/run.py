@@ -77,7 +77,8 @@ def fill_defaults(args: Any) -> dict[str, Any]:
     if args.dtype == "auto":
         chosen["dtype"] = str(dtype).removeprefix("torch.")
     if args.old_logprobs == "auto":
-        exact = args.engine == "transformers" and dtype == torch.float32 and args.loss_mask
+        same_program = args.engine == "transformers" and dtype == torch.float32  # samples and trains
+        exact = same_program and not args.max_staleness and args.loss_mask
         chosen["old_logprobs"] = "sampler" if exact and not args.reject_ratio else "trainer"
     for name, value in chosen.items():
         setattr(args, name, value)

@@ -178,7 +178,7 @@ def test_the_benchmark_of_learners_refuses_what_would_never_end():
 
 
 @pytest.mark.parametrize("script", [name for name in ALL if name not in ("sft_llm", "evaluate_llm")])
-@pytest.mark.parametrize("given", [{"loss_mask": False}, {"eval_episodes": 0}])
+@pytest.mark.parametrize("given", [{"loss_mask": False}, {"eval_episodes": 0}, {"max_staleness": 2}])
 def test_the_defaults_that_are_printed_may_be_typed(script, given):
     from llm_utils.run import fill_defaults
 
@@ -187,3 +187,24 @@ def test_the_defaults_that_are_printed_may_be_typed(script, given):
     chosen = fill_defaults(args)
     assert "learning_rate" in chosen and ("eval_split" in chosen) == (args.eval_episodes > 0)
     module.check(args)
+
+
+@pytest.mark.parametrize("script", [name for name in ALL if name not in ("sft_llm", "evaluate_llm")])
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({}, "sampler"),
+        ({"max_staleness": 1}, "trainer"),
+        ({"max_staleness": 3, "reject_ratio": 2.0}, "trainer"),
+        ({"max_staleness": 1, "old_logprobs": "sampler"}, "sampler"),  # typed
+        ({"dtype": "bfloat16"}, "trainer"),
+        ({"engine": "vllm"}, "trainer"),
+        ({"loss_mask": False}, "trainer"),
+    ],
+)
+def test_only_the_same_program_with_the_same_weights_spares_the_trainers_log_probabilities(script, given, chosen):
+    from llm_utils.run import fill_defaults
+
+    args = importlib.import_module(script).Args(cuda=False, **given)
+    fill_defaults(args)
+    assert args.old_logprobs == chosen
