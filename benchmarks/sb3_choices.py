@@ -5,24 +5,24 @@
 
 `ChoiceInterface` shows PPO the features of up to six candidate turns. Before and after training the greedy policy plays
 tasks that it wasn't trained on, and questions with more hops than any of those. `random` chooses blindly among the
-candidates that there are. Intervals are 95 %, Student's t over seeds.
+candidates that there are. Intervals are 95 %: the wider of Student's t over seeds and Wilson's over tasks.
 """
 
 import argparse
-import math
 import time
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from machine import from_0, from_1, given_flags, record_results, require_quiet_machine
+from scores import cell
 
 import agent_r1  # noqa: F401 - registers the environments
 from agent_r1.wrappers import ChoiceInterface
+from llm_utils.intervals import of_seeds
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
 SPLITS = ("test", "more_hops")
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # 97.5 % quantiles for 2, 3 ... 10 seeds
 SETTINGS = {"n_steps": 128, "batch_size": 256, "learning_rate": 1e-3, "gamma": 1.0, "ent_coef": 0.01}
 
 
@@ -63,13 +63,16 @@ def train(seed: int, steps: int, episodes: int) -> dict[str, Any]:
     return found | {"steps": model.num_timesteps, "after": {split: success(model, split, episodes) for split in SPLITS}}
 
 
-def cell(values: list[float]) -> str:
-    """The mean over seeds and its 95 % interval, which stays within 0 and 1."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return f"{mean:.3f}"
-    half = STUDENT[min(len(values) - 2, len(STUDENT) - 1)] * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return f"{mean:.3f} [{max(0.0, mean - half):.3f}, {min(1.0, mean + half):.3f}]"
+def table(runs: list[dict[str, Any]], episodes: int) -> str:
+    """Success of random choices, before and after training, with 95 % intervals, and how it was measured."""
+    rows = ["| success, greedy | random choices | before | after |", "|---|---|---|---|"]
+    for split in SPLITS:
+        shares = ([run[when][split] for run in runs] for when in ("random", "before", "after"))
+        rows.append(f"| `{split}` | {' | '.join(cell(*of_seeds(share, episodes)) for share in shares)} |")
+    seconds = [run["seconds"] for run in runs]
+    note = (f"{runs[0]['steps']:,} turns a seed, {episodes} tasks a split, {len(runs)} seeds; "
+            f"{min(seconds):.0f} to {max(seconds):.0f} seconds of one core to train.")  # fmt: skip
+    return "\n".join([*rows, "", note])
 
 
 def main() -> None:
@@ -87,17 +90,10 @@ def main() -> None:
     for seed in args.seeds:
         runs.append({"seed": seed} | train(seed, args.steps, args.episodes))
         print(runs[-1], flush=True)
-    rows = ["| success, greedy | random choices | before | after |", "|---|---|---|---|"]
-    for split in SPLITS:
-        cells = [cell([run[when][split] for run in runs]) for when in ("random", "before", "after")]
-        rows.append(f"| `{split}` | {' | '.join(cells)} |")
-    seconds = [run["seconds"] for run in runs]
-    table = "\n".join(rows)
-    note = (f"{runs[0]['steps']:,} turns a seed, {args.episodes} tasks a split, {len(runs)} seeds; "
-            f"{min(seconds):.0f} to {max(seconds):.0f} seconds of one core to train.")  # fmt: skip
-    print(f"{table}\n\n{note}")
+    said = table(runs, args.episodes)
+    print(said)
     command = "python benchmarks/sb3_choices.py" + given_flags(parser, args, "steps", "episodes", "seeds")
-    record_results("sb3_choices", runs, f"{table}\n\n{note}", command, args.force)
+    record_results("sb3_choices", runs, said, command, args.force)
 
 
 if __name__ == "__main__":

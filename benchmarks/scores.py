@@ -4,46 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "learner"))
+from llm_utils.intervals import Interval, difference, proportion  # noqa: E402
+
 LONG = 20  # lines of a table that is shown when asked for
 Scores = dict[str, np.ndarray]  # column -> success or exact match [seeds, tasks], 0 or 1
-Interval = tuple[float, float, float]  # value, low, high: 95 %
 
 
-def interval(
-    one: Scores, other: Scores | None = None, columns: Sequence[str] | None = None, resamples: int = 2000
-) -> Interval:
+def interval(one: Scores, other: Scores | None = None, columns: Sequence[str] | None = None) -> Interval:
     """Mean over columns (default: all) of the score, or of one's minus the other's, and its 95 % interval.
 
-    Seeds and tasks are drawn anew; the tasks are the same for both. ValueError where one has more than the other.
+    The tasks are the same for both. ValueError where one has more than the other.
     """
-    columns, rng = list(one) if columns is None else columns, np.random.default_rng(0)
-    if other is not None and any(one[column].shape[1] != other[column].shape[1] for column in columns):
-        raise ValueError("a difference is of the same tasks; here one side has more of them than the other")
-
-    def draw(resample: bool) -> float:
-        difference = 0.0
-        for sign, scores in ((1, one), (-1, other)):
-            if scores is None:
-                continue
-            seeds = len(scores[columns[0]])
-            chosen = rng.integers(seeds, size=seeds) if resample else np.arange(seeds)
-            tables = [scores[c][chosen][:, drawn[c]] if resample else scores[c] for c in columns]
-            difference += sign * float(np.mean([table.mean() for table in tables]))
-        return difference
-
-    drawn: dict[str, np.ndarray] = {}
-    values = []
-    for _ in range(resamples):
-        drawn = {column: rng.integers(n, size=n) for column in columns for n in [one[column].shape[1]]}
-        values.append(draw(True))
-    low, high = np.percentile(values, [2.5, 97.5])
-    return draw(False), float(low), float(high)
+    of = [[scores[column] for column in (one if columns is None else columns)]
+          for scores in (one, other) if scores is not None]  # fmt: skip
+    return proportion(*of) if other is None else difference(*of)
 
 
 def cell(value: float, low: float, high: float, sign: str = "") -> str:

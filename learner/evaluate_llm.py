@@ -26,11 +26,11 @@ import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.naive_rag import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import arguments, distributed, run_files, threads
-from llm_utils.compare import bootstrap
 from llm_utils.earlier_runs import fill_environment, stack_of_adapters, summary_of_run
 from llm_utils.engine import EngineDied
 from llm_utils.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.evaluation_files import REPORT, Episodes, load_args
+from llm_utils.intervals import mean, proportion
 from llm_utils.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.logger import run_name
 from llm_utils.make_engine import make_chat_engine, make_engine
@@ -127,14 +127,6 @@ def check(args: Args) -> None:
 # ----------------------------------------------------------------------------------------------------------- statistics
 
 
-def wilson(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of a proportion from its zeros and ones (Wilson's score interval)."""
-    n, share, z = float(len(values)), float(np.mean(values)), 1.959964
-    center = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, center - half), min(1.0, center + half)
-
-
 def well_formed(reward_terms: Mapping[str, float]) -> bool:
     """Whether an episode with these terms ended as it should: one answer, and no malformed call before it."""
     paid = {name for name in reward_terms if name.startswith("outcome/")}  # nothing where gymnasium's limit cut it off
@@ -156,10 +148,11 @@ def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
                 of_tasks.setdefault(row.task_index, []).append(float(row.stats[name]))
         values = [float(np.mean(of_task)) for of_task in of_tasks.values()]
         if values and shown not in table:  # ours come first
-            once = max(map(len, of_tasks.values())) == 1
-            proportion = once and name in ("em", "success", "format", "truncated")
-            low, high = wilson(values) if proportion else bootstrap(values, seed, resamples=2000)
-            table[shown] = {"mean": float(np.mean(values)), "low": low, "high": high}
+            if name in ("em", "f1", "success", "format", "truncated"):  # from 0 to 1
+                found = proportion(np.array(values))
+            else:
+                found = mean(values, seed, resamples=2000)
+            table[shown] = dict(zip(("mean", "low", "high"), found, strict=True))
     return table
 
 

@@ -13,29 +13,17 @@ from typing import Any
 
 import numpy as np
 from machine import DOCS, RESULTS, put_tables, record_results
-from scores import Interval, Scores, cell, interval
+from scores import Scores, cell, interval
 
 from llm_utils.benchmark import Job, find
 from llm_utils.compare import read_curve
+from llm_utils.intervals import proportion
 from llm_utils.run_files import write_json
 from real_model_parts.episodes import METRICS, story
 from real_model_parts.record import Episodes, by_policy, made_so, recorded_elsewhere
 from real_model_parts.suites import ERRORS, LEARNERS, START, Figures, Key, Suite
 
 ROOT = DOCS.parent
-
-
-def around_mean(seeds: Sequence[Sequence[float]]) -> Interval:
-    """Of a set's proportion: Wilson's interval; of several seeds that of their mean, and where a bootstrap over seeds
-    and questions reaches further, its end."""
-    import evaluate_llm
-
-    mean = np.mean(seeds, 0)
-    value, low, high = float(mean.mean()), *evaluate_llm.wilson(mean)
-    if len(seeds) > 1:
-        _, lowest, highest = interval({"": np.array(seeds, float)})
-        low, high = min(low, lowest), max(high, highest)
-    return value, low, high
 
 
 def complete(scores: dict[str, np.ndarray], names: Sequence[str]) -> bool:
@@ -68,7 +56,7 @@ def tables(suite: Suite, episodes: Episodes, against: dict[str, Episodes] | None
                 if np.isnan(flat).any():
                     cells.append("–")
                 elif metric in ("em", "format"):
-                    cells.append(cell(*around_mean(found)))
+                    cells.append(cell(*proportion(np.array(found))))
                 else:
                     cells.append(f"{flat.mean():.3f}")
             lines.append(f"| {label} | {name} | {len(seeds[0]['em'])} | " + " | ".join(cells) + " |")
@@ -216,7 +204,7 @@ def plot_dev(axes: Any, label: str, end: float, recorded: dict[Key, Figures], co
         rows = [[row["em"] for (name, one, _), row in recorded.items() if (name, one) == (policy, which)]
                 for policy in (START, label)]  # fmt: skip
         if all(rows):
-            y = np.array([around_mean(row) for row in rows])
+            y = np.array([proportion(np.array(row)) for row in rows])
             x = np.array([0, end]) + 0.012 * end * place  # or intervals hide each other
             around = np.abs(y[:, 1:] - y[:, :1]).T
             named = {"color": colour, "label": f"{label}, {which}, evaluated"}

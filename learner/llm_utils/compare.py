@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llm_utils.intervals import mean  # noqa: E402
+
 Curve = tuple[np.ndarray, np.ndarray]  # x, rising; values
 
 
@@ -48,14 +51,6 @@ def area(curve: Curve, until: float = np.inf) -> float:
         values = np.append(values[inside], np.interp(until, x, values))
         x = np.append(x[inside], until)
     return float(np.trapezoid(values, x) / (x[-1] - x[0])) if x[-1] > x[0] else float(values[-1])
-
-
-def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 10_000) -> tuple[float, float]:
-    """The 95 % percentile interval of a mean. Over a handful of seeds it is a rough guide, and mostly too narrow."""
-    rng, array = np.random.default_rng(seed), np.asarray(values, float)
-    means = [array[rng.integers(len(array), size=len(array))].mean() for _ in range(resamples)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def find_runs(runs: Path, group_by: Sequence[str], only: dict[str, list[str]]) -> dict[tuple[str, ...], list[Path]]:
@@ -103,8 +98,8 @@ def table(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str) -> st
         until = min(c[0][-1] for other, cs in curves.items() if other[0] == env_id for c in cs)
         cells = []
         for values in ([c[1][-1] for c in group], [area(c, until) for c in group]):
-            interval = " [{:.3f}, {:.3f}]".format(*bootstrap(values)) if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.3f}{interval}")
+            value, low, high = mean(values)
+            cells.append(f"{value:.3f} [{low:.3f}, {high:.3f}]" if len(values) > 1 else f"{value:.3f}")
         rows.append(f"| {env_id} | {', '.join(names)} | {len(group)} | {cells[0]} | {cells[1]} |")
     return "\n".join(rows)
 

@@ -54,12 +54,12 @@ def test_areas():
     assert compare.area((np.array([0.0]), np.array([0.3]))) == pytest.approx(0.3)
 
 
-def test_intervals():
-    assert compare.bootstrap([0.5] * 4) == (0.5, 0.5)
-    values = np.random.default_rng(0).normal(3, 2, size=400)
-    low, high = compare.bootstrap(values)
-    assert high - low == pytest.approx(2 * 1.96 * 2 / 20, rel=0.1)
-    assert low < values.mean() < high
+def test_a_table_has_a_t_interval_over_seeds():
+    """Three seeds of .4, .5 and .6: half of it is 4.303 * .1 / sqrt(3)."""
+    curves = {("env", "ppo"): [(np.array([0.0, 1.0]), np.array([x, x])) for x in (0.4, 0.5, 0.6)]}
+    assert "| 3 | 0.500 [0.252, 0.748] | 0.500 [0.252, 0.748] |" in compare.table(curves, "eval/em", "steps")
+    alone = {key: group[:1] for key, group in curves.items()}
+    assert "| 1 | 0.400 | 0.400 |" in compare.table(alone, "eval/em", "steps")
 
 
 def run_main(monkeypatch, *arguments):
@@ -77,9 +77,9 @@ def test_the_table_and_the_plot(runs, monkeypatch, capsys, tmp_path):
         ["AgentR1/MultihopWorld-v0", "ppo_llm", "2"],
         ["Other-v0", "ppo_llm_long", "1"],
     ]
-    assert rows[1][3] == "0.800 [0.600, 1.000]"  # the final values 0.6 and 1.0
+    assert rows[1][3] == "0.800 [-1.741, 3.341]"  # of the final values 0.6 and 1.0 Student's t with one degree of freedom
     assert rows[0][3:] == ["0.500", "0.300"]  # of one run there is no interval
-    assert rows[1][4] == "0.487 [0.340, 0.633]"
+    assert rows[1][4].startswith("0.487 [-")
     assert "left out, not finished" in printed.err and "grpo_llm__2" in printed.err
     assert plot.read_bytes().startswith(b"\x89PNG")
 

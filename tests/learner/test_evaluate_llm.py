@@ -36,20 +36,15 @@ def run(monkeypatch, tmp_path, *arguments):
     return json.loads((folder / "evaluation.json").read_text()), rows
 
 
-def test_intervals_of_proportions():
-    # Newcombe 1998, table I: 81 of 263, and the ends, where the simpler interval has no width
-    assert evaluate_llm.wilson([1] * 81 + [0] * 182) == pytest.approx((0.2553, 0.3662), abs=1e-4)
-    assert evaluate_llm.wilson([0] * 20) == pytest.approx((0, 0.1611), abs=1e-4)
-    assert evaluate_llm.wilson([1] * 29) == pytest.approx((0.8830, 1), abs=1e-4)
-
-
-def test_intervals_of_means():
-    values = np.random.default_rng(0).normal(3, 2, size=400)
-    low, high = evaluate_llm.bootstrap(values, seed=1)
-    assert (low, high) == evaluate_llm.bootstrap(values, seed=1)
-    assert high - low == pytest.approx(2 * 1.96 * 2 / 20, rel=0.1)
-    assert low < values.mean() < high
-    assert evaluate_llm.bootstrap([0.5] * 10, seed=1) == (0.5, 0.5)
+@pytest.mark.parametrize("name", ["em", "f1", "success", "format", "truncated"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_score_of_0_in_all_tasks_is_not_certain(name, times):
+    """Wilson's interval of 0 of 20, also where each task is played several times; a mean of turns may be certain."""
+    rows = [SimpleNamespace(task_index=i % 20, stats={name: 0.0, "turns": 1.0}) for i in range(20 * times)]
+    table = evaluate_llm.summarize(rows, 0)
+    shown = "exact_match" if name == "em" else name
+    assert table[shown]["low"] == 0 and table[shown]["high"] == pytest.approx(0.1611, abs=1e-4)
+    assert table["turns"] == {"mean": 1, "low": 1, "high": 1}
 
 
 @pytest.mark.parametrize("mode", ["agent", "base_tool_call", "naive_rag", "closed_book"])
