@@ -26,6 +26,9 @@ from typing import Any
 from machine import from_0, from_1, given_flags, record_results, require_quiet_machine
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "learner"))
+from llm_utils.intervals import ratio  # noqa: E402
+
 ENV_ID = "AgentR1/MultihopWorld-v0"
 SIZES = {  # flags of sft_llm.py
     "0.1M": "--hidden-size 48 --num-layers 2 --intermediate-size 96 --num-steps 400 --batch-size 32",
@@ -230,13 +233,13 @@ def figures(run: dict[str, Any]) -> dict[str, float]:
 
 
 def compare(size: str, ours: list[dict[str, Any]], trl: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the runs of both sides, and their ratio."""
+    """Medians over the runs of both sides, and the ratio of their seconds with its 95 % interval."""
     result: dict[str, Any] = {}
     for side, runs in (("ours", ours), ("trl", trl)):
         each = [figures(run) for run in runs]
         result[side] = {name: statistics.median(one[name] for one in each) for name in each[0]}
         result[side]["seconds_of_each_run"] = [one["seconds/step"] for one in each]
-    result["ratio"] = result["ours"]["seconds/step"] / result["trl"]["seconds/step"]
+    result["ratio"] = ratio(*(result[side]["seconds_of_each_run"] for side in ("ours", "trl")))
     return result
 
 
@@ -255,7 +258,7 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
                 f"| {f['outside']:.0%} |"
             )
     lines += ["", "| parameters | seconds a step, ours / TRL |", "|---|---|"]
-    lines += [f"| {size} | {result['ratio']:.2f} |" for size, result in results.items()]
+    lines += [f"| {size} | {{:.2f}} [{{:.2f}}, {{:.2f}}] |".format(*result["ratio"]) for size, result in results.items()]
     lines += ["", f"| seconds of a step of grpo_llm.py | {' | '.join(PARTS.values())} |"]
     lines.append("|---" * (len(PARTS) + 1) + "|")
     for size, result in results.items():

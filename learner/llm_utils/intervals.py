@@ -64,6 +64,14 @@ def mean(values: Sequence[float], seed: int = 0, resamples: int = 10_000) -> Int
     return value, min(float(low), value - half), max(float(high), value + half)
 
 
+def ratio(one: Sequence[float], other: Sequence[float]) -> Interval:
+    """The ratio of the geometric means of positive numbers, such as seconds of several runs, with Welch's interval of
+    their logarithms."""
+    logs = [[np.log(np.asarray(side, float))[:, None]] for side in (one, other)]
+    value, (low, high) = _value(logs), _over_seeds(logs)
+    return float(np.exp(value)), float(np.exp(low)), float(np.exp(high))
+
+
 def of_seeds(shares: Sequence[float], tasks: int) -> Interval:
     """A proportion of which each seed's share of the same `tasks` is known: the wider of Student's t and Wilson's."""
     value, half = float(np.mean(shares)), _half(np.asarray(shares, float))

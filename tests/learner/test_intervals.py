@@ -127,6 +127,17 @@ def test_a_mean_over_sets_counts_each_set_once():
     assert intervals.difference([large, small], [large, large[:10]])[0] == 0.5
 
 
+def test_a_ratio_of_seconds():
+    """Welch's interval of the logarithms; without a second run there is none."""
+    stats = pytest.importorskip("scipy.stats")
+    one, other = (1.0, 1.1, 1.3), (2.0, 2.6, 2.1)
+    welch = stats.ttest_ind(np.log(one), np.log(other), equal_var=False).confidence_interval()
+    value, low, high = intervals.ratio(one, other)
+    assert value == pytest.approx((1.43 / 10.92) ** (1 / 3))
+    assert (low, high) == pytest.approx((np.exp(welch.low), np.exp(welch.high)), rel=1e-4)
+    assert intervals.ratio([1.0], [2.0]) == pytest.approx((0.5, 0.5, 0.5))
+
+
 def test_a_single_policy_counts_as_this_one_policy():
     """Differences to a start of one seed: the t interval is over the seeds of the other side."""
     tasks = np.zeros((1, 300))
