@@ -258,7 +258,8 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
                 f"| {f['outside']:.0%} |"
             )
     lines += ["", "| parameters | seconds a step, ours / TRL |", "|---|---|"]
-    lines += [f"| {size} | {{:.2f}} [{{:.2f}}, {{:.2f}}] |".format(*result["ratio"]) for size, result in results.items()]
+    for size, result in results.items():
+        lines.append("| {} | {:.2f} [{:.2f}, {:.2f}] |".format(size, *result["ratio"]))
     lines += ["", f"| seconds of a step of grpo_llm.py | {' | '.join(PARTS.values())} |"]
     lines.append("|---" * (len(PARTS) + 1) + "|")
     for size, result in results.items():

@@ -64,6 +64,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "sandbox_speed": ("--quick --force", ()),
     "sb3_choices": ("--seeds 1 2 --steps 1024 --episodes 4 --force", ("stable_baselines3", "bm25s")),
     "sft_bf16": ("--num-steps 2 --batch-size 2 --heldout 2", LEARNING),
+    "stale_ratios": ("--games 4", LEARNING),
     "threads": ("--total-episodes 8 --force", LEARNING),
     "tool_latency": ("--episodes 8 --iterations 2 --force", LEARNING),
     "trl_comparison": (
@@ -101,8 +102,8 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
 }
 SLOW = {
     "bridges --part model", "fuzz_spans", "sandbox_speed", "vector_throughput",
-    "check_dialects", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16", "tool_latency", "two_candidates",
-    "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
+    "check_dialects", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16", "stale_ratios", "tool_latency",
+    "two_candidates", "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
     "evidence --part teachers", "kill_resume", "multihop_seeds", "preflight",
     "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
 }  # fmt: skip
