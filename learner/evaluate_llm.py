@@ -9,6 +9,8 @@ python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME 
 python learner/evaluate_llm.py --resume runs/EVALUATION                # go on with one that was stopped
 """
 
+import llm_utils.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+
 import shlex
 import sys
 import time

@@ -10,6 +10,8 @@ never decoded and encoded again. A mask says which tokens were sampled; only tho
         --engine vllm --gradient-checkpointing                            # one GPU of 80 GB
 """
 
+import llm_utils.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

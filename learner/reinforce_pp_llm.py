@@ -10,6 +10,8 @@ no critic. With --baseline the mean of the other episodes of the same task is ta
         --engine vllm --lora-rank 16 --gradient-checkpointing             # one GPU of 80 GB
 """
 
+import llm_utils.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,6 +6,8 @@ python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any caus
 python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows with `tokens` and `action_mask`
 """
 
+import llm_utils.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+
 import itertools
 import math
 import sys

@@ -27,7 +27,7 @@ LEAST = {
     **{"hidden_size": 24, "num_layers": 2, "intermediate_size": 1},  # smaller ones have no room for a copying circuit
 }
 ABOVE_0 = {"max_grad_norm": "; a large one clips nothing", "target_kl": "; without it nothing stops", "memory_gb": ""}
-RATES = ("learning_rate", "critic_learning_rate")
+STILL = {"learning_rate": "the policy", "critic_learning_rate": "the critic"}  # with a rate of 0
 SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share")
 FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split")  # among the arguments of an environment
 
@@ -110,7 +110,7 @@ def check_each(args: Any) -> None:
     for name in SHARES:
         if not 0 <= given.get(name, 0) <= 1:
             raise SystemExit(f"{flag(name)} is between 0 and 1")
-    for name in RATES:
+    for name in STILL:
         if not given.get(name, 0) >= 0:
             raise SystemExit(f"{flag(name)}: a learning rate is at least 0")
     if not 0 < given.get("top_p", 1) <= 1:
@@ -126,6 +126,9 @@ def check_each(args: Any) -> None:
                 raise SystemExit(f"{flag(name)} {url}: this is no address, such as http://localhost:8000")
     check_environment(args)
     check_switches(args)
+    for name, what in STILL.items():
+        if given.get(name) == 0 and distributed.launched_rank() == 0:
+            print(f"{flag(name)} 0: {what} keeps its weights and learns nothing", file=sys.stderr)
 
 
 def check_switches(args: Any) -> None:

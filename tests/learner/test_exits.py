@@ -3,6 +3,7 @@
 The learner runs in a process of its own, which executes this file with run_name "worker".
 """
 
+import importlib
 import json
 import os
 import re
@@ -17,11 +18,12 @@ import processes
 import pytest
 import torch
 
-from llm_utils import checkpoint
+from llm_utils import arguments, checkpoint
 from llm_utils.engine import EngineDied
 from llm_utils.optimizer import Float32AdamW
 from llm_utils.slots import SlotModel
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", "8", "--temperature", "2"]
 SMALL += ["--num-threads", "1", "--eval-episodes", "0", "--episodes-per-iteration", "8", "--num-minibatches", "2"]
 SMALL += ["--save-model", "--learning-rate", "1e-3", "--deterministic", "--no-cuda", "--total-episodes", "32"]
@@ -238,3 +240,55 @@ def test_what_is_given_with_resume_is_never_ignored(learn, monkeypatch):
     for words, total in (([], 8), (["--total-episodes", "5120"], 5_120), (["--total_episodes=5120"], 5_120)):
         monkeypatch.setattr(sys, "argv", ["grpo_llm.py", "--resume", str(run_dir), *words])
         assert checkpoint.load_args(args, "grpo_llm").total_episodes == total
+
+
+FINDER = """
+import os, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == os.environ["STUMBLE"]:
+            raise KeyboardInterrupt if os.environ["OVER"] == "Ctrl-C" else ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Finder())
+"""
+AT_IMPORT = [("ppo_llm", "missing", "torch", "--help"), ("sft_llm", "missing", "torch", "--seed", "1")]
+AT_IMPORT += [("evaluate_llm", "missing", "tyro", "--help"), ("grpo_llm", "Ctrl-C", "numpy", "--help")]
+AT_IMPORT += [("evaluate_llm", "Ctrl-C", "tyro")]
+
+
+@pytest.mark.parametrize("what", AT_IMPORT, ids=" ".join)
+def test_what_happens_while_a_script_imports_is_told_in_a_line(what, tmp_path):
+    """In its own folder, whose name the command leaves out."""
+    script, over, package, *words = what
+    (tmp_path / "sitecustomize.py").write_text(FINDER)
+    places = [str(tmp_path), *(str(ROOT / name) for name in ("envs", "tools", "learner"))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OVER": over}
+    environment["STUMBLE"] = package
+    command, folder = [sys.executable, f"{script}.py", *words], ROOT / "learner"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=folder, env=environment)
+    if over == "Ctrl-C":
+        assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
+    else:
+        assert done.returncode == 1
+        assert re.fullmatch(rf"{script}.py needs \w+: pip install 'agent-r1\[train\]'\n", done.stderr)
+
+
+def test_other_errors_keep_their_traceback(capsys):
+    from llm_utils import startup
+
+    for error in (ValueError("no"), ModuleNotFoundError("nobody", name="nobody")):
+        startup.in_a_line(type(error), error, None)
+        assert type(error).__name__ in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm", "sft_llm"])
+@pytest.mark.parametrize("name", ["learning_rate", "critic_learning_rate"])
+def test_a_learning_rate_of_0_is_told(script, name, capsys):
+    module = importlib.import_module(script)
+    if not hasattr(module.Args, name):
+        pytest.skip("it has no critic")
+    for rate, said in ((0.0, True), (1e-9, False)):
+        args = module.Args(**{name: rate})
+        getattr(module, "check", arguments.check_each)(args)
+        words = f"--{name.replace('_', '-')} 0: the {'critic' if 'critic' in name else 'policy'} keeps its weights"
+        assert (words in capsys.readouterr().err) == said
+
