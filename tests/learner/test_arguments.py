@@ -142,7 +142,7 @@ def test_every_switch_and_bound_is_an_argument_of_some_script():
     from llm_utils import arguments
 
     known = {name for script in ALL for name in vars(importlib.import_module(script).Args())}
-    assert {*arguments.LEAST, *arguments.ABOVE_0, *arguments.RATES, *arguments.SHARES, *arguments.SWITCHES} <= known
+    assert {*arguments.LEAST, *arguments.ABOVE_0, *arguments.STILL, *arguments.SHARES, *arguments.SWITCHES} <= known
 
 
 @pytest.mark.parametrize("script", [*PLAY, "sft_llm"])
