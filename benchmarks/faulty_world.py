@@ -24,7 +24,7 @@ class Unreliable(Tool):
     def __init__(self, tool: Tool, env: FaultyWorldEnv) -> None:
         self.tool, self.env = tool, env
         self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
-        self.concurrency_safe = False  # equal calls fail one by one
+        self.concurrency_safe, self.repeatable = False, True  # equal calls fail one by one; nothing is done twice
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         if self.env.next_call_fails():

@@ -169,6 +169,7 @@ class RunTests(Tool):
     timeout = 3600.0  # without waiting for other programs; the sandbox bounds every run
     timeout_is_fault = True
     concurrency_safe = False  # each episode has tests of its own
+    repeatable = True  # all happens in sandboxes
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox

@@ -2,7 +2,8 @@
 
 A fault (a retrieval server that is down, a judge that broke, a lost sandbox) says nothing about the policy. What
 faulted is tried again in the same state, after pauses that double, until `fault_deadline` seconds have passed since it
-first went wrong. A fault that lasts ends its episode: see `ToolEnv`.
+first went wrong. A fault that lasts ends its episode: see `ToolEnv`. So does one of a call that may have had an effect,
+at once: an order that is placed again is a second order (see `ToolFault` and `Tool.repeatable`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ def fault_line(where: str, what: str | BaseException) -> str:
     """What `info["fault"]` says, such as "tool search: ConnectionError: refused": one short printable line."""
     text = describe(what) if isinstance(what, BaseException) else what
     return clean_text(printable(" ".join(f"{where}: {text}".split())), MAX_FAULT_CHARS)
+
+
+def may_have_acted(error: BaseException) -> bool:
+    """Whether a fault of a hook (a judge, a user, `start_episode`) comes from a call that may have had an effect. The
+    hook itself is asked again, as is, after any other fault."""
+    return isinstance(error, ToolFault) and error.ran is True
 
 
 def begin_sessions(tools: Mapping[str, Tool], states: Mapping[str, Any]) -> None:
@@ -74,7 +81,8 @@ class Patience:
 
 
 class Calls:
-    """Calls that are made in order, each once; one that faults is made again, in the session as it was before it.
+    """Calls that are made in order, each once; one that faults is made again, in the session as it was before it, unless
+    it may have had an effect.
 
     Args:
         calls: those of a turn that have a tool.
@@ -122,9 +130,12 @@ class Calls:
 
     def faulted(self, tool: Tool, result: ToolResult) -> bool:
         """Note that the next call was made and faulted. False where it isn't to be made again."""
+        if not tool.may_repeat(result.ran):
+            return False
         stuck = isinstance(result.data, dict) and result.data.get("error") == "timeout"
+        unknown = not self._can_return and result.ran is not False
         # A call that is stuck may still be at work in the session, and a session of unknown state can't go back.
-        if not tool.concurrency_safe and (stuck or at_work(tool) or not self._can_return):
+        if not tool.concurrency_safe and (stuck or at_work(tool) or unknown):
             return False
         self._pause = self._patience.next()
         return self._pause is not None
@@ -137,7 +148,7 @@ class Calls:
                 try:
                     call_on(self.thread, tool.set_state, copy.deepcopy(self._session))
                 except Exception as error:
-                    return ToolResult("The session is lost.", ok=False, fault=describe(error))
+                    return ToolResult("The session is lost.", ok=False, fault=describe(error), ran=True)
         return run_tool(tool, arguments, strict=self.strict, thread=self.thread)
 
     def _get_session(self, tool: Tool) -> tuple[Any, bool]:

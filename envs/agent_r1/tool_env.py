@@ -30,7 +30,7 @@ from agent_r1.arguments import ArgumentError, duration, finite, integer
 from agent_r1.chat import chat_messages, encode_turn, reply_text
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens, UserTurn
-from agent_r1.faults import Calls, Patience, begin_sessions, fault_line
+from agent_r1.faults import Calls, Patience, begin_sessions, fault_line, may_have_acted
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.tokenizers import load_tokenizer
@@ -355,7 +355,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             except Exception as error:
                 if not is_fault(error):
                     raise
-                if patience.wait():
+                if not may_have_acted(error) and patience.wait():
                     continue
                 if shared is None:
                     raise ToolFault(f"task {index} of {self.split!r} could not begin: {describe(error)}") from error
@@ -454,7 +454,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 turn.judged = turn.heard = None
                 if not is_fault(error):
                     raise
-                if not patience.wait():
+                if may_have_acted(error) or not patience.wait():
                     turn.fault = fault_line(turn.asked, error)
 
     def end_turn(
@@ -471,7 +471,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             try:
                 return self.try_turn(turn, results)
             except ToolFault as fault:
-                if not patience.wait():
+                if fault.ran or not patience.wait():
                     turn.fault = str(fault)
 
     def try_turn(
@@ -491,7 +491,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 raise
             self.episode.return_to(mark)
             turn.judged = before
-            raise ToolFault(fault_line(turn.asked, error)) from error
+            raise ToolFault(fault_line(turn.asked, error), ran=may_have_acted(error)) from error
         if turn.fault is not None:  # nothing is judged
             self.episode.return_to(mark)
         self.episode.over = end.terminated or end.truncated

@@ -295,7 +295,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             state, reward, terminated, truncated, info = slot.env.try_turn(slot.turn, results)
         except ToolFault as fault:
             slot.phase = Phase.IN_FLIGHT
-            pause = slot.patience.next()
+            pause = None if fault.ran else slot.patience.next()
             if pause is None:
                 slot.turn.fault = str(fault)
                 self._calls.answered.append(slot)

@@ -239,7 +239,7 @@ def _work(
             job.results = job.run()
         except BaseException as error:  # run_tool and run_batch answer always; a lost job would hang its episode
             job.error, fault = error, f"{type(error).__name__}: {error}"
-            failure = ToolResult(f"Error: {fault}", ok=False, data={"error": "exception"}, fault=fault)
+            failure = ToolResult(f"Error: {fault}", ok=False, data={"error": "exception"}, fault=fault, ran=True)
             job.results = [failure] * len(job.places)
         done.put(job)
         del job

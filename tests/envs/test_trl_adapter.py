@@ -112,6 +112,21 @@ def test_nothing_but_tools_and_reset_is_public():
     assert {name for name in dir(environment) if not name.startswith("_")} == {"reset", "search", "lookup"}
 
 
+@pytest.mark.parametrize("read", [{"place": "roof", "count": "3"}, {"place": "roof", "count": 3, "scale": None}, {}])
+def test_a_call_that_trl_reads_otherwise_is_not_made_again(read):
+    """The judge takes what came of it: two orders would be two orders."""
+    env = make("GaugeForTRL-v0")
+    environment = environment_factory("GaugeForTRL-v0", None)()
+    environment.reset(task_index=0)
+    getattr(environment, "read-gauge")(**read)
+    before = Gauge.calls
+    call = env.dialect.tool_call("read-gauge", {"place": "roof", "count": 3})
+    _, completion, _ = play(env, 0, [call, "<answer>7 bar</answer>"])
+    Gauge.calls = before
+    environment_reward([completion], [environment])
+    assert Gauge.calls == before
+
+
 @pytest.mark.parametrize("name", ["reset", "get_reward", "_hidden"])
 def test_names_that_trl_keeps_are_refused(name):
     tool = Tool.from_function(lambda: "x", name=name, description="x")

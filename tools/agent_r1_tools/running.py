@@ -17,7 +17,7 @@ from typing import Any
 
 from agent_r1_tools.text import as_text, clean_text
 from agent_r1_tools.threads import OneThread, start_call
-from agent_r1_tools.tool import Tool, ToolResult, inner, is_fault
+from agent_r1_tools.tool import Tool, ToolResult, inner, is_fault, may_have_run
 from agent_r1_tools.whole_numbers import whole_numbers
 
 # The most calls of one batch that run at the same time; a call counts its timeout from its own start.
@@ -99,13 +99,14 @@ def describe(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class _Failed:
-    """An outcome that is not a result: the kind of the error, a line for the policy, whose fault it is, and what was
-    raised."""
+    """An outcome that is not a result: the kind of the error, a line for the policy, whose fault it is, what was
+    raised, and whether the call may have had an effect."""
 
     kind: str
     message: str
     fault: bool = False
     error: BaseException | None = None
+    ran: bool | None = True
 
 
 def _execute_all(tool: Tool, batch: list[dict[str, Any]], strict: bool | None) -> list[ToolResult]:
@@ -113,11 +114,12 @@ def _execute_all(tool: Tool, batch: list[dict[str, Any]], strict: bool | None) -
         outcome = _attempt(tool, tool.batch_execute, batch)
         if isinstance(outcome, list | tuple) and len(outcome) == len(batch):
             return [_finish(tool, result, strict) for result in outcome]
-        if isinstance(outcome, _Failed) and outcome.kind == "timeout":  # trying again would only take as long again
-            return [_finish(tool, outcome, strict) for _ in batch]
         if not isinstance(outcome, _Failed):
             problem = f"{tool.name}.batch_execute must return a list of {len(batch)} results, got {outcome!r:.200}"
             outcome = _Failed("bad_result", problem, error=TypeError(problem))
+        # Trying again would take as long again, or do what was done again.
+        if outcome.kind == "timeout" or not tool.may_repeat(outcome.ran):
+            return [_finish(tool, outcome, strict) for _ in batch]
         _raise_bug(tool, outcome, strict)
     lanes = min(len(batch), MAX_PARALLEL_CALLS)
     if tool.timeout == math.inf or not tool.concurrency_safe or lanes < 2:
@@ -159,7 +161,7 @@ def _in_time(tool: Tool, function: Callable[[Any], Any], argument: Any, one: One
     try:
         thread, finished = start_call(f"tool-{tool.name}", work) if one is None else one.start(work)
     except RuntimeError:
-        return _Failed("exception", "no thread could be started", fault=True)
+        return _Failed("exception", "no thread could be started", fault=True, ran=False)
     if not finished.wait(float(min(tool.timeout, threading.TIMEOUT_MAX))) and thread.leave(tool, finished):
         return _Failed("timeout", f"no result within {float(tool.timeout):g} seconds", fault=tool.timeout_is_fault)
     return outcomes[0]
@@ -171,7 +173,7 @@ def _guarded(function: Callable[[Any], Any], argument: Any) -> Any:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is threading.main_thread():
             raise
-        return _Failed("exception", describe(error), fault=is_fault(error), error=error)
+        return _Failed("exception", describe(error), is_fault(error), error, may_have_run(error))
 
 
 def _start(thread: threading.Thread) -> bool:
@@ -252,7 +254,7 @@ def _watch(tool: Tool, outcome: Any) -> None:
 def _failure(tool: Tool, failed: _Failed) -> ToolResult:
     content = clean_text(f"Error in {tool.name}: {failed.message}", tool.max_result_chars)
     fault = clean_text(failed.message, MAX_FAULT_CHARS) if failed.fault else None
-    return ToolResult(content, ok=False, data={"error": failed.kind}, fault=fault)
+    return ToolResult(content, False, {"error": failed.kind}, fault=fault, ran=failed.ran if failed.fault else None)
 
 
 def _call_key(tool: Tool, arguments: dict[str, Any], index: int) -> Any:

@@ -34,8 +34,17 @@ DEFAULT_MAX_RESULT_CHARS = 8192
 class ToolFault(Exception):
     """A tool could not do its work, through no fault of the arguments: what it depends on is down, lost or broken.
 
-    The message goes to whoever runs the experiment; the same call may be made again.
+    The message goes to whoever runs the experiment.
+
+    Args:
+        ran: whether the call may have had an effect. None: the same call may be made again, in the session as it was
+            before. True: it may have had one, and only a `repeatable` tool makes it again. False: it did not run, and
+            is made again even where nobody knows the state of the session.
     """
+
+    def __init__(self, *args: object, ran: bool | None = None) -> None:
+        super().__init__(*args)
+        self.ran = ran
 
 
 # OSErrors that a value brings about which the policy chose. Were they faults, a policy could have its bad episodes left
@@ -76,6 +85,15 @@ def is_fault(error: BaseException) -> bool:
     if isinstance(error, ValueError) and error.errno is None:  # a certificate that cannot be verified has a number
         return False
     return not any(f"{kind.__module__}.{kind.__qualname__}" in POLICY_NAMES for kind in type(error).__mro__)
+
+
+def may_have_run(error: BaseException) -> bool | None:
+    """`ran` of a fault, as `ToolFault` has it. An OSError doesn't say what was done before it, except for a connection
+    that nobody took."""
+    if isinstance(error, ToolFault):
+        return error.ran
+    refused = isinstance(error, OSError) and isinstance(getattr(error, "reason", error), ConnectionRefusedError)
+    return None if refused else True
 
 
 def check_limits(tool: Tool) -> None:
@@ -125,6 +143,7 @@ class ToolResult:
             decision.
         fault: what broke in the machinery, in a line for people; None where nothing did. `run_tool` makes such a
             result not ok.
+        ran: of a fault, whether the call may have had an effect; see `ToolFault`.
     """
 
     content: str
@@ -132,6 +151,7 @@ class ToolResult:
     data: Any = None
     done: bool = False
     fault: str | None = None
+    ran: bool | None = None
 
     def __repr__(self) -> str:
         rest = ", done=True" * self.done + (f", fault={self.fault!r}" if self.fault is not None else "")
@@ -153,6 +173,9 @@ class Tool(ABC):
         max_result_chars: the length to which `run_tool` cuts the content, marker included.
         timeout_is_fault: what a call beyond `timeout` means. False: it was too costly as it was written, a failed call.
             True: the machinery hangs, a fault; for a tool that bounds by itself what its arguments can cost.
+        repeatable: whether a call that faulted may be made again although it may have run: it has no effect (a search),
+            or none beyond what `set_state` takes back. None: True where `concurrency_safe`, or where the class has its
+            own `get_state`.
     """
 
     name: str = _missing()
@@ -162,6 +185,7 @@ class Tool(ABC):
     concurrency_safe: bool = True
     max_result_chars: int = DEFAULT_MAX_RESULT_CHARS
     timeout_is_fault: bool = False
+    repeatable: bool | None = None
 
     @abstractmethod
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
@@ -175,7 +199,8 @@ class Tool(ABC):
         """Make many calls, one result each, in order. Override it where many at once are cheaper than one by one.
 
         When an override raises or returns the wrong number of results, `run_batch` makes the calls one by one
-        instead, so calls that were already made may be made again. An override shares one `timeout` among its calls.
+        instead where the tool is `repeatable`: some may have been made. An override shares one `timeout` among its
+        calls.
         """
         return [self.execute(arguments) for arguments in batch]
 
@@ -195,6 +220,14 @@ class Tool(ABC):
         problems = check.problems(arguments)
         return f"{'; '.join(problems)}. {self.expected()}" if problems else None
 
+    def may_repeat(self, ran: bool | None = True) -> bool:
+        """Whether a call that faulted may be made again. `ran`: see `ToolFault`."""
+        if not ran:
+            return True
+        if self.repeatable is not None:
+            return self.repeatable
+        return self.concurrency_safe or type(self).get_state is not Tool.get_state
+
     def expected(self) -> str:
         """One line that lists the parameters."""
         required = self.parameters.get("required", [])
@@ -207,8 +240,8 @@ class Tool(ABC):
     def get_state(self) -> Any:
         """The state of the tool's session, from which `set_state` can branch; None for a tool without one.
 
-        None says that a call which faulted leaves nothing behind, and may be made again as it is. A session that can't
-        tell its state raises: its calls are made once, and a fault ends the episode.
+        A session that can't tell its state raises: a call that may have run is made once, and its fault ends the
+        episode.
         """
         return None
 
@@ -247,6 +280,7 @@ class Tool(ABC):
         concurrency_safe: bool | None = None,
         max_result_chars: int = DEFAULT_MAX_RESULT_CHARS,
         timeout_is_fault: bool = False,
+        repeatable: bool | None = False,
     ) -> Tool:
         """Make a tool of a function: a typed one with a Google-style docstring, or any with a JSON schema.
 
@@ -263,6 +297,9 @@ class Tool(ABC):
 
         Args:
             concurrency_safe: None: True, but False for an object that is called, or a method of one: it has its state.
+            repeatable: True for a function without effects, such as a search. Otherwise a call that raised an OSError
+                or ran out of time is not made again, because nobody knows what it did before. `ToolFault` says that it
+                may be.
 
         Raises:
             TypeError: `function` can't be called, its signature cannot be written as a JSON schema (*args, other
@@ -279,5 +316,6 @@ class Tool(ABC):
             concurrency_safe = inspect.isclass(called) or own is None or inspect.isclass(own) or inspect.ismodule(own)
         tool.timeout, tool.concurrency_safe = timeout, concurrency_safe
         tool.max_result_chars, tool.timeout_is_fault = max_result_chars, timeout_is_fault
+        tool.repeatable = repeatable
         check_limits(tool)
         return tool

@@ -79,11 +79,13 @@ class TRLEnvironment:
 
     def _result(self, pending: PendingCall) -> ToolResult:
         """The result of a call: as it was when TRL made it, or, where TRL did not (after its last round), now."""
-        for i, (name, arguments, result) in enumerate(self._made):
-            if (name, arguments) == (pending.call.name, pending.call.arguments):
-                del self._made[i]
-                return result
-        return self._run(pending)
+        call = pending.call
+        named = [i for i, (name, _, _) in enumerate(self._made) if name == call.name]
+        if not named:
+            return self._run(pending)
+        # TRL may read the arguments otherwise ("3" for 3). It made the call all the same, and nobody makes it again.
+        equal = [i for i in named if self._made[i][1] == call.arguments]
+        return self._made.pop((equal or named)[0])[2]
 
     def _run(self, pending: PendingCall) -> ToolResult:
         """Make a call; what faults is made again until the environment's deadline."""

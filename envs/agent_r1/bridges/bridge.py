@@ -114,6 +114,7 @@ class BridgeEnv(ToolEnv):
             timeout=self.timeout,
             timeout_is_fault=True,
             concurrency_safe=False,
+            repeatable=True,  # in a new simulator
         )
 
     def _act(self, tool_name: str, /, **arguments: Any) -> ToolResult:

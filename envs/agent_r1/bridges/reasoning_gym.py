@@ -78,7 +78,12 @@ class ReasoningGymEnv(ToolEnv):
         kwargs.setdefault("max_turns", max(6, 2 * attempts))
         kwargs.setdefault("max_action_tokens", 16_384)  # some answers are long
         submit = Tool.from_function(
-            self.submit, timeout=600.0, concurrency_safe=False, timeout_is_fault=True, max_result_chars=200
+            self.submit,
+            timeout=600.0,
+            concurrency_safe=False,
+            timeout_is_fault=True,
+            max_result_chars=200,
+            repeatable=True,  # the score is noted last
         )
         super().__init__([submit] if attempts > 1 else [], **kwargs)
 

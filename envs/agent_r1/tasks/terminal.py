@@ -88,7 +88,9 @@ class TerminalEnv(ToolEnv):
         if not isinstance(limits, Limits | None):
             raise ArgumentError(f"limits are agent_r1_tools.python.Limits, which is for Python alone; got {limits!r}")
         self.limits = limits or LIMITS
-        submit = Tool.from_function(self._submit, name="submit", timeout=SUBMIT_SECONDS, timeout_is_fault=True)
+        submit = Tool.from_function(
+            self._submit, name="submit", timeout=SUBMIT_SECONDS, timeout_is_fault=True, repeatable=True
+        )
         super().__init__([ShellTool(), submit], max_turns=max_turns, **kwargs)
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.data_dir = data_dir

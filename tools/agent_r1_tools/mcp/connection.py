@@ -11,18 +11,20 @@ from contextlib import suppress
 from typing import Any
 
 from agent_r1_tools.event_loop import event_loop
-from agent_r1_tools.mcp.transports import Address, Notes, open_transport, signal_group
+from agent_r1_tools.mcp.transports import FATE, LOST_STATUS, Address, Fate, Notes, open_transport, signal_group
 from agent_r1_tools.running import describe
 
 PING_SECONDS = 3.0
 MAX_PAGES = 100
 MAX_LISTED = 10_000
-LOST_STATUS = frozenset([401, 403, 404, 405, 407, 408, 429])
-"""Of HTTP, besides 5xx: what no argument brings about."""
 
 
 class Lost(Exception):
-    """The server is gone, or never answered."""
+    """The server is gone, or never answered. `ran`: whether it may have done what it was asked, as in `ToolFault`."""
+
+    def __init__(self, why: str, ran: bool | None = True) -> None:
+        super().__init__(why)
+        self.ran = ran
 
 
 class Late(Exception):
@@ -136,8 +138,9 @@ class Connection:
         from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         if not self.alive:
-            raise Lost(self._why())
+            raise Lost(self._why(), ran=None)
         assert self._task is not None
+        FATE.set(fate := Fate())
         asked = asyncio.create_task(self._session.send_request(request, kind, request_read_timeout_seconds=seconds))
         # The SDK's time begins when the request is written, which it may never be.
         await asyncio.wait({asked, self._task}, timeout=seconds + 1, return_when=asyncio.FIRST_COMPLETED)
@@ -152,13 +155,13 @@ class Connection:
             if error.code == REQUEST_TIMEOUT:
                 raise Late(ping and await self._answers()) from None
             lost = error.code == CONNECTION_CLOSED and not self.notes.too_large
-            if lost or self.notes.status >= 500 or self.notes.status in LOST_STATUS:
-                raise Lost(self._why()) from None
+            if lost or fate.ran is not True or self.notes.status >= 500 or self.notes.status in LOST_STATUS:
+                raise Lost(self._why(), fate.ran) from None
             raise
         except asyncio.CancelledError:
-            raise Lost(self._why()) from None
+            raise Lost(self._why(), fate.ran) from None
         except (ConnectionError, RuntimeError, OSError) as error:
-            raise Lost(describe(error)) from None
+            raise Lost(describe(error), fate.ran) from None
 
     async def _answers(self) -> bool:
         """Whether the server still answers."""

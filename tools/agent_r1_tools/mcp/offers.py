@@ -28,6 +28,7 @@ class Offer:
         checked: what of it is checked before the server is asked: a part of it that can be checked in little time,
             whatever the server wrote. The rest is the server's to check.
         known: the names of all its arguments.
+        repeatable: the server says that the tool changes nothing, or nothing more when it is called again.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Offer:
     parameters: dict[str, Any]
     checked: dict[str, Any]
     known: frozenset[str]
+    repeatable: bool
 
 
 def read_offer(tool: Any, prefix: str = "", fixed: Collection[str] = ()) -> Offer:
@@ -61,7 +63,9 @@ def read_offer(tool: Any, prefix: str = "", fixed: Collection[str] = ()) -> Offe
     if "required" in schema:
         schema["required"] = [key for key in schema["required"] if key not in fixed]
     description = clean_text(str(tool.description or tool.title or ""), MAX_DESCRIPTION)
-    return Offer(name, str(tool.name), description, schema, checked(schema), known)
+    hints = tool.annotations
+    repeatable = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+    return Offer(name, str(tool.name), description, schema, checked(schema), known, repeatable)
 
 
 _KEPT = (

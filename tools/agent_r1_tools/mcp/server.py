@@ -51,7 +51,7 @@ class MCPServer:
         session: "episode": every episode has a session (and process) of its own, whose state is not known: there are no
             snapshots, and a fault ends the episode. "replay": its calls are made again in a new session, and answered
             as before: for a server that does the same again, and nothing outside of itself. "shared": the server keeps
-            nothing between calls: one session serves all episodes, and a call that faulted may be made again.
+            nothing between calls: one session serves all episodes.
         fixed: arguments that the policy neither sees nor chooses, by name. May be changed between calls.
         timeout: seconds that a call may take. One that takes longer is a failed call where the server still answers, or
             a new session does; else a fault.
@@ -235,7 +235,7 @@ class MCPServer:
         try:
             return Connection(self.address, self.start_timeout)
         except Lost as error:
-            raise ToolFault(f"{self} doesn't start: {error}") from None
+            raise ToolFault(f"{self} doesn't start: {error}", ran=False) from None
 
     def _digest(self, connection: Connection, name: str, sent: dict[str, Any]) -> str:
         try:
@@ -253,7 +253,7 @@ class MCPServer:
             with self._lock:
                 if self.session != "episode" and self._connection is connection:
                     self._end()  # there it may have been half done, or the session may be gone for good
-            raise ToolFault(f"{self}: {error}") from None
+            raise ToolFault(f"{self}: {error}", ran=error.ran) from None
         except Late as late:
             result = _failed("timeout", f"no result within {self.timeout:g} seconds")
             if not late.args[0] or self.session == "replay":
@@ -274,7 +274,10 @@ class MCPServer:
                 self._end()
                 if self.session == "episode":
                     self._log = []
-                self._connected()
+                try:
+                    self._connected()
+                except ToolFault as fault:
+                    raise ToolFault(str(fault), ran=True) from None
         kept = {"episode": "; what it kept is lost", "replay": "; all is as it was before the call", "shared": ""}
         return replace(failed, content=f"{failed.content}. The server was started anew{kept[self.session]}")
 
@@ -311,7 +314,7 @@ class MCPTool(Tool):
     def __init__(self, server: MCPServer, offer: Offer) -> None:
         self.server, self.offer = server, offer
         self.name, self.description, self.parameters = offer.name, offer.description, offer.parameters
-        self.concurrency_safe = server.session == "shared"
+        self.concurrency_safe, self.repeatable = server.session == "shared", offer.repeatable
         self.max_result_chars = server.max_result_chars
         self.timeout = 3 * server.timeout + 4 * (server.start_timeout + END_SECONDS)
 

@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,6 +45,21 @@ class Address:
     def __str__(self) -> str:
         parts = urlsplit(self.url or "")  # without what is secret
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if self.url else " ".join(self.command)
+
+
+LOST_STATUS = frozenset([401, 403, 404, 405, 407, 408, 429])
+"""Of HTTP, besides 5xx: what no argument brings about, and no tool has run."""
+
+
+@dataclass
+class Fate:
+    """What became of one request. `ran`: whether the server may have done what it was asked, as in `ToolFault`."""
+
+    ran: bool | None = True
+
+
+FATE: ContextVar[Fate] = ContextVar("FATE")
+"""Of the request that this context makes."""
 
 
 @dataclass
@@ -241,11 +257,18 @@ def _http_client(address: Address, notes: Notes) -> Any:
 
     class Bounded(httpx2.AsyncHTTPTransport):
         async def handle_async_request(self, request: Any) -> Any:
+            fate = FATE.get(None) or Fate()  # the SDK hands the caller's context on
             if request.method == "DELETE":  # the end of a session, for which a server that hangs isn't waited
                 request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), GRACE_SECONDS)
-            response = await super().handle_async_request(request)
+            try:
+                response = await super().handle_async_request(request)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                fate.ran = False
+                raise
             if request.method == "POST" and response.status_code >= 400:
                 notes.status = response.status_code
+                if response.status_code in LOST_STATUS:
+                    fate.ran = None if response.status_code != 429 else False
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise httpx2.DecodingError("a compressed answer, which was not asked for")
             response.stream = Stream(response.stream)

@@ -146,7 +146,13 @@ class DeepSearchEnv(ToolEnv):
         assert retriever is not None
         return [
             PageSearch(retriever, self.top_k, self._web),
-            Tool.from_function(self.open, timeout=retriever.timeout, concurrency_safe=False, timeout_is_fault=True),
+            Tool.from_function(
+                self.open,
+                timeout=retriever.timeout,
+                concurrency_safe=False,
+                timeout_is_fault=True,
+                repeatable=True,
+            ),
             Tool.from_function(self.find, timeout=math.inf, concurrency_safe=False),
         ]
 
