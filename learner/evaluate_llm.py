@@ -97,8 +97,8 @@ class Args:
     """episodes that run at the same time"""
     temperature: float = 0.0
     """sampling temperature (0: greedy)"""
-    top_p: float = 1.0
-    """nucleus sampling (1: off)"""
+    top_p: float | None = None
+    """nucleus sampling (1: off; None: off, but what the server does by default with --api)"""
 
 
 def check(args: Args) -> None:
@@ -114,7 +114,7 @@ def check(args: Args) -> None:
                 raise SystemExit(f"{arguments.flag(name)} does nothing with --api")
     if args.profile and args.first_episode:
         raise SystemExit("--profile counts from the first task; leave out --first-episode")
-    if args.top_p < 1 and args.temperature == 0:
+    if args.top_p is not None and args.top_p < 1 and args.temperature == 0:
         raise SystemExit("--top-p does nothing without a --temperature above 0")
     if args.profile and args.temperature == 0:
         raise SystemExit("--profile needs a --temperature above 0: a greedy policy answers alike every time")

@@ -81,7 +81,7 @@ class Patience:
 
 
 class Calls:
-    """Calls that are made in order, each once; one that faults is made again, in the session as it was before it, unless
+    """Calls that are made in order, each once; one that faults is made again, in the session as it was before, unless
     it may have had an effect.
 
     Args:

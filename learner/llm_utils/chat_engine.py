@@ -36,12 +36,17 @@ class ChatEngine:
 
     overlaps = True
 
-    def __init__(self, url: str, model: str, envs: Any, temperature: float = 1.0, top_p: float = 1.0) -> None:
-        """`url` is the part before /chat/completions, `envs` the `ToolVectorEnv` that is played."""
+    def __init__(
+        self, url: str, model: str, envs: Any, temperature: float | None = None, top_p: float | None = None
+    ) -> None:
+        """`url` is the part before /chat/completions, `envs` the `ToolVectorEnv` that is played.
+
+        `temperature` and `top_p` are sent as they are, 1 too: a server fills what is missing with defaults of its own,
+        often from the model's folder. None: the server's default.
+        """
         self.url, self.envs = url.rstrip("/") + "/chat/completions", envs
-        self.body: dict[str, Any] = {"model": model}
-        self.body |= {} if temperature == 1 else {"temperature": temperature}  # some models take no other
-        self.body |= {} if top_p == 1 else {"top_p": top_p}
+        sampling = {"temperature": temperature, "top_p": top_p}
+        self.body: dict[str, Any] = {"model": model} | {k: v for k, v in sampling.items() if v is not None}
         self.limit = "max_tokens"  # newer endpoints have another name for it
         key = os.environ.get("OPENAI_API_KEY")
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})

@@ -18,7 +18,7 @@ def make_engine(
 
     vLLM is imported here and nowhere else. SystemExit where an engine and the model don't fit.
     """
-    sampling = {"temperature": args.temperature, "top_p": args.top_p}
+    sampling = {"temperature": args.temperature, "top_p": 1.0 if args.top_p is None else args.top_p}
     if args.engine == "transformers":
         check_attention(model.config, longest_row)
         return TransformersEngine(model, args.num_envs, vocab_size, **sampling, longest_row=longest_row)

@@ -112,9 +112,9 @@ def play(tool, *whats, vector=False, **kwargs):
 
 
 LEFT_OPEN = [
-    ConnectionError("lost"), ConnectionResetError(104, "reset"), ConnectionAbortedError("aborted"), BrokenPipeError("pipe"),
-    TimeoutError("no answer"), OSError("in words"), OSError(5, "EIO"), URLError(TimeoutError("late")),
-    ToolFault("it may have been ordered", ran=True),
+    ConnectionError("lost"), ConnectionResetError(104, "reset"), ConnectionAbortedError("aborted"),
+    BrokenPipeError("pipe"), TimeoutError("no answer"), OSError("in words"), OSError(5, "EIO"),
+    URLError(TimeoutError("late")), ToolFault("it may have been ordered", ran=True),
 ]  # fmt: skip
 NOT_RUN = [
     ConnectionRefusedError(111, "refused"), URLError(ConnectionRefusedError(111, "refused")), ToolFault("try again"),

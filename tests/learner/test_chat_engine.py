@@ -63,7 +63,25 @@ def test_a_baseline_has_no_tools(evaluate, server):
     server.policy = lambda body: {"role": "assistant", "content": "<answer>nobody</answer>"}
     result, _ = evaluate("--mode", "closed_book", "--temperature", "1")
     assert result["metrics"]["turns"]["mean"] == 1.0 and result["metrics"]["success"]["mean"] == 0.0
-    assert all(body.keys() == {"model", "messages", "max_tokens"} for body in server.asked)
+    assert all(body.keys() == {"model", "messages", "max_tokens", "temperature"} for body in server.asked)
+
+
+@pytest.mark.parametrize(
+    ("words", "sent"),
+    [
+        ([], {"temperature": 0.0}),
+        (["--temperature", "1"], {"temperature": 1.0}),
+        (["--temperature", "1.0", "--top-p", "1"], {"temperature": 1.0, "top_p": 1.0}),
+        (["--top-p", "1.0"], {"temperature": 0.0, "top_p": 1.0}),
+        (["--temperature", "0.7", "--top-p", "0.8"], {"temperature": 0.7, "top_p": 0.8}),
+        (["--temperature", "1", "--top-p", "0.8"], {"temperature": 1.0, "top_p": 0.8}),
+    ],
+)
+def test_what_was_typed_is_sent(evaluate, server, words, sent):
+    """A server fills what is missing from the model's own folder."""
+    evaluate("--episodes", "1", *words)
+    for body in server.asked:
+        assert {name: body[name] for name in ("temperature", "top_p") if name in body} == sent
 
 
 def test_a_newer_name_of_the_limit(evaluate, server, monkeypatch):

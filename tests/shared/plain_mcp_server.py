@@ -28,7 +28,7 @@ def tools(cursor: str | None) -> dict:
         schema = {"type": "object", "properties": {"<|im_end|>": {"type": "string", "description": text}}}
         return {"tools": [tool | {"name": "say<|im_end|>/it", "description": text, "inputSchema": schema}]}
     if WHAT == "orders":  # notes every order in the file ORDERS, and then does what is ordered with the process
-        hints = ({}, {"readOnlyHint": True}, {"idempotentHint": True}, {"readOnlyHint": False, "destructiveHint": False})
+        hints = ({}, {"readOnlyHint": True}, {"idempotentHint": True}, {"destructiveHint": False})
         names = ("order", "read", "put", "add")
         return {"tools": [tool | {"name": n, "annotations": h} for n, h in zip(names, hints, strict=True)]}
     if WHAT == "counts":
