@@ -31,6 +31,7 @@ from agent_r1_tools.search import (
     SearchTool,
     load_corpus,
 )
+from agent_r1_tools.search.words import fold_title
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class QuestionAnsweringEnv(ToolEnv):
         passages = _passages(task)
         if self.corpus == "own":
             self.tools = {tool.name: tool for tool in self._tools(self.own_retriever(task), passages)}
-        titles = [_key(passage.title) for passage in passages]
+        titles = [fold_title(passage.title) for passage in passages]
         self._unique_titles = {title for title in titles if titles.count(title) == 1}
         self._gold = _gold(task)
 
@@ -203,18 +204,14 @@ class QuestionAnsweringEnv(ToolEnv):
 
     def _is_gold(self, hit: tuple[str, str], gold: tuple[str, str | None]) -> bool:
         """Same title and text; in a corpus from elsewhere the title is enough, if no other passage has it."""
-        if _key(hit[0]) != _key(gold[0]):
+        if fold_title(hit[0]) != fold_title(gold[0]):
             return False
         from_elsewhere = self.corpus not in ("own", "pooled")
         return (
             gold[1] is None
             or " ".join(hit[1].split()) == " ".join(gold[1].split())
-            or (from_elsewhere and _key(gold[0]) in self._unique_titles)
+            or (from_elsewhere and fold_title(gold[0]) in self._unique_titles)
         )
-
-
-def _key(title: str) -> str:
-    return " ".join(title.casefold().split())
 
 
 def _passages(task: Task) -> tuple[Passage, ...]:

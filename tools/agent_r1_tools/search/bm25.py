@@ -1,13 +1,13 @@
 """BM25 over passages in memory, scored by `bm25s`.
 
 Method "lucene" (Kamphuis et al. 2020) with k1 = 0.9 and b = 0.4 (Anserini's values), the Snowball stemmer for
-English, and bm25s's stop words "en". What is indexed is the title, a newline and the text.
+English, and bm25s's stop words "en". What is indexed is the title, a newline and the text. What a word is in other
+scripts: `words.py`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from agent_r1_tools.search.passages import Hit, Passage
+from agent_r1_tools.search.words import all_words, letters, only_letter, words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,23 +43,37 @@ class BM25Retriever:
 
     def __init__(self, passages: Iterable[Passage]) -> None:
         self.passages = list(passages)
-        self._vocabulary: dict[str, int] = {}
-        documents = [stems(f"{p.title}\n{p.text}") for p in self.passages]
-        number = self._vocabulary.setdefault
-        ids = [[number(stem, len(self._vocabulary)) for stem in document] for document in documents]
-        self._index = _build_index(ids, len(self._vocabulary))
+        texts = [f"{p.title}\n{p.text}" for p in self.passages]
+        self._plain = _Index(map(stems, texts))
+        self._others = _Index(map(_others, self.passages, texts))  # so that names in other scripts add no length
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """At most `top_k` hits for each query, best first, scores above zero."""
         return [self._search(query, top_k) for query in queries]
 
     def _search(self, query: str, top_k: int) -> list[Hit]:
-        found = stems(query) if len(query) <= CACHED_CHARS else stems.__wrapped__(query)
-        ids = [self._vocabulary[stem] for stem in found if stem in self._vocabulary]
-        if not ids or top_k < 1:
+        plain, others = query_stems(query) if len(query) <= CACHED_CHARS else query_stems.__wrapped__(query)
+        found = [scores for scores in (self._plain.scores(plain), self._others.scores(others)) if scores is not None]
+        if not found or top_k < 1:
             return []
-        scores = self._index.get_scores_from_ids(ids)
+        scores = sum(found[1:], start=found[0])
         return [(self.passages[i], float(scores[i])) for i in top_indexes(scores, top_k)]
+
+
+class _Index:
+    """Scores documents of stems."""
+
+    def __init__(self, documents: Iterable[Sequence[str]]) -> None:
+        self._vocabulary: dict[str, int] = {}
+        number = self._vocabulary.setdefault
+        ids = [[number(stem, len(self._vocabulary)) for stem in document] for document in documents]
+        self._index = _build_index(ids, len(self._vocabulary))
+
+    def scores(self, found: Sequence[str]) -> np.ndarray[Any, Any] | None:
+        """One of each document; None where no document has any of these stems."""
+        ids = [self._vocabulary[stem] for stem in found if stem in self._vocabulary]
+        scores: np.ndarray[Any, Any] | None = self._index.get_scores_from_ids(ids) if ids else None
+        return scores
 
 
 def top_indexes(scores: np.ndarray[Any, Any], top_k: int) -> list[int]:
@@ -83,17 +98,37 @@ def _build_index(documents: Sequence[Sequence[int]], vocabulary_size: int) -> An
     return index
 
 
-_WORD = re.compile(r"\b\w\w+\b")
 _LOCK = threading.Lock()  # a stemmer is not safe to share between threads, nor is what hides JAX
 
 
 @lru_cache(maxsize=4096)
 def stems(text: str) -> tuple[str, ...]:
     """The stems of a text's words, as `bm25s.tokenize(text, stopwords="en", stemmer=Stemmer("english"))` gives them."""
+    return _stems(all_words(text))
+
+
+@lru_cache(maxsize=4096)
+def query_stems(query: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a query is looked for by: stems of plain words, and of all that may be found among others."""
+    plain, others = words(query)
+    stemmed = _stems(plain)
+    return stemmed, (*stemmed, *_stems(others), *map(_letter, letters(query)))
+
+
+def _others(passage: Passage, text: str) -> tuple[str, ...]:
+    """What a passage is found by besides plain words. A letter that stands alone counts as a whole title only."""
+    letter = only_letter(passage.title)
+    return _stems(words(text, inside=True)[1]) + (() if letter is None else (_letter(letter),))
+
+
+def _letter(letter: str) -> str:
+    return f"{letter} alone"  # as no word is written
+
+
+def _stems(found: Iterable[str]) -> tuple[str, ...]:
     _, stop_words, stemmer = _libraries()
-    words = [word for word in _WORD.findall(text.lower()) if word not in stop_words]
     with _LOCK:
-        return tuple(stemmer.stemWords(words))
+        return tuple(stemmer.stemWords([word for word in found if word not in stop_words]))
 
 
 def require_bm25() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,9 +127,9 @@ class DenseRetriever:
         return int(self._encode([""]).shape[1])  # the method that says so has changed its name between versions
 
     def _encode(self, texts: list[str]) -> np.ndarray[Any, Any]:
-        """Unit vectors, float32 of shape (texts, dimensions)."""
+        """Unit vectors, float32 of shape (texts, dimensions). Composed and decomposed accents are the same."""
         vectors = self._model.encode(
-            texts,
+            [unicodedata.normalize("NFC", text) for text in texts],
             batch_size=self._batch_size,
             normalize_embeddings=True,
             convert_to_numpy=True,

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent_r1_tools.search.passages import Passage, one_line
+from agent_r1_tools.search.words import fold_title, words
 from agent_r1_tools.tool import Tool, ToolResult
 
 MAX_SUGGESTIONS = 3
@@ -19,7 +20,8 @@ MAX_TITLE_CHARS = 300
 
 
 class LookupTool(Tool):
-    """Opens passages by title: the exact title first, else the same without regard to case and spacing.
+    """Opens passages by title: the exact title first, else the same without regard to case, spacing, and how accents,
+    ligatures and widths are encoded (see `words.py`).
 
     Passages that share the title are all shown, one a line: `Title: text`. `ToolResult.data` is
     `{"titles": [...], "texts": [...]}`. An unknown title is a failed call that names the nearest titles, and `data` is
@@ -44,16 +46,16 @@ class LookupTool(Tool):
         self._by_key: defaultdict[str, list[Passage]] = defaultdict(list)
         for passage in passages:
             self._by_title[passage.title].append(passage)
-            self._by_key[_key(passage.title)].append(passage)
+            self._by_key[fold_title(passage.title)].append(passage)
         self._by_word: dict[str, list[str]] | None = None  # made when the first suggestion is needed
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         title: str = arguments["title"]
-        found = self._by_title.get(title) or self._by_key.get(_key(title))
+        found = self._by_title.get(title) or self._by_key.get(fold_title(title))
         if found:
             data = {"titles": [p.title for p in found], "texts": [p.text for p in found]}
             return ToolResult("\n".join(f"{one_line(p.title)}: {one_line(p.text)}" for p in found), data=data)
-        suggestions = self._suggest(_key(title[:MAX_TITLE_CHARS]))
+        suggestions = self._suggest(fold_title(title[:MAX_TITLE_CHARS]))
         hint = f" Titles like it: {'; '.join(one_line(s) for s in suggestions)}." if suggestions else ""
         content = f"There is no passage with the title {one_line(title[:MAX_TITLE_CHARS])!r}.{hint}"
         return ToolResult(content, ok=False, data={"error": "not_found", "suggestions": suggestions})
@@ -69,15 +71,12 @@ class LookupTool(Tool):
         if self._by_word is None:
             self._by_word = defaultdict(list)
             for other in self._by_key:
-                for word in _words(other):
+                for word in sorted(set(_words(other))):
                     self._by_word[word].append(other)
-        shared = Counter(other for word in _words(key) for other in self._by_word.get(word, ()))
+        shared = Counter(other for word in sorted(set(_words(key))) for other in self._by_word.get(word, ()))
         return [other for other, _ in shared.most_common(MAX_COMPARED)]
 
 
-def _key(title: str) -> str:
-    return " ".join(title.casefold().split())
-
-
 def _words(key: str) -> list[str]:
-    return sorted(set(re.findall(r"\w+", key)))
+    """What near titles share: letters that stand alone count, too."""
+    return [*re.findall(r"\w+", key), *words(key, inside=True)[1]]

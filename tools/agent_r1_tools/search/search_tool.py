@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 from agent_r1_tools.running import describe
@@ -66,7 +67,7 @@ class SearchTool(Tool):
 
 
 def _clean(query: str) -> str:
-    return encodable(query[:MAX_QUERY_CHARS])
+    return unicodedata.normalize("NFC", encodable(query[:MAX_QUERY_CHARS]))  # encoders and servers may not do it
 
 
 def _result(hits: list[Hit]) -> ToolResult:

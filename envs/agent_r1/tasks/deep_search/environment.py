@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -37,6 +38,7 @@ from agent_r1_tools import Tool, ToolFault, ToolResult, run_tool
 from agent_r1_tools.running import describe
 from agent_r1_tools.search import Passage, Retriever
 from agent_r1_tools.search.passages import QueryRefused
+from agent_r1_tools.search.words import fold
 from agent_r1_tools.text import encodable
 
 QUESTIONS = ("hotpotqa", "2wikimultihopqa", "musique")
@@ -217,13 +219,13 @@ class DeepSearchEnv(ToolEnv):
         Args:
             text: The text, in any case.
         """
-        name, wanted = self.memory.get("page"), text.casefold().strip()
+        name, wanted = self.memory.get("page"), fold(text).strip()
         if name is None:
             return ToolResult("No page is open.", ok=False)
         if not wanted:
             return ToolResult("Give a text to find.", ok=False)
         page = Page(name, name, self.memory["text"]) if self._web is None else self._web.pages[key(name)]
-        lines = [line for line in page.lines if wanted in line.casefold()]
+        lines = [line for line in page.lines if wanted in fold(line)]
         if not lines:
             return ToolResult(f"No line of [{name}] contains it.")
         more = [f"({len(lines) - MAX_FOUND} more lines contain it.)"] if len(lines) > MAX_FOUND else []
@@ -236,7 +238,7 @@ class DeepSearchEnv(ToolEnv):
             return self._web.pages.get(key(name))
         assert self._retriever is not None
         try:
-            (hits,) = self._retriever.search([encodable(name)], OPEN_HITS)
+            (hits,) = self._retriever.search([unicodedata.normalize("NFC", encodable(name))], OPEN_HITS)
         except QueryRefused:
             return None
         except OSError as error:  # a title names no path

@@ -12,6 +12,7 @@ from agent_r1.task_data import Question
 from agent_r1.tool_env import Task
 from agent_r1_tools.search import BM25Retriever, Passage, Retriever, SearchTool
 from agent_r1_tools.search.passages import one_line
+from agent_r1_tools.search.words import fold_title
 from agent_r1_tools.tool import ToolResult
 
 SNIPPET_CHARS = 100
@@ -109,7 +110,7 @@ def page_id(title: str) -> str:
 
 def key(name: str) -> str:
     """What two spellings of an id have in common."""
-    return " ".join(name.casefold().split())
+    return fold_title(name)
 
 
 class PageSearch(SearchTool):
