@@ -125,7 +125,8 @@ def main(words: Sequence[str] | None = None) -> None:
         why = f" with {' and '.join(filters)}" if filters else ""
         some = f"; it has some of iterations {min(there)} to {max(there)}" if there else ""
         if args.task is not None and tasks:
-            some += f"{' and' if there else '; it has some'} of tasks such as {', '.join(tasks)}"
+            names = printable(", ".join(tasks)).replace("\n", "\\n")
+            some += f"{' and' if there else '; it has some'} of tasks such as {names}"
         raise SystemExit(f"{args.run} has no such episode{why}{some}")
 
 

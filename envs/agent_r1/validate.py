@@ -37,6 +37,7 @@ from agent_r1.probes import Played, Probe, play
 from agent_r1.task_data import DataNotFoundError
 from agent_r1.tool_env import ToolEnv
 from agent_r1.validation_record import Report, machine, read, table, write
+from agent_r1_tools.text import printable
 
 __all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "index", "main", "measure", "table", "validate"]
 
@@ -226,9 +227,9 @@ def main(words: Sequence[str] | None = None) -> int:
         verdict = str(report.missing or "") or ("failed" if report.failed else "pass")
         print(f"{subject.env_id}: {verdict} ({time.perf_counter() - start:.0f} s)", flush=True)
         for name, reason in report.failed.items():
-            print(f"  {name}: {reason}", flush=True)
+            print(printable(f"  {name}: {reason}"), flush=True)
         if report.note:
-            print(f"  note: {report.note}", flush=True)
+            print(printable(f"  note: {report.note}"), flush=True)
         if args.write:
             write(args.write, [report])  # what was measured stays, however this ends
     print("\n" + table(reports), end="")

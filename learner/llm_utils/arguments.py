@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from agent_r1_tools.exchange import is_address
+from agent_r1_tools.text import printable
 from llm_utils import distributed
 from llm_utils.curriculum import stages
 from llm_utils.environments import env_kwargs, environment_spec
@@ -230,15 +231,15 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], where: str) -> ArgsT:
             continue
         if name not in MAY_GROW + MAY_CHANGE:
             raise SystemExit(
-                f"--resume goes on with the run's own arguments: {flag(name)} {given} contradicts its {own}. Leave it "
-                "out, or begin a new run"
+                f"--resume goes on with the run's own arguments: {flag(name)} {given} contradicts its "
+                f"{printable(str(own))}. Leave it out, or begin a new run"
             )
         if name in MAY_GROW and given < own:
             raise SystemExit(
                 f"{flag(name)} {given} is less than the run's own {own}; with --resume it can only be raised"
             )
         known[name] = given
-        changed.append(f"{flag(name)} {given} (was {own})")
+        changed.append(f"{flag(name)} {given} (was {printable(str(own))})")
     if changed and os.environ.get("RANK", "0") == "0":
         print(f"going on with {', '.join(changed)}", file=sys.stderr)
     return type(args)(**{**known, "resume": str(run_dir)})

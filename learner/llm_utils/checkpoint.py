@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoTokenizer
 
+from agent_r1_tools.text import printable
 from llm_utils import arguments, disk, distributed, signals
 from llm_utils.loading import without_bars
 from llm_utils.run_files import append_rows, claim, sync, sync_one, write_json
@@ -303,7 +304,8 @@ def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     except ValueError as error:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: {error}") from None
     if saved["algorithm"] != algorithm:
-        raise SystemExit(f"--resume {run_dir}: the checkpoint is of {saved['algorithm']}.py, this is {algorithm}.py")
+        theirs = printable(saved["algorithm"])
+        raise SystemExit(f"--resume {run_dir}: the checkpoint is of {theirs}.py, this is {algorithm}.py")
     return arguments.resumed(args, saved["args"], "the checkpoint")
 
 

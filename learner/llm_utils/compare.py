@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1_tools.text import printable
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from llm_utils.intervals import mean  # noqa: E402
 
@@ -161,10 +163,10 @@ def main() -> None:
                 curves[group].append(curve)
                 used.append(folder)
         for difference in differences(used):
-            print(f"{', '.join(group)}: {difference}", file=sys.stderr)
+            print(printable(f"{', '.join(group)}: {difference}"), file=sys.stderr)
     if not curves:
         sys.exit(f"no run has {args.metric}; give a --metric that the runs have")
-    print(table(curves, args.metric, args.x))
+    print(printable(table(curves, args.metric, args.x)))
     if args.plot:
         plot(curves, args.metric, args.x, args.plot)
 

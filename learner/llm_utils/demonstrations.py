@@ -29,6 +29,7 @@ from agent_r1.faults import fault_line
 from agent_r1.ids import find_environment
 from agent_r1.naive_rag import baseline
 from agent_r1_tools.bounded import TooLargeError, bounded_lines
+from agent_r1_tools.text import printable
 from llm_utils.streams import episode_seed
 
 Array = np.ndarray
@@ -134,7 +135,7 @@ class Demonstrations:
             example = dict(reversed(left_out))  # the first of each
             counts = Counter(why for why, _ in left_out).most_common(5)
             said = "; ".join(f"{number} {why}{example[why]}" for why, number in counts)
-            print(f"{len(left_out)} of {count} {kind} are left out: {said}", file=sys.stderr)
+            print(printable(f"{len(left_out)} of {count} {kind} are left out: {said}"), file=sys.stderr)
         return rows
 
     def _make_some(self, job: tuple[range, float, float]) -> tuple[list[Demonstration], list[tuple[str, str]]]:

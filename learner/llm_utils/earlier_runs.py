@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import agent_r1
+from agent_r1_tools.text import printable
 from llm_utils.environments import evaluation_split
 from llm_utils.foreign import read_object
 
@@ -108,7 +109,7 @@ def stack_of_adapters(folder: str) -> list[str]:
     stack = [folder]
     while (base := _noted_base(stack[0])) and (below := Path(stack[0], base)).joinpath("adapter_config.json").is_file():
         if any(below.samefile(other) for other in stack):
-            raise SystemExit(f"--adapter {folder}: {below} is below itself, says its adapter_config.json")
+            raise SystemExit(printable(f"--adapter {folder}: {below} is below itself, says its adapter_config.json"))
         near = os.path.relpath(below.resolve())
         stack.insert(0, str(below.resolve()) if near.startswith("..") else near)
     return stack
@@ -162,4 +163,5 @@ def fill_environment(args: Any) -> list[str]:
         args.split = evaluation_split(args, "train")
         if args.split == "train":
             said.append("--split train: nothing held out is known here, so these are training tasks")
-    return said + ([f"as the run was trained: {' '.join(taken)}"] if taken else [])
+    lines = said + ([f"as the run was trained: {' '.join(taken)}"] if taken else [])
+    return [printable(line) for line in lines]  # the run may be a stranger's

@@ -14,12 +14,18 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 
+from agent_r1_tools.text import printable
+
 Array = np.ndarray
 VLLM_SHARE = 0.4  # of a GPU's memory, of --engine vllm; while the trainer works vLLM sleeps
 
 
 class EngineDied(RuntimeError):
-    """What samples is gone: a server that was stopped, an engine that crashed. The message says which and why."""
+    """What samples is gone: a server that was stopped, an engine that crashed. The message says which and why, and is
+    `printable`: it may quote what a server wrote."""
+
+    def __init__(self, said: object = "") -> None:
+        super().__init__(printable(str(said)))
 
 
 @dataclass

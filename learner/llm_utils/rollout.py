@@ -116,7 +116,7 @@ class Sampler:
             row.tokens = np.concatenate([row.tokens, state[len(before) :]])
         elif not info.get("context_rewritten"):
             raise RuntimeError(
-                f"task {info.get('task_id')}: the new state doesn't begin with the old state and the sampled span. A "
+                f"task {info.get('task_id')!r}: the new state doesn't begin with the old state and the sampled span. A "
                 "wrapper that rewrites the context on purpose says so in info['context_rewritten']"
             )
         row.turns[-1].reward = float(reward)

@@ -439,6 +439,32 @@ def test_a_model_that_is_cut_off(judge, said, end):
     assert answer(env, "Ada")[3] and len(judge.asked) == 2  # and isn't kept
 
 
+def test_a_model_that_was_cut_off_has_more_room_when_it_is_asked_again(judge):
+    def short(body):
+        if body.get("max_tokens", 0) >= 4096:
+            return None
+        return 200, {"choices": [{"message": {"content": "Let me think"}, "finish_reason": "length"}]}
+
+    judge.broken = short
+    env = make(ROWS, reward="model", judge_url=judge.url, judge_model="m", fault_deadline=5)
+    info = answer(env, "Ada Quill, I think")[4]
+    assert "fault" not in info and ["max_tokens" in body for body in judge.asked] == [False, True]
+
+
+def test_a_judge_that_takes_no_other_limit_is_asked_without_one_again(judge):
+    def refuses(body):
+        if "max_tokens" in body:
+            return 400, {"error": {"message": "Unsupported parameter: 'max_tokens'"}}
+        if len(judge.asked) < 3:
+            return 200, {"choices": [{"message": {"content": "Let me think"}, "finish_reason": "length"}]}
+        return None
+
+    judge.broken = refuses
+    env = make(ROWS, reward="model", judge_url=judge.url, judge_model="m", fault_deadline=5)
+    assert "fault" not in answer(env, "Ada Quill, perhaps")[4]
+    assert ["max_tokens" in body for body in judge.asked] == [False, True, False]
+
+
 FILTERED = {"error": {"message": "filtered " * 100, "code": "content_filter"}}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from agent_r1_tools.event_loop import event_loop
 from agent_r1_tools.mcp.transports import FATE, LOST_STATUS, Address, Fate, Notes, open_transport, signal_group
 from agent_r1_tools.running import describe
+from agent_r1_tools.text import printable
 
 PING_SECONDS = 3.0
 MAX_PAGES = 100
@@ -204,7 +205,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 def _words(error: BaseException) -> str:
-    return describe(_leaves(error)[0])
+    return printable(describe(_leaves(error)[0]))
 
 
 def _code(error: BaseException) -> Any:

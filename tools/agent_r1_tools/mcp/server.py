@@ -27,7 +27,7 @@ from agent_r1_tools.mcp.connection import Connection, Late, Lost
 from agent_r1_tools.mcp.offers import Offer, read_offer, result_text
 from agent_r1_tools.mcp.transports import MAX_MESSAGE, TOO_LARGE, Address
 from agent_r1_tools.schemas import checker
-from agent_r1_tools.text import as_text, clean_text, encodable
+from agent_r1_tools.text import as_text, clean_text, encodable, printable
 from agent_r1_tools.tool import DEFAULT_MAX_RESULT_CHARS, DEFAULT_TIMEOUT, Tool, ToolFault, ToolResult
 
 CHECKED = "2.3"
@@ -119,11 +119,11 @@ class MCPServer:
         names = [tool.name for tool in listed]
         unknown = [name for name in (*(only or ()), *skip) if name not in names]
         if unknown:
-            shown = clean_text(", ".join(names), 1000)
+            shown = clean_text(printable(", ".join(names)), 1000)
             raise ValueError(f"{self} has no tool {', '.join(map(repr, unknown))}; it has {shown or 'none'}")
         taken = [tool for tool in listed if (only is None or tool.name in only) and tool.name not in skip]
         if len(taken) > MAX_TOOLS:
-            shown = clean_text(", ".join(names), 1000)
+            shown = clean_text(printable(", ".join(names)), 1000)
             problem = f"{self} offers {len(taken)} tools, more than {MAX_TOOLS}"
             raise ValueError(f"{problem}; choose some by only=[...]: {shown}")
         tools: list[MCPTool] = []
@@ -135,7 +135,7 @@ class MCPServer:
                     raise ValueError("another one has this name, too")
                 tools.append(MCPTool(self, offer))
             except (TypeError, ValueError, RecursionError) as error:
-                problems.append(clean_text(f"{tool.name!r} ({error})", 300))
+                problems.append(clean_text(printable(f"{tool.name!r} ({error})"), 300))
         if problems:
             shown = clean_text("; ".join(problems), 2000)
             raise ValueError(f"tools of {self} that can't be taken, leave them out by skip=[...]: {shown}")
@@ -208,7 +208,7 @@ class MCPServer:
                 late = f"it didn't list its tools within {self.start_timeout:g} seconds"
                 raise ToolFault(f"{self}: {late if isinstance(error, Late) else error}") from None
             except (ValueError, _mcp_error()) as error:
-                raise ValueError(f"{self} doesn't list its tools: {clean_text(str(error), 500)}") from None
+                raise ValueError(f"{self} doesn't list its tools: {clean_text(printable(str(error)), 500)}") from None
         return _LISTS[self.address]
 
     def _connected(self) -> Connection:
@@ -226,7 +226,7 @@ class MCPServer:
                 raise ToolFault(f"{self}: its calls were not made again within {self.start_timeout:g} seconds")
             if self._digest(connection, name, sent) != digest:
                 connection.end()
-                raise ToolFault(f"{self} answered {name} otherwise when the call was made again")
+                raise ToolFault(f"{self} answered {printable(name)} otherwise when the call was made again")
         self._connection = connection
         self._abandon = weakref.finalize(self, connection.abandon)
         return connection

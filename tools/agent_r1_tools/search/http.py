@@ -10,6 +10,7 @@ import time
 from typing import Any, Literal
 
 from agent_r1_tools.search.passages import Hit, QueryRefused, RetrievalError, passage_from_row
+from agent_r1_tools.text import printable
 
 MAX_QUERIES = 256
 """The most queries in one request; larger batches are sent in parts."""
@@ -146,7 +147,7 @@ class HTTPRetriever:
             status, coding, data = self._exchange.post(self._endpoint, json.dumps(body).encode(), most)
         except ConnectionError as error:
             return 0, str(error)
-        begins = data[:200].decode(errors="replace")
+        begins = printable(data[:200].decode(errors="replace"))
         if status != 200:
             return status, f"status {status}: {begins}"
         if coding != "identity":
