@@ -289,6 +289,7 @@ def judge(monkeypatch):
 
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     module._ask.cache_clear()
+    module._cut_off.clear()
     module._exchange.cache_clear()
     with ChatServer(verdict) as server:
         yield server

@@ -37,6 +37,9 @@ def tools(cursor: str | None) -> dict:
         return {"tools": [tool | {"name": name, "inputSchema": number} for name in names]}
     if WHAT == "listed":
         return {"tools": [tool, tool | {"inputSchema": {"type": "object", "properties": ["a"]}}]}
+    if WHAT == "escapes":
+        names = (f"evil\x1b[2J\u202e{number}\n" for number in range(200))
+        return {"tools": [tool | {"name": name} for name in names]}
     if WHAT == "no_list":
         return {"tools": "none"}
     if WHAT == "schemas":

@@ -724,3 +724,10 @@ def test_tau2_retail() -> None:
     assert run_tool(tools["cancel_pending_order"], cancel).ok
     assert len(server.call("get_call_log").data["calls"]) == 3
     server.close()
+
+
+def test_names_of_a_server_are_escaped_in_errors(make: Any) -> None:
+    for what, only in (("escapes", None), ("escapes", ["nothing"])):
+        with pytest.raises(ValueError) as raised:
+            make(plain(what), only=only)
+        assert "evil" in str(raised.value) and str(raised.value).isprintable(), raised.value
