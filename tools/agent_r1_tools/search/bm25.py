@@ -118,7 +118,9 @@ def query_stems(query: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _others(passage: Passage, text: str) -> tuple[str, ...]:
     """What a passage is found by besides plain words. A letter that stands alone counts as a whole title only."""
     letter = only_letter(passage.title)
-    return _stems(words(text, inside=True)[1]) + (() if letter is None else (_letter(letter),))
+    found = words(text, inside=True)[1]
+    short = [word for word in found if len(word) < 3]  # their own stems, as most pairs are
+    return (*short, *_stems(word for word in found if len(word) > 2), *(() if letter is None else (_letter(letter),)))
 
 
 def _letter(letter: str) -> str:
