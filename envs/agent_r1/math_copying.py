@@ -75,7 +75,7 @@ def _text(text: str, row: list[tuple[str, int, int]]) -> str:
     start, end = row[0][1], row[-1][2]
     while not balanced(text[start:end]) and (brace := re.match(r"\s*\}", text[end:])):
         end += brace.end()
-    return text[start:end]
+    return re.sub(r"(?<= )(-?\d+/\d+)(?![\S])", r"(\1)", text[start:end])  # a \div 12/20 is not (a \div 12)/20
 
 
 def _value(answer: str, gold: str) -> str:

@@ -29,6 +29,7 @@ COPIES = [
     ("0.15", "\\dfrac{3}{20}+0", EXPAND),
     ("x^2+3x+2", "(x+1)(x+2)+0", EXPAND),
     ("3", "\\sqrt{\\frac{18}{2}}+0", EXPAND),
+    ("\\frac{2}{5}", "\\frac{1}{5} \\div \\frac{12}{24}+0", "Find $\\frac{1}{5} \\div \\frac{12}{24}$."),
 ]
 NO_COPIES = [
     ("9901", "9801+100", SUM),
