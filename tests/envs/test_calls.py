@@ -154,6 +154,27 @@ def test_xml_values(parameter, value):
 
 
 @pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("['a', 'b']", ["a", "b"]),
+        ("[1, None, True]", [1, None, True]),
+        ("('a', 'b')", ["a", "b"]),
+        ("{'k': [1, {'x': None}]}", {"k": [1, {"x": None}]}),
+        ("[1, 2,]", [1, 2]),
+        ("['it\\'s', \"b\"]", ["it's", "b"]),
+        *((text, text) for text in ("['a'", "{'a', 'b'}", "{1: 2}", "{'k': 1, 'k': 2}", "[f(x)]", "[1 + 1]", "b'a'")),
+        *((text, text) for text in ("{**{'a': 1}}", "[1j]", "[1e999]", "-" * 9999 + "1", "[" * 9999)),
+    ],
+)
+def test_xml_reads_python_literals_where_no_string_may_be(written, value):
+    dialect = begin("qwen_xml").dialect
+    tool = {"name": "f", "parameters": {"properties": {"x": {"type": ["array", "object"]}}}}
+    text = f"<tool_call>\n<function=f>\n<parameter=x>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    [call] = dialect.parse(dialect.tokenizer.encode(text, add_special_tokens=False), [tool]).calls
+    assert call.arguments == {"x": value}
+
+
+@pytest.mark.parametrize(
     "parameters",
     [
         "<parameter=path>\na\n<parameter=text>\nb\n</parameter>",

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import ast
+import json
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,14 +84,34 @@ _PARAMETER = re.compile("<parameter=|</parameter>")
 
 
 def _read_untyped(text: str, types: frozenset[str]) -> Any:
-    """The value of a text that may be a string as it is or JSON of another type, given the allowed JSON types."""
+    """The value of a text that may be a string as it is or JSON of another type, given the allowed JSON types.
+
+    Where the types exclude a string, the text may also be a Python literal, such as ``['a', None]``.
+    """
+    no_string = bool(types) and "string" not in types
     try:
-        value = read_json(text, python_words=bool(types) and "string" not in types)
+        value = read_json(text, python_words=no_string)
     except ValueError:
-        return text
+        return _read_python(text) if no_string else text
     if isinstance(value, str) or ("string" in types and not _json_types(value) & types):
         return text
     return value
+
+
+def _read_python(text: str) -> Any:
+    """The value of a Python literal that JSON can write, too; the text itself where it is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in strings
+            tree = ast.parse(text.strip(), mode="eval")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Dict):
+                keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+                if len(set(keys)) < len(keys) or not all(isinstance(key, str) for key in keys):
+                    return text
+        return read_json(json.dumps(ast.literal_eval(tree), allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 def _json_types(value: Any) -> set[str]:
