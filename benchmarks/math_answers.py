@@ -198,7 +198,7 @@ def measure(name: str, everyone: list[Problem], most: int) -> dict[str, Any]:
     }
     for problem in some:
         other = altered_number(problem.answer, rng)
-        others = [one.answer for one in draw.sample(everyone, 9) if one.answer != problem.answer]
+        others = [one.answer for one in draw.sample(everyone, min(9, len(everyone))) if one.answer != problem.answer]
         rows = {
             "gold": problem.answer, "rewritten": rewritten(problem.answer, rng), "unsimplified": unsimplified(problem),
             "other notation": other_notation(problem.answer, draw), "another gold": others[0] if others else None,

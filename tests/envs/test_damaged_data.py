@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pytest
 from made_up_data import humaneval_row, mbpp_row
@@ -44,7 +45,10 @@ def test_a_damaged_gzip_file(tmp_path, damage):
     else:
         data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
     (tmp_path / "train.jsonl.gz").write_bytes(data)
-    assert "/train.jsonl.gz, after line " in refusal("gsm8k", "train", tmp_path)
+    message = refusal("gsm8k", "train", tmp_path)  # in the middle a row may be damaged before gzip's checksum tells
+    assert re.search("/train.jsonl.gz, (after line|row) [0-9]", message) if damage == "in the middle" else (
+        "/train.jsonl.gz, after line " in message
+    )
 
 
 @pytest.mark.parametrize(

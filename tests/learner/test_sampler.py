@@ -175,7 +175,8 @@ def test_intervals_of_tasks_that_were_played_often_are_of_tasks():
     """Two tasks of which one always succeeds: 200 plays tell no more of a third task than two do."""
     rows = [SimpleNamespace(task_index=task, stats={"success": float(task)}) for task in (0, 1) for _ in range(100)]
     found = evaluate_llm.summarize(rows, seed=1)["success"]
-    assert found == {"mean": 0.5, "low": 0, "high": 1}
+    assert found == evaluate_llm.summarize(rows[::100], seed=1)["success"]
+    assert found["mean"] == 0.5 and found["low"] < 0.1 and found["high"] > 0.9
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from hostile_server import DRIPS, answer, drip, flood, talking
 from agent_r1_tools import run_batch
 from agent_r1_tools.exchange import Exchange
 from agent_r1_tools.search import BM25Retriever, HTTPRetriever, Passage, RetrievalError, SearchTool, server
-from agent_r1_tools.search.bm25 import stems
+from agent_r1_tools.search.bm25 import query_stems
 from agent_r1_tools.search.http import MAX_ANSWER_BYTES, MAX_QUERIES, most_bytes
 from agent_r1_tools.search.passages import Hit
 
@@ -254,13 +254,13 @@ def test_a_client_that_nobody_closed_closes_its_connections() -> None:
 
 
 def test_long_queries_are_not_kept() -> None:
-    stems.cache_clear()  # other tests may have filled it
+    query_stems.cache_clear()  # other tests may have filled it
     retriever = BM25Retriever([Passage("A", "text")])
-    kept = stems.cache_info().currsize
+    kept = query_stems.cache_info().currsize
     retriever.search([f"{i} word".ljust(8_192, "x") for i in range(20)], 1)
-    assert stems.cache_info().currsize == kept
+    assert query_stems.cache_info().currsize == kept
     retriever.search(["a short one, of nobody else"], 1)
-    assert stems.cache_info().currsize == kept + 1
+    assert query_stems.cache_info().currsize == kept + 1
 
 
 QUICK = "BODY_SECONDS = server.HEADER_SECONDS = 0.5; server.TAKE_SECONDS = 1.5; server.ANSWER_SECONDS = 60"
