@@ -40,6 +40,7 @@ from llm_utils.model_checks import check_context, check_vocabulary
 from llm_utils.pass_rates import write_pass_rates
 from llm_utils.rollout import Sampler
 from llm_utils.sources import fingerprint, model_files, source_of, tokenizer_source
+from llm_utils.trajectory import OF_TURNS
 
 
 @dataclass
@@ -150,7 +151,8 @@ def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
                 of_tasks.setdefault(row.task_index, []).append(float(row.stats[name]))
         values = [float(np.mean(of_task)) for of_task in of_tasks.values()]
         if values and shown not in table:  # ours come first
-            if name in ("em", "f1", "success", "format", "truncated"):  # from 0 to 1
+            is_count = name in (*OF_TURNS, "tokens", "sampled_tokens")
+            if not is_count and 0 <= min(values) and max(values) <= 1:
                 found = proportion(np.array(values))
             else:
                 found = mean(values, seed, resamples=2000)

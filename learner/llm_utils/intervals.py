@@ -56,12 +56,18 @@ def difference(
 
 
 def mean(values: Sequence[float], seed: int = 0, resamples: int = 10_000) -> Interval:
-    """The mean of any numbers, of seeds or tasks: the wider of a bootstrap and Student's t."""
+    """The mean of any numbers, of seeds or tasks, with the wider of a bootstrap and Student's t.
+
+    Of shares, numbers from 0 to 1, the interval is, too. A single number has no width: it says nothing of others.
+    """
     array, rng = np.asarray(values, float), np.random.default_rng(seed)
+    if not len(array):
+        raise ValueError("an interval of no numbers")
     drawn = [array[rng.integers(len(array), size=len(array))].mean() for _ in range(resamples)]
     (low, high), half = np.percentile(drawn, [2.5, 97.5]), _half(array)
     value = float(array.mean())
-    return value, min(float(low), value - half), max(float(high), value + half)
+    low, high = min(float(low), value - half), max(float(high), value + half)
+    return (value, max(0.0, low), min(1.0, high)) if ((array >= 0) & (array <= 1)).all() else (value, low, high)
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> Interval:
@@ -90,6 +96,8 @@ def _interval(sides: Sequence[Array | Sequence[Array]], seed: int, resamples: in
     columns = [[np.atleast_2d(np.asarray(table, float)) for table in ([side] if isinstance(side, Array) else side)]
                for side in sides]  # fmt: skip
     tasks = [[table.shape[1] for table in side] for side in columns]
+    if not tasks[0] or 0 in tasks[0]:
+        raise ValueError("an interval of no tasks")
     if tasks[0] != tasks[-1]:
         raise ValueError("a difference is of the same tasks; here one side has more of them than the other")
     value = _value(columns)
