@@ -173,7 +173,7 @@ def test_each_result_of_an_annotated_step_is_paid_once(stepwise, say):
     assert say(stepwise, "<answer>27.5</answer>")[4]["metrics"] == {"em": 1.0, "step_recall": pytest.approx(2 / 3)}
 
 
-@pytest.mark.parametrize("expression", ["24", "24 + 0", "24.0 * 1", "23.9 + 0.05", "-48 / 2", "24.0001 * 1.0"])
+@pytest.mark.parametrize("expression", ["24", "24 + 0", "24.0 * 1", "23.9 + 0.05", "-48 / 2", "24.0001 * 1.0", "1×24"])
 def test_a_call_that_has_the_number_in_it_and_a_number_beside_it_find_nothing(stepwise, say, expression):
     assert step_found(stepwise, say, expression) is None
 

@@ -92,7 +92,8 @@ class MathematicsEnv(ToolEnv):
         elif call.name == "python" and not self.memory.get("code_ran"):
             self.memory["code_ran"] = True
             terms["code_ran"] = 1
-        self._note_use(json.dumps(call.arguments))
+        written = json.dumps(call.arguments, ensure_ascii=False)  # × stays one character, without digits
+        self._note_use(written)
         if not result.ok:
             return terms
         self.memory["results"] = self.memory.get("results", 0) + 1
@@ -103,7 +104,7 @@ class MathematicsEnv(ToolEnv):
             return terms
         step = next((step for step in self._steps if math.isclose(step, value, rel_tol=1e-9)), None)
         found: list[float] = self.memory.setdefault("steps_found", [])
-        if step is not None and step not in found and abs(step) not in _written(json.dumps(call.arguments)):
+        if step is not None and step not in found and abs(step) not in _written(written):
             found.append(step)
             terms["step_found"] = 1 / len(self._steps)
         return terms
