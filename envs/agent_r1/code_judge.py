@@ -71,22 +71,23 @@ class Outcome:
         return self.load_error is None and not any(self.errors)
 
 
-def check_program(sandbox: Sandbox, program: str, tests: Suite, explain: bool = False) -> Outcome:
+def check_program(sandbox: Sandbox, program: str, tests: Suite, explained: int | None = None) -> Outcome:
     """Run tests against a program, up to the first that fails; those after it count as failed with it.
 
-    With `explain` all are run, until one runs out of time, and a failed `assert f(x) == y` says what f(x) was. Where a
-    process died all is done once more: what dies twice dies of the program.
+    With `explained` all are run, until one runs out of time, and of the first `explained` tests a failed
+    `assert f(x) == y` says what f(x) was. Where a process died all is done once more: what dies twice dies of the
+    program.
 
     Raises ToolFault or an OSError that is one (see `is_fault`) where the sandbox is at fault.
     """
     try:
-        outcome = _check_once(sandbox, program, tests, explain)
-        return _check_once(sandbox, program, tests, explain) if outcome.died else outcome
+        outcome = _check_once(sandbox, program, tests, explained)
+        return _check_once(sandbox, program, tests, explained) if outcome.died else outcome
     except OSError as error:  # the sandbox's, whatever it is: a program names no path out here
         raise error if is_fault(error) else ToolFault(describe(error)) from error
 
 
-def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> Outcome:
+def _check_once(sandbox: Sandbox, program: str, tests: Suite, explained: int | None) -> Outcome:
     with ExitStack() as stack:
         candidate = stack.enter_context(sandbox.session())
         candidate.run(NOT_MAIN)
@@ -109,14 +110,15 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explain: bool) -> 
 
         died = run_in_tester(tests.setup).status == "died"
         errors: list[str | None] = []
-        for test in tests.tests:
+        for number, test in enumerate(tests.tests):
             run = run_in_tester(test)
             error = None if run.ok else run.error or run.status
             died = died or run.status == "died"
-            if error and explain and error.startswith("AssertionError") and (left := left_side(test)):
+            is_explained = error and explained is not None and number < explained
+            if is_explained and error.startswith("AssertionError") and (left := left_side(test)):
                 error = f"{left} is {run_in_tester(left).output.strip()}"
             errors.append(error)
-            if error and (not explain or run.status in ("timeout", "died") or "Timeout" in error):
+            if error and (explained is None or run.status in ("timeout", "died") or "Timeout" in error):
                 break
         not_run = len(tests.tests) - len(errors)
         return Outcome(None, (*errors, *errors[-1:] * not_run), died or bool(deaths))
@@ -184,7 +186,7 @@ class RunTests(Tool):
         shown, progress = len(self.tests.tests), self.progress or self.tests
         more = () if progress == self.tests else progress.tests
         both = replace(progress, tests=self.tests.tests + more)
-        outcome = check_program(self.sandbox, self.complete(arguments["code"]), both, explain=True)
+        outcome = check_program(self.sandbox, self.complete(arguments["code"]), both, explained=shown)
         if outcome.load_error is not None:
             return ToolResult(
                 f"The program does not run:\n{outcome.load_error}",
