@@ -36,7 +36,7 @@ test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gy
 
 test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, in an environment of its own
 	$(WORLDS)/bin/python tests/leave_nothing.py $(WORLDS)/bin/python -m pytest tests/envs/test_bridge*.py
-	$(WORLDS)/bin/python -m pytest tests/tools/test_mcp.py tests/tools/test_docs.py -k mcp
+	$(WORLDS)/bin/python -m pytest tests/tools/test_mcp.py tests/tools/test_mcp_effects.py tests/tools/test_docs.py -k mcp
 	$(WORLDS)/bin/python -m pytest tests/envs/test_registry.py tests/envs/test_validate.py -m bridge
 	$(WORLDS)/bin/python -m pytest tests/test_benchmarks.py -k "test_a_benchmark_runs and bridges"
 

@@ -39,7 +39,10 @@ for key, patterns in forms.items():
 
 
 class RefusedError(ValueError):
-    """A config that isn't used; the text says why, in one line."""
+    """A config that isn't used; the text says why, in one line that is `printable`: it may quote a stranger's file."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(printable(str(reason)))
 
 
 def read_object(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:

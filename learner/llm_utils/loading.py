@@ -155,7 +155,7 @@ def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
     except foreign.RefusedError as error:
         raise SystemExit(f"--adapter {folder}: {error}") from None
     except (SafetensorError, KeyError, TypeError) as error:  # a part of a file, a config that is none
-        raise SystemExit(f"--adapter {folder}: its weights can't be read ({error})") from error
+        raise SystemExit(f"--adapter {folder}: its weights can't be read ({foreign.said(error)})") from error
     except (RuntimeError, ValueError) as error:
         raise SystemExit(f"--adapter {folder} doesn't fit --model: {foreign.said(error)}") from error
     except Exception as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1_tools.text import printable
 from llm_utils.foreign import read_object
 from llm_utils.run_files import write_json
 
@@ -54,16 +55,18 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise SystemExit(f"{flag}: this is no file of evaluate_llm.py --profile") from None
     if played_on != (env_id, split):
-        raise SystemExit(f"{flag} is of {played_on[0]}, split {played_on[1]}; this run is of {env_id}, split {split}")
+        played = printable(f"{played_on[0]}, split {played_on[1]}")
+        raise SystemExit(f"{flag} is of {played}; this run is of {env_id}, split {split}")
     if found.get("mode", "agent") != "agent":
-        raise SystemExit(f"{flag} is of --mode {found['mode']}, and learners play with tools: profile --mode agent")
+        mode = printable(str(found["mode"]))
+        raise SystemExit(f"{flag} is of --mode {mode}, and learners play with tools: profile --mode agent")
     if len(episodes) > num_tasks or not episodes.any():
         played = np.count_nonzero(episodes)
         raise SystemExit(f"{flag} has {played} of {len(episodes)} tasks played; there are {num_tasks}")
     for name, value in arguments.items():
         if _read(found.get(name)) != _read(value):
-            said = f"was played with --{name.replace('_', '-')} {found.get(name)}; make sure that its tasks are these"
-            print(f"{flag} {said}", file=sys.stderr)
+            other = f"--{name.replace('_', '-')} {printable(str(found.get(name)))}"
+            print(f"{flag} was played with {other}; make sure that its tasks are these", file=sys.stderr)
     usual = (successes.sum() + 1) / (episodes.sum() + 2)
     rate = (successes + 2 * usual) / (episodes + 2)
     weights = np.zeros(num_tasks)
