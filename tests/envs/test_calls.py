@@ -1,6 +1,7 @@
 """One rule for what a tool call is, in every dialect and in the replies of chat APIs: `agent_r1.dialects.calls`."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -352,3 +353,24 @@ def test_read_arguments():
         {}, {}, {}, {}, {"a": 1}, {"a": None},
     ]  # fmt: skip
     assert [read_arguments(given) for given in (0, [], False, "[]", '"{}"', "a", 1.5)] == [None] * 7
+
+
+# ---------------------------------------------------------------------- hostile lengths: each took seconds
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("fenced", "```\n" + "```\n```python\n<answer>\n```\n</answer>\n```\n" * 2_000),  # a reading showed one answer
+        ("llama3_json", '\n{"a":' * 12_000),
+        ("llama3_json", '{"name":\n' * 9_000),
+        ("llama3_json", '{"x":[1e999,\n' * 6_000),
+    ],
+)
+def test_long_turns_are_read_in_time(dialect, text):
+    env = begin(dialect)
+    tokens = env.tokenizer.encode(text, add_special_tokens=False)
+    begun = time.process_time()
+    turn = env.dialect.parse(tokens, [tool.schema for tool in env.tools.values()])
+    assert time.process_time() - begun < 3
+    assert all(call.arguments is None or "\U0010f8a5" not in str(call.arguments) for call in turn.calls)

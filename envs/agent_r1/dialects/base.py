@@ -18,6 +18,8 @@ _THINK, _UNTHINK, _CALL, _UNCALL = "\U0010f8a1", "\U0010f8a2", "\U0010f8a3", "\U
 _TAG_MARKS = (_THINK, _UNTHINK, _CALL, _UNCALL)
 _MARK = re.compile("[" + "".join(_TAG_MARKS) + "]|</?answer>")
 _HIDDEN = re.compile("\U0010f8a5(\\d+);")
+MOST_READINGS = 8
+"""How often a turn is read for calls that have answers in them; each time may show only one more."""
 HIDDEN_ANSWER = "\U0010f8a5"  # an answer, while the text around it is searched for calls
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _STOP_NAMES = ("<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
@@ -232,14 +234,18 @@ class Dialect(ChatTemplate):
         answers = ANSWER.findall(text)
         between = ANSWER.split(text)
         inside: set[int] = set()  # numbers of those that stand in a call
-        while True:
+        for reading in range(MOST_READINGS):
             shown = [answer if i in inside else f"{HIDDEN_ANSWER}{i};" for i, answer in enumerate(answers)]
             pairs = itertools.zip_longest(between, shown, fillvalue="")
             rest, calls = self.read_visible("".join(itertools.chain.from_iterable(pairs)), tools)
             found = {int(i) for call in calls for i in _HIDDEN.findall(call.text)}
-            if not found:
-                return _HIDDEN.sub(lambda mark: answers[int(mark[1])], rest), calls
+            if not found or reading == MOST_READINGS - 1:
+                break
             inside |= found
+        if found:
+            problem = "it has parts of too many answers in it"
+            calls = [Call("", None, problem, c.text) if _HIDDEN.search(c.text) else c for c in calls]
+        return _HIDDEN.sub(lambda mark: answers[int(mark[1])], rest), calls
 
     def _read(self, span: Any) -> tuple[str, str]:
         """The text of a span up to its stop token: as it is, and with each tag as one private character.

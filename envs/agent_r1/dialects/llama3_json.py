@@ -33,7 +33,7 @@ class Llama3JSON(JSONCalls):
     def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         rest: list[str] = []
         calls: list[Call] = []
-        position = 0
+        position, failed = 0, 0
         match = _START.search(text)
         while match:
             rest.append(text[position : match.start()])
@@ -47,6 +47,9 @@ class Llama3JSON(JSONCalls):
                     # It has no end: all that follows is part of it.
                     problem = f"the call is not valid JSON ({error})"
                     return "".join(rest), [*calls, Call("", None, problem, text[match.start() :], closed=False)]
+                if (failed := failed + 1) > MOST_FAILED:
+                    position = match.start()
+                    break
                 value, line_end = None, text.find("\n", start)
                 position = max(start + 1, min(error.stopped, line_end if line_end >= 0 else len(text)))
             if tagged or is_call(value, tools):
@@ -58,5 +61,7 @@ class Llama3JSON(JSONCalls):
         return "".join([*rest, text[position:]]), calls
 
 
+MOST_FAILED = 256
+"""After so many lines that only begin as JSON does, the rest of a turn is text."""
 _START = re.compile(r"<\|python_tag\|>\s*|^[ \t]*(?=\{\s*[\"'])", re.MULTILINE)
 _NEXT = re.compile(r'\s*;\s*(?=\{)|[ \t]*(?=\{\s*")')

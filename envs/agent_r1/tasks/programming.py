@@ -150,7 +150,7 @@ def complete_program(task: Task, code: str) -> str:
         if definition.search(text):
             return True
         # A body, which returns outside of all functions, may have a variable of this name.
-        is_body = re.search(r"^\s*return\b", text, re.M) and not re.search(r"^(?:def|class)\b", text, re.M)
+        is_body = re.search(r"^[ \t]*return\b", text, re.M) and not re.search(r"^(?:def|class)\b", text, re.M)
         return assignment.search(text) is not None and not is_body
 
     code = find_code(code, PYTHON, defines)

@@ -47,7 +47,7 @@ def fold(text: str) -> str:
     """The text as it is compared. What is equal to a reader is mostly equal then."""
     if text.isascii():
         return text.lower()
-    text = _IGNORED.sub("", text)
+    text = _long_runs().sub(r"\1", _IGNORED.sub("", text))
     text = _COMPATIBLE.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     text = _DIGIT.sub(lambda match: str(unicodedata.decimal(match[0])), text)
     # Composed before, because case needs it ("\u0345" is a letter in capitals), and after, because case decomposes.
@@ -134,6 +134,13 @@ def _marks() -> str:
             else:
                 ranges.append([code, code])
     return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+
+
+@cache
+def _long_runs() -> Any:
+    """More marks on a letter than any script writes; composing them takes the square of their number. Unicode's
+    stream-safe form ends at 30, too."""
+    return re.compile(f"([{_marks()}]{{30}})[{_marks()}]+")
 
 
 _EMOJI = "\U0001f000-\U0001faff\u2600-\u27bf"
