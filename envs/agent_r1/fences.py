@@ -1,30 +1,40 @@
-"""Markdown fences: where the code of an answer is, and what language a fence names.
+"""Markdown fences: where the code of an answer is, which blocks a turn has, and what language a fence names.
 
-Programs, queries and the dialect of fenced code read them by the same rule. Nothing here parses or runs the code, which
-a policy wrote: one linear pass tells strings and comments from the rest, and no string is nested.
+`find_code` (programs and queries) and `blocks` (the dialect of fenced code) share the rule for what a fence is and what
+it names: neither sees one in a string or a comment. They pair fences differently. An answer may be code without any
+fence, so its fences part it, and the best part is looked for. A turn is text, and a block in it ends with a fence of
+its own kind.
+
+Nothing here parses or runs the code, which a policy wrote: one linear pass tells strings and comments from the rest,
+and no string is nested.
 """
 
 from __future__ import annotations
 
+import keyword
 import re
+import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 PYTHON = re.compile(r"(?:i|c)?py(?:thon)?-?[\d.]*")
 SQL = re.compile(r"(?:t-?|pl/?|pl/pg|my|ms|ansi)?sql(?:ite)?-?[\d.]*|postgres(?:ql)?-?[\d.]*|mariadb|duckdb")
 """What fences of these languages say, in lower case."""
 
-_TOKEN = re.compile(
+_LONG_STRINGS = r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|'
+_TOKENS = (
     r"\\."
     r"|^[ \t]*(?:\#|--)[^\n]*"
-    r'|"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\''
-    r'|"(?:\\.|[^"\\\n])*+"'
-    r"|(?<!\w)[rRbBfFuU]{0,2}'(?:\\.|[^'\\\n])*+'"  # after a letter it is an apostrophe
-    r"|`{3,}(?P<inline>[^`\n]+)`{3,}"
-    r"|(?P<indent>^[ \t]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`\n]*)$"
-    r"|(?P<later>`{3,})(?P<rest>[^`\n]*)",
-    re.MULTILINE | re.DOTALL,
+    r'|{}"(?:\\.|[^"\\\n])*+"'
+    r"|(?<!\w)[rRbBfFuU]{{0,2}}'(?:\\.|[^'\\\n])*+'"  # after a letter it is an apostrophe
+    r"|(?P<margin>^[ \t]*)?`{{3,}}(?P<inline>[^`\n]+)`{{3,}}"
+    r"|(?P<indent>^[ \t]*)(?P<fence>`{{3,}}|~{{3,}})(?P<info>[^`\n]*)$"
+    r"|(?P<later>`{{3,}})(?P<rest>[^`\n]*)"
 )
+_IN_CODE = re.compile(_TOKENS.format(_LONG_STRINGS), re.MULTILINE | re.DOTALL)
+_IN_TEXT = re.compile(_TOKENS.format(""), re.MULTILINE | re.DOTALL)  # where three quotes open nothing
 _LANGUAGE = re.compile(r"[{.\s]*(?:lang(?:uage)?[-=])?([\w+#./-]*)[^\S\n]*")
+_ATTRIBUTES = re.compile(r"[,:}].*|\{(?!\s*[\"'{]|$).*|(?:[\w.-]+(?:=(?:\"[^\"]*\"|[^\s\"'()\[\]]+))?(?:\s+|$))*")
 _WHOLE = re.compile(r"(`{1,2})([^`]+)\1")
 
 
@@ -49,7 +59,7 @@ def find_code(text: str, languages: re.Pattern[str], holds: Callable[[str], bool
     >>> find_code("So:\n```Python\nx = 1\n```\nDone.", PYTHON, lambda code: "x =" in code)
     'x = 1'
     """
-    text = re.sub("^\ufeff+", "", text.replace("\r\n", "\n"), flags=re.MULTILINE)
+    text = _clean(text)
     if (whole := _WHOLE.fullmatch(text.strip())) and holds(whole[2]):
         return whole[2].strip()
     best, code = (False, -1), text
@@ -68,9 +78,7 @@ def _parts(
 ) -> Iterator[tuple[str | None, str]]:
     """The parts between fences, each with the language of its block; None outside of blocks."""
     name, start, indent = None, 0, ""
-    for token in _TOKEN.finditer(text):
-        if token.lastgroup not in ("inline", "info", "rest"):
-            continue
+    for token in _fences(_IN_CODE, text):
         yield name, _without(indent, text[start : token.start()])
         opens, start, closes = name is None, token.end(), bool(token["later"])
         name, indent = None, ""
@@ -92,6 +100,81 @@ def _parts(
         elif holds(info[tag.end() :]):
             start -= len(info) - tag.end()
     yield name, _without(indent, text[start:])
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of fenced code in a text."""
+
+    start: int
+    end: int
+    """The text has it from `start` to before `end`, fences included."""
+    language: str
+    """See `language`."""
+    body: str
+    """What stands between its fences."""
+    indent: str = ""
+    """The white space before its first fence."""
+    closed: bool = True
+    """False where the text ends before the block does."""
+
+    @property
+    def code(self) -> str:
+        """The body as code: without the indentation of the block, carriage returns and byte order marks."""
+        code = _without(self.indent, _clean(self.body))
+        return textwrap.dedent(code) if code.startswith((" ", "\t")) else code
+
+
+def blocks(text: str, languages: re.Pattern[str]) -> Iterator[Block]:
+    r"""The blocks of a text in these languages, in order; in a block of another language there are none.
+
+    A block ends with a fence of the same characters, at least as long, and nothing behind it on its line. What stands
+    beside the language is code, unless it reads as attributes and the block has other lines. A fence inside a sentence
+    opens a block only where the language or code ends its line, and a block on one line has that line for itself.
+
+    >>> [block.code for block in blocks("So:\n```python\nx = '''\n```\n'''\n```\n```python print(x)```", PYTHON)]
+    ["x = '''\n```\n'''", 'print(x)']
+    """
+    position = 0
+    while opens := next(_fences(_IN_TEXT, text, position), None):
+        start = position = opens.end()
+        info = opens["inline"] or opens["info"] or opens["rest"] or ""
+        tag, name = _LANGUAGE.match(info), language(info)
+        assert tag is not None  # it matches the empty text, too
+        known, beside = bool(languages.fullmatch(name)), info[tag.end() :].strip()
+        if opens["inline"]:
+            if known and beside and opens["margin"] is not None:
+                yield Block(opens.start(), position, name, beside)
+            continue
+        has_code = not _ATTRIBUTES.fullmatch(beside) or keyword.iskeyword(beside.split(" ")[0])
+        if opens["later"] and not (known and (has_code or not beside)):
+            continue
+        if known and has_code:
+            start -= len(info) - tag.end()
+        mark = opens["fence"] or opens["later"]
+        fences = _fences(_IN_CODE if known else _IN_TEXT, text, start)
+        closes = next((fence for fence in fences if _ends(fence, mark)), None)
+        position = closes.end() if closes else len(text)
+        if known:
+            body = text[start : closes.start() if closes else position].removeprefix("\n")
+            body = body.removesuffix("\n").removesuffix("\r") if body.strip() else beside or body.removesuffix("\n")
+            yield Block(opens.start(), position, name, body, opens["indent"] or "", closes is not None)
+
+
+def _fences(tokens: re.Pattern[str], text: str, position: int = 0) -> Iterator[re.Match[str]]:
+    """The fences from a position on, outside of strings and comments."""
+    return (token for token in tokens.finditer(text, position) if token.lastgroup in ("inline", "info", "rest"))
+
+
+def _ends(fence: re.Match[str], mark: str) -> bool:
+    """Whether this fence ends a block that the mark began."""
+    run, behind = fence["fence"] or fence["later"] or "", fence["info"] or fence["rest"] or ""
+    return run.startswith(mark) and not behind.strip()
+
+
+def _clean(text: str) -> str:
+    """The text without the carriage returns of its line ends, and without byte order marks."""
+    return re.sub("^\ufeff+", "", text.replace("\r\n", "\n"), flags=re.MULTILINE)
 
 
 def _without(indent: str, code: str) -> str:

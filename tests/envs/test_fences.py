@@ -1,12 +1,14 @@
-"""Code in answers: one rule for programs, queries and the dialect of fenced blocks."""
+"""Code in answers and blocks in turns: programs, queries and the dialect `fenced` share the rule for what a fence is."""
 
+import json
+import random
 import time
 
 import numpy as np
 import pytest
 
 from agent_r1.dialects import get_dialect
-from agent_r1.fences import PYTHON, SQL, find_code, language
+from agent_r1.fences import PYTHON, SQL, blocks, find_code, language
 from agent_r1.task_data import Program
 from agent_r1.tasks.programming import complete_program, humaneval_task, mbpp_task
 from agent_r1.tasks.sql_tasks import generate_task
@@ -248,6 +250,7 @@ def test_a_wrong_query_stays_wrong(form):
     assert not judged(form.replace("{q}", gold.answers[0]).replace("{wrong}", gold.metadata["mistakes"][0]))
 
 
+MARGIN_DOC = FENCED_DOC.format(tag="").replace("    ```", "```")
 BLOCKS = {
     "python": f"```python\n{TOTAL}```",
     "json": "```json\n[1, 2]\n```",
@@ -286,12 +289,86 @@ def test_a_block_in_an_answer_is_no_call(block, gap):
         ("~~~python3\nx\n~~~", ["x"]),
         ("~~~python\n```\n~~~", ["```"]),
         ("```{.python}\nx\n```", ["x"]),
+        (f"```python\n{MARGIN_DOC}```", [MARGIN_DOC[:-1]]),
+        (f"```python\n{MARGIN_DOC.replace('```', '~~~')}```\nDone.", [MARGIN_DOC[:-1].replace("```", "~~~")]),
+        (f"~~~py\n{MARGIN_DOC}~~~", [MARGIN_DOC[:-1]]),
+        ("```python\nx = '''\n```python\n'''\n```", ["x = '''\n```python\n'''"]),
+        ("```python\nx = '```'\n# ```\n```", ["x = '```'\n# ```"]),
+        ("```python print(1)\n```", ["print(1)"]),
+        ("```python print(1)\nprint(2)\n```", ["print(1)\nprint(2)"]),
+        ("```python import math\nprint(math.pi)\n```", ["import math\nprint(math.pi)"]),
+        ("```python x = '''\n```\n'''\n```", ["x = '''\n```\n'''"]),
+        ("```python x\n```", ["x"]),
+        ("```python {1,3}\nx\n```", ["x"]),
+        ('```python title="a b.py" numbers\nx\n```', ["x"]),
+        ("```python print(1)```", ["print(1)"]),
+        ("So:\n  ```py print(1)```\nDone.", ["print(1)"]),
+        ("1. So:\n   ```python\n   if x:\n       y\n   ```\n2. So", ["if x:\n    y"]),
+        ("1. ```python\n   if x:\n       y\n   ```\n2. So", ["if x:\n    y"]),
+        ("\t```python\n\tif x:\n\t\ty\n\t```", ["if x:\n\ty"]),
+        ("```python\n    if x:\n        y\n```", ["if x:\n    y"]),
+        ("```python\nif x:\n    y\n    ```", ["if x:\n    y"]),
+        ("Here it is: ```python\nx\n``` ", ["x"]),
+        ("Bob's 3\" code: ```python\nx\n```\nIt's it.", ["x"]),
+        ("```python\nx```", ["x"]),
+        ("```python\r\nx\r\ny\r\n```\r\n", ["x\ny"]),
+        ("```python \r\nx\r\n```\r\n```py\r\ny\r\n```", ["x", "y"]),
+        ("\ufeff```python\n\ufeffx\n```", ["x"]),
+        ('I write """ first.\n```python\n"""Doc."""\n```', ['"""Doc."""']),
+        ("```text\n'''\n```\n```python\nx = '''y'''\n```", ["x = '''y'''"]),
+        ("```text\nx ``` y\n```\n```python\nx\n```", ["x"]),
+        ("I use ``` and ~~~ as fences.\n```python\nx\n```", ["x"]),
+        ("I use ```python blocks for code.\n```python\nx\n```", ["x"]),
+        ("I use `x` and ```python x``` here.", []),
+        ('The fence "```python" opens it.', []),
+        ("````markdown\n```python\nx\n```\n````", []),
     ],
 )
 def test_a_block_outside_of_answers_is_a_call(text, codes):
     dialect = get_dialect("fenced", load_tokenizer(None))
     turn = dialect.parse(dialect.tokenizer.encode(text + dialect.end_of_turn), [])
     assert [call.arguments["code"] for call in turn.calls] == codes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```tool_call CALL```",
+        "```json CALL```",
+        "```tool_call\r\nCALL\r\n```",
+        "So: ```tool_call\nCALL\n```",
+        "1. So:\n   ```json\n   CALL\n   ```",
+        "```tool_call CALL\n```",
+        '```json {\n"name": "f", "arguments": {"text": "x"}}\n```',
+        "~~~tool_call\nCALL\n~~~",
+        "```tool_call\nCALL```",
+    ],
+)
+def test_a_json_block_is_a_call_wherever_it_stands(text):
+    dialect = get_dialect("fenced", load_tokenizer(None))
+    value = "```" if "\nCALL" in text else "x"
+    call = json.dumps({"name": "f", "arguments": {"text": value}})
+    turn = dialect.parse(dialect.tokenizer.encode(text.replace("CALL", call) + dialect.end_of_turn), [])
+    assert [(call.name, call.arguments) for call in turn.calls] == [("f", {"text": value})]
+
+
+PIECES = [
+    "```", "~~~", "````", "python", "tool_call", "\n", "\r\n", " ", "    ", "\t", "'''", '"""', "'", '"', "#", "--", "\\",
+    "x", "def f():\n", "print(1)", "{", "}", "<answer>", "</answer>", "\ufeff", "é",
+]  # fmt: skip
+
+
+def test_code_that_is_written_is_read_back():
+    """Whatever it is, and whatever calls stand before and behind it."""
+    dialect, choose = get_dialect("fenced", load_tokenizer(None)), random.Random(0)
+    for _ in range(1_500):
+        codes = ["".join(choose.choices(PIECES, k=choose.randrange(9))) for _ in range(3)]
+        turn = dialect.write_turn("So.", [("python", {"code": code}) for code in codes])
+        read = dialect.parse(dialect.codec.encode_text(turn), [])
+        assert [call.arguments for call in read.calls] == [{"code": code} for code in codes] and read.content == "So."
+    for code in (MARGIN_DOC, FENCED_DOC.format(tag="python"), "x = '```'", "# ```\nx"):
+        text = dialect.tool_call("python", {"code": code})
+        assert text.endswith(f"python\n{code}\n````")
 
 
 @pytest.mark.parametrize("info, name", [("", ""), ("Python", "python"), (" {.r #x}", "r"), ("C++ x", "c++"), ("=", "")])
@@ -320,6 +397,12 @@ def test_the_language_of_a_fence(info, name):
         "/*",
         "/* */ ",
         "```python\n",
+        "```python x",
+        "\n```python x```",
+        "```python\n'''\n```\n",
+        '~~~py\n"""\\\n~~~\n',
+        "\n```python a=",
+        "`` ```json\n",
         "r'",
         '"""\\',
     ],
@@ -328,6 +411,7 @@ def test_the_time_grows_with_the_length(piece):
     text, start = (piece * 30_000)[:30_000], time.process_time()
     find_code(text, SQL, _is_query)
     find_code(text, PYTHON, lambda code: "\ndef f" in code)
+    list(blocks(text, PYTHON))
     assert time.process_time() - start < 2
 
 

@@ -7,15 +7,15 @@ from typing import Any
 from agent_r1.dialects.base import schema_lines
 from agent_r1.dialects.calls import Call, Schema, function_of
 from agent_r1.dialects.json_calls import JSONCalls
-from agent_r1.fences import PYTHON, language
+from agent_r1.fences import PYTHON, Block, blocks
 
 
 class Fenced(JSONCalls):
     """Fenced blocks over any chat template: a ```` ```python ```` block is a call of ``python(code)``, a
     ```` ```tool_call ```` or ```` ```json ```` block with ``{"name": ..., "arguments": {...}}`` a call of any tool.
-    A block inside ``<answer>...</answer>`` is part of the answer.
+    A block inside ``<answer>...</answer>`` is part of the answer. Blocks are those of `agent_r1.fences.blocks`.
 
-    Writes every JSON argument (code that contains control tokens goes into a JSON block).
+    Writes every JSON argument (code that contains control tokens, or would not be read back, goes into a JSON block).
     """
 
     name = "fenced"
@@ -28,7 +28,10 @@ class Fenced(JSONCalls):
         if name == "python" and len(arguments) == 1 and isinstance(code, str) and self.is_plain(code):
             runs = [len(run) for run in re.findall("`+", code)]
             fence = "`" * max(3, 1 + max(runs, default=0))  # longer than any in the code, so that none of them ends it
-            return f"{fence}python\n{code}\n{fence}"
+            block = f"{fence}python\n{code}\n{fence}"
+            # Quotes that it leaves open would find partners behind it, and hide its end.
+            if [one.code for one in blocks(f"{block}\n\"\"\"'''\n'''\"\"\"", PYTHON)] == [code]:
+                return block
         return super().tool_call(name, arguments)
 
     def _framed(self, text: str) -> str:
@@ -52,35 +55,25 @@ class Fenced(JSONCalls):
     def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
         rest: list[str] = []
         calls: list[Call] = []
-        position, opened = 0, None
-        for fence in _FENCE.finditer(text):
-            if opened is None:
-                opened = fence
-                rest.append(text[position : fence.start()])
-                position = fence.start()
-            elif not fence[2].strip() and fence[1].startswith(opened[1]):
-                body = text[opened.end() + 1 : max(opened.end() + 1, fence.start() - 1)]
-                kind, opened = language(opened[2]), None
-                call = self._read_block(kind, body, tools)
-                if call is None:
-                    rest.append(text[position : fence.end()])
-                else:
-                    calls.append(call)
-                position = fence.end()
-        kind, body = (language(opened[2]), text[opened.end() + 1 :]) if opened is not None else ("", "")
-        if self._read_block(kind, body, tools, closed=False) is not None:
-            name = "python" if PYTHON.fullmatch(kind) else ""
-            calls.append(Call(name, None, "the block is never closed with ```", body, closed=False))
-        else:
-            rest.append(text[position:])
-        return "".join(rest), calls
+        position = 0
+        for block in blocks(text, _LANGUAGES):
+            call = self._read_block(block, tools)
+            if call is not None:
+                rest.append(text[position : block.start])
+                calls.append(call)
+                position = block.end
+        return "".join([*rest, text[position:]]), calls
 
-    def _read_block(self, kind: str, body: str, tools: Sequence[Schema], closed: bool = True) -> Call | None:
-        if PYTHON.fullmatch(kind):
-            return Call("python", {"code": body}, None, body)
-        if kind == "json":  # it may be anything
-            return self.read_untagged(body, tools, closed)
-        return self.read_call(body, tools) if kind == "tool_call" else None
+    def _read_block(self, block: Block, tools: Sequence[Schema]) -> Call | None:
+        is_python = PYTHON.fullmatch(block.language)
+        if is_python and block.closed:
+            return Call("python", {"code": block.code}, None, block.body)
+        if block.language == "json" and self.read_untagged(block.body, tools, block.closed) is None:  # it is anything
+            return None
+        if block.closed:
+            return self.read_call(block.body, tools)
+        name = "python" if is_python else ""
+        return Call(name, None, "the block is never closed with ```", block.body, closed=False)
 
 
-_FENCE = re.compile(r"^(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+_LANGUAGES = re.compile(f"tool_call|json|{PYTHON.pattern}")
