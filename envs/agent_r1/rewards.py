@@ -30,7 +30,9 @@ PROCESS_WEIGHTS: Mapping[str, float] = {
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_ANSWER_TAG = re.compile(r"<(/?)answer>")
+ANSWER = re.compile(r"<answer>((?:[^<]++|<(?!/?answer>))*+)</answer>")
+"""An answer in a visible text, and what stands in it; see `find_answers`."""
+
 _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 
@@ -88,15 +90,7 @@ def find_answers(text: str) -> list[str]:
     >>> find_answers("<answer>Paris</answer> or <answer>a <answer>Lyon</answer></answer> or <answer>Nice")
     ['Paris', 'Lyon']
     """
-    answers: list[str] = []
-    start: int | None = None
-    for tag in _ANSWER_TAG.finditer(text):
-        if not tag[1]:
-            start = tag.end()
-        elif start is not None:
-            answers.append(text[start : tag.start()])
-            start = None
-    return answers
+    return ANSWER.findall(text)
 
 
 def format_score(*, answer_ok: bool, calls_ok: bool) -> float:

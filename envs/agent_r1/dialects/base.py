@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from agent_r1.dialects.calls import ANSWER, Call, Schema, Turn, fit_arguments, function_of, read_arguments
+from agent_r1.dialects.calls import Call, Schema, Turn, fit_arguments, function_of, read_arguments
 from agent_r1.dialects.codec import RESERVED, SPLIT
 from agent_r1.dialects.template import PROBE_TOOL, ChatTemplate, template_message
+from agent_r1.rewards import ANSWER
 from agent_r1.tokenizers import render_chat
 
 # Private-use characters for tags, once recognised; see `RESERVED`.
@@ -231,8 +232,8 @@ class Dialect(ChatTemplate):
         An answer that stands in a call, in a program's string say, is part of the call: then it is read again, with
         this one in place.
         """
-        answers = ANSWER.findall(text)
-        between = ANSWER.split(text)
+        answers = [answer[0] for answer in ANSWER.finditer(text)]
+        between = ANSWER.split(text)[::2]
         inside: set[int] = set()  # numbers of those that stand in a call
         for reading in range(MOST_READINGS):
             shown = [answer if i in inside else f"{HIDDEN_ANSWER}{i};" for i, answer in enumerate(answers)]
@@ -283,12 +284,7 @@ class Dialect(ChatTemplate):
         """Cut a marked text into ``(is a call, text, closed)``; thinking is left out."""
         start, thinking, calling, answering = 0, self.starts_thinking, False, False
         marks = list(_MARK.finditer(text))
-        following = ""  # the tag of an answer that comes next
-        ends: list[str] = []
-        for match in reversed(marks):
-            ends.append(following)
-            following = match[0] if len(match[0]) > 1 else following
-        for match, next_tag in zip(marks, reversed(ends), strict=True):
+        for match, next_tag in zip(marks, _next_answer_tags([match[0] for match in marks]), strict=True):
             mark = match[0]
             if thinking:
                 if mark == _UNTHINK:
@@ -386,6 +382,21 @@ class Dialect(ChatTemplate):
         turn = self.parse(self.codec.encode_text(after[len(before) :].rpartition(self.end_of_turn)[0]), [PROBE_TOOL])
         calls = [(call.name, call.arguments) for call in turn.calls]
         return calls == [("probe_tool", {"text": "a b"})] and turn.content == header.content
+
+
+def _next_answer_tags(marks: list[str]) -> list[str]:
+    """The tag of an answer that comes next after each mark, if this one stands in no call: none counts in a thought."""
+    tags: list[str] = []
+    following = behind_thought = ""  # the next tag from here on, and from the next end of a thought on
+    for mark in reversed(marks):
+        tags.append(following)
+        if mark == _UNTHINK:
+            behind_thought = following
+        elif mark == _THINK:
+            following = behind_thought
+        elif len(mark) > 1:
+            following = mark
+    return tags[::-1]
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:

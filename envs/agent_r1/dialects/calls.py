@@ -11,21 +11,18 @@ docs/dialects.md says the same for readers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_r1.dialects.json_reader import read_json
+from agent_r1.rewards import ANSWER
 
 Schema = dict[str, Any]
 """A tool for the chat template: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 
 MISSING = object()
 """Stands for arguments that are not there."""
-
-ANSWER = re.compile(r"<answer>(?:(?!</?answer>).)*</answer>", re.DOTALL)
-"""An answer as `agent_r1.rewards.find_answers` finds it: the text in it is never a call."""
 
 
 @dataclass
