@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_r1.dialects import Call, Dialect, read_json
-from agent_r1.dialects.calls import fit_arguments, function_of_tool, read_arguments
+from agent_r1.dialects.calls import fit_arguments, function_of_tool, needs_nothing, read_arguments
+from agent_r1.dialects.json_calls import ARGUMENT_KEYS
 from agent_r1.tokenizers import replace_surrogates
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 _CALL_PARTS = ("tool_use", "function_call", "tool_call")  # of a content, as APIs name them
+_ARGUMENT_KEYS = (*ARGUMENT_KEYS, "args", "input")  # as LangChain and Anthropic name them
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -56,16 +58,17 @@ def chat_messages(messages: Sequence[Message]) -> list[Message]:
     return shown
 
 
-def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]:
+def read_reply(reply: Any, tools: Sequence[dict[str, Any]] = ()) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]:
     """What the message of a chat API's reply says: its text, and its calls as names and arguments.
 
-    What counts as arguments says `agent_r1.dialects.calls`; others are given as the text that they are. The text of a
-    refusal counts as the text.
+    What counts as a call says `agent_r1.dialects.calls`; other arguments are given as a text that holds none. The text
+    of a refusal counts as the text.
 
     Args:
         reply: a mapping with `content` and `tool_calls`, or an object of a client library (`choices[0].message`), or
             LangChain's `AIMessage`, which names the arguments `args` and keeps calls that it can't read apart. The old
             `function_call`, and the `tool_use` parts of a content, are calls where nothing else is.
+        tools: the tools' schemas.
 
     Raises:
         TypeError: it is neither, its content is no text, or a call in it is none.
@@ -92,12 +95,18 @@ def read_reply(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]
         if not isinstance(function, Mapping):
             raise TypeError(f"a call in a reply has a 'function' with 'name' and 'arguments', got {call!r:.200}")
         name = function.get("name")
-        given = next((function[key] for key in ("arguments", "args", "input") if key in function), None)
-        calls.append((replace_surrogates(name) if isinstance(name, str) else "", _arguments(given)))
+        name = replace_surrogates(name) if isinstance(name, str) else ""
+        calls.append((name, _arguments(name, [function[key] for key in _ARGUMENT_KEYS if key in function], tools)))
     return replace_surrogates(content), calls
 
 
-def _arguments(given: Any) -> dict[str, Any] | str:
+def _arguments(name: str, values: list[Any], tools: Sequence[dict[str, Any]]) -> dict[str, Any] | str:
+    """The arguments of a call from what stands under their names, or a text that holds none."""
+    if len(values) > 1:
+        return "(arguments under two names)"
+    if not values and not needs_nothing(name, tools):
+        return "(no arguments)"
+    given = values[0] if values else None
     try:
         text = replace_surrogates(given) if isinstance(given, str) else json.dumps(given)
     except RecursionError:  # a policy wrote it, and a client library read it: malformed, as the same text would be
@@ -118,7 +127,7 @@ def reply_text(dialect: Dialect, reply: Any, tools: Sequence[dict[str, Any]] = (
     stop token gets a space inside. A text that would hide the calls, because it opens a thought or a block, comes after
     them.
     """
-    content, calls = read_reply(reply)
+    content, calls = read_reply(reply, tools)
     for name, token in dialect.codec.controls.items():
         if token in dialect.stop_token_ids:
             content = content.replace(name, f"{name[0]} {name[1:]}")

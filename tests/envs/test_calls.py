@@ -8,8 +8,7 @@ import pytest
 from notes_env import begin, made, span
 
 from agent_r1.dialects import DIALECTS
-from agent_r1.dialects.calls import ANSWER, parameter_types, read_arguments
-from agent_r1.rewards import find_answers
+from agent_r1.dialects.calls import parameter_types, read_arguments
 
 MALFORMED, FAILED = {"process/malformed_call": -0.1}, {"process/failed_call": -0.05}
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
@@ -106,8 +105,9 @@ def test_a_name_alone_calls_a_tool_that_requires_nothing(dialect, call):
     assert made(begin(dialect).step(span(begin(dialect), call.replace("NAME", "ping")))) == [("ping", {}, True)]
     for name in ("note", "nobody"):
         outcome = begin(dialect).step(span(begin(dialect), call.replace("NAME", name)))
-        assert not any(ok or given for _, given, ok in made(outcome))
-        assert outcome[4]["reward_terms"] == MALFORMED or name == "nobody"
+        is_text = name == "nobody" and dialect in ("llama3_json", "fenced") and "tag" not in call
+        assert [(given, ok) for _, given, ok in made(outcome)] == [(None, False)] * (not is_text)
+        assert outcome[4]["reward_terms"] == ({"process/no_action": 0.0} if is_text else MALFORMED)
 
 
 def test_react_takes_an_empty_input_for_none():
@@ -116,11 +116,9 @@ def test_react_takes_an_empty_input_for_none():
     assert made(begin("react").step(span(begin("react"), 'Action: ping\nAction Input:\n{"a": 1}')))[0][1] == {"a": 1}
 
 
-@json_dialects
+@pytest.mark.parametrize("dialect", ["hermes", "llama3_json", "fenced"])  # ReAct has no names for them
 @pytest.mark.parametrize("key", ["arguments", "parameters"])
 def test_both_names_of_the_arguments(dialect, key):
-    if dialect == "react":
-        return
     call = written(dialect, "note", '{"path": "a"}').replace('"arguments"', f'"{key}"')
     assert made(begin(dialect).step(span(begin(dialect), call))) == [("note", {"path": "a"}, True)]
     both = call.replace('{"path": "a"}}', '{"path": "a"}, "arguments": {}, "parameters": {}}')
@@ -235,6 +233,13 @@ def test_a_call_in_an_answer_is_none(dialect, around):
         ("<answer>x</answer><think>\nCALL\n</think><answer>a</answer>", 0, "a"),
         ("<think><answer></think>\nCALL\n", 1, None),
         ("<ANSWER>\nCALL\n</ANSWER>", 1, None),
+        ("<answer>\nCALL\n<think>so </answer></think>", 1, None),
+        ("<answer>\nCALL\n<think>so </answer>", 1, None),
+        ("<answer>\nCALL\n<think></answer></think><answer>a</answer>", 1, None),
+        ("<answer>\nCALL\n<think>a</think><think></answer></think>\nCALL\n", 2, None),
+        ("<answer>\nCALL\n<think><answer></think></answer>", 0, "CALL"),
+        ("<answer>\nCALL\n<think></answer></think>\n</answer>", 0, "CALL"),
+        ("<think></answer></think><answer>\nCALL\n</answer>", 0, "CALL"),
     ],
 )
 def test_calls_and_answers_in_one_turn(dialect, text, calls, answer):
@@ -254,11 +259,6 @@ def test_an_answer_in_a_call_is_part_of_the_call(dialect):
     assert made(outcome) == [("note", {"path": text}, True) for text in texts]
 
 
-def test_answers_are_found_as_the_judges_find_them():
-    for text in ("<answer>a</answer>", "<answer><answer>b</answer></answer>", "</answer><answer>\n</answer><answer>c"):
-        assert ANSWER.findall(text) == [f"<answer>{answer}</answer>" for answer in find_answers(text)]
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -275,7 +275,7 @@ def test_a_line_that_begins_like_json_eats_neither_answer_nor_call(line):
     assert (terminated, info["tool_calls"], info["answer"]) == (True, [], "a")
     env = begin("llama3_json")
     outcome = env.step(span(env, f'It prints\n{line}\n{{"name": "ping", "parameters": {{}}}}'))
-    assert made(outcome) == [("ping", {}, True)] or line.count('"') % 2 or line.endswith(",")
+    assert made(outcome) == [("ping", {}, True)]
 
 
 # ---------------------------------------------------------------------- replies
@@ -330,7 +330,39 @@ def test_a_reply_never_runs_with_other_types(dialect, arguments):
     """Qwen's XML writes "5" and 5 alike."""
     outcome = begin(dialect).step_message(reply("tool_calls", "note", arguments))
     assert [call[2] for call in made(outcome)] == [False]
-    assert outcome[4]["reward_terms"] == (MALFORMED if dialect == "qwen_xml" else FAILED) or "[" in str(arguments)
+    assert outcome[4]["reward_terms"] == (MALFORMED if dialect == "qwen_xml" else FAILED)
+
+
+@every_dialect
+@pytest.mark.parametrize("key", ["arguments", "parameters", "args", "input"])
+def test_a_reply_may_name_the_arguments_as_any_client_does(dialect, key):
+    for given in ({"path": "a"}, '{"path": "a"}'):
+        for call in ({"function": {"name": "note", key: given}}, {"name": "note", key: given}):
+            outcome = begin(dialect).step_message({"content": None, "tool_calls": [call]})
+            assert made(outcome) == [("note", {"path": "a"}, True)]
+
+
+@every_dialect
+@pytest.mark.parametrize("keys", [("arguments", "parameters"), ("args", "input"), ("arguments", "args")])
+def test_a_reply_that_names_them_twice_is_malformed(dialect, keys):
+    call = {"function": {"name": "note"} | dict.fromkeys(keys, {"path": "a"})}
+    outcome = begin(dialect).step_message({"content": None, "tool_calls": [call]})
+    assert ([call[1:] for call in made(outcome)], outcome[4]["reward_terms"]) == ([(None, False)], MALFORMED)
+
+
+@every_dialect
+@pytest.mark.parametrize("form", ["tool_calls", "function_call", "tool_use"])
+def test_a_name_alone_in_a_reply(dialect, form):
+    for name, well_formed in (("ping", True), ("note", False), ("nobody", False), ("", False)):
+        call = {"type": "tool_use", "name": name}
+        message = {"content": None} | {
+            "tool_calls": {"tool_calls": [{"function": call}]},
+            "function_call": {"function_call": call},
+            "tool_use": {"content": [call]},
+        }[form]
+        outcome = begin(dialect).step_message(message)
+        assert [call[1:] for call in made(outcome)] == [({}, True) if well_formed else (None, False)]
+        assert outcome[4]["reward_terms"] == ({} if well_formed else MALFORMED)
 
 
 # ---------------------------------------------------------------------- the parts
