@@ -82,7 +82,9 @@ def test_a_call_that_the_policy_left_open_is_malformed(dialect):
 
 
 @every_dialect
-@pytest.mark.parametrize("text", ["I think about it", "<think>I think", "<answer>a</answer> and so on", "<answer>a</answer> or <answer>b"])
+@pytest.mark.parametrize(
+    "text", ["I think about it", "<think>I think", "<answer>a</answer> and so on", "<answer>a</answer> or <answer>b"]
+)
 def test_other_text_at_the_bound_is_read_as_before(dialect, text):
     opened = "</think>" if begin(dialect).dialect.starts_thinking else ""
     ids = span(begin(dialect), opened + text, end=False)

@@ -1,4 +1,4 @@
-"""Code in answers and blocks in turns: programs, queries and the dialect `fenced` share the rule for what a fence is."""
+"""Code in answers and blocks in turns: programs, queries and the dialect `fenced` share what a fence is."""
 
 import json
 import random
@@ -353,8 +353,8 @@ def test_a_json_block_is_a_call_wherever_it_stands(text):
 
 
 PIECES = [
-    "```", "~~~", "````", "python", "tool_call", "\n", "\r\n", " ", "    ", "\t", "'''", '"""', "'", '"', "#", "--", "\\",
-    "x", "def f():\n", "print(1)", "{", "}", "<answer>", "</answer>", "\ufeff", "é",
+    "```", "~~~", "````", "python", "tool_call", "\n", "\r\n", " ", "    ", "\t", "'''", '"""', "'", '"', "#", "--",
+    "\\", "x", "def f():\n", "print(1)", "{", "}", "<answer>", "</answer>", "\ufeff", "é",
 ]  # fmt: skip
 
 
