@@ -34,7 +34,7 @@ _TOKENS = (
 _IN_CODE = re.compile(_TOKENS.format(_LONG_STRINGS), re.MULTILINE | re.DOTALL)
 _IN_TEXT = re.compile(_TOKENS.format(""), re.MULTILINE | re.DOTALL)  # where three quotes open nothing
 _LANGUAGE = re.compile(r"[{.\s]*(?:lang(?:uage)?[-=])?([\w+#./-]*)[^\S\n]*")
-_ATTRIBUTES = re.compile(r"[,:}].*|\{(?!\s*[\"'{]|$).*|(?:[\w.-]+(?:=(?:\"[^\"]*\"|[^\s\"'()\[\]]+))?(?:\s+|$))*")
+_ATTRIBUTES = re.compile(r"[,:}].*|\{(?!\s*[\"'{]|$).*|(?:[\w.#}-]+(?:=(?:\"[^\"]*\"|[^\s\"'()\[\]]+))?(?:\s+|$))*")
 _WHOLE = re.compile(r"(`{1,2})([^`]+)\1")
 
 
@@ -128,9 +128,10 @@ class Block:
 def blocks(text: str, languages: re.Pattern[str]) -> Iterator[Block]:
     r"""The blocks of a text in these languages, in order; in a block of another language there are none.
 
-    A block ends with a fence of the same characters, at least as long, and nothing behind it on its line. What stands
-    beside the language is code, unless it reads as attributes and the block has other lines. A fence inside a sentence
-    opens a block only where the language or code ends its line, and a block on one line has that line for itself.
+    A block ends with a fence of the same characters, at least as long, that has no language, and that begins or ends
+    its line. What stands beside the language is code, unless it reads as attributes and the block has other lines. A
+    fence inside a sentence opens a block only where the language or code ends its line, and a block on one line has
+    that line for itself.
 
     >>> [block.code for block in blocks("So:\n```python\nx = '''\n```\n'''\n```\n```python print(x)```", PYTHON)]
     ["x = '''\n```\n'''", 'print(x)']
@@ -154,7 +155,7 @@ def blocks(text: str, languages: re.Pattern[str]) -> Iterator[Block]:
         mark = opens["fence"] or opens["later"]
         fences = _fences(_IN_CODE if known else _IN_TEXT, text, start)
         closes = next((fence for fence in fences if _ends(fence, mark)), None)
-        position = closes.end() if closes else len(text)
+        position = closes.end("fence" if closes["fence"] else "later") if closes else len(text)
         if known:
             body = text[start : closes.start() if closes else position].removeprefix("\n")
             body = body.removesuffix("\n").removesuffix("\r") if body.strip() else beside or body.removesuffix("\n")
@@ -168,8 +169,9 @@ def _fences(tokens: re.Pattern[str], text: str, position: int = 0) -> Iterator[r
 
 def _ends(fence: re.Match[str], mark: str) -> bool:
     """Whether this fence ends a block that the mark began."""
-    run, behind = fence["fence"] or fence["later"] or "", fence["info"] or fence["rest"] or ""
-    return run.startswith(mark) and not behind.strip()
+    if fence["later"]:
+        return fence["later"].startswith(mark) and not fence["rest"].strip()
+    return bool(fence["fence"]) and fence["fence"].startswith(mark) and not re.match(r"[\w{]", fence["info"])
 
 
 def _clean(text: str) -> str:
