@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE = 0.1  # seconds
 LONGEST_PAUSE = 5.0
+MADE_ONCE = "; not made again, as it may have had an effect (say repeatable=True where it has none)"
+"""The end of a fault's line where that is why its call was made once."""
 
 
-def fault_line(where: str, what: str | BaseException) -> str:
-    """What `info["fault"]` says, such as "tool search: ConnectionError: refused": one short printable line."""
+def fault_line(where: str, what: str | BaseException, end: str = "") -> str:
+    """What `info["fault"]` says, such as "tool search: ConnectionError: refused": one short printable line, of which
+    `end` is never cut."""
     text = describe(what) if isinstance(what, BaseException) else what
-    return clean_text(printable(" ".join(f"{where}: {text}".split())), MAX_FAULT_CHARS)
+    return clean_text(printable(" ".join(f"{where}: {text}".split())), MAX_FAULT_CHARS - len(end)) + end
 
 
 def may_have_acted(error: BaseException) -> bool:

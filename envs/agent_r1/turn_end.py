@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1.dialects import Call
 from agent_r1.episode import End, OpenTurn, UserTurn
-from agent_r1.faults import fault_line
+from agent_r1.faults import MADE_ONCE, fault_line
 from agent_r1.tokenizers import replace_surrogates
 from agent_r1_tools import ToolResult
 
@@ -61,7 +61,8 @@ def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve:
         call = pending.call
         result = ToolResult(pending.error or "", ok=False) if pending.tool is None else next(waiting)
         if result.fault is not None:  # an end before it counts, and the fault doesn't
-            turn.fault = turn.fault or fault_line(f"tool {call.name}", result.fault)
+            once = pending.tool is not None and env.fault_deadline > 0 and not pending.tool.may_repeat(result.ran)
+            turn.fault = turn.fault or fault_line(f"tool {call.name}", result.fault, MADE_ONCE if once else "")
         elif turn.fault is None:
             end = _judge_call(env, call, result, amounts)
         error = call.error or (None if result.ok else result.content)

@@ -115,11 +115,10 @@ LEFT_OPEN = [
     ConnectionError("lost"), ConnectionResetError(104, "reset"), ConnectionAbortedError("aborted"),
     BrokenPipeError("pipe"), TimeoutError("no answer"), OSError("in words"), OSError(5, "EIO"),
     URLError(TimeoutError("late")), ToolFault("it may have been ordered", ran=True),
+    ConnectionRefusedError(111, "refused"),  # perhaps a second connection of the call, after it has ordered
+    URLError(ConnectionRefusedError(111, "refused")),
 ]  # fmt: skip
-NOT_RUN = [
-    ConnectionRefusedError(111, "refused"), URLError(ConnectionRefusedError(111, "refused")), ToolFault("try again"),
-    ToolFault("it was never sent", ran=False),
-]  # fmt: skip
+NOT_RUN = [ToolFault("try again"), ToolFault("it was never sent", ran=False)]
 
 
 @pytest.mark.parametrize("vector", [False, True])
@@ -129,6 +128,7 @@ def test_a_function_is_called_once_where_nobody_knows_what_it_did(error, make, v
     orders = Orders(error)
     info = play(make(orders), "tea", vector=vector)
     assert orders.made == ["tea"] and info["truncation_reason"] == "fault" and info["reward_terms"] == {}
+    assert info["fault"].startswith("tool order: ") and info["fault"].endswith(faults.MADE_ONCE)
 
 
 @pytest.mark.parametrize("vector", [False, True])
@@ -208,9 +208,36 @@ def test_a_batch_that_breaks_is_not_made_again_call_by_call():
     assert orders.made == ["tea", "milk"] and all(result.fault and result.ran for result in results)
 
 
-def test_no_deadline_still_means_no_second_attempt():
-    orders = Orders(ToolFault("never sent", ran=False))
-    assert play(Tool.from_function(orders.order), "tea", fault_deadline=0)["fault"] and orders.made == ["tea"]
+@pytest.mark.parametrize("vector", [False, True])
+def test_no_deadline_still_means_no_second_attempt(vector):
+    for error in (ToolFault("never sent", ran=False), ConnectionError("lost")):
+        orders = Orders(error)
+        info = play(Tool.from_function(orders.order), "tea", vector=vector, fault_deadline=0)
+        assert orders.made == ["tea"] and info["fault"] == f"tool order: {type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_a_fault_says_that_its_call_was_made_once_only_where_that_is_why(vector):
+    for error, repeatable, said in (
+        (ConnectionError("x" * 1000), False, True),
+        (ConnectionError("lost"), True, False),
+        (ToolFault("down"), False, False),
+    ):
+        info = play(plain(Orders(error, 100), repeatable=repeatable), "tea", vector=vector, fault_deadline=0.05)
+        assert info["fault"].endswith(faults.MADE_ONCE) == said and len(info["fault"]) <= 300
+
+
+def test_a_refused_connection_of_a_class_with_effects_and_of_a_batch_may_have_had_one():
+    class Many(OrderTool):
+        repeatable = False
+
+        def batch_execute(self, batch):
+            self.orders.made += [arguments["what"] for arguments in batch]
+            raise ConnectionRefusedError(111, "refused")
+
+    orders = Orders(None)
+    results = run_batch(Many(orders), [{"what": "tea"}, {"what": "milk"}])
+    assert orders.made == ["tea", "milk"] and all(result.fault and result.ran for result in results)
 
 
 @pytest.mark.parametrize("vector", [False, True])

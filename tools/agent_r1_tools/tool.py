@@ -88,12 +88,9 @@ def is_fault(error: BaseException) -> bool:
 
 
 def may_have_run(error: BaseException) -> bool | None:
-    """`ran` of a fault, as `ToolFault` has it. An OSError doesn't say what was done before it, except for a connection
-    that nobody took."""
-    if isinstance(error, ToolFault):
-        return error.ran
-    refused = isinstance(error, OSError) and isinstance(getattr(error, "reason", error), ConnectionRefusedError)
-    return None if refused else True
+    """`ran` of a fault, as `ToolFault` has it. Any other exception doesn't say what was done before it: a connection
+    that nobody took may be the second of a call."""
+    return error.ran if isinstance(error, ToolFault) else True
 
 
 def check_limits(tool: Tool) -> None:
@@ -298,8 +295,8 @@ class Tool(ABC):
         Args:
             concurrency_safe: None: True, but False for an object that is called, or a method of one: it has its state.
             repeatable: True for a function without effects, such as a search. Otherwise a call that raised an OSError
-                or ran out of time is not made again, because nobody knows what it did before. `ToolFault` says that it
-                may be.
+                (also for a refused connection) or ran out of time is not made again, because nobody knows what it did
+                before. `ToolFault` says that it may be.
 
         Raises:
             TypeError: `function` can't be called, its signature cannot be written as a JSON schema (*args, other
