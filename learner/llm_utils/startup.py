@@ -4,15 +4,17 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+OURS = ("agent_r1", "agent_r1_tools", "gymnasium", "numpy", "tokenizers", "jinja2", "jsonschema")  # and what they need
 OF_TRAIN = ("torch", "transformers", "safetensors", "tyro", "tensorboard", "tqdm", "matplotlib")  # the extra's packages
 
 
 def in_a_line(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """As `sys.excepthook`: SystemExit with a line for a package of the extra `train` that is missing, and for Ctrl-C.
-    Everything else has its traceback."""
+    """As `sys.excepthook`: SystemExit with a line for a package that is missing, ours or of the extra `train`, and for
+    Ctrl-C. Everything else has its traceback."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if package in OF_TRAIN:
-        print(f"{Path(sys.argv[0]).name} needs {package}: pip install 'agent-r1[train]'", file=sys.stderr)
+    if package in OURS + OF_TRAIN:
+        how = f"pip install -e '.[train]' in {Path(__file__).resolve().parents[2]}"
+        print(f"{Path(sys.argv[0]).name} needs {package}: {how}", file=sys.stderr)
         sys.exit(1)
     if issubclass(kind, KeyboardInterrupt):
         print("\ninterrupted", file=sys.stderr)

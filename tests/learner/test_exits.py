@@ -252,7 +252,9 @@ sys.meta_path.insert(0, Finder())
 """
 AT_IMPORT = [("ppo_llm", "missing", "torch", "--help"), ("sft_llm", "missing", "torch", "--seed", "1")]
 AT_IMPORT += [("evaluate_llm", "missing", "tyro", "--help"), ("grpo_llm", "Ctrl-C", "numpy", "--help")]
-AT_IMPORT += [("evaluate_llm", "Ctrl-C", "tyro")]
+AT_IMPORT += [("evaluate_llm", "Ctrl-C", "tyro"), ("ppo_llm", "missing", "gymnasium", "--help")]
+AT_IMPORT += [("evaluate_llm", "missing", "agent_r1"), ("sft_llm", "missing", "agent_r1_tools")]
+AT_IMPORT += [("grpo_llm", "missing", "numpy", "--help"), ("rloo_llm", "missing", "jsonschema")]
 
 
 @pytest.mark.parametrize("what", AT_IMPORT, ids=" ".join)
@@ -269,7 +271,7 @@ def test_what_happens_while_a_script_imports_is_told_in_a_line(what, tmp_path):
         assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
     else:
         assert done.returncode == 1
-        assert re.fullmatch(rf"{script}.py needs \w+: pip install 'agent-r1\[train\]'\n", done.stderr)
+        assert re.fullmatch(rf"{script}.py needs \w+: pip install -e '\.\[train\]' in {ROOT}\n", done.stderr)
 
 
 def test_other_errors_keep_their_traceback(capsys):
