@@ -102,9 +102,8 @@ class Args:
     """nucleus sampling (1: off; None: off, but what the server does by default with --api)"""
 
 
-def check(args: Args) -> None:
-    """Refuse arguments that are out of range, or do nothing, before any work."""
-    arguments.check_each(args)
+def check_api(args: Args) -> None:
+    """Refuse arguments that do nothing with --api, or lack. What a run says of the others has no part in it."""
     if args.api is not None:
         if args.api_model is None:
             raise SystemExit("--api needs --api-model, what the API calls its model")
@@ -113,6 +112,11 @@ def check(args: Args) -> None:
         for name in ("model", "adapter", "dtype", "engine"):
             if getattr(args, name) != getattr(Args, name):
                 raise SystemExit(f"{arguments.flag(name)} does nothing with --api")
+
+
+def check(args: Args) -> None:
+    """Refuse arguments that are out of range, or do nothing, before any work."""
+    arguments.check_each(args)
     if args.profile and args.first_episode:
         raise SystemExit("--profile counts from the first task; leave out --first-episode")
     if args.top_p is not None and args.top_p < 1 and args.temperature == 0:
@@ -165,6 +169,7 @@ def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
 
 if __name__ == "__main__":
     args = load_args(tyro.cli(Args))
+    check_api(args)
     for line in fill_environment(args):
         print(line, file=sys.stderr)
     check(args)

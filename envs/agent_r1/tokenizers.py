@@ -259,6 +259,10 @@ class TokenizerNotFoundError(FileNotFoundError):
     """A tokenizer that a name or a folder was to give isn't there."""
 
 
+class DamagedTokenizerError(ValueError):
+    """A tokenizer is there and can't be read."""
+
+
 @cache
 def _from_pretrained(name: str) -> Tokenizer:
     folder = Path(name)
@@ -294,7 +298,8 @@ def _from_pretrained(name: str) -> Tokenizer:
             ) from error
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
         what = "tokenizer folder" if folder.is_dir() else "tokenizer"
-        raise ValueError(f"the {what} {name} cannot be read: {kind}{error}") from error
+        why = " ".join(str(error).split())
+        raise DamagedTokenizerError(f"the {what} {name} cannot be read: {kind}{why}") from error
     _refuse_growth(tokenizer)
     chat_template(tokenizer)
     return tokenizer

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from agent_r1 import ArgumentError, ToolEnv
 from agent_r1.ids import HELD_OUT, creator, find_environment
 from agent_r1.task_data import DataFormatError, DataNotFoundError
-from agent_r1.tokenizers import TokenizerNotFoundError
+from agent_r1.tokenizers import DamagedTokenizerError, TokenizerNotFoundError
 from agent_r1.vector import vector_spec
 from agent_r1_tools.text import printable
 
@@ -63,8 +63,8 @@ def plain_errors(env_id: str) -> Iterator[None]:
     """
     try:
         yield
-    except TokenizerNotFoundError as error:
-        raise SystemExit(f"--model, or --tokenizer: {error}") from None
+    except (TokenizerNotFoundError, DamagedTokenizerError) as error:
+        raise SystemExit(f"--model, or --tokenizer: {printable(str(error))}") from None
     except (ImportError, OSError, TypeError, ValueError) as error:
         maker = getattr(creator(env_id.rpartition(":")[2]), "__module__", "")
         said = isinstance(error, ArgumentError | DataFormatError | DataNotFoundError)

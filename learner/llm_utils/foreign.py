@@ -4,6 +4,7 @@ or memory, is refused before a library reads it, in one line that names the file
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -24,6 +25,17 @@ MAX_LAYERS = 2000
 MAX_ITERATIONS = 100
 PATTERN_SECONDS = 5.0
 """How long the patterns of adapters may take to be compared with all names of modules."""
+KINDS = ("model_type", "rope_type", "type", "quant_method")
+"""What transformers prints as it is, where it doesn't know it."""
+NAMES, FLAG, PATTERN = (list, str), (bool,), (dict,)
+TYPES: dict[str, tuple[type, ...]] = {
+    "target_modules": NAMES, "exclude_modules": NAMES, "modules_to_save": NAMES, "layers_pattern": NAMES,
+    "target_parameters": NAMES, "layers_to_transform": (list, int), "trainable_token_indices": (list, dict),
+    "rank_pattern": PATTERN, "alpha_pattern": PATTERN, "loftq_config": (dict,), "init_lora_weights": (bool, str),
+    "use_rslora": FLAG, "use_dora": FLAG, "fan_in_fan_out": FLAG, "lora_bias": FLAG, "lora_dropout": (float, int),
+    "bias": (str,), "task_type": (str,), "base_model_name_or_path": (str,),
+}  # fmt: skip
+"""What the config of adapters may hold, besides null; the lists that may be a text have texts in them."""
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 # Runs in a child process: Python can't end a match that takes for ever. Prints the key that it is at.
@@ -87,11 +99,16 @@ def leaves(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 # ------------------------------------------------------------------------------------------------------------- models
 
 
-def check_files(folder: Path) -> None:
-    """RefusedError where the configs of a model's folder are damaged, or its index names files elsewhere."""
+def check_configs(folder: Path) -> None:
+    """RefusedError where the configs in a folder, of a model or a tokenizer, are damaged."""
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
             check_settings(read_object(folder / name), str(folder / name))
+
+
+def check_files(folder: Path) -> None:
+    """RefusedError where the configs of a model's folder are damaged, or its index names files elsewhere."""
+    check_configs(folder)
     if (folder / "config.json").is_file() and (folder / "adapter_config.json").exists():
         how = "give the folder of the model alone, and that of the adapters to evaluate_llm.py --adapter"
         raise RefusedError(f"{folder} has adapter_config.json beside config.json; {how}")
@@ -106,11 +123,18 @@ def check_files(folder: Path) -> None:
 
 
 def check_settings(config: dict[str, Any], place: str) -> None:
-    """RefusedError where a model's config names code of a hub, or has more layers than can be built.
+    """RefusedError where a model's config names code of a hub, has more layers than can be built, a number that isn't
+    finite, or a kind of model that is no name.
 
     transformers loads and runs a kernel whose name has the form org/name ("paged|org/name", "org/name:function").
     """
     for keys, value in leaves(config):
+        kind = next((key for key in keys if key in KINDS), None)
+        if kind and isinstance(value, str) and not re.fullmatch(r"[\w.-]*", value, re.ASCII):
+            raise RefusedError(f"{place}: {kind} is {value!r:.100}, which is no name of a kind")
+        no_limit = value == math.inf and "time_step_limit" in keys  # so do state-space models write it
+        if isinstance(value, float) and not math.isfinite(value) and not no_limit:
+            raise RefusedError(f"{place}: {keys[0]} has {value}; numbers there are finite")
         choice = next((key for key in keys if "implementation" in key.lower()), None)
         if choice and isinstance(value, str) and not re.fullmatch(r"[\w.|-]*", value, re.ASCII):
             why = "that may be code of a hub, which is never run; take it out of the file"
@@ -128,14 +152,21 @@ def check_adapters(folder: Path, names: list[str]) -> None:
     take all time or memory. `names`: of the model's modules."""
     path = folder / "adapter_config.json"
     config = read_object(path)
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise RefusedError(f"{folder} has no adapter_model.safetensors; weights are read from no other kind of file")
     if config.get("peft_type") != "LORA":
         raise RefusedError(f"{path}: peft_type is {config.get('peft_type')!r:.100}; only LORA can be added to a model")
     if config.get("megatron_config") is not None:
         raise RefusedError(f"{path}: megatron_config names code to load, which is never run")
-    check_settings(config, str(path))
     for keys, value in leaves(config):
         if type(value) in (int, float) and not abs(value) <= MAX_NUMBER:  # nor is NaN
             raise RefusedError(f"{path}: {keys[0]} has {value!r:.40}; numbers there are finite, at most {MAX_NUMBER:,}")
+    check_settings(config, str(path))
+    for key, types in TYPES.items():
+        value = config.get(key)
+        odd = isinstance(value, list) and types is NAMES and not all(isinstance(name, str) for name in value)
+        if value is not None and (type(value) not in types or odd):
+            raise RefusedError(f"{path}: {key} is {value!r:.100}, which is of the wrong type")
     ranks, alphas = ([config.get(name), *_values(config.get(of))] for name, of in (
         ("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")))  # fmt: skip
     largest = max(MAX_RANK, _largest_rank(folder))

@@ -66,6 +66,25 @@ def without_bars() -> Iterator[None]:
         logging.set_tqdm_hook(previous)
 
 
+@contextmanager
+def sizes_told() -> Iterator[None]:
+    """Inside, weights of other sizes than the config's are a ValueError that says so, without transformers' table."""
+    log = logging.get_logger("transformers.modeling_utils")
+
+    def no_table(record: Any) -> bool:
+        return "MISMATCH" not in record.getMessage()
+
+    log.addFilter(no_table)
+    try:
+        yield
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError("the sizes of its weights are not those of its config.json") from error
+    finally:
+        log.removeFilter(no_table)
+
+
 def read_config(source: str | Path) -> Any:
     """The config of a model. SystemExit where there is none (the name is wrong, or the hub can't be reached), where it
     is damaged, and for one that only code of its own or of a hub could make: that is never run."""
@@ -104,7 +123,7 @@ def load_policy(
     try:
         weights = resumed if resumed is not None and not lora_rank else source
         config = read_config(source)
-        with without_bars():
+        with without_bars(), sizes_told():
             model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype, trust_remote_code=False)
         for weight in model.parameters():  # out of the file, where they lie elsewhere in a checkpoint's than in the
             weight.data = weight.data.clone()  # source's: products round by where in memory a row begins
@@ -166,8 +185,6 @@ def check_loaded(adapted: Any, file: Path) -> None:
     """ValueError where peft passed over weights in the file, or left some of the adapters as new ones are."""
     import peft
 
-    if not file.is_file():
-        return
     there = load_file(file)
     wanted = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
     if odd := [*sorted(wanted - there.keys()), *sorted(name for name in there.keys() - wanted if "lora_" in name)]:

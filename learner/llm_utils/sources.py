@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import agent_r1
+from llm_utils import foreign
 from llm_utils.earlier_runs import arguments_of_run, beginning_of_run, places, stack_of_adapters
+from llm_utils.loading import read_config
 
 
 def model_source(name: str, env_id: str) -> str:
@@ -77,7 +79,8 @@ def model_files(args: Any) -> str | None:
 
 
 def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:
-    """What the environment gets as its tokenizer: None for "byte", the name given, or else the model's own."""
+    """What the environment gets as its tokenizer: None for "byte", the name given, or else the model's own. SystemExit
+    where transformers would stumble over the configs beside it, which it reads before a tokenizer."""
     if name == "byte":
         return None
     if name is None and os.path.isdir(source) and not any(Path(source).glob("tokenizer*.json")):
@@ -85,4 +88,11 @@ def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:
         if began is None:
             raise SystemExit(f"the folder {source} holds no tokenizer; name one with --tokenizer")
         return tokenizer_source(arguments_of_run(source)["tokenizer"], model_source(began, env_id), env_id)
+    if name is None and os.path.isdir(source):
+        read_config(source)
+    elif name is not None:
+        try:
+            foreign.check_configs(Path(name))
+        except (OSError, foreign.RefusedError) as error:
+            raise SystemExit(f"--tokenizer {name}: {error}") from None
     return name or source

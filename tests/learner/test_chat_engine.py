@@ -168,7 +168,9 @@ def test_a_long_reply_is_cut(server):
 )
 def test_flags_that_go_together(given, said):
     with pytest.raises(SystemExit, match=f"^{said}"):
-        evaluate_llm.check(evaluate_llm.Args(**{"env_id": ENV_ID, **given}))
+        args = evaluate_llm.Args(**{"env_id": ENV_ID, **given})
+        evaluate_llm.check_api(args)
+        evaluate_llm.check(args)
 
 
 def test_the_extra_is_named(monkeypatch):

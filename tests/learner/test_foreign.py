@@ -11,6 +11,7 @@ from llm_utils import foreign, pass_rates
 from llm_utils.demonstrations import read_rows
 from llm_utils.loading import load_policy, merge_adapters
 from llm_utils.preflight import preflight
+from llm_utils.sources import tokenizer_source
 
 CPU = torch.device("cpu")
 
@@ -79,6 +80,24 @@ NAN, INFINITE, HANGS = float("nan"), float("inf"), "(([a-z_.0-9])*)*!"
         ({"peft_type": None}, "only LORA can be added"),
         ({"megatron_config": {"x": 1}, "megatron_core": "evil"}, "megatron_config names code"),
         ({"attn_implementation": "org/name"}, "attn_implementation is 'org/name', and that may be code of a hub"),
+        ({"rank_pattern": 5}, "rank_pattern is 5, which is of the wrong type"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern is ['q_proj'], which is of the wrong type"),
+        ({"alpha_pattern": 5}, "alpha_pattern is 5, which is of the wrong type"),
+        ({"target_modules": 5}, "target_modules is 5, which is of the wrong type"),
+        ({"target_modules": {"q_proj": 1}}, "target_modules is {'q_proj': 1}, which is of the wrong type"),
+        ({"target_modules": [["q_proj"]]}, "target_modules is [['q_proj']], which is of the wrong type"),
+        ({"target_modules": True}, "target_modules is True, which is of the wrong type"),
+        ({"exclude_modules": 1.5}, "exclude_modules is 1.5, which is of the wrong type"),
+        ({"modules_to_save": 5}, "modules_to_save is 5, which is of the wrong type"),
+        ({"modules_to_save": [5]}, "modules_to_save is [5], which is of the wrong type"),
+        ({"layers_pattern": 5}, "layers_pattern is 5, which is of the wrong type"),
+        ({"layers_to_transform": "x"}, "layers_to_transform is 'x', which is of the wrong type"),
+        ({"use_rslora": "yes"}, "use_rslora is 'yes', which is of the wrong type"),
+        ({"use_dora": [1]}, "use_dora is [1], which is of the wrong type"),
+        ({"init_lora_weights": [5]}, "init_lora_weights is [5], which is of the wrong type"),
+        ({"lora_dropout": "0.1"}, "lora_dropout is '0.1', which is of the wrong type"),
+        ({"bias": 5}, "bias is 5, which is of the wrong type"),
+        ({"target_modules": "\x1b[2J", "loftq_config": "\x1b[2J"}, "loftq_config is '\\x1b[2J', which is of the wrong"),
     ],
     ids=str,
 )
@@ -248,10 +267,79 @@ def test_weights_that_are_damaged_are_one_line(model, changed, policy_folder):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"no pickle")
     assert str(folder) in refusal(load_policy, folder, CPU)
+
+
+@pytest.mark.parametrize("weights", [None, {}, "all", "no pickle"])
+def test_adapters_without_safetensors_are_refused(policy_folder, adapters, changed, weights):
+    """Of others nobody would see that they lack weights, and the model would be played as it is."""
+    safetensors = pytest.importorskip("safetensors.torch")
     folder = changed()
     (folder / "adapter_model.safetensors").unlink()
-    (folder / "adapter_model.bin").write_bytes(b"no pickle")
-    assert str(folder) in refusal(merge_adapters, load_policy(policy_folder, CPU), str(folder))
+    if weights == "no pickle":
+        (folder / "adapter_model.bin").write_bytes(b"no pickle")
+    elif weights is not None:
+        there = safetensors.load_file(adapters / "adapter_model.safetensors") if weights == "all" else weights
+        torch.save(there, folder / "adapter_model.bin")
+    said = refusal(merge_adapters, load_policy(policy_folder, CPU), str(folder))
+    assert said.startswith(f"--adapter {folder}: {folder} has no adapter_model.safetensors; ")
+
+
+RED = "\x1b[31mred\nFAKE LINE"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": RED}, {"model_type": "red\nFAKE"}, {"model_type": "a b"}, {"model_type": "\u202eevil"},
+        {"model_type": [RED]}, {"text_config": {"model_type": RED}}, {"model_type": "qwen2\n"}, {"model_type": "a/b"},
+        {"rope_scaling": {"rope_type": RED}}, {"rope_scaling": {"type": RED}}, {"rope_parameters": {"rope_type": RED}},
+        {"quantization_config": {"quant_method": RED}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_transformers_prints_nothing_of_a_stranger_as_it_is(model, settings, capfd):
+    folder = model(**settings)
+    (folder / "tokenizer.json").write_text("{}")
+    for call in (load_policy, folder, CPU), (tokenizer_source, None, str(folder), "any"):
+        said = refusal(*call)
+        assert said.startswith(f"--model {folder}: {folder}/config.json: ") and "which is no name of a kind" in said
+    said = refusal(tokenizer_source, str(folder), "org/name", "any")
+    assert said.startswith(f"--tokenizer {folder}: {folder}/config.json: ")
+    assert "FAKE" not in capfd.readouterr().err
+
+
+NO_NUMBERS = [NAN, INFINITE, -INFINITE, {"__float__": "NaN"}, {"__float__": "-Infinity"}, [NAN]]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=str)
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta", "of_a_stranger"])
+def test_numbers_of_a_config_are_finite(model, key, value):
+    for settings in ({key: value}, {"text_config": {key: value}}):
+        said = refusal(load_policy, model(**{"text_config": None, key: 1.0} | settings), CPU)
+        assert f"config.json: {next(iter(settings))} has " in said and said.endswith("; numbers there are finite")
+
+
+def test_limits_that_state_space_models_leave_open_may_be_infinite():
+    foreign.check_settings({"time_step_limit": [0.0, INFINITE]}, "config.json")
+    with pytest.raises(foreign.RefusedError):
+        foreign.check_settings({"time_step_limit": [NAN, INFINITE]}, "config.json")
+
+
+@pytest.mark.parametrize("settings", [{"hidden_size": 10**9}, {"intermediate_size": 48}, {"vocab_size": 7}], ids=str)
+def test_weights_of_other_sizes_are_told_without_a_table(model, settings, capfd):
+    folder = model(**settings)
+    said = refusal(load_policy, folder, CPU)
+    assert said.startswith(f"--model {folder} ") and "sizes of its weights are not those of its config.json" in said
+    assert "LOAD REPORT" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "hidden_size"])
+def test_a_damaged_config_is_no_fault_of_the_tokenizer(model, damage):
+    folder = model(hidden_size="big")
+    (folder / "tokenizer.json").write_text("{}")
+    if damage in DAMAGE:
+        (folder / "config.json").write_bytes(DAMAGE[damage])
+    assert refusal(tokenizer_source, None, str(folder), "any").startswith(f"--model {folder}: ")
 
 
 def test_adapters_beside_the_weights_of_a_model_are_refused(model):
