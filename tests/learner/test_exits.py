@@ -253,8 +253,7 @@ sys.meta_path.insert(0, Finder())
 AT_IMPORT = [("ppo_llm", "missing", "torch", "--help"), ("sft_llm", "missing", "torch", "--seed", "1")]
 AT_IMPORT += [("evaluate_llm", "missing", "tyro", "--help"), ("grpo_llm", "Ctrl-C", "numpy", "--help")]
 AT_IMPORT += [("evaluate_llm", "Ctrl-C", "tyro"), ("ppo_llm", "missing", "gymnasium", "--help")]
-AT_IMPORT += [("evaluate_llm", "missing", "agent_r1"), ("sft_llm", "missing", "agent_r1_tools")]
-AT_IMPORT += [("grpo_llm", "missing", "numpy", "--help"), ("rloo_llm", "missing", "jsonschema")]
+AT_IMPORT += [("sft_llm", "missing", "numpy", "--help")]
 
 
 @pytest.mark.parametrize("what", AT_IMPORT, ids=" ".join)
@@ -272,6 +271,17 @@ def test_what_happens_while_a_script_imports_is_told_in_a_line(what, tmp_path):
     else:
         assert done.returncode == 1
         assert re.fullmatch(rf"{script}.py needs \w+: pip install -e '\.\[train\]' in {ROOT}\n", done.stderr)
+
+
+@pytest.mark.parametrize("module", ["gymnasium.spaces", "numpy", "agent_r1", "agent_r1_tools.text", "tokenizers",
+                                    "jinja2", "jsonschema", "torch.nn", "tyro"])  # fmt: skip
+def test_packages_that_every_script_needs_are_told_in_a_line(module, capsys):
+    from llm_utils import startup
+
+    with pytest.raises(SystemExit):
+        startup.in_a_line(ModuleNotFoundError, ModuleNotFoundError("no", name=module), None)
+    said = capsys.readouterr().err
+    assert said.endswith(f" needs {module.partition('.')[0]}: pip install -e '.[train]' in {ROOT}\n")
 
 
 def test_other_errors_keep_their_traceback(capsys):

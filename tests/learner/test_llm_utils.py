@@ -90,7 +90,7 @@ def test_a_runs_folder_stands_for_its_model(tmp_path, saved):
     base = tmp_path / "base"
     base.mkdir()
     for name in ("config.json", "tokenizer_config.json"):
-        (base / name).write_text("{}")
+        (base / name).write_text('{"model_type": "qwen2"}')
     make_run(tmp_path / "run", {"model": str(base), "tokenizer": None}, saved)
     source = sources.model_source(str(tmp_path / "run"), "any")
     assert source == str(tmp_path / "run" / saved)
