@@ -173,6 +173,14 @@ def test_flags_that_go_together(given, said):
         evaluate_llm.check(args)
 
 
+def test_adapters_beside_an_api_are_refused_before_anything_is_said_of_them(monkeypatch, capsys):
+    words = ["evaluate_llm.py", "--api", "http://localhost:9/v1", "--api-model", "m", "--adapter", "foo"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match="^--adapter does nothing with --api$"):
+        runpy.run_path(evaluate_llm.__file__, run_name="__main__")
+    assert capsys.readouterr().err == ""
+
+
 def test_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "llm_utils.chat_engine", None)
     with pytest.raises(SystemExit, match="--api needs .*agent-r1\\[http\\]"):
