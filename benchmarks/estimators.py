@@ -210,7 +210,7 @@ class Entry:
         return tyro.cli(self.learner.Args, args=shlex.split(self.flags))
 
     def estimator(self, groups: Sequence[Sequence[Episode]]) -> list[Array]:
-        """What the learner makes of a batch, each group of one task."""
+        """Compute the learner's advantages of a batch, each group of one task."""
         if self.alone and len(groups) > 1:
             return [a for group in groups for a in self.estimator([group])]
         size = max(map(len, groups))
@@ -222,7 +222,7 @@ class Entry:
 
     @property
     def by_group(self) -> bool:
-        """Whether the advantages of a group depend on no other group of the batch."""
+        """Return whether the advantages of a group depend on no other group of the batch."""
         scaled_by_others = self.learner is grpo_llm and self.args.scale_rewards and (
             self.args.scale_by == "others" or self.args.scale_by == "auto" and self.args.credit == "turn"
         )  # fmt: skip

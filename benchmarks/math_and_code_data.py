@@ -232,7 +232,7 @@ def wrappings(name: str, tasks: list[Task], programs: list[str], mutants: dict[i
 
 
 def lookup_tables(env_id: str, data: Path) -> dict[str, Any]:
-    """What a lookup table of the shown tests comes to in the default split: tasks that it solves, its mean process
+    """Play a lookup table of the shown tests in the default split: tasks that it solves, its mean process
     reward, and that reward if the shown tests were paid."""
     env: Any = gym.make(f"AgentR1/{env_id}-v0", data_dir=data / env_id.lower()).unwrapped
     solved, process, shown = [], [], []

@@ -1,4 +1,4 @@
-"""Which log-probabilities belong into the ratio's denominator when older weights sampled? Exactly, on small games.
+"""Compare the ratio's denominators when older weights sampled, exactly, on small games.
 
     python benchmarks/stale_ratios.py    # a table, seconds
 

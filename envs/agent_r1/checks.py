@@ -193,7 +193,7 @@ def splits_differ(subject: Subject) -> None:
 
 
 def _content(env: ToolEnv, index: int) -> str:
-    """What a task is, but for its id. Arrays are told in full: numpy shortens those of over 1,000 elements."""
+    """Describe a task without its id. Arrays are written in full: numpy shortens those of over 1,000 elements."""
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
         return repr(replace(env.make_task(index), id=""))
 

@@ -114,8 +114,8 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explained: int | N
             run = run_in_tester(test)
             error = None if run.ok else run.error or run.status
             died = died or run.status == "died"
-            is_explained = error and explained is not None and number < explained
-            if is_explained and error.startswith("AssertionError") and (left := left_side(test)):
+            is_wrong = error is not None and error.startswith("AssertionError")
+            if is_wrong and number < (explained or 0) and (left := left_side(test)):
                 error = f"{left} is {run_in_tester(left).output.strip()}"
             errors.append(error)
             if error and (explained is None or run.status in ("timeout", "died") or "Timeout" in error):

@@ -35,8 +35,8 @@ def fault_line(where: str, what: str | BaseException, end: str = "") -> str:
 
 
 def may_have_acted(error: BaseException) -> bool:
-    """Whether a fault of a hook (a judge, a user, `start_episode`) comes from a call that may have had an effect. The
-    hook itself is asked again, as is, after any other fault."""
+    """Return whether a fault of a hook (a judge, a user, `start_episode`) comes from a call that may have had an effect.
+    After any other fault the hook is asked again."""
     return isinstance(error, ToolFault) and error.ran is True
 
 

@@ -21,7 +21,7 @@ VLLM_SHARE = 0.4  # of a GPU's memory, of --engine vllm; while the trainer works
 
 
 class EngineDied(RuntimeError):
-    """What samples is gone: a server that was stopped, an engine that crashed. The message says which and why, and is
+    """The sampler is gone: a server was stopped, or an engine crashed. The message says which and why, and is
     `printable`: it may quote what a server wrote."""
 
     def __init__(self, said: object = "") -> None:

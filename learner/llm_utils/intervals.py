@@ -115,7 +115,7 @@ def _value(columns: Sequence[Sequence[Array]]) -> float:
 
 
 def _effective(means: Array) -> float:
-    """How many tasks that are played once would say as much as these tasks, of which the seeds' mean is known.
+    """Return the number of tasks, played once, that say as much as these, of which the seeds' mean is known.
 
     Seeds that agree on a task say it once: n p (1 - p) / variance. Two tasks on which all seeds agree are added, one
     solved and one not, so that a few zeros don't count as certain.

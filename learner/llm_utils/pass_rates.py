@@ -55,8 +55,8 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise SystemExit(f"{flag}: this is no file of evaluate_llm.py --profile") from None
     if played_on != (env_id, split):
-        played = printable(f"{played_on[0]}, split {played_on[1]}")
-        raise SystemExit(f"{flag} is of {played}; this run is of {env_id}, split {split}")
+        other = printable(f"{played_on[0]}, split {played_on[1]}")
+        raise SystemExit(f"{flag} is of {other}; this run is of {env_id}, split {split}")
     if found.get("mode", "agent") != "agent":
         mode = printable(str(found["mode"]))
         raise SystemExit(f"{flag} is of --mode {mode}, and learners play with tools: profile --mode agent")

@@ -218,7 +218,7 @@ class Tool(ABC):
         return f"{'; '.join(problems)}. {self.expected()}" if problems else None
 
     def may_repeat(self, ran: bool | None = True) -> bool:
-        """Whether a call that faulted may be made again. `ran`: see `ToolFault`."""
+        """Return whether a call that faulted may be made again. `ran`: see `ToolFault`."""
         if not ran:
             return True
         if self.repeatable is not None:

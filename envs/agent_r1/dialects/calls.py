@@ -43,7 +43,7 @@ class Call:
 
 @dataclass
 class Turn:
-    """What a span says."""
+    """A span, read: its visible text and its calls."""
 
     content: str
     """The visible text up to the first stop token: without thinking, without calls, without white space around it."""
@@ -54,7 +54,7 @@ class Turn:
 
     @property
     def is_open(self) -> bool:
-        """Whether the span ends inside a call, or inside its only answer: where a sampler's bound may have cut it."""
+        """True if the span ends inside a call or inside its only answer: a sampler's bound may have cut it there."""
         if self.calls:
             return not self.calls[-1].closed
         return self.content.rfind("<answer>") > self.content.rfind("</answer>") and not ANSWER.search(self.content)
@@ -62,7 +62,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Problems:
-    """What a family tells a policy whose call breaks the rule."""
+    """A family's words for a policy whose call breaks the rule."""
 
     name: str = "the call has no name"
     missing: str = "the call has no arguments"
@@ -122,12 +122,12 @@ def function_of(schema: Schema) -> dict[str, Any]:
 
 
 def function_of_tool(name: str, tools: Sequence[Schema]) -> dict[str, Any] | None:
-    """What the schema of the tool with this name says; None where there is no such tool."""
+    """Return the function in the schema of the tool with this name; None where there is no such tool."""
     return next((function for function in map(function_of, tools) if function.get("name") == name), None)
 
 
 def needs_nothing(name: str, tools: Sequence[Schema]) -> bool:
-    """Whether there is a tool with this name that requires no arguments."""
+    """Return whether there is a tool with this name that requires no arguments."""
     function = function_of_tool(name, tools)
     return function is not None and not _required(function)
 

@@ -64,8 +64,8 @@ class JSONCalls(Dialect):
 
 
 def is_call(value: Any, tools: Sequence[Schema]) -> bool:
-    """Whether JSON that nothing says to be a call is meant as one: it has a name and arguments, or all that it has is
-    the name of a tool."""
+    """Return whether untagged JSON is meant as a call: it has a name and arguments, or the name of a tool and nothing
+    else."""
     if not isinstance(value, dict) or "name" not in value:
         return False
     if not value.keys().isdisjoint(ARGUMENT_KEYS):
@@ -75,8 +75,8 @@ def is_call(value: Any, tools: Sequence[Schema]) -> bool:
 
 
 def is_broken_call(text: str, stopped: int | None) -> bool:
-    """Whether what is no JSON is meant as a call: it has a name and arguments, or it begins as a call and the turn ends
-    in it. `stopped`: where reading stopped, if the turn ends with this text."""
+    """Return whether broken JSON is meant as a call: it has a name and arguments, or it begins as a call and the turn
+    ends in it. `stopped`: the place where reading stopped, if the turn ends with this text."""
     has_name = _NAME.search(text)
     if has_name and _ARGUMENTS.search(text):
         return True

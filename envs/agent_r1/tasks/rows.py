@@ -277,7 +277,7 @@ _cut_off: set[str] = set()  # codes of the questions whose last reply was cut of
 
 
 def _reply(url: str, request: dict[str, Any]) -> tuple[str | None, str]:
-    """What the model says and how its reply ended; None where it refuses. Raises ToolFault for what is no reply."""
+    """Return the model's text and how its reply ended; None where it refuses. Raises ToolFault for what is no reply."""
     status, _, content = _exchange().post(f"{url.rstrip('/')}/chat/completions", json.dumps(request).encode(), 1 << 20)
     try:
         reply = json.loads(content)

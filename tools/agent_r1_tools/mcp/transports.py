@@ -53,7 +53,7 @@ LOST_STATUS = frozenset([401, 403, 404, 405, 407, 408, 429])
 
 @dataclass
 class Fate:
-    """What became of one request. `ran`: whether the server may have done what it was asked, as in `ToolFault`."""
+    """The outcome of one request. `ran`: True if the server may have done what it was asked, as in `ToolFault`."""
 
     ran: bool | None = True
 

@@ -109,14 +109,14 @@ def stems(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def query_stems(query: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a query is looked for by: stems of plain words, and of all that may be found among others."""
+    """Return the terms of a query: stems of plain words, and of all that may be found among others."""
     plain, others = words(query)
     stemmed = _stems(plain)
     return stemmed, (*stemmed, *_stems(others), *map(_letter, letters(query)))
 
 
 def _others(passage: Passage, text: str) -> tuple[str, ...]:
-    """What a passage is found by besides plain words. A letter that stands alone counts as a whole title only."""
+    """Return the terms of a passage besides plain words. A letter that stands alone counts as a whole title only."""
     letter = only_letter(passage.title)
     found = words(text, inside=True)[1]
     short = [word for word in found if len(word) < 3]  # their own stems, as most pairs are

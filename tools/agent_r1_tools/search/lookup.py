@@ -78,5 +78,5 @@ class LookupTool(Tool):
 
 
 def _words(key: str) -> list[str]:
-    """What near titles share: letters that stand alone count, too."""
+    """Return the words that near titles share: letters that stand alone count, too."""
     return [*re.findall(r"\w+", key), *words(key, inside=True)[1]]

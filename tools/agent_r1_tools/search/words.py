@@ -114,7 +114,7 @@ def _others(run: str, inside: bool) -> Iterator[str]:
 
 
 def _pieces(units: list[str]) -> Iterator[tuple[int, int]]:
-    """Where the pieces between Chinese stop words begin and end; a piece is no stop word by itself."""
+    """Yield start and end of the pieces between Chinese stop words; a piece is no stop word by itself."""
     start = 0
     for place in range(len(units) + 1):
         if place == len(units) or units[place] in "的是了":
