@@ -35,7 +35,7 @@ def fault_line(where: str, what: str | BaseException, end: str = "") -> str:
 
 
 def may_have_acted(error: BaseException) -> bool:
-    """Return whether a fault of a hook (a judge, a user, `start_episode`) comes from a call that may have had an effect.
+    """Return whether a fault of a hook (a judge, a user, `start_episode`) is of a call that may have had an effect.
     After any other fault the hook is asked again."""
     return isinstance(error, ToolFault) and error.ran is True
 
