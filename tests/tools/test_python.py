@@ -345,6 +345,15 @@ def test_numpy_and_sympy_are_there(backend):
     assert ran.output == "(6, 2*sqrt(2))\n"
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="annotations are read when they are asked for")
+@pytest.mark.parametrize("backend", FULL)
+def test_annotations_are_read_unless_the_program_says_otherwise(backend):
+    """The guest's own `from __future__` is not the program's."""
+    with open_sandbox(backend).session() as session:
+        assert "NameError" in session.run("def f(x: Missing): return x").error
+        assert session.run("from __future__ import annotations\ndef f(x: Missing): return x\nf(1)").output == "1\n"
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 

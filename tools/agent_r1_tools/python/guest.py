@@ -254,15 +254,15 @@ class Guest:
                     pass
 
     def _execute(self, code: str, name: str) -> dict[str, Any]:
-        tree: Any = compile(code, name, "exec", ONLY_AST)
+        tree: Any = compile(code, name, "exec", ONLY_AST, dont_inherit=True)
         last = tree.body[-1] if tree.body and type(tree.body[-1]).__name__ == "Expr" else None
         names = self.main.__dict__
         if last is None:
-            exec(compile(tree, name, "exec"), names)
+            exec(compile(tree, name, "exec", dont_inherit=True), names)
             return {"error": None}
         tree.body.pop()
-        exec(compile(tree, name, "exec"), names)
-        value = eval(compile(_ast.Expression(last.value), name, "eval"), names)
+        exec(compile(tree, name, "exec", dont_inherit=True), names)
+        value = eval(compile(_ast.Expression(last.value), name, "eval", dont_inherit=True), names)
         if value is not None:
             names["_"] = value
             print(repr(value))
