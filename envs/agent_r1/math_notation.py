@@ -37,9 +37,18 @@ _BOLD = tuple((f"\\{bold}{{", "}") for bold in ("mathbf", "textbf", "boldsymbol"
 _BOLD_PART = re.compile(r"(?<![\w)\]}!*])(?<![\w)\]}!*]\s)\*\*(?!\s)([^*]+)(?<!\s)\*\*(?![\w(\[{\\*])")
 _POWER_OF_TEN = re.compile(r"(?<![\w.\\}])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?)(\d+)(?![\w.])")
 _TIMES_TEN = re.compile(
-    r"(?<![\d.^/}\\a-zA-Z])(?<![/^]\s)(\d+\.\d+|\.\d+)\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*"
+    r"(?<![\d.])(\d+\.\d+|\.\d+)\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*"
     r"(?:\{\s*([+-]?\d+)\s*\}|(-?\d))(?!\s*[\d^!.])"
 )
+_FUNCTION = r"\\?(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)\s*(?:[_^]\s*(?:\{[^{}]*\}|.)\s*)*"
+# What may stand before it: not a division, a power or a function, to which only the decimal would belong.
+_BEFORE_TEN = re.compile(
+    r"(?:^|[=<>≈~(\[{,;|&$*]|\\\\|(?<![a-zA-Z\\])(?:and|or)"
+    r"|\\text\s*\{\s*(?:and|or)\s*\}|\\(?:approx|leq?|geq?|lt|gt|neq?|in|times|cdot))\s*$"
+)
+_SIGN_BEFORE = re.compile(r"(?:[+-]|\\pm|\\mp)\s*$")
+_NO_SIGN_BEHIND = re.compile(rf"(?:[/^_÷]|\\div|{_FUNCTION})\s*$")
+_OPENING, _CLOSING = frozenset(("(", "[", "\\{", "{")), frozenset((")", "]", "\\}", "}"))
 _MOST_DIGITS = 40
 # 2e+1 is twice e and one more, 2e+10 a power of ten: programs write two digits.
 _NUMBER_E = re.compile(r"(?<![a-zA-Z\\])e(?![a-zA-Z])")
@@ -64,7 +73,16 @@ def _plain_character(character: str) -> str:
 
 def products_with_ten(text: str) -> str:
     r"""The text with the digits of `1.15 \times 10^2`: math-verify multiplies such decimals, to 114.99999999999999."""
-    return _TIMES_TEN.sub(lambda found: _digits(found[1], found[2] or found[3]) or found[0], text)
+
+    def product(found: re.Match[str]) -> str:
+        before = found.string[: found.start()].rstrip()
+        if sign := _SIGN_BEFORE.search(before):
+            is_joined = not _NO_SIGN_BEHIND.search(before[: sign.start()].rstrip())
+        else:
+            is_joined = bool(_BEFORE_TEN.search(before))
+        return is_joined and _digits(found[1], found[2] or found[3]) or found[0]
+
+    return _TIMES_TEN.sub(product, text)
 
 
 def _digits(number: str, exponent: str) -> str:
@@ -174,9 +192,19 @@ def balanced(text: str) -> bool:
 def tokens(text: str) -> list[str]:
     """Tokens of which there is one for one meaning; no braces, no spaces."""
     found = [_number(token) for token in TOKEN.findall(one_way(text)) if token not in "{}"]
-    while len(found) > 2 and found[0] == "(" and found[-1] == ")" and "," not in found and ")" not in found[1:-1]:
+    while is_in_brackets(found) and found[0] == "(" and found[-1] == ")" and "," not in found:
         found = found[1:-1]
     return found
+
+
+def is_in_brackets(row: Sequence[str]) -> bool:
+    r"""Whether one pair of brackets is around all of some tokens: `(1/4)`, `[1, 2)`, `\{3\}`, but not `(1)(2)`."""
+    depth = 0
+    for place, token in enumerate(row):
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0:
+            return 1 < place == len(row) - 1
+    return False
 
 
 def tokens_at(text: str) -> list[tuple[str, int, int]]:

@@ -24,7 +24,9 @@ COSTLY_SECONDS = 0.6
 MEMORY_BYTES = 2**30
 ROUNDED = 5e-6  # of a number: what rounding to six digits may change
 EXACT = 1e-45
-LARGE, SHOWN = 2**53, 5e-12  # numbers that a calculator shows with twelve digits; what this may change
+LARGE = 2**53  # from here up a calculator rounds whole numbers
+FEWEST_SHOWN = 10  # digits of a rounded one: a number of fewer digits means itself
+BINARY = 2.0**-52  # of a number: what a factor of binary digits may change
 
 UNREADABLE = "the answer cannot be read as one expression"
 TOO_COSTLY = "judging the answer took too much time or memory"
@@ -153,6 +155,8 @@ def _equal(gold: list[Any], found: list[Any], lists: bool = True) -> bool:
 
     if not gold:
         return False
+    if _joins_numbers(found[0]) and not _joins_numbers(gold[0]):
+        return False
     (kind, members), (other_kind, others) = _members(gold[0]), _members(found[0])
     if not lists and {kind, other_kind} == {"set", "row"}:
         return False
@@ -164,38 +168,68 @@ def _equal(gold: list[Any], found: list[Any], lists: bool = True) -> bool:
     return _is_as_shown(gold[0], found[0])
 
 
+def _joins_numbers(side: Any) -> bool:
+    r"""Whether a number or letter stands where a set belongs: `[1,2] \cup (5)`, which sympy takes for `\{5\}`."""
+    from sympy import Complement, Expr, Intersection, Union
+
+    joined = side.atoms(Complement, Intersection, Union) if hasattr(side, "atoms") else ()
+    return any(isinstance(one, Expr) for operation in joined for one in operation.args)
+
+
 def _ways_to_read(gold: Any, stated: Any) -> Iterator[tuple[Any, Any]]:
     r"""The two as they are; then, where the gold answer has roots of letters, with these letters positive.
 
     In the complex plane `\sqrt{1/n}` and `1/\sqrt{n}` may have two signs; people mean a positive n. Which letters these
     are is the gold answer's to say: `\sqrt{x^2}` is not x.
     """
+    from sympy import Abs
+
     yield gold, stated
-    if positive := _positive(gold):
+    if positive := _positive(gold, alone=any(hasattr(side, "has") and side.has(Abs) for side in (gold, stated))):
         with suppress(Exception):  # sympy's, about what the answer is made of
             yield gold.doit().xreplace(positive), stated.doit().xreplace(positive)
 
 
-def _positive(gold: Any) -> dict[Any, Any]:
-    """Positive symbols in place of the factors of odd power under an even root."""
-    from sympy import Dummy, Pow
+def _positive(gold: Any, alone: bool) -> dict[Any, Any]:
+    """Positive symbols in place of the factors of odd power under an even root; none where one has a negative factor.
+
+    Of `\\sqrt{-x^3}` the letter is negative. Where the sign of a letter is spoken of (`|x|`), only a factor that is
+    `alone` under its root counts: two may both be negative.
+    """
+    from sympy import Dummy, Mul, Pow
 
     if not hasattr(gold, "atoms"):
         return {}
-    roots = [power.base for power in gold.atoms(Pow) if power.exp.is_Rational and power.exp.q % 2 == 0]
-    factors = [pair for root in roots for pair in root.doit().as_powers_dict().items()]
-    odd = [factor for factor, power in factors if factor.free_symbols and power.is_odd]
-    return {factor: Dummy(positive=True) for factor in odd}
+    found: dict[Any, Any] = {}
+    for root in (power.base for power in gold.atoms(Pow) if power.exp.is_Rational and power.exp.q % 2 == 0):
+        factors = root.doit().as_powers_dict()
+        odd = [factor for factor, power in factors.items() if factor.free_symbols and power.is_odd]
+        number = Mul(*(factor**power for factor, power in factors.items() if factor.is_number))
+        if not number.is_positive or alone and len(odd) > 1:
+            return {}
+        found |= {factor: Dummy(positive=True) for factor in odd}
+    return found
 
 
 def _is_as_shown(gold: Any, stated: Any) -> bool:
-    r"""Whether a large number is the other as a calculator shows it: with 12 digits, `1.18059162072 \cdot 10^{21}`."""
-    from sympy import Float
+    r"""Whether a large number is the other as a calculator (12 digits) or Python shows it: `1.18059162072e+21`."""
+    from sympy import Float, Rational
 
-    sizes = _size_and_gap(gold, stated)
-    if sizes is None or gold.has(Float) == stated.has(Float):
+    if not getattr(gold, "is_number", False) or gold.has(Float) == stated.has(Float):
         return False
-    return bool(sizes[0] >= LARGE and sizes[1] <= SHOWN * sizes[0])
+    exact, shown = (stated, gold) if gold.has(Float) else (gold, stated)
+    sizes = _size_and_gap(exact, shown)
+    if sizes is None or not LARGE <= sizes[0] < sys.float_info.max:
+        return False
+    number = float(exact.evalf(50))
+    for text in (f"{number:.12g}", repr(number)):
+        target = Rational(text)
+        digits = len(text.partition("e")[0].strip("-").removesuffix(".0").replace(".", ""))
+        # Only a product, such as 1.5 \cdot 10^{60}, is not computed in decimals.
+        gap, most = abs(Rational(shown) - target if shown.is_Float else shown.evalf(50) - target), BINARY * sizes[0]
+        if digits >= FEWEST_SHOWN and gap <= (0 if shown.is_Float else most):
+            return True
+    return False
 
 
 def _size_and_gap(wanted: Any, stated: Any) -> tuple[Any, Any] | None:

@@ -25,23 +25,12 @@ from agent_r1.math_notation import (
     products_with_ten,
     tokens,
 )
+from agent_r1.math_nouns import LATIN, MOST_WORDS, NO_NOUNS, changes_number, is_noun
 
 _LAST_TEXT = re.compile(
     r"(?<=[\d)}\]a-zA-Z!])\s*(?:(?:/|\\cdot|\\[ ,;])\s*)?" + TEXT.pattern + r"(?:\^[23]|\^\{[23]\})?\s*$"
 )
 _UNIT = re.compile(r"(?:[a-zA-Z°µ](?:\^[23])?|[\s~./()'-])*")
-_UNIT_WORDS = 3  # square meters per, square inches, km / h
-_NO_UNITS = frozenset(
-    "or and not is but maybe either neither nor no non if unless else otherwise than versus vs perhaps possibly "
-    "probably alternatively instead rather also except without equals wrong false incorrect never excluded rejected "
-    "anything plus minus times to ou oder "
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion "
-    "dozen half halves third thirds quarter quarters tenth tenths hundredth hundredths thousandth thousandths lakh "
-    "crore score gross negative least most squared cubed twice "
-    "ten hundreds more less fewer off short about under over below above factorial inverse reciprocal root infinity "
-    "infinite modulo mod choose power exponent".split()
-)
 _NO_SYMBOLS = re.compile(r"\\mathbb\s*\{?[A-Z]\}?|\\(?:begin|end)\{[a-z]+\}|_\s*\{?\w+")
 # What may stand on the left of "= 7", beside letters such as x and AB.
 _QUANTITIES = frozenset(
@@ -57,9 +46,8 @@ _COMMANDS = frozenset(
     r"\le \leq \ge \geq \lt \gt \in \mathbb \emptyset \varnothing \sin \cos \tan \cot \sec \csc \arcsin \arccos "
     r"\arctan \log \ln \exp \lfloor \rfloor \lceil \rceil \{ \} \%".split()
 )
-_LATIN = "[A-Za-zÀ-ÖØ-öø-ÿ]+"
 # Words behind a number that are perhaps a noun: 12 books, 12 US dollars.
-_WORDS = re.compile(rf"(?<=[\d)}}])\s+({_LATIN}(?:[-'\s]\s*{_LATIN})*)\s*$")
+_WORDS = re.compile(rf"(?<=[\d)}}])\s+({LATIN}(?:[-'\s]\s*{LATIN})*)\s*$")
 _GREEK = frozenset(r"\alpha \beta \gamma \delta \theta \lambda \mu \phi \varphi \omega \sigma \tau \rho".split())
 _FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan log ln exp pi".split())
 _NAME_COMMANDS = frozenset(r"\angle \triangle \overline \vec \Delta \cap \cup \mid \ell \circ".split())
@@ -135,22 +123,22 @@ def read(gold: str, answer: str, question: str = "") -> Reading | None:
         return None
     # An equation as the gold answer is compared as a whole.
     compare_sides = not re.search(r"=|≈|≡|\\(?:in|equiv|approx)(?![a-zA-Z])", gold)
-    noun = has_no_noun(gold)
+    asked = question if has_no_noun(gold) else None
     values: list[str] = []
     equal: list[tuple[str, str]] = []
     rounded: list[tuple[str, str]] = []
     for statement in statements(answer):
         exact, *approximate = map(str.strip, APPROXIMATES.split(statement))
         if compare_sides:
-            *left, value = (bare(side, noun) for side in EQUALS.split(exact))
+            *left, value = (bare(side, asked) for side in EQUALS.split(exact))
             if _is_name(value, question) and len(approximate) == 1 and not left:  # x \approx 7
-                value = bare(approximate.pop(), noun)
+                value = bare(approximate.pop(), asked)
             left = [side for side in left if not _is_name(side, question)]
         else:
             left, value = [], bare(exact)
             if approximate or len(EQUALS.findall(value)) > max(len(EQUALS.findall(s)) for s in statements(gold)):
                 return None
-        approximate = [bare(side, noun) for side in approximate]
+        approximate = [bare(side, asked) for side in approximate]
         if not all(_is_known(piece, gold, not compare_sides) for piece in [*left, value]):
             return None
         if not all(re.fullmatch(rf"-?(?:{NUMBER})", side) for side in approximate):
@@ -176,8 +164,8 @@ def has_no_noun(gold: str) -> bool:
     return not _symbols(gold) and not TEXT.search(gold)
 
 
-def bare(text: str, noun: bool = False) -> str:
-    r"""A value without currency, percent, unit and base, and by choice without a noun.
+def bare(text: str, asked: str | None = None) -> str:
+    r"""A value without currency, percent, unit and base; with a question, which may be "", without a noun, too.
 
     Percent as in the official grader: `50\%` is 50 and not .5.
     """
@@ -186,21 +174,9 @@ def bare(text: str, noun: bool = False) -> str:
     # math-verify would drop all from the first unit on: 7\text{ cm} or 6\text{ cm}.
     while (shorter := _LAST_TEXT.sub("", text)) != text:
         text = shorter
-    if noun and (words := _WORDS.search(text)) and _is_noun(words[1]):
+    if asked is not None and (words := _WORDS.search(text)) and is_noun(words[1], asked):
         text = text[: words.start()]
     return _BASE.sub("", text).strip()
-
-
-def _is_noun(words: str) -> bool:
-    """Whether words can only be a noun with what belongs to it: short ones may be a product of letters."""
-    found = re.findall(_LATIN, words.lower())
-    numbers = _NO_UNITS | _FUNCTIONS | {greek[1:] for greek in _GREEK}
-    return (
-        len(found) <= _UNIT_WORDS
-        and min(map(len, found)) > 1
-        and max(map(len, found)) > 2
-        and numbers.isdisjoint({word.removesuffix(end) for word in found for end in ("", "s", "es")})
-    )
 
 
 def _plain_text(text: str) -> str:
@@ -227,8 +203,8 @@ def _texts_are_units(gold: str, answer: str) -> bool:
     words = [word.lower() for text in texts for word in re.findall("[a-zA-Z]+", text)]
     joined = re.findall("[a-z]+", "".join(texts).lower())  # \text{o}\text{r}
     return (
-        len(words) <= _UNIT_WORDS
-        and _NO_UNITS.isdisjoint([*words, *joined])
+        len(words) <= MOST_WORDS
+        and not any(map(changes_number, [*words, *joined]))
         and all(_UNIT.fullmatch(text) for text in texts)
     )
 
@@ -266,7 +242,7 @@ def _is_known(text: str, gold: str, relations: bool) -> bool:
     """Whether all of a piece is notation that is read, and no two numbers stand side by side."""
     allowed = _COMMANDS | _GREEK | _CHARACTERS | set(TOKEN.findall(gold)) | ({"="} if relations else set())
     words = {token.lower() for token in TOKEN.findall(text) if token not in allowed}
-    if not text or not all(map(_PLAIN.fullmatch, words)) or any(len(word) > 2 for word in words & _NO_UNITS):
+    if not text or not all(map(_PLAIN.fullmatch, words)) or any(len(word) > 2 for word in words & NO_NOUNS):
         return False
     part = r"\s*(?:\{[^{}]*\}|\d|[a-zA-Z])"
     arguments = rf"\\(?:[dtc]?frac|[dt]?binom){part}{part}|\\log\s*_{part}|\\sqrt(?:\s*\[[^\]]*\])?{part}"
@@ -292,14 +268,14 @@ def _is_name(side: str, question: str) -> bool:
     side = TEXT.sub(r"\1", side).strip()
     if re.fullmatch(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\)", side):
         return True
-    if not _NO_UNITS.isdisjoint(re.findall(r"(?<![\\a-z])[a-z]+", side.lower())):
+    if not NO_NOUNS.isdisjoint(re.findall(r"(?<![\\a-z])[a-z]+", side.lower())):
         return False
     rest = _QUANTITY.sub("", side).strip()
     if rest != side and _ARGUMENTS.fullmatch(rest):
         return True
     rest = re.sub(r"^\|([^|]*[A-Z]\s*[A-Z]\s*\}?\s*)\|$", r"\1", rest)  # |AB|
     if name := _NAME.fullmatch(rest):
-        return name[1].lower() not in _NO_UNITS
+        return name[1].lower() not in NO_NOUNS
     if side.startswith("-") or not (_is_expression(side) or _is_expression(_one_form(side))):
         return False
     return _is_asked(side, question)
@@ -313,9 +289,13 @@ def _is_expression(side: str) -> bool:
         return False
     side = re.sub(r"\\[a-zA-Z]+", " ", side)
     words = re.findall("[a-zA-Z]+", side)
-    return bool(words or commands & _GREEK) and bool(re.fullmatch(r"[a-zA-Z\s{}|+*/.-]*", side)) and all(
-        len(word) == 1 or word.lower() in _QUANTITIES or word.isupper() and word.lower() not in _NO_UNITS
-        for word in words
+    return (
+        bool(words or commands & _GREEK)
+        and bool(re.fullmatch(r"[a-zA-Z\s{}|+*/.-]*", side))
+        and all(
+            len(word) == 1 or word.lower() in _QUANTITIES or word.isupper() and word.lower() not in NO_NOUNS
+            for word in words
+        )
     )
 
 
