@@ -27,17 +27,17 @@ NO_NOUNS = frozenset(
 )
 # What may be a name but changes a number behind it. The last rows are French, German, Italian, Portuguese and Spanish.
 _CHANGERS = frozenset(
-    "nothing none hardly scarcely barely supposedly isn aren wasn doesn cannot thrice once few many much several too so "
-    "very between within until past approximately roughly around almost nearly circa greater larger smaller higher "
-    "lower bigger upto opposite complement conjugate absolute maximum minimum double triple treble pair couple duo trio "
-    "quartet grand thou mill mil first zeroth nth last fold manifold nil null naught nought undefined unknown quotient "
-    "remainder fraction numerator denominator decimal binary octal hexadecimal basis sine cosine tangent logarithm ppm "
-    "ppb alpha beta gamma delta epsilon theta lambda varphi omega sigma sqrt arcsin arccos arctan mille percentile "
-    "positive kilo mega giga tera peta exa milli micro nano pico femto centi deci deca hecto "
+    "nothing none hardly scarcely barely supposedly isn aren wasn doesn cannot thrice once few many much several too "
+    "so very between within until past approximately roughly around almost nearly circa greater larger smaller higher "
+    "lower bigger upto opposite complement conjugate absolute maximum minimum double triple treble pair couple duo "
+    "trio quartet grand thou mill mil first zeroth nth last fold manifold nil null naught nought undefined unknown "
+    "quotient remainder fraction numerator denominator decimal binary octal hexadecimal basis sine cosine tangent "
+    "logarithm ppm ppb alpha beta gamma delta epsilon theta lambda varphi omega sigma sqrt arcsin arccos arctan mille "
+    "percentile positive kilo mega giga tera peta exa milli micro nano pico femto centi deci deca hecto "
     "et demi demie deux trois quatre cinq onze douze treize quinze seize vingt trente quarante cinquante soixante "
     "douzaine centaine millier moitie tiers virgule fois und con medio media mezzo mezza meia meio eins zwei drei vier "
-    "zehn zwolf komma uno dos tres cuatro cinco seis siete ocho nueve diez cien ciento docena dozzina duzia due quattro "
-    "cinque sei sette otto nove dieci tre dois duas quatro sete oito dez mila cento".split()
+    "zehn zwolf komma uno dos tres cuatro cinco seis siete ocho nueve diez cien ciento docena dozzina duzia due "
+    "quattro cinque sei sette otto nove dieci tre dois duas quatro sete oito dez mila cento".split()
 )
 _NUMBER_WORD = (
     "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|"
