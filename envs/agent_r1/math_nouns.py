@@ -54,7 +54,7 @@ _CHANGES = re.compile(
     r"|(?:re|un|non)?(?:doubl(?!oon)|tripl|trebl|(?:quadr|quint|sext|sept|oct|dec|cent)upl|verdoppel|halv|halb|half|"
     r"multipl(?!ex)|divid(?!en)|divis(?!ion)|subtract|negat|recur|repeat|periodic(?!al)|imagin|invers|invert|recipro|"
     r"factori|exponen|infinit|approx|estimat|increas|decreas|reduc|permil|promil|percent|dozen|decimat|rais(?!in)|round(?!s)|"
-    r"add(?!r)|normali|complex(?!es)|conjug|squared|cubed|incorrect|wrong|invalid|mistak)[a-z]*"
+    r"add(?!r)|normali|complex(?!es)|conjug|squared|cubed|incorrect|wrong|invalid|mistak(?!es))[a-z]*"
 )
 # Words of up to three letters may be a product of letters: only these are units. Others are known for certain.
 _UNITS = frozenset(
