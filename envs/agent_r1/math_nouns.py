@@ -31,9 +31,9 @@ _CHANGERS = frozenset(
     "so very between within until past approximately roughly around almost nearly circa greater larger smaller higher "
     "lower bigger upto opposite complement conjugate absolute maximum minimum double triple treble pair couple duo "
     "trio quartet grand thou mill mil first zeroth nth last fold manifold nil null naught nought undefined unknown "
-    "quotient remainder fraction numerator denominator decimal binary octal hexadecimal basis sine cosine tangent "
+    "quotient remainder fraction numerator denominator binary octal hexadecimal basis sine cosine tangent "
     "logarithm ppm ppb alpha beta gamma delta epsilon theta lambda varphi omega sigma sqrt arcsin arccos arctan mille "
-    "percentile positive kilo mega giga tera peta exa milli micro nano pico femto centi deci deca hecto "
+    "percentile kilo mega giga tera peta exa milli micro nano pico femto centi deci deca hecto "
     "et demi demie deux trois quatre cinq onze douze treize quinze seize vingt trente quarante cinquante soixante "
     "douzaine centaine millier moitie tiers virgule fois und con medio media mezzo mezza meia meio eins zwei drei vier "
     "zehn zwolf komma uno dos tres cuatro cinco seis siete ocho nueve diez cien ciento docena dozzina duzia due "
@@ -54,7 +54,7 @@ _CHANGES = re.compile(
     r"|(?:re|un|non)?(?:doubl(?!oon)|tripl|trebl|(?:quadr|quint|sext|sept|oct|dec|cent)upl|verdoppel|halv|halb|half|"
     r"multipl(?!ex)|divid(?!en)|divis(?!ion)|subtract|negat|recur|repeat|periodic(?!al)|imagin|invers|invert|recipro|"
     r"factori|exponen|infinit|approx|estimat|increas|decreas|reduc|permil|promil|percent|dozen|decimat|rais(?!in)|round(?!s)|"
-    r"add(?!r)|normali|complex(?!es)|conjug|squared|cubed|incorrect|wrong|invalid|mistak(?!es))[a-z]*"
+    r"add(?!r)|normali|conjug|squared|cubed|incorrect|wrong|invalid|mistak(?!es))[a-z]*"
 )
 # Words of up to three letters may be a product of letters: only these are units. Others are known for certain.
 _UNITS = frozenset(
@@ -62,10 +62,10 @@ _UNITS = frozenset(
     "in yd yard mi mile mm cm dm km kg mg lb lbs oz ml gal pt qt quart sec min hr hrs day days mph kph kmh rpm unit sq "
     "square cubic per of the degree year yr yrs hour minute second week month mice fish geese teeth sheep deer "
     "meter metre liter litre gram kilogram kilometer centimeter millimeter celsius fahrenheit radian each in all left "
-    "total altogether red blue green yellow black white brown pink old new big small large cat cats dog dogs cow cows "
-    "pig pigs hen hens egg eggs cup cups pen pens box boxes bag bags car cars hat hats pie pies toy toys boy boys girl "
-    "ton tons way ways men kid kids can cans jar jars bus key keys ant ants person game time book ball page coin apple "
-    "student point ticket ice fruit money them american canadian".split()
+    "total altogether red blue green yellow black white brown pink old new big small large positive cat cats dog dogs "
+    "cow cows pig pigs hen hens egg eggs cup cups pen pens box boxes bag bags car cars hat hats pie pies toy toys "
+    "boy boys girl ton tons way ways men kid kids can cans jar jars bus key keys ant ants person game time book ball page coin "
+    "apple student point ticket ice fruit money them american canadian".split()
 )
 _UNKNOWNS = frozenset("abcdmnpqrtuvwxyz")  # letters that people use for them
 

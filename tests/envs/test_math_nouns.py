@@ -8,7 +8,15 @@ from agent_r1.math_text import read
 NOUNS = (
     "books months hands pounds friends notes toes logs seconds birds cards tourists yards students boxes glasses "
     "people feet dollars cents men hours girls cakes doubloons raisins modules tents hens meters"
-).split() + ["red apples", "US dollars", "in total", "miles per hour", "square meters", "cups of flour", "years old"]
+).split() + [
+    "red apples",
+    "US dollars",
+    "in total",
+    "miles per hour",
+    "square meters",
+    "positive integers",
+    "cups of flour",
+]
 CHANGES = (
     "fifths fourths fifteenths sevenths fífths ninths twelfth twenty-fifths twofifths onehalf third thousandths nth "
     "umpteenth zillionth quadrillion quintillions googol googols myriad milliard double doubled tripled halved "
