@@ -64,8 +64,8 @@ _UNITS = frozenset(
     "meter metre liter litre gram kilogram kilometer centimeter millimeter celsius fahrenheit radian each in all left "
     "total altogether red blue green yellow black white brown pink old new big small large positive cat cats dog dogs "
     "cow cows pig pigs hen hens egg eggs cup cups pen pens box boxes bag bags car cars hat hats pie pies toy toys "
-    "boy boys girl ton tons way ways men kid kids can cans jar jars bus key keys ant ants person game time book ball page coin "
-    "apple student point ticket ice fruit money them american canadian".split()
+    "boy boys girl ton tons way ways men kid kids can cans jar jars bus key keys ant ants person game time book ball "
+    "page coin apple student point ticket ice fruit money them american canadian".split()
 )
 _UNKNOWNS = frozenset("abcdmnpqrtuvwxyz")  # letters that people use for them
 
