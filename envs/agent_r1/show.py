@@ -30,7 +30,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.is_dir():
         folder, path = path, path / "trajectories.jsonl"
         if not path.is_file() or not path.stat().st_size:
-            raise SystemExit(f"{folder}: {NO_EPISODES}")
+            raise SystemExit(printable(f"{folder}: {NO_EPISODES}"))
     damaged = 0
     try:
         with path.open("rb") as file:
@@ -43,11 +43,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 else:
                     yield row
     except TooLargeError as error:
-        raise SystemExit(f"{path}: {error}") from None
+        raise SystemExit(printable(f"{path}: {error}")) from None
     except OSError as error:
-        raise SystemExit(f"{path} can't be read: {error.strerror}; give a run's folder or a file of rows") from None
+        said = f"{path} can't be read: {error.strerror}; give a run's folder or a file of rows"
+        raise SystemExit(printable(said)) from None
     if damaged:
-        print(f"{path}: {damaged} lines are no rows", file=sys.stderr)
+        print(printable(f"{path}: {damaged} lines are no rows"), file=sys.stderr)
 
 
 def wanted(row: Mapping[str, Any], iteration: int | None, task: str | None, failed: bool) -> bool:
@@ -118,7 +119,7 @@ def main(words: Sequence[str] | None = None) -> None:
         say(("\n" + "-" * 100 + "\n\n" if found else "") + text)
         found = True
     if damaged:
-        print(f"{args.run}: {damaged} rows are damaged", file=sys.stderr)
+        print(printable(f"{args.run}: {damaged} rows are damaged"), file=sys.stderr)
     if not found:
         filters = ["--iteration"] * (args.iteration is not None) + ["--task"] * (args.task is not None)
         filters += ["--failed"] * args.failed
@@ -127,7 +128,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if args.task is not None and tasks:
             names = printable(", ".join(tasks)).replace("\n", "\\n")
             some += f"{' and' if there else '; it has some'} of tasks such as {names}"
-        raise SystemExit(f"{args.run} has no such episode{why}{some}")
+        raise SystemExit(f"{printable(str(args.run))} has no such episode{why}{some}")
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def main(words: Sequence[str] | None = None) -> int:
         try:
             find_environment(subject.env_id)
         except ArgumentError as error:
-            parser.error(f"{subject.env_id}: {error}")
+            parser.error(printable(f"{subject.env_id}: {error}"))
     if args.digest:
         print(digest_elsewhere(subjects[0]))
         return 0

@@ -33,6 +33,18 @@ def test_show_names_tasks_escaped(tmp_path, words):
     assert clean(str(raised.value)) and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["folder", "missing", "file"])
+def test_show_names_paths_escaped(tmp_path, name):
+    path = tmp_path / f"\x1b]0;pwned\x07{name}"
+    if name == "folder":
+        path.mkdir()
+    if name == "file":
+        path.write_text(json.dumps({"task_id": "a", "task_index": 0, "tokens": [1], "iteration": 3}) + "\n")
+    with pytest.raises(SystemExit) as raised:
+        show.main([str(path), "--task", "x"])
+    assert clean(str(raised.value))
+
+
 @pytest.mark.parametrize(
     "row",
     [
