@@ -271,8 +271,8 @@ def tables(results: dict[str, Any]) -> str:
             row = result["kinds"][kind]
             shares = (f"{row[who] / max(1, row['answers']):.1%}" for who in ("official", "math_verify", "judge"))
             rows.append(f"| {kind} | {DATA_SETS[name].name} | {row['answers']:,} | {' | '.join(shares)} |")
-    rows += ["", "| an answer is refused that is | of | gold answers | rewritten ones | unsimplified ones "
-             "| longest formula is right | any formula is right |", "|---" * 7 + "|"]  # fmt: skip
+    rows += ["", "| an answer is refused that is | of | gold answers | rewritten ones | in other notation "
+             "| unsimplified ones | longest formula is right | any formula is right |", "|---" * 8 + "|"]  # fmt: skip
     for rule in RULES:
         for name, result in results.items():
             kinds = result["kinds"]
