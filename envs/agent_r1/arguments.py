@@ -10,19 +10,16 @@ from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
-from agent_r1_tools.text import printable
+from agent_r1_tools.text import PrintableMessage
 
 
-class ArgumentError(ValueError):
+class ArgumentError(PrintableMessage, ValueError):
     """An argument of an environment that isn't there, or is out of range: the mistake of who gave it, and no bug. An
     environment of your own may raise it, too: the learners then say what it says, without a traceback.
 
     It is no TypeError, not even for an unknown keyword: to those `gym.make` adds all arguments, data included. What a
     terminal would obey in it is escaped: it may quote what somebody else wrote.
     """
-
-    def __init__(self, said: object = "") -> None:
-        super().__init__(printable(str(said)))
 
 
 def named_function(name: str, value: str) -> Any:

@@ -14,18 +14,15 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 
-from agent_r1_tools.text import printable
+from agent_r1_tools.text import PrintableMessage
 
 Array = np.ndarray
 VLLM_SHARE = 0.4  # of a GPU's memory, of --engine vllm; while the trainer works vLLM sleeps
 
 
-class EngineDied(RuntimeError):
+class EngineDied(PrintableMessage, RuntimeError):
     """The sampler is gone: a server was stopped, or an engine crashed. The message says which and why, and is
     `printable`: it may quote what a server wrote."""
-
-    def __init__(self, said: object = "") -> None:
-        super().__init__(printable(str(said)))
 
 
 @dataclass

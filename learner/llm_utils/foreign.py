@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_r1_tools.text import printable
+from agent_r1_tools.text import PrintableMessage, printable
 
 MAX_BYTES = 16 << 20
 """The most bytes in a config."""
@@ -50,11 +50,8 @@ for key, patterns in forms.items():
 """
 
 
-class RefusedError(ValueError):
+class RefusedError(PrintableMessage, ValueError):
     """A config that isn't used; the text says why, in one line that is `printable`: it may quote a stranger's file."""
-
-    def __init__(self, reason: object) -> None:
-        super().__init__(printable(str(reason)))
 
 
 def read_object(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:

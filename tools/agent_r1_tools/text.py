@@ -85,6 +85,13 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(_escaped, text)
 
 
+class PrintableMessage(Exception):
+    """A base of errors that quote what a stranger wrote: their message is `printable`."""
+
+    def __init__(self, said: object = "") -> None:
+        super().__init__(printable(str(said)))
+
+
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     return ("\\x%02x" if code < 0x100 else "\\u%04x" if code < 0x10000 else "\\U%08x") % code

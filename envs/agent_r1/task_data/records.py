@@ -10,22 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_r1_tools.search import Passage
-from agent_r1_tools.text import printable
+from agent_r1_tools.text import PrintableMessage
 
 
-class DataNotFoundError(FileNotFoundError):
+class DataNotFoundError(PrintableMessage, FileNotFoundError):
     """There is no data where it was looked for; the message names the three ways to get some, and is `printable`."""
 
-    def __init__(self, said: object = "") -> None:
-        super().__init__(printable(str(said)))
 
-
-class DataFormatError(ValueError):
+class DataFormatError(PrintableMessage, ValueError):
     """A data file that isn't in the official format; the message names file, row, field and what was expected, and is
     `printable`: the file may be a stranger's."""
-
-    def __init__(self, said: object = "") -> None:
-        super().__init__(printable(str(said)))
 
 
 @dataclass(frozen=True)

@@ -117,13 +117,12 @@ class MCPServer:
         """
         listed = self._listed()
         names = [tool.name for tool in listed]
+        shown = clean_text(printable(" ".join(", ".join(names).split())), 1000)
         unknown = [name for name in (*(only or ()), *skip) if name not in names]
         if unknown:
-            shown = clean_text(printable(" ".join(", ".join(names).split())), 1000)
             raise ValueError(f"{self} has no tool {', '.join(map(repr, unknown))}; it has {shown or 'none'}")
         taken = [tool for tool in listed if (only is None or tool.name in only) and tool.name not in skip]
         if len(taken) > MAX_TOOLS:
-            shown = clean_text(printable(" ".join(", ".join(names).split())), 1000)
             problem = f"{self} offers {len(taken)} tools, more than {MAX_TOOLS}"
             raise ValueError(f"{problem}; choose some by only=[...]: {shown}")
         tools: list[MCPTool] = []
