@@ -8,7 +8,7 @@ WORLDS := .venv-worlds
 OLDEST := $(shell sed -n 's/^ *gymnasium >=\([0-9.]*\),.*/\1/p' setup.cfg)
 # What holds with the oldest Gymnasium that setup.cfg allows.
 GYMNASIUM_TESTS := $(patsubst %,tests/envs/test_%.py,spaces tool_env vector wrappers)
-ADAPTER_TESTS := $(patsubst %,tests/envs/test_%.py,tinker_adapter skyrl_adapter torchrl_adapter choices)
+ADAPTER_TESTS := $(patsubst %,tests/envs/adapters/test_%.py,tinker skyrl torchrl) tests/envs/test_choices.py
 # Two more than there are cores: many tests wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 
@@ -32,13 +32,13 @@ test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gy
 	for test in $(ADAPTER_TESTS); do $(ADAPTERS)/bin/python -m pytest $$test || exit; done  # in one process the packages disturb each other
 	$(ADAPTERS)/bin/python -m pytest $(GYMNASIUM_TESTS)
 	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
-	$(ADAPTERS)/bin/python -m pytest tests/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
+	$(ADAPTERS)/bin/python -m pytest tests/benchmarks/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
 
 test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, in an environment of its own
-	$(WORLDS)/bin/python tests/leave_nothing.py $(WORLDS)/bin/python -m pytest tests/envs/test_bridge*.py
-	$(WORLDS)/bin/python -m pytest tests/tools/test_mcp.py tests/tools/test_mcp_effects.py tests/tools/test_docs.py -k mcp
-	$(WORLDS)/bin/python -m pytest tests/envs/test_registry.py tests/envs/test_validate.py -m bridge
-	$(WORLDS)/bin/python -m pytest tests/test_benchmarks.py -k "test_a_benchmark_runs and bridges"
+	$(WORLDS)/bin/python tests/leave_nothing.py $(WORLDS)/bin/python -m pytest tests/envs/bridges
+	$(WORLDS)/bin/python -m pytest tests/tools/mcp/test_mcp.py tests/tools/mcp/test_mcp_effects.py tests/tools/test_docs.py -k mcp
+	$(WORLDS)/bin/python -m pytest tests/envs/test_registry.py tests/envs/validation/test_validate.py -m bridge
+	$(WORLDS)/bin/python -m pytest tests/benchmarks/test_benchmarks.py -k "test_a_benchmark_runs and bridges"
 
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm

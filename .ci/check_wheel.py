@@ -37,7 +37,7 @@ def check_environments(env_ids: list[str]) -> None:
     """Every environment plays with the core alone or says which extra it needs, as documented."""
     import gymnasium as gym
 
-    from agent_r1.probes import expert, play
+    from agent_r1.validation.probes import expert, play
     from agent_r1_tools.python import SandboxError
 
     sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -9,7 +9,7 @@ python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME 
 python learner/evaluate_llm.py --resume runs/EVALUATION                # go on with one that was stopped
 """
 
-import llm_utils.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
 
 import shlex
 import sys
@@ -25,21 +25,23 @@ import tyro
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.naive_rag import BASELINES, baseline
+from agent_r1.baselines import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
-from llm_utils import arguments, distributed, run_files, threads
-from llm_utils.earlier_runs import fill_environment, stack_of_adapters, summary_of_run
-from llm_utils.engine import EngineDied
-from llm_utils.environments import env_kwargs, environment_spec, plain_errors
-from llm_utils.evaluation_files import REPORT, Episodes, load_args
-from llm_utils.intervals import mean, proportion
-from llm_utils.loading import choose_dtype, load_policy, merge_adapters
-from llm_utils.logger import run_name
-from llm_utils.make_engine import make_chat_engine, make_engine
-from llm_utils.model_checks import check_context, check_vocabulary
-from llm_utils.pass_rates import write_pass_rates
-from llm_utils.rollout import Sampler
-from llm_utils.sources import fingerprint, model_files, source_of, tokenizer_source
+from llm_utils import arguments, distributed
+from llm_utils.records import run_files
+from llm_utils.records.earlier_runs import fill_environment, stack_of_adapters, summary_of_run
+from llm_utils.records.evaluation_files import REPORT, Episodes, load_args
+from llm_utils.records.intervals import mean, proportion
+from llm_utils.records.logger import run_name
+from llm_utils.sampling.engine import EngineDied
+from llm_utils.sampling.make_engine import make_chat_engine, make_engine
+from llm_utils.sampling.rollout import Sampler
+from llm_utils.setup import threads
+from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
+from llm_utils.setup.loading import choose_dtype, load_policy, merge_adapters
+from llm_utils.setup.model_checks import check_context, check_vocabulary
+from llm_utils.setup.pass_rates import write_pass_rates
+from llm_utils.setup.sources import fingerprint, model_files, source_of, tokenizer_source
 from llm_utils.trajectory import OF_TURNS
 
 

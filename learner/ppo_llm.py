@@ -10,7 +10,7 @@ never decoded and encoded again. A mask says which tokens were sampled; only tho
         --engine vllm --gradient-checkpointing                            # one GPU of 80 GB
 """
 
-import llm_utils.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
 
 import json
 from collections.abc import Sequence
@@ -26,15 +26,16 @@ from torch import nn
 from transformers import AutoModel
 
 import agent_r1  # noqa: F401  (registers the environments)
-from llm_utils import arguments, checkpoint, distributed
-from llm_utils.environments import env_kwargs, environment_spec, plain_errors
-from llm_utils.forward import check_finite, gather, pad, policy_forward, train_checkpointed_layers
+from llm_utils import arguments, distributed
 from llm_utils.kl import kl_divergence
-from llm_utils.loading import enable_gradient_checkpointing, without_bars
-from llm_utils.metrics import TokenMeans
+from llm_utils.recovery import checkpoint
 from llm_utils.returns import whiten
-from llm_utils.rollout import draw_episodes
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
+from llm_utils.sampling.rollout import draw_episodes
+from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
+from llm_utils.setup.loading import enable_gradient_checkpointing, without_bars
+from llm_utils.training.forward import check_finite, gather, pad, policy_forward, train_checkpointed_layers
+from llm_utils.training.metrics import TokenMeans
 from llm_utils.trajectory import Trajectory
 
 Array = np.ndarray

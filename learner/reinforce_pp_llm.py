@@ -10,7 +10,7 @@ no critic. With --baseline the mean of the other episodes of the same task is ta
         --engine vllm --lora-rank 16 --gradient-checkpointing             # one GPU of 80 GB
 """
 
-import llm_utils.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +23,15 @@ import torch
 import tyro
 
 import agent_r1  # noqa: F401  (registers the environments)
-from llm_utils import arguments, checkpoint, distributed
-from llm_utils.environments import env_kwargs, environment_spec, plain_errors
-from llm_utils.forward import check_finite, gather, policy_forward
+from llm_utils import arguments, distributed
 from llm_utils.kl import kl_divergence
-from llm_utils.metrics import TokenMeans
+from llm_utils.recovery import checkpoint
 from llm_utils.returns import others_mean, returns_to_go, whiten
-from llm_utils.rollout import draw_episodes
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
+from llm_utils.sampling.rollout import draw_episodes
+from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
+from llm_utils.training.forward import check_finite, gather, policy_forward
+from llm_utils.training.metrics import TokenMeans
 from llm_utils.trajectory import Trajectory, token_weights
 
 Array = np.ndarray

@@ -6,7 +6,7 @@ python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any caus
 python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows with `tokens` and `action_mask`
 """
 
-import llm_utils.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
 
 import itertools
 import math
@@ -23,18 +23,21 @@ import tyro
 from tqdm import tqdm
 
 from agent_r1 import ToolEnv
-from agent_r1.tokenizers import load_tokenizer
-from llm_utils import arguments, checkpoint, disk, distributed, run_files, signals, threads
-from llm_utils.demonstrations import Demonstration, Demonstrations, digest, read_rows
-from llm_utils.earlier_runs import other_environment
-from llm_utils.environments import env_kwargs, plain_errors
-from llm_utils.forward import microbatches, policy_forward
-from llm_utils.loading import choose_dtype, load_policy
-from llm_utils.logger import open_writer, run_name
-from llm_utils.model_checks import check_vocabulary
-from llm_utils.optimizer import Float32AdamW
-from llm_utils.scratch import make_model, make_tokenizer
-from llm_utils.sources import config_files, model_files, model_source, tokenizer_source
+from agent_r1.text.tokenizers import load_tokenizer
+from llm_utils import arguments, distributed
+from llm_utils.imitation.demonstrations import Demonstration, Demonstrations, digest, read_rows
+from llm_utils.imitation.scratch import make_model, make_tokenizer
+from llm_utils.records import run_files
+from llm_utils.records.earlier_runs import other_environment
+from llm_utils.records.logger import open_writer, run_name
+from llm_utils.recovery import checkpoint, disk, signals
+from llm_utils.setup import threads
+from llm_utils.setup.environments import env_kwargs, plain_errors
+from llm_utils.setup.loading import choose_dtype, load_policy
+from llm_utils.setup.model_checks import check_vocabulary
+from llm_utils.setup.sources import config_files, model_files, model_source, tokenizer_source
+from llm_utils.training.forward import microbatches, policy_forward
+from llm_utils.training.optimizer import Float32AdamW
 
 AGAIN = "nothing was trained yet: begin again"
 

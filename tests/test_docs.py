@@ -239,7 +239,7 @@ def test_commands_that_train_models_of_real_size_fit(monkeypatch):
     """On cards of 80 GB, as the preflight computes them from the shapes of the models."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "examples")  # an environment of one's own
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    preflight = importlib.import_module("llm_utils.preflight")
+    preflight = importlib.import_module("llm_utils.setup.preflight")
     lines = (ROOT / "benchmarks" / "preflight.py").read_text()
     tree = next(n for n in ast.parse(lines).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SIZES")
     sizes, checked = ast.literal_eval(tree.value), set()
@@ -269,7 +269,7 @@ def test_commands_that_train_models_of_real_size_fit(monkeypatch):
 @pytest.mark.slow
 def test_the_example_of_an_algorithm_trains(tmp_path):
     pytest.importorskip("torch")
-    from llm_utils.compare import read_curve
+    from compare import read_curve
 
     words = "--total-episodes 16 --episodes-per-iteration 8 --num-minibatches 1 --num-envs 8 --eval-episodes 0".split()
     words += ["--log-trajectories", "all", "--env-kwargs", '{"max_action_tokens": 64}', "--old-logprobs", "trainer"]
@@ -295,7 +295,7 @@ def test_the_example_of_an_algorithm_trains(tmp_path):
 
 
 def test_the_page_of_bridges_has_the_figures_that_were_recorded():
-    import bridges  # benchmarks/bridges.py
+    import bridges  # benchmarks/environments/bridges.py
 
     assert bridges.overview() in (ROOT / "docs" / "bridges.md").read_text(encoding="utf-8")
 

@@ -146,7 +146,7 @@ def test_no_modules_import_each_other_in_a_circle():
                     graph[name] |= {alias.name for alias in node.names}
     graph = {name: {other for other in imported if other in graph and not is_package(other, graph)}
              for name, imported in graph.items()}  # fmt: skip
-    assert "agent_r1.bridges.alfworld_rooms" in graph["agent_r1.bridges.alfworld"]
+    assert "agent_r1.bridges.alfworld.rooms" in graph["agent_r1.bridges.alfworld.environment"]
     graph["agent_r1_tools.tool"] -= {"agent_r1_tools.functions"}  # Tool.from_function makes one of its subclasses
     TopologicalSorter(graph).prepare()  # CycleError names the modules
 

@@ -13,11 +13,12 @@ import tyro
 from rloo_llm import Args, backward
 
 import agent_r1  # noqa: F401  (registers the environments)
-from llm_utils import arguments, checkpoint, distributed
-from llm_utils.environments import env_kwargs, environment_spec, plain_errors
+from llm_utils import arguments, distributed
+from llm_utils.recovery import checkpoint
 from llm_utils.returns import returns_to_go
-from llm_utils.rollout import draw_episodes, rollout
 from llm_utils.run import make_run, prepare, tokenizer_of
+from llm_utils.sampling.rollout import draw_episodes, rollout
+from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.trajectory import Trajectory
 
 

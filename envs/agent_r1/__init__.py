@@ -81,13 +81,13 @@ BRIDGES = {
         "agent_r1.bridges.tau2:Tau2TelecomEnv", ("planning", "reasoning", "tool use"), "partial", "2 to 13"
     ),
     "AgentR1/Tau2Retail-v0": Entry(
-        "agent_r1.bridges.tau2_service:Tau2RetailEnv",
+        "agent_r1.bridges.tau2.service:Tau2RetailEnv",
         ("planning", "reasoning", "tool use", "memory"),
         "partial",
         "3 to 17",
     ),
     "AgentR1/Tau2Airline-v0": Entry(
-        "agent_r1.bridges.tau2_service:Tau2AirlineEnv",
+        "agent_r1.bridges.tau2.service:Tau2AirlineEnv",
         ("planning", "reasoning", "tool use", "memory"),
         "partial",
         "3 to 24",

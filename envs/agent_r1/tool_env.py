@@ -27,13 +27,13 @@ import gymnasium as gym
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, duration, finite, integer
-from agent_r1.chat import chat_messages, encode_turn, reply_text
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens, UserTurn
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line, may_have_acted
 from agent_r1.rewards import find_answers, paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
-from agent_r1.tokenizers import load_tokenizer
+from agent_r1.text.chat import chat_messages, encode_turn, reply_text
+from agent_r1.text.tokenizers import load_tokenizer
 from agent_r1.trajectories import say, transcript
 from agent_r1.turn_end import CUT, MAX_CALLS, NO_ACTION_HINT, TurnEnd, judged, settle
 from agent_r1_tools import Tool, ToolFault, ToolResult

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.dialects import Call
 from agent_r1.episode import End, OpenTurn, UserTurn
 from agent_r1.faults import MADE_ONCE, fault_line
-from agent_r1.tokenizers import replace_surrogates
+from agent_r1.text.tokenizers import replace_surrogates
 from agent_r1_tools import ToolResult
 
 if TYPE_CHECKING:

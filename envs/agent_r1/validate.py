@@ -29,14 +29,14 @@ from typing import Any
 from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
-from agent_r1 import probes
 from agent_r1.arguments import ArgumentError, share
-from agent_r1.checks import CHECKS, Failed, Subject, digest_elsewhere, has_expert
 from agent_r1.ids import find_environment
-from agent_r1.probes import Played, Probe, play
 from agent_r1.task_data import DataNotFoundError
 from agent_r1.tool_env import ToolEnv
-from agent_r1.validation_record import Report, machine, read, table, write
+from agent_r1.validation import probes
+from agent_r1.validation.checks import CHECKS, Failed, Subject, digest_elsewhere, has_expert
+from agent_r1.validation.probes import Played, Probe, play
+from agent_r1.validation.record import Report, machine, read, table, write
 from agent_r1_tools.text import printable
 
 __all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "index", "main", "measure", "table", "validate"]

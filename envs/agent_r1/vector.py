@@ -26,10 +26,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from agent_r1.chat import decode_state, encode_turn
 from agent_r1.episode import Tokens
 from agent_r1.faults import Patience
 from agent_r1.spaces import UnicodeText
+from agent_r1.text.chat import decode_state, encode_turn
 from agent_r1.tool_env import ToolEnv
 from agent_r1.vector_calls import InFlight, VectorCalls
 from agent_r1_tools import ToolFault

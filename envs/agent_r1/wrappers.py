@@ -13,9 +13,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.chat import decode_state, encode_turn
 from agent_r1.episode import Tokens
 from agent_r1.spaces import TokenSpan, UnicodeText
+from agent_r1.text.chat import decode_state, encode_turn
 from agent_r1.tool_env import ToolEnv
 from agent_r1.trajectories import append_row, episode_row
 from agent_r1.vector import ToolVectorEnv

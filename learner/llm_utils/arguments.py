@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.text import printable
 from llm_utils import distributed
-from llm_utils.curriculum import stages
-from llm_utils.environments import env_kwargs, environment_spec
+from llm_utils.setup.curriculum import stages
+from llm_utils.setup.environments import env_kwargs, environment_spec
 
 # Bounds of numbers; a script has some of these arguments. None is always accepted.
 LEAST = {

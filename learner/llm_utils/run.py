@@ -20,23 +20,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from llm_utils import arguments, checkpoint, distributed, threads
-from llm_utils.curriculum import check_reach, horizon, stages
-from llm_utils.earlier_runs import other_environment
-from llm_utils.engine import Engine
-from llm_utils.environments import evaluation_split
-from llm_utils.forward import microbatches, score
-from llm_utils.loading import choose_dtype, load_policy, read_config
-from llm_utils.logger import Logger, run_name, share_of_faults
-from llm_utils.make_engine import make_engine
-from llm_utils.metrics import sampler_gap
-from llm_utils.model_checks import check_attention, check_context, check_vocabulary
-from llm_utils.optimizer import Float32AdamW
-from llm_utils.pass_rates import task_probabilities
-from llm_utils.preflight import measure, preflight
-from llm_utils.rollout import Sampler, rollout
-from llm_utils.sources import config_files, model_files, model_source, tokenizer_source
+from llm_utils import arguments, distributed
+from llm_utils.records.earlier_runs import other_environment
+from llm_utils.records.logger import Logger, run_name, share_of_faults
+from llm_utils.recovery import checkpoint
+from llm_utils.sampling.engine import Engine
+from llm_utils.sampling.make_engine import make_engine
+from llm_utils.sampling.rollout import Sampler, rollout
+from llm_utils.setup import threads
+from llm_utils.setup.curriculum import check_reach, horizon, stages
+from llm_utils.setup.environments import evaluation_split
+from llm_utils.setup.loading import choose_dtype, load_policy, read_config
+from llm_utils.setup.model_checks import check_attention, check_context, check_vocabulary
+from llm_utils.setup.pass_rates import task_probabilities
+from llm_utils.setup.preflight import measure, preflight
+from llm_utils.setup.sources import config_files, model_files, model_source, tokenizer_source
 from llm_utils.streams import Stream
+from llm_utils.training.forward import microbatches, score
+from llm_utils.training.metrics import sampler_gap
+from llm_utils.training.optimizer import Float32AdamW
 from llm_utils.trajectory import Segment, Trajectory
 
 Episodes = list[tuple[int, int]]  # numbers and task indexes

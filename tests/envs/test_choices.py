@@ -99,7 +99,7 @@ def test_stable_baselines3_takes_it():
 
 @pytest.mark.timeout(900)  # ten seconds of a core that is free
 def test_its_ppo_learns():
-    """A short part of benchmarks/sb3_choices.py: the return rises."""
+    """A short part of benchmarks/learning/sb3_choices.py: the return rises."""
     sb3 = pytest.importorskip("stable_baselines3")
     vectors = pytest.importorskip("stable_baselines3.common.env_util")
     envs = vectors.make_vec_env(lambda: make(max_turns=4), n_envs=8, seed=1)

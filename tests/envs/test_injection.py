@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agent_r1 import Task, Tool, ToolEnv, ToolResult
 from agent_r1.dialects import DIALECTS, get_dialect
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
-from agent_r1.tokenizers import CONTROL_TOKENS, MARKUP_TOKENS, ByteTokenizer, load_tokenizer
+from agent_r1.text.tokenizers import CONTROL_TOKENS, MARKUP_TOKENS, ByteTokenizer, load_tokenizer
 
 TOKENIZER = load_tokenizer(None)
 ALL = sorted(DIALECTS)

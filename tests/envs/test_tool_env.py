@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent_r1 import ArgumentError, Task, Tool, ToolEnv, ToolResult
 from agent_r1.dialects import DIALECTS
-from agent_r1.tokenizers import render_chat
+from agent_r1.text.tokenizers import render_chat
 from agent_r1.tool_env import CUT, MAX_CALLS, NO_ACTION_HINT
 from agent_r1.vector import ToolVectorEnv
 

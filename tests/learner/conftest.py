@@ -17,8 +17,8 @@ import torch
 import transformers
 
 import agent_r1  # noqa: F401  (registers the environments)
-from llm_utils.forward import score
 from llm_utils.run import Run
+from llm_utils.training.forward import score
 from llm_utils.trajectory import Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]

@@ -3,11 +3,10 @@
 import json
 import sys
 
+import compare
 import numpy as np
 import pytest
 from torch.utils import tensorboard
-
-from llm_utils import compare
 
 STEPS = [0, 700, 1500, 2200]  # turns so far, at the start and after each of three iterations
 PLAYED = [0, 256, 512, 960]  # episodes so far: some iterations play more than they train on

@@ -21,10 +21,11 @@ import pytest
 import torch
 from safetensors import torch as safetensors
 
-from llm_utils import distributed, forward
-from llm_utils.loading import load_policy
-from llm_utils.optimizer import Float32AdamW
+from llm_utils import distributed
 from llm_utils.run import Run
+from llm_utils.setup.loading import load_policy
+from llm_utils.training import forward
+from llm_utils.training.optimizer import Float32AdamW
 from llm_utils.trajectory import Trajectory, Turn
 
 LEARNER = Path(__file__).parents[2] / "learner"

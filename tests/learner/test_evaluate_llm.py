@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from agent_r1 import tiny_policy
-from llm_utils import earlier_runs
-from llm_utils.loading import load_policy, merge_adapters
-from llm_utils.sources import fingerprint, model_files, model_source
+from llm_utils.records import earlier_runs
+from llm_utils.setup.loading import load_policy, merge_adapters
+from llm_utils.setup.sources import fingerprint, model_files, model_source
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "learner" / "evaluate_llm.py"

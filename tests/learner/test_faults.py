@@ -8,10 +8,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from llm_utils.demonstrations import demonstrate
-from llm_utils.rollout import rollout
-from llm_utils.sources import model_source
-from llm_utils.transformers_engine import TransformersEngine
+from llm_utils.imitation.demonstrations import demonstrate
+from llm_utils.sampling.rollout import rollout
+from llm_utils.sampling.transformers_engine import TransformersEngine
+from llm_utils.setup.sources import model_source
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
 FLAGS = ["--env-id", "faulty_world:AgentR1Faulty/MultihopWorld-v0", "--num-envs", 16, "--num-threads", 1]

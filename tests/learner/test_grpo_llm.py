@@ -10,7 +10,7 @@ import pytest
 import rloo_llm
 import torch
 
-from llm_utils.forward import policy_forward
+from llm_utils.training.forward import policy_forward
 from llm_utils.trajectory import groups_with_signal, segment_numbers, token_weights
 
 # ------------------------------------------------------------------------------------------------------- advantages

@@ -13,9 +13,9 @@ from safetensors import torch as safetensors
 
 from agent_r1 import tiny_policy
 from llm_utils import run
-from llm_utils.loading import load_policy
 from llm_utils.returns import other_groups_deviation
-from llm_utils.sources import model_source
+from llm_utils.setup.loading import load_policy
+from llm_utils.setup.sources import model_source
 
 SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-threads", 1, "--num-envs", 16]
 SMALL += ["--episodes-per-iteration", 16, "--num-minibatches", 2, "--eval-episodes", 0]
@@ -165,7 +165,7 @@ def test_dynamic_sampling_counts_groups_so_one_that_lost_an_episode_counts(learn
 
 
 def bfloat16_or_skip():
-    from llm_utils.loading import choose_dtype
+    from llm_utils.setup.loading import choose_dtype
 
     try:
         choose_dtype("bfloat16", torch.device("cpu"))

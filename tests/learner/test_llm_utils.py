@@ -9,8 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from llm_utils import checkpoint, distributed, earlier_runs, forward, loading, model_checks, optimizer, sources
-from llm_utils.make_engine import make_engine
+from llm_utils import distributed
+from llm_utils.records import earlier_runs
+from llm_utils.recovery import checkpoint
+from llm_utils.sampling.make_engine import make_engine
+from llm_utils.setup import loading, model_checks, sources
+from llm_utils.training import forward, optimizer
 
 
 def linear(dtype, weight=1.0):
@@ -266,7 +270,7 @@ def test_without_peft_the_extra_is_named(policy_folder, monkeypatch):
 
 
 def test_without_httpx_the_extra_is_named(monkeypatch):
-    for name in ("httpx", "llm_utils.vllm_client", "llm_utils.vllm_replies"):
+    for name in ("httpx", "llm_utils.sampling.vllm_client", "llm_utils.sampling.vllm_replies"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "httpx", None)
     args = SimpleNamespace(engine="vllm-server", temperature=1.0, top_p=1.0)

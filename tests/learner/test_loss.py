@@ -7,10 +7,10 @@ import ppo_llm
 import pytest
 import torch
 
-from llm_utils.forward import microbatches, score
 from llm_utils.kl import kl_divergence
-from llm_utils.rollout import rollout
-from llm_utils.transformers_engine import TransformersEngine
+from llm_utils.sampling.rollout import rollout
+from llm_utils.sampling.transformers_engine import TransformersEngine
+from llm_utils.training.forward import microbatches, score
 
 ARGS = ppo_llm.Args(ent_coef=0.01, kl_coef=0.1)
 

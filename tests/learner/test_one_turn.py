@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from llm_utils.rollout import rollout
-from llm_utils.transformers_engine import TransformersEngine
+from llm_utils.sampling.rollout import rollout
+from llm_utils.sampling.transformers_engine import TransformersEngine
 
 GROUPS, SIZE = 3, 4
 

@@ -25,11 +25,12 @@ from safetensors import torch as safetensors
 from torch.utils.tensorboard import SummaryWriter
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from llm_utils import checkpoint, demonstrations
-from llm_utils.demonstrations import Demonstration, Demonstrations, demonstrate, read_rows
-from llm_utils.loading import choose_dtype, load_policy
-from llm_utils.optimizer import Float32AdamW
-from llm_utils.scratch import initialize
+from llm_utils.imitation import demonstrations
+from llm_utils.imitation.demonstrations import Demonstration, Demonstrations, demonstrate, read_rows
+from llm_utils.imitation.scratch import initialize
+from llm_utils.recovery import checkpoint
+from llm_utils.setup.loading import choose_dtype, load_policy
+from llm_utils.training.optimizer import Float32AdamW
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
 CPU = torch.device("cpu")
@@ -366,7 +367,7 @@ def test_a_malformed_row_is_named(tmp_path, line):
 
 def test_rows_are_checked_under_python_o_too(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(row(tokens=[1, 300, 3]))
-    code = "import sys; from llm_utils.demonstrations import read_rows; read_rows(sys.argv[1], 300)"
+    code = "import sys; from llm_utils.imitation.demonstrations import read_rows; read_rows(sys.argv[1], 300)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-O", "-c", code, str(tmp_path / "rows.jsonl")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

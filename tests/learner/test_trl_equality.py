@@ -10,8 +10,8 @@ import torch
 import transformers
 
 import agent_r1
-from llm_utils.rollout import rollout
-from llm_utils.transformers_engine import TransformersEngine
+from llm_utils.sampling.rollout import rollout
+from llm_utils.sampling.transformers_engine import TransformersEngine
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

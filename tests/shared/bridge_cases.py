@@ -10,13 +10,13 @@ import warnings
 
 import pytest
 
-from agent_r1 import probes
 from agent_r1.bridges import bridge
+from agent_r1.validation import probes
 
 PLAY = """
 import hashlib, json, sys
 import agent_r1, gymnasium as gym
-from agent_r1 import probes
+from agent_r1.validation import probes
 
 env = gym.make(sys.argv[1], **json.loads(sys.argv[2])).unwrapped
 found = {int(index): probes.play(env, int(index), probes.expert).states for index in sys.argv[3:]}

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from agent_r1 import chat_templates, math_judge
+from agent_r1.judges import mathematics
+from agent_r1.text import templates
 from agent_r1_tools.child_process import ChildProcess, Ended
 
 ECHO = """
@@ -37,7 +38,7 @@ def echo():
 
 
 def test_templates_and_answers_are_judged_by_such_processes():
-    assert isinstance(chat_templates._renderer, ChildProcess) and isinstance(math_judge.server, ChildProcess)
+    assert isinstance(templates._renderer, ChildProcess) and isinstance(mathematics.server, ChildProcess)
 
 
 def test_it_starts_with_the_first_request_and_stays(echo):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from llm_utils import distributed
-from llm_utils.engine import EngineDied
-from llm_utils.rollout import rollout
-from llm_utils.vllm_client import VLLMClient
-from llm_utils.vllm_engine import VLLMEngine
+from llm_utils.sampling.engine import EngineDied
+from llm_utils.sampling.rollout import rollout
+from llm_utils.sampling.vllm_client import VLLMClient
+from llm_utils.sampling.vllm_engine import VLLMEngine
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from llm_utils.vllm_client import VLLMClient
+from llm_utils.sampling.vllm_client import VLLMClient
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -93,7 +93,7 @@ def test_a_server_with_another_tokenizer(server, policy_folder, tmp_path):
 )
 def test_vllm_is_missing_or_old(policy_folder, tmp_path, module, message):
     (tmp_path / "vllm.py").write_text(module)
-    code = f"from llm_utils.vllm_engine import VLLMEngine; VLLMEngine({str(policy_folder)!r}, 2, 100)"
+    code = f"from llm_utils.sampling.vllm_engine import VLLMEngine; VLLMEngine({str(policy_folder)!r}, 2, 100)"
     path = os.pathsep.join([str(tmp_path), LEARNER, os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
@@ -104,7 +104,7 @@ def test_vllm_is_missing_or_old(policy_folder, tmp_path, module, message):
 
 def test_a_model_that_vllm_cannot_load(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "granite", "architectures": ["NoSuchModel"]}')
-    code = f"from llm_utils.vllm_engine import VLLMEngine; VLLMEngine({str(tmp_path)!r}, 2, 100)"
+    code = f"from llm_utils.sampling.vllm_engine import VLLMEngine; VLLMEngine({str(tmp_path)!r}, 2, 100)"
     path = os.pathsep.join([LEARNER, os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True

@@ -18,9 +18,9 @@ from typing import Any, cast
 import gymnasium as gym
 
 import agent_r1
-from agent_r1.chat import encode_turn
 from agent_r1.rewards import known
-from agent_r1.tokenizers import control_tokens, render_chat
+from agent_r1.text.chat import encode_turn
+from agent_r1.text.tokenizers import control_tokens, render_chat
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import ToolFault
 from agent_r1_tools.threads import OneThread

@@ -27,7 +27,7 @@ import gymnasium as gym
 
 from agent_r1.dialects import Call
 from agent_r1.rewards import known
-from agent_r1.tokenizers import control_tokens
+from agent_r1.text.tokenizers import control_tokens
 from agent_r1.tool_env import PendingCall, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 

@@ -32,7 +32,7 @@ from agent_r1.dialects.json_reader import read_json
 from agent_r1.dialects.llama3_json import Llama3JSON
 from agent_r1.dialects.qwen_xml import QwenXML
 from agent_r1.dialects.react import ReAct
-from agent_r1.tokenizers import chat_template
+from agent_r1.text.tokenizers import chat_template
 
 __all__ = [
     "DIALECTS", "Call", "Dialect", "Fenced", "Hermes", "Llama3JSON", "QwenXML", "ReAct", "Schema", "Turn",

@@ -12,7 +12,7 @@ from agent_r1.dialects.calls import Call, Schema, Turn, fit_arguments, function_
 from agent_r1.dialects.codec import RESERVED, SPLIT
 from agent_r1.dialects.template import PROBE_TOOL, ChatTemplate, template_message
 from agent_r1.rewards import ANSWER
-from agent_r1.tokenizers import render_chat
+from agent_r1.text.tokenizers import render_chat
 
 # Private-use characters for tags, once recognised; see `RESERVED`.
 _THINK, _UNTHINK, _CALL, _UNCALL = "\U0010f8a1", "\U0010f8a2", "\U0010f8a3", "\U0010f8a4"
@@ -30,7 +30,7 @@ class Dialect(ChatTemplate):
     """A family's way of writing, over one tokenizer. Use `get_dialect`; subclasses are the families.
 
     Args:
-        tokenizer: see `agent_r1.tokenizers.load_tokenizer`.
+        tokenizer: see `agent_r1.text.tokenizers.load_tokenizer`.
 
     Raises:
         ValueError: the chat template cannot be used: it drops or repeats the assistant's text or the tools' results, or

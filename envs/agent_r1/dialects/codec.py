@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from agent_r1.tokenizers import control_tokens, fast_codec, replace_surrogates
+from agent_r1.text.tokenizers import control_tokens, fast_codec, replace_surrogates
 
 # Private-use characters that stand for things that are not text. None of them survives in a text given to a dialect.
 RESERVED = re.compile("[\U0010f8a0-\U0010f8af]")

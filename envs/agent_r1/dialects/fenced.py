@@ -7,13 +7,13 @@ from typing import Any
 from agent_r1.dialects.base import schema_lines
 from agent_r1.dialects.calls import Call, Schema, function_of
 from agent_r1.dialects.json_calls import JSONCalls
-from agent_r1.fences import PYTHON, Block, blocks
+from agent_r1.text.fences import PYTHON, Block, blocks
 
 
 class Fenced(JSONCalls):
     """Fenced blocks over any chat template: a ```` ```python ```` block is a call of ``python(code)``, a
     ```` ```tool_call ```` or ```` ```json ```` block with ``{"name": ..., "arguments": {...}}`` a call of any tool.
-    A block inside ``<answer>...</answer>`` is part of the answer. Blocks are those of `agent_r1.fences.blocks`.
+    A block inside ``<answer>...</answer>`` is part of the answer. Blocks are those of `agent_r1.text.fences.blocks`.
 
     Writes every JSON argument (code that contains control tokens, or would not be read back, goes into a JSON block).
     """

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from agent_r1.tokenizers import replace_surrogates
+from agent_r1.text.tokenizers import replace_surrogates
 
 _MAX_DEPTH = 64
 

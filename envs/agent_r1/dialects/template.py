@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1.dialects.calls import Schema
 from agent_r1.dialects.codec import SPLIT, Codec
-from agent_r1.tokenizers import render_chat
+from agent_r1.text.tokenizers import render_chat
 
 PROBE_TOOL: Schema = {
     "type": "function",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_r1.math_notation import last_boxed
+from agent_r1.judges.math_notation import last_boxed
 from agent_r1.task_data.records import DataSet, Problem, Row
 
 

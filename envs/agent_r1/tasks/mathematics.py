@@ -18,7 +18,7 @@ import numpy as np
 
 from agent_r1.arguments import ArgumentError
 from agent_r1.dialects import Call
-from agent_r1.math_judge import judge, require_math_verify
+from agent_r1.judges.mathematics import judge, require_math_verify
 from agent_r1.task_data import has_questions, load_questions
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError
-from agent_r1.code_judge import RunTests, Suite, check_program, judge_sandbox
 from agent_r1.dialects import Call
-from agent_r1.fences import PYTHON, find_code
+from agent_r1.judges.programs import RunTests, Suite, check_program, judge_sandbox
 from agent_r1.task_data import Program, load_questions
+from agent_r1.text.fences import PYTHON, find_code
 from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 

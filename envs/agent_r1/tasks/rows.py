@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, named_function
-from agent_r1.math_judge import judge, require_math_verify
+from agent_r1.judges.mathematics import judge, require_math_verify
 from agent_r1.rewards import exact_match, f1
 from agent_r1.task_data import DataFormatError
 from agent_r1.task_data.rows import has_split, load_rows

@@ -1,1 +1,0 @@
-"""The parts of benchmarks/evidence.py, one file each, and what they share: runs.py, noise.py, page.py."""

@@ -1,0 +1,1 @@
+"""What benchmarks/real_model/real_model.py is made of, a job a file."""

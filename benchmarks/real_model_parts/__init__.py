@@ -1,1 +1,0 @@
-"""What benchmarks/real_model.py is made of, a job a file."""

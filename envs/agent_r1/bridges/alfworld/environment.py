@@ -1,0 +1,270 @@
+"""ALFWorld: household tasks in text, in rooms drawn from the floor plans of its wheel, or in the official games."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from agent_r1.arguments import ArgumentError, some_of
+from agent_r1.bridges.alfworld.rooms import KINDS, SPELLING, draw_game, find_alfworld
+from agent_r1.bridges.bridge import World
+from agent_r1.bridges.text_game import TextGameEnv
+from agent_r1.tool_env import ONLY_EXPERTS, Task
+from agent_r1_tools import ToolResult
+
+SPLITS = {"train": 1_000_000, "valid_seen": 10_000, "valid_unseen": 10_000}  # generated tasks
+MOST_COMMAND = 150  # characters
+_ONE_AT_A_TIME = threading.Lock()  # Fast Downward's translator works with globals
+_LIBRARIES: list[Any] = []  # Fast Downward, a copy for each game at work: unloading one crashes the process
+
+
+class ALFWorldEnv(TextGameEnv):
+    """ALFWorld: household tasks in a room that is described in text.
+
+    ## Description
+    The agent goes to pieces of furniture, opens them, and takes, moves, cleans, heats and cools things, until the task
+    is done: "put a clean mug in coffeemachine". ALFWorld's PDDL domain and grammar play, the six types of tasks in
+    turn.
+
+    ## Rewards
+    1 for the task done, which ends the episode, 0 else. An answer gives up.
+
+    Args:
+        games: "generated" draws rooms from the floor plans in ALFWorld's wheel, "official" reads the games that
+            `alfworld-download` fetches, "auto" is the latter where there are some.
+        data_dir: the folder with `json_2.1.1` of the official games; None: what ALFWORLD_DATA says.
+        kinds: of the six types of tasks, those wanted; None for all.
+    """
+
+    instructions = (
+        "You do a task in a room: give one command at a time with the tool act, and read what happens. Commands: look, "
+        "inventory, go to (receptacle), open (receptacle), close (receptacle), take (object) from (receptacle), "
+        "move (object) to (receptacle), examine (something), use (object), heat (object) with (receptacle), "
+        "clean (object) with (receptacle), cool (object) with (receptacle), slice (object) with (object). Name things "
+        "with their number, such as: go to cabinet 2. Answer with <answer>I give up</answer> only to give up."
+    )
+    command = "such as: go to cabinet 2"
+    splits: ClassVar[Mapping[str, str]] = {
+        "train": "train", "valid_seen": "valid_seen", "valid_unseen": "valid_unseen",
+        "valid": "valid_seen", "validation": "valid_seen", "test": "valid_unseen",
+    }  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        games: str = "auto",
+        data_dir: str | os.PathLike[str] | None = None,
+        kinds: tuple[str, ...] | list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("max_turns", 50)
+        kwargs.setdefault("max_action_tokens", 512)
+        if games not in ("auto", "generated", "official"):
+            raise ArgumentError(f"games must be 'auto', 'generated' or 'official', got {games!r}")
+        self.kinds = some_of("kinds", kinds, KINDS)
+        if games == "generated" and data_dir is not None:
+            raise ArgumentError(f'games="generated" reads no data_dir, got {data_dir!r}')
+        if not isinstance(data_dir, str | os.PathLike | None):
+            raise ArgumentError(f"data_dir must be a folder, got {data_dir!r}")
+        usual = Path("~/.cache/alfworld").expanduser()  # what alfworld sets when it is imported
+        given = Path(data_dir or os.environ.get("ALFWORLD_DATA") or usual).expanduser()
+        folder = given / "json_2.1.1"
+        there = folder.is_dir()
+        if not there and (games == "official" or games == "auto" and (given != usual or data_dir is not None)):
+            raise FileNotFoundError(
+                f"no official games of ALFWorld in {folder}: run alfworld-download, and give its folder as data_dir= "
+                'or in ALFWORLD_DATA; games="generated" needs none'
+            )
+        find_alfworld()
+        self.folder = str(folder) if there and games != "generated" else None
+        super().__init__(**kwargs)
+        if self.folder and not self._files():
+            raise FileNotFoundError(f"{self.folder} has no solvable game.tw-pddl of {self.kinds} in {self.split}")
+
+    @property
+    def num_tasks(self) -> int:
+        """Official games, or what is generated."""
+        return len(self._files()) if self.folder else SPLITS[self.split]
+
+    def make_task(self, index: int) -> Task:
+        """The official game number `index`, in the order of their paths; or the room of a seed, each type in turn.
+
+        Raises OSError for an official game that can't be read.
+        """
+        if self.folder:
+            path = self._files()[index]
+            name = str(Path(path).parent.relative_to(Path(self.folder)))
+            kind = next(kind for kind in KINDS if Path(name).parts[1].startswith(kind))
+            return Task(name, begin("", path).beginning, [], {"kind": kind, "file": path, "game": ""})
+        offset = sum(list(SPLITS.values())[: list(SPLITS).index(self.split)])
+        game = json.dumps({"kind": self.kinds[index % len(self.kinds)], "seed": index + offset, "split": self.split})
+        metadata = {**json.loads(game), "file": "", "game": game}
+        return Task(f"{metadata['kind']}-{metadata['seed']}", begin(game, "").beginning, [], metadata)
+
+    def make_world(self, task: Task) -> World:
+        """The room at its beginning."""
+        return Room(begin(task.metadata["game"], task.metadata["file"]))
+
+    def full_score(self) -> float:
+        """The task done."""
+        return 1.0
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The shortest way of one who knows where all is, a command a turn; of an official game its own walkthrough.
+
+        Raises: ValueError for an official game that has none, and with `rng`: there is only the expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        way = begin(self.task.metadata["game"], self.task.metadata["file"]).walkthrough
+        if not way:
+            raise ValueError(f"the official game {self.task.id} has no walkthrough")
+        return self.act(*way)
+
+    def _files(self) -> tuple[str, ...]:
+        return official_games(str(self.folder), self.split, self.kinds)
+
+
+class Game(NamedTuple):
+    """A game as ALFWorld keeps it in a file, and what is known of it."""
+
+    data: dict[str, Any]
+    beginning: str
+    walkthrough: tuple[str, ...]
+
+
+class Room:
+    """A game at work."""
+
+    def __init__(self, game: Game) -> None:
+        self.env: Any = start(game.data)
+        with _alone():
+            self.state = self.env.reset()
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        command = " ".join(arguments["command"].split()).lower()
+        if len(command) > MOST_COMMAND or not command:
+            return ToolResult(f"A command has 1 to {MOST_COMMAND} characters.", ok=False)
+        # ALFWorld's own commands, letter by letter, of this state; any other does nothing.
+        command = next((one for one in self.state["_valid_commands"] if one.strip() == command), "")
+        self.state, _, _ = self.env.step(command) if command else (self.state, 0, False)
+        done = bool(command and self.state["won"])
+        said = self.state.feedback.strip() if command else "Nothing happens."
+        return ToolResult(said, data={"reward": float(done)}, done=done)
+
+    def close(self) -> None:
+        env, self.env = self.env, None
+        if env is not None:
+            stop(env)
+
+
+def start(data: dict[str, Any]) -> Any:
+    """TextWorld's environment of a game, with ALFWorld's names for things."""
+    find_alfworld()
+    import textworld
+    from alfworld.agents.utils.misc import Demangler
+    from textworld.envs import PddlEnv
+
+    with _alone():
+        env = PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True))
+        env.give_back = weakref.finalize(env, _LIBRARIES.append, env.downward_lib)
+        env.load(data)
+    env._logic.grammar = Remembering(env._logic.grammar, known_commands(data["pddl_problem"]))
+    names = Demangler(game_infos=env._entity_infos, shuffle=False)
+    for info in env._entity_infos.values():
+        info.name = names.demangle_alfred_name(info.id)
+    return env
+
+
+def stop(env: Any) -> None:
+    """Leave the copy of Fast Downward to another game."""
+    env.give_back()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """While nobody else does, work with Fast Downward: its translator writes to `sys.argv` and `sys.stdout`. What it
+    translated last is kept, because every episode needs it twice; and so are copies of the library."""
+    import fast_downward
+
+    def borrow() -> Any:
+        return _LIBRARIES.pop() if _LIBRARIES else load()
+
+    with _ONE_AT_A_TIME:
+        arguments, output, translate, load = sys.argv, sys.stdout, fast_downward.pddl2sas, fast_downward.load_lib
+        fast_downward.pddl2sas, fast_downward.load_lib = translated, borrow
+        try:
+            yield
+        finally:
+            fast_downward.pddl2sas, fast_downward.load_lib = translate, load
+            sys.argv, sys.stdout = arguments, output
+
+
+class Remembering:
+    """A game's grammar. How a command is written never changes in a game; it is worked out once, not at every step."""
+
+    def __init__(self, grammar: Any, known: dict[Any, str]) -> None:
+        self.grammar, self.known = grammar, known
+
+    def derive(self, start: str, context: dict[str, Any]) -> str:
+        query = start.partition("|")[2]
+        if "#" in start or (query and not query.startswith(" receptacleatlocation(")):  # furniture stays where it is
+            return self.grammar.derive(start, context)
+        key = start, tuple((one.name, other.name) for one, other in context["mapping"].items())
+        if key not in self.known:
+            self.known[key] = self.grammar.derive(start, context)
+        return self.known[key]
+
+
+@lru_cache(maxsize=64)
+def known_commands(problem: str) -> dict[Any, str]:
+    """How the commands of a game are written, by what they are about."""
+    return {}
+
+
+@lru_cache(maxsize=64)
+def translated(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
+    """Fast Downward's `pddl2sas`."""
+    from fast_downward.interface import pddl2sas
+
+    return pddl2sas(domain, problem, False, optimize)
+
+
+@lru_cache(maxsize=256)  # the episodes of a group play the same game
+def begin(game: str, path: str) -> Game:
+    """A game with its first text and a way that wins: that of a file, or one that is drawn (`game` is JSON)."""
+    data = json.loads(Path(path).read_text()) if path else draw_game(**json.loads(game))
+    env = start(data)
+    try:
+        with _alone():
+            said = env.reset().feedback.strip()
+        way = data.get("walkthrough") or ()
+        names = {name: info.name for name, info in env._entity_infos.items()}
+    finally:
+        stop(env)
+    if not path:  # with the ids of things
+        way = [verb.format(*(names[one.translate(SPELLING).lower()] for one in things)) for verb, *things in way]
+    return Game(data, said, tuple(command.strip() for command in way))
+
+
+@lru_cache(maxsize=16)
+def official_games(folder: str, split: str, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """The paths of the solvable games that ALFWorld plays, sorted: none with slices or movable receptacles."""
+    found = []
+    for path in sorted(Path(folder, split).glob("*/*/game.tw-pddl")):
+        name = path.parent.parent.name
+        if "movable" in name or "Sliced" in name or not name.startswith(kinds):
+            continue
+        if json.loads(path.read_text()).get("solvable"):
+            found.append(str(path))
+    return tuple(found)

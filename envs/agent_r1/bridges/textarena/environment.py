@@ -1,0 +1,390 @@
+"""TextArena: games for one player and for two, in words."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import io
+import math
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from agent_r1.arguments import ArgumentError, integer
+from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema, call_seconds, check_version
+from agent_r1.bridges.textarena.players import MOVES, SOLVED, base, solve
+from agent_r1.dialects import Call
+from agent_r1.tool_env import ONLY_EXPERTS, End, Task
+from agent_r1.users import find_user
+from agent_r1_tools import ToolFault, ToolResult
+from agent_r1_tools.running import is_strict
+
+MAX_CHARS = 1_000  # of an action: as the package's own wrapper clips them
+SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
+TRIES = 300  # games that the expert plays to win one
+JUDGED = ("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions")
+"""Games that ask a model over the network who has won."""
+BROKEN = ("Countdown", "Cryptarithm", "PublicGoodsGame", "Slitherlink")
+"""Games that mistake the order of the package's own arguments, so that none of their moves can be made, and one that
+looks for the next player without end when all are out."""
+
+Opponent = Callable[[str, random.Random], str]
+
+TOOLS = [
+    call_schema(
+        "play",
+        "Do something in the game: write it as the rules ask, a move in square brackets.",
+        action={"type": "string", "maxLength": MAX_CHARS},
+    )
+]
+
+
+LEFT_OUT = {
+    "KuhnPoker": "some deals can't be won",
+    "UltimateTicTacToe": "its boards may fill a context of 32,768 bytes",
+    "Battleship": "its boards may fill a context of 32,768 bytes",
+}
+"""Games that "all" leaves out though there is a scripted player, with the reason."""
+GAMES = tuple(f"{name}-v0" for name in (*SOLVED, *MOVES) if name not in LEFT_OUT)
+"""The games that "all" means: the expert can play them, and of those for two there is a scripted player."""
+
+
+class TextArenaEnv(FinalRewardEnv):
+    """Games of TextArena, alone or against another player.
+
+    ## Description
+    The rules stand in the first message, as the game tells them; `play` makes a move, and says what the game and the
+    other player did then.
+
+    ## Rewards
+    At the end TextArena's own: 1 won, -1 lost, 0 a draw; alone often a share of the task. Success is a game won. A
+    second move in a row that the rules don't allow ends a game. An answer gives up: it pays as a game lost for two, 0
+    alone; so does a game that isn't ended.
+
+    Args:
+        game: the name of a game, such as "TicTacToe-v0" or "Mastermind-v0-hard"; names, which come in turn; or "all".
+        opponent: plays the other side: `opponent(observation, rng)` gives an action for all that it has read so far;
+            also as "module:function". None for a scripted player, who makes random moves that the rules allow.
+        player: which side is played, 0 or 1; None for both, in turn.
+        timeout: seconds of a move, for an opponent that blocks; with all moves before it where the game was lost.
+
+    Raises: ImportError without textarena or what a game needs; ArgumentError for a game that cannot be played.
+    """
+
+    instructions = (
+        "Play the game to win it. Make each move with the tool play, and read what happens. Answer with <answer>I give "
+        "up</answer> only to give up."
+    )
+    floor = 0.02  # a word of the rules may be a move
+
+    def __init__(
+        self,
+        *,
+        game: str | Sequence[str] = "all",
+        opponent: Opponent | str | None = None,
+        player: int | None = None,
+        timeout: float = math.inf,
+        **kwargs: Any,
+    ) -> None:
+        if player is not None and (player := integer("player", player)) not in (0, 1):
+            raise ArgumentError(f"player must be None, 0 or 1, got {player!r}")
+        chosen = GAMES if game == "all" else (game,) if isinstance(game, str) else game
+        if not isinstance(chosen, Sequence) or not chosen or not all(isinstance(name, str) for name in chosen):
+            raise ArgumentError(f"game names no game: it is a name or a list of names, got {game!r}")
+        self.games, self.timeout = tuple(chosen), call_seconds(timeout)
+        self.opponent, self.player = find_user(opponent, "opponent"), player
+        for name in self.games:
+            if find_players(name) == 2 and opponent is None and base(name) not in MOVES:
+                raise ArgumentError(f"there is no scripted player of {name}; give opponent=, a callable")
+        kwargs.setdefault("max_turns", 100)
+        super().__init__(TOOLS, **kwargs)
+        self._first: dict[str, Task] = {}
+
+    @property
+    def num_tasks(self) -> int:
+        """The seeds of the split."""
+        return SPLITS[self.split]
+
+    def make_task(self, index: int) -> Task:
+        """Of n games, seed s has game `s % n`; the seeds of `test` are behind those of `train`."""
+        seed = index + (SPLITS["train"] if self.split == "test" else 0)
+        turn, place = divmod(seed, len(self.games))
+        game = self.games[place]
+        players = find_players(game)
+        side = 0 if players == 1 else turn % 2 if self.player is None else self.player
+        name = f"{game}-{seed}" + f"-player{side}" * (players == 2)
+        if name not in self._first:  # the last one: the episodes of a group begin alike, and a snapshot asks again
+            match = Match(game, seed, side, self.opponent, [], self.strict)
+            about = {"game": game, "seed": seed, "player": side, "players": players, "opening": match.replies}
+            self._first = {name: Task(name, match.news(), [], about)}
+        return self._first[name]
+
+    def make_world(self, task: Task) -> World:
+        """The game at its beginning; what the other player has said is said again."""
+        about = task.metadata
+        replies = self.memory.setdefault("replies", list(about["opening"]))
+        match = Match(about["game"], about["seed"], about["player"], self.opponent, replies, self.strict)
+        match.news()
+        return match
+
+    def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
+        """The end of the game."""
+        if not result.done:
+            return {}
+        self.memory["reward"] = reward = result.data["reward"]
+        score = 1.0 if result.data["won"] else min(max(reward, 0.0), 0.99)
+        return End(score, metrics=self.final_metrics())
+
+    def final_metrics(self) -> dict[str, float]:
+        """reward: TextArena's; what isn't played to its end counts as lost."""
+        return {"reward": float(self.memory.get("reward", 1 - self.task.metadata["players"]))}
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """A won game: by what is known of the game, or found by playing it over against the same player.
+
+        Raises ValueError where no game is won, for a game whose moves nobody knows, and with `rng`: there is only the
+        expert.
+        """
+        if rng is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        about = self.task.metadata
+        moves = win(about["game"], about["seed"], about["player"], self.opponent)
+        return [self.dialect.tool_call("play", {"action": move}) for move in moves]
+
+
+class Match:
+    """A game at work, up to the moves of one player; the other side moves by itself.
+
+    `replies`: what the other side has said so far; it is said again, and what comes new is appended.
+    """
+
+    def __init__(
+        self, game: str, seed: int, player: int, opponent: Opponent | None, replies: list[str],
+        strict: bool | None = None,
+    ) -> None:  # fmt: skip
+        self.game, self.seed, self.player, self.opponent, self.replies = game, seed, player, opponent, replies
+        self.read: dict[int, list[tuple[int, str, Any]]] = {0: [], 1: []}
+        self.shown, self.said, self.over, self.strict = 0, 0, False, strict
+        rng = random.Random(f"{game} {seed}")
+        self.random: Any = rng.getstate(), rng.getrandbits(32)
+        with self.fenced():
+            self.env = make(game)
+            self.inner = inner(self.env)
+            self.inner.reset(num_players=find_players(game), seed=seed)
+        self._listen()
+        self._play_other()
+
+    def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        self._step(arguments["action"])
+        self._play_other()
+        allowed = self.over or not any(kind.name == "GAME_ADMIN" for _, _, kind in self._new())
+        news = self.news()
+        if not self.over:
+            return ToolResult(news or "Done.", ok=allowed)
+        rewards = self.inner.state.rewards or {}
+        reward, other = (_number(rewards.get(player, 0)) for player in (self.player, 1 - self.player))
+        alone = find_players(self.game) == 1
+        won = reward >= 1 if alone else reward > max(0.0, other)
+        reason = str(self.inner.state.game_info.get(self.player, {}).get("reason") or "The game is over.")
+        return ToolResult(f"{news}\n{reason}".strip(), data={"reward": reward, "won": won}, done=True)
+
+    def news(self) -> str:
+        """What the game and the other player have said since it was last asked; of boards only the last."""
+        new, self.shown = self._new(), len(self.read[self.player])
+        boards = [place for place, (_, _, kind) in enumerate(new) if kind.name == "GAME_BOARD"]
+        lines = []
+        for place, (sender, text, kind) in enumerate(new):
+            own = kind.name == "PLAYER_ACTION" and sender == self.player
+            if not own and (place not in boards or place == boards[-1]):
+                lines.append(text if sender == -1 else f"[Player {sender}] {text}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        pass
+
+    def _new(self) -> list[tuple[int, str, Any]]:
+        return self.read[self.player][self.shown :]
+
+    def _step(self, action: str) -> None:
+        with self.fenced():
+            self.over = bool(self.env.step(action)[0])
+        self._listen()
+
+    def _listen(self) -> None:
+        for player, messages in self.inner.state.observations.items():
+            self.read.setdefault(player, []).extend(messages)
+            self.inner.state.observations[player] = []
+
+    def _play_other(self) -> None:
+        while not self.over and self.inner.state.current_player_id != self.player:
+            if self.said == len(self.replies):
+                self.replies.append(self._ask_other())
+            self.said += 1
+            self._step(self.replies[self.said - 1])
+
+    def _ask_other(self) -> str:
+        rng = random.Random(f"{self.game} {self.seed} {self.said}")
+        if self.opponent is None:
+            return self.draw_move(rng)
+        other = self.inner.state.current_player_id
+        seen = "\n".join(text if who == -1 else f"[Player {who}] {text}" for who, text, _ in self.read[other])
+        try:
+            return str(self.opponent(seen, rng))[:MAX_CHARS]
+        except Exception as error:
+            if is_strict(self.strict):
+                raise
+            raise ToolFault(f"the opponent failed: {error!r}") from error
+
+    def draw_move(self, rng: random.Random) -> str:
+        """A move of the player whose turn it is, drawn from those that the rules allow."""
+        moves = MOVES[base(self.game)](self.inner)
+        for move in rng.sample(moves, len(moves)):
+            if self.allows(move):
+                return move
+        return "[pass]"
+
+    def allows(self, move: str) -> bool:
+        """Whether the rules allow a move now, tried on a copy."""
+        with self.fenced(keep=False):
+            tried = copy.deepcopy(self.inner)
+            before = tried.state.current_player_id
+            try:
+                tried.step(move)
+            except Exception:
+                return False
+            info = tried.state.game_info.get(before, {})
+            return not info.get("invalid_move") and not any(
+                kind.name == "GAME_ADMIN" for messages in tried.state.observations.values() for _, _, kind in messages
+            )
+
+    @contextlib.contextmanager
+    def fenced(self, keep: bool = True) -> Iterator[None]:
+        """Inside, the global random state is the game's own, and nothing is printed."""
+        with fence(), contextlib.redirect_stdout(io.StringIO()):  # some print
+            random.setstate(self.random[0])
+            np.random.seed(self.random[1])
+            yield
+            if keep:
+                self.random = random.getstate(), int(np.random.randint(2**31))
+
+
+def _number(reward: Any) -> float:
+    """A reward; 0 for what is none: `ThreeCardMonte` gives a text after moves that the rules don't allow."""
+    return float(reward) if isinstance(reward, int | float) else 0.0
+
+
+_lock = threading.RLock()
+LONGEST = 60.0  # seconds that one waits for others' moves; they take milliseconds
+
+
+@contextlib.contextmanager
+def fence() -> Iterator[None]:
+    """The package draws from global random state, which is put back; one thread at a time."""
+    if not _lock.acquire(timeout=LONGEST):
+        raise ToolFault(f"another game has not ended its move in {LONGEST:.0f} seconds")
+    try:
+        before, before_numpy = random.getstate(), np.random.get_state()
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(before_numpy)
+    finally:
+        _lock.release()
+
+
+# ---------------------------------------------------------------------------------------------------------- the expert
+
+
+def win(game: str, seed: int, player: int, opponent: Opponent | None) -> list[str]:
+    """The moves of a won game. Raises ValueError where none is found."""
+    name = base(game)
+    if name not in SOLVED and name not in MOVES:
+        raise ValueError(f"nobody knows the moves of {game}")
+    for attempt in range(1 if name in SOLVED else TRIES):
+        match, moves, rng = Match(game, seed, player, opponent, []), [], random.Random(f"{game} {seed} try {attempt}")
+        while not match.over:
+            moves.append(solve(name, match.inner) if name in SOLVED else match.draw_move(rng))
+            result = match.act("play", {"action": moves[-1]})
+        if result.data["won"]:
+            return moves
+    raise ValueError(f"no game of {game} with seed {seed} was won as player {player}")
+
+
+# --------------------------------------------------------------------------------------------------------- the package
+
+
+def inner(env: Any) -> Any:
+    """A game without its wrappers."""
+    while hasattr(env, "env") and hasattr(env, "is_wrapped_with"):
+        env = env.env
+    return env
+
+
+@cache
+def load() -> ModuleType:
+    """The package. Raises ImportError without it; warns of a version that wasn't checked."""
+    try:
+        with warnings.catch_warnings():  # it changes the filters
+            package = importlib.import_module("textarena")
+    except ImportError as error:
+        raise ImportError(f'TextArena needs textarena ({error}): pip install "agent-r1[textarena]"') from error
+    check_version("textarena", "0.7")
+    return package
+
+
+def make(game: str) -> Any:
+    """A game of the package, with the wrappers that it has by default."""
+    package = load()
+    nltk: Any = importlib.import_module("nltk")
+    download = nltk.download
+    nltk.download = lambda *names, **kwargs: False  # some games fetch words when they are imported
+    try:
+        return package.make(game)
+    finally:
+        nltk.download = download
+
+
+@cache
+def find_players(game: str) -> int:
+    """How many players a game has, 1 or 2.
+
+    Raises ArgumentError for a game that isn't there or can't be played here; ImportError where it lacks something.
+    """
+    there = importlib.import_module(f"{load().__name__}.envs.registration").ENV_REGISTRY
+    if game not in there:
+        names = sorted({name for name in there if name.endswith("-v0")})  # the others are variants of these
+        raise ArgumentError(f"TextArena has no game {game!r}; it has {', '.join(names)}, and variants of them")
+    if base(game) in JUDGED:
+        raise ArgumentError(f"{game} asks a model over the network who has won")
+    if base(game) in BROKEN:
+        raise ArgumentError(f"{game} is broken in textarena 0.7: no move in it can be made, or it never ends")
+    for players in (2, 1):
+        try:
+            with fence(), contextlib.redirect_stdout(io.StringIO()):
+                env = inner(make(game))
+                env.reset(num_players=players, seed=0)
+                state = env.state
+        except (AssertionError, ValueError):  # another number of players
+            continue
+        except LookupError as error:
+            words = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+            raise ImportError(f"{game} needs words of nltk: {words}") from error
+        except SyntaxError as error:
+            version = ".".join(map(str, sys.version_info[:2]))
+            raise ArgumentError(f"{game} is written for a Python newer than {version}") from error
+        except OSError as error:
+            raise ArgumentError(f"{game} lacks files that the package doesn't ship: {error}") from error
+        except ImportError as error:
+            raise ImportError(f"{game} needs what the package doesn't ask for: {error}") from error
+        if state.num_players == players:
+            return players
+    raise ArgumentError(f"{game} isn't for one or two players")

@@ -1,0 +1,151 @@
+"""SQLWorld: questions over SQLite databases; the answer is a query, and its results decide."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agent_r1.arguments import ArgumentError, integer
+from agent_r1.task_data.sql import FILES, has_split, load_sql
+from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
+from agent_r1.tasks.draw import pick
+from agent_r1.tasks.sql_world import generator
+from agent_r1.text.fences import SQL, find_code
+from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
+from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
+
+RAN = ("", "no copy", "another result")  # what `same_result` says of a query that ran
+_QUERY = re.compile(r"(?:\s|\(|--[^\n]*|/\*.*?\*/)*+(?:SELECT|WITH|VALUES)\b", re.DOTALL | re.IGNORECASE)
+
+
+class SQLWorldEnv(ToolEnv):
+    """Questions over databases that are new in every task, or those of Spider and BIRD.
+
+    ## Description
+    A database of two or three tables with names of their own, and a question about it. The policy looks at the schema,
+    may try queries, and answers with one SELECT. It is right if it gives what the gold query gives, on this database
+    and on another one with the same tables and other rows (of a file: on a part of it), so that a constant is wrong.
+
+    ## Arguments
+    world_seed: which family of databases; a task is a function of (world_seed, split, index).
+    data_dir: a folder of Spider or BIRD as it was released; the splits are then train, dev (validation) and test, as
+        far as the folder has them.
+    And those of `ToolEnv`. `corpus` and `top_k` there are none: nothing is searched.
+
+    Raises: DataNotFoundError, DataFormatError (file, row and field are named).
+
+    The rest (spaces, tools, rewards, end) is in docs/environments/sql_world.md.
+    """
+
+    instructions = (
+        "Write a query for SQLite that answers the question. Look at the tables with schema, and try queries with "
+        "query. Give the final query as <answer>SELECT ...</answer>."
+    )
+    outcome_term: ClassVar[str] = "outcome/same_result"
+    slow_judge: bool = True  # a query may take a second
+    splits: ClassVar[Mapping[str, str]] = {name: name for name in (*generator.SPLITS, "dev")} | {"validation": "dev"}
+    teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
+
+    def __init__(
+        self,
+        *,
+        world_seed: int = 0,
+        data_dir: str | os.PathLike[str] | None = None,
+        split: str = "train",
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("max_action_tokens", 512 if data_dir is None else None)
+        super().__init__([SchemaTool(), QueryTool()], split=split, **kwargs)
+        there = generator.SPLITS if data_dir is None else tuple(FILES)
+        if self.split not in there:
+            what = "without data_dir" if data_dir is None else "with data_dir"
+            raise ArgumentError(f"SQLWorld has no split {split!r} {what}; it has {', '.join(there)}")
+        self.world_seed = integer("world_seed", world_seed, least=0)
+        self.questions = None if data_dir is None else load_sql(self.split, data_dir)
+
+    @classmethod
+    def has_split(cls, split: str, **kwargs: Any) -> bool:
+        """Of a folder those that it has a file of."""
+        name, data_dir = cls.splits.get(split, ""), kwargs.get("data_dir")
+        return name in generator.SPLITS if data_dir is None else has_split(data_dir, name)
+
+    @property
+    def num_tasks(self) -> int:
+        """A million training tasks, ten thousand in every other split; of a folder its questions."""
+        if self.questions is not None:
+            return len(self.questions)
+        return generator.NUM_TASKS.get(self.split, generator.NUM_TASKS["test"])
+
+    def make_task(self, index: int) -> Task:
+        """Generate task `index`, or question `index` in the order of the file."""
+        if self.questions is None:
+            return generator.generate_task(self.world_seed, self.split, index)
+        question = self.questions[index]
+        metadata = {**question.metadata, "file": question.database, "mode": question.mode}
+        return Task(question.id, question.question, [question.gold], metadata)
+
+    def start_episode(self, task: Task) -> None:
+        """Show the tools the task's database."""
+        for tool in self.tools.values():
+            assert isinstance(tool, SchemaTool | QueryTool)
+            tool.database = self._database(task)
+
+    def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
+        """Equal results are the score. The metrics are em (the same) and valid_sql (the query ran).
+
+        Raises ToolFault where the gold query doesn't run within its limits, ten times the usual ones.
+        """
+        query = find_code(answer, SQL, _is_query).strip().rstrip(";")
+        if not query:
+            return 0.0, {"em": 0.0, "valid_sql": 0.0}
+        data = self.task.metadata
+        others = [Database(script=data["copy"])] if "copy" in data else []
+        right, why = same_result(self._database(self.task), self.task.answers[0], query, data["mode"], others)
+        return float(right), {"em": float(right), "valid_sql": float(why in RAN)}
+
+    @staticmethod
+    def _database(task: Task) -> Database:
+        data = task.metadata
+        return Database(script=data["script"]) if "script" in data else Database(file=data["file"])
+
+    def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
+        """The turns of the scripted expert on the current task as text: it looks at the schema and answers.
+
+        A fallible teacher makes one error in the query in a share of the episodes (1 - its number). With `rng` alone a
+        sloppy demonstrator always does; in half of the episodes it looks at the wrong result before it answers.
+
+        Raises: ValueError for another teacher, for a fallible one without `rng`, and over a folder's questions for all
+        but the expert.
+        """
+        gold = self.task.answers[0]
+        schema = self.dialect.tool_call("schema", {})
+        who = demonstrator(rng, teacher)
+        if rng is None or who == "expert":
+            return [schema, f"<answer>{gold}</answer>"]
+        if self.questions is not None:
+            raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
+        mistakes = self.task.metadata["mistakes"]
+        if who != SLOPPY:
+            wrong = rng.random() >= TEACHERS[who]
+            return [schema, f"<answer>{pick(rng, mistakes) if wrong else gold}</answer>"]
+        query = pick(rng, mistakes)
+        looks = [self.dialect.tool_call("query", {"sql": query})] if rng.random() < 0.5 else []
+        return [schema, *looks, f"<answer>{query}</answer>"]
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Every word that the worlds are made of: what a small tokenizer should keep whole."""
+        words = [word for theme in generator.THEMES + generator.UNSEEN_THEMES for word in theme]
+        words += [word for group in (generator.CATEGORIES, generator.NUMBERS) for key, kept in group.items()
+                  for word in (key, *kept)]  # fmt: skip
+        columns = generator.NAME_COLUMNS + generator.TOWN_COLUMNS + generator.REGION_COLUMNS
+        sql = "SELECT FROM JOIN ON WHERE GROUP BY ORDER LIMIT DESC ASC COUNT MAX MIN SUM AVG id list of no".split()
+        return list(dict.fromkeys([*words, *columns, *generator.NAMES, *generator.TOWNS, *generator.REGIONS, *sql]))
+
+
+def _is_query(text: str) -> bool:
+    return _QUERY.match(text) is not None

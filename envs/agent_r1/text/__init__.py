@@ -1,0 +1,1 @@
+"""Tokenizers, chat messages and chat templates."""

@@ -1,0 +1,172 @@
+"""Between an episode and chat APIs: its conversation as they take it, and their replies as turns of the policy.
+
+`ToolEnv.messages` and `ToolEnv.step_message` are the way to use it; docs/chat_apis.md shows the loop.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agent_r1.dialects import Call, Dialect, read_json
+from agent_r1.dialects.calls import fit_arguments, function_of_tool, needs_nothing, read_arguments
+from agent_r1.dialects.json_calls import ARGUMENT_KEYS
+from agent_r1.text.tokenizers import replace_surrogates
+
+if TYPE_CHECKING:
+    from agent_r1.episode import Tokens
+    from agent_r1.tool_env import ToolEnv
+
+Message = dict[str, Any]
+_CALL_PARTS = ("tool_use", "function_call", "tool_call")  # of a content, as APIs name them
+_ARGUMENT_KEYS = (*ARGUMENT_KEYS, "args", "input")  # as LangChain and Anthropic name them
+_NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def chat_messages(messages: Sequence[Message]) -> list[Message]:
+    """An episode's messages, in which arguments are objects, as chat APIs take them (a copy).
+
+    Calls get ids, which their results name, and arguments as JSON text; a turn without a text beside its calls has the
+    content None. Tools that aren't there may have names which APIs refuse: other characters become underscores. Results
+    that answer no call in chat form, because the turn could only be kept as text, are a user's message.
+    """
+    shown: list[Message] = []
+    number = 0
+    for is_result, group in itertools.groupby(messages, key=lambda message: message["role"] == "tool"):
+        if not is_result:
+            shown += copy.deepcopy(list(group))
+            calls = shown[-1].get("tool_calls", ())
+            for call in calls:
+                call["id"] = f"call{number:05d}"  # nine letters and digits: the one form that all templates take
+                name, given = call["function"]["name"], call["function"]["arguments"]
+                call["function"]["name"] = _NO_NAME.sub("_", name)[:64]
+                call["function"]["arguments"] = json.dumps(given, ensure_ascii=False)
+                number += 1
+            if calls:
+                shown[-1]["content"] = shown[-1]["content"] or None
+        elif calls:
+            for message, call in zip(group, calls, strict=False):  # what an end cut off has no results
+                shown.append(message | {"name": call["function"]["name"], "tool_call_id": call["id"]})
+        else:
+            shown.append({"role": "user", "content": "\n".join(message["content"] for message in group)})
+    return shown
+
+
+def read_reply(reply: Any, tools: Sequence[dict[str, Any]] = ()) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]:
+    """What the message of a chat API's reply says: its text, and its calls as names and arguments.
+
+    What counts as a call says `agent_r1.dialects.calls`; other arguments are given as a text that holds none. The text
+    of a refusal counts as the text.
+
+    Args:
+        reply: a mapping with `content` and `tool_calls`, or an object of a client library (`choices[0].message`), or
+            LangChain's `AIMessage`, which names the arguments `args` and keeps calls that it can't read apart. The old
+            `function_call`, and the `tool_use` parts of a content, are calls where nothing else is.
+        tools: the tools' schemas.
+
+    Raises:
+        TypeError: it is neither, its content is no text, or a call in it is none.
+    """
+    if hasattr(reply, "model_dump"):
+        reply = reply.model_dump()
+    if not isinstance(reply, Mapping) or not {"content", "tool_calls", "function_call"} & reply.keys():
+        raise TypeError(f"a reply is a message with 'content' or 'tool_calls', got {reply!r:.200}")
+    content = reply.get("content") or reply.get("refusal") or ""
+    parts: list[Any] = []
+    if isinstance(content, list | tuple):
+        parts = [part for part in content if isinstance(part, Mapping) and part.get("type") in _CALL_PARTS]
+        texts = (part.get("text") if isinstance(part, Mapping) else part for part in content)
+        content = "".join(text for text in texts if isinstance(text, str))
+    if not isinstance(content, str):
+        raise TypeError(f"a reply is a message with 'content' of text, got {content!r:.200}")
+    calls = []
+    both = [reply.get(name) or [] for name in ("tool_calls", "invalid_tool_calls")]
+    if not all(isinstance(given, list | tuple) for given in both):
+        raise TypeError(f"a reply is a message with 'tool_calls' in a list, got {reply!r:.200}")
+    old = reply.get("function_call")  # LangChain says calls twice, in parts of the content, too: they are made once
+    for call in [*both[0], *both[1]] or ([old] if old is not None else parts):
+        function = call.get("function") or call if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise TypeError(f"a call in a reply has a 'function' with 'name' and 'arguments', got {call!r:.200}")
+        name = function.get("name")
+        name = replace_surrogates(name) if isinstance(name, str) else ""
+        calls.append((name, _arguments(name, [function[key] for key in _ARGUMENT_KEYS if key in function], tools)))
+    return replace_surrogates(content), calls
+
+
+def _arguments(name: str, values: list[Any], tools: Sequence[dict[str, Any]]) -> dict[str, Any] | str:
+    """The arguments of a call from what stands under their names, or a text that holds none."""
+    if len(values) > 1:
+        return "(arguments under two names)"
+    if not values and not needs_nothing(name, tools):
+        return "(no arguments)"
+    given = values[0] if values else None
+    try:
+        text = replace_surrogates(given) if isinstance(given, str) else json.dumps(given)
+    except RecursionError:  # a policy wrote it, and a client library read it: malformed, as the same text would be
+        return "(arguments nested too deeply)"
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the arguments of a call in a reply are JSON, got {given!r:.200}") from error
+    try:
+        arguments = read_arguments(read_json(text) if text.strip() else None)
+    except ValueError:
+        return text
+    return text if arguments is None else arguments
+
+
+def reply_text(dialect: Dialect, reply: Any, tools: Sequence[dict[str, Any]] = ()) -> str:
+    """The turn that a chat API's reply is, as the dialect's family writes it; see `read_reply`.
+
+    `tools`: their schemas. A call that the family cannot write is written so that it reads as malformed. The name of a
+    stop token gets a space inside. A text that would hide the calls, because it opens a thought or a block, comes after
+    them.
+    """
+    content, calls = read_reply(reply, tools)
+    for name, token in dialect.codec.controls.items():
+        if token in dialect.stop_token_ids:
+            content = content.replace(name, f"{name[0]} {name[1:]}")
+    writable: list[tuple[str, dict[str, Any] | str]] = []
+    for name, arguments in calls:
+        try:
+            if isinstance(arguments, dict):
+                fit_arguments(Call(name, arguments), tools)
+                (read,) = _calls(dialect, dialect.write_turn(calls=[(name, arguments)]), tools)
+                if function_of_tool(name, tools) and read.arguments != arguments:
+                    raise ValueError("types that the family cannot tell apart")
+        except ValueError:
+            arguments = json.dumps(json.dumps(arguments))  # quoted twice: no arguments
+        writable.append((name, arguments))
+    text, alone = dialect.write_turn(content, writable), dialect.write_turn(calls=writable)
+    made = _calls(dialect, alone, tools)
+    return text if _calls(dialect, text, tools)[-len(made) :] == made or not made else f"{alone}\n{content}"
+
+
+def _calls(dialect: Dialect, text: str, tools: Sequence[dict[str, Any]]) -> list[Call]:
+    return dialect.parse(dialect.codec.encode_text(text), tools).calls
+
+
+def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> Tokens:
+    """The span of an assistant turn that was written as text.
+
+    Lone surrogates become U+FFFD, the end of turn is added where the text doesn't close with a stop token, and the
+    span is cut to `max_new_tokens`. The names of control tokens in the text are control tokens: this is the policy.
+
+    Raises: TypeError for anything but a str.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"an action is a str here, got {type(text).__name__}; tokens go to the environment itself")
+    tokens = env.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
+    if not tokens or tokens[-1] not in env.dialect.stop_token_ids:
+        tokens = tokens + env.tokenizer.encode(env.dialect.end_of_turn, add_special_tokens=False)
+    return np.asarray(tokens[:max_new_tokens], np.int32)
+
+
+def decode_state(env: ToolEnv, tokens: Tokens) -> str:
+    """The text of a state, control tokens included."""
+    return env.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)

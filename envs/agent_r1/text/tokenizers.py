@@ -1,0 +1,393 @@
+"""Tokenizers: the byte-level one that needs no download, and what we ask of any other.
+
+The environments only need four things from a tokenizer: ``encode(text, add_special_tokens=False)``, ``decode(ids,
+skip_special_tokens=False)``, ``len()`` and a chat template. `load_tokenizer` accepts a Hugging Face name or folder, any
+object that has them, or None for the `ByteTokenizer`.
+
+Chat templates are always rendered by `agent_r1.text.templates`, in a sandbox, for every kind of tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from agent_r1.arguments import ArgumentError
+from agent_r1.text.templates import BYTE_CHAT_TEMPLATE, Message, chat_template, render_chat
+
+__all__ = [
+    "BYTE_CHAT_TEMPLATE",
+    "CONTROL_TOKENS",
+    "MARKUP_TOKENS",
+    "ByteTokenizer",
+    "Message",
+    "Tokenizer",
+    "added_tokens",
+    "chat_template",
+    "control_tokens",
+    "fast_codec",
+    "load_tokenizer",
+    "render_chat",
+    "replace_surrogates",
+    "utf8",
+]
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What every tokenizer must offer; Hugging Face tokenizers do."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, ids: Any, *, skip_special_tokens: bool = ...) -> str: ...
+
+    def __len__(self) -> int: ...
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The tokenizer that is always there
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+"""Tokens of their own that are part of the visible text, as in Qwen's vocabulary: not hidden as special tokens."""
+
+
+class ByteTokenizer:
+    """One token per UTF-8 byte (id = byte value), and one per control token of the ChatML family.
+
+    It needs no files and gives up nothing: every text can be written, every id sequence can be read. `encode` parses
+    control tokens in the text, as Hugging Face tokenizers do.
+
+    Args:
+        tokens: The control tokens; the first has id 256.
+        chat_template: A Jinja chat template that uses them.
+        eos_token: The one that ends a turn.
+        pad_token: The one that fills batches.
+        bos_token: The one that begins a conversation, for chat templates that ask for it.
+
+    Raises:
+        ValueError: a token that is there twice, or a role for a token that is not there.
+
+    Immutable; it pickles as its arguments, and copies are the object itself.
+    """
+
+    name_or_path = "byte"
+
+    def __init__(
+        self,
+        tokens: Sequence[str] = CONTROL_TOKENS + MARKUP_TOKENS,
+        chat_template: str = BYTE_CHAT_TEMPLATE,
+        eos_token: str = "<|im_end|>",
+        pad_token: str = "<|endoftext|>",
+        bos_token: str | None = None,
+    ) -> None:
+        self._arguments = (tuple(tokens), chat_template, eos_token, pad_token, bos_token)
+        self._tokens = tuple(tokens)
+        self._ids = {token: 256 + i for i, token in enumerate(tokens)}
+        if len(self._ids) != len(self._tokens):
+            raise ValueError(f"a control token is there twice: {self._tokens}")
+        self.chat_template = chat_template
+        self.special_tokens_map = {"eos_token": eos_token, "pad_token": pad_token}
+        if bos_token is not None:
+            self.special_tokens_map["bos_token"] = bos_token
+        for role, token in self.special_tokens_map.items():
+            if token not in self._ids:
+                raise ValueError(f"{role} {token!r} is none of the control tokens {self._tokens}")
+        self.eos_token, self.eos_token_id = eos_token, self._ids[eos_token]
+        self.pad_token, self.pad_token_id = pad_token, self._ids[pad_token]
+        self.bos_token, self.bos_token_id = bos_token, self._ids.get(bos_token or "")
+        longest_first = sorted(self._tokens, key=len, reverse=True)
+        self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")").split
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids."""
+        return len(self)
+
+    def __len__(self) -> int:
+        return 256 + len(self._tokens)
+
+    def __repr__(self) -> str:
+        return f"ByteTokenizer({len(self)} tokens)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self is _byte_tokenizer():
+            return load_tokenizer, (None,)
+        return ByteTokenizer, self._arguments
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByteTokenizer:
+        return self
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """The control tokens and their ids."""
+        return dict(self._ids)
+
+    def is_special(self, token: str) -> bool:
+        """Whether ``skip_special_tokens`` hides this control token."""
+        return token not in MARKUP_TOKENS
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text. There is nothing to add around it: ``add_special_tokens`` changes nothing.
+
+        Lone surrogates, which no encoding can write, become U+FFFD.
+        """
+        ids: list[int] = []
+        for i, piece in enumerate(self._split(text)):
+            if i % 2:
+                ids.append(self._ids[piece])
+            elif piece:
+                ids.extend(utf8(piece))
+        return ids
+
+    def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
+        """The text of ids (a sequence or array of integers); bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            ValueError: an id outside ``range(len(self))``.
+        """
+        data = bytearray()
+        for i in ids.tolist() if hasattr(ids, "tolist") else ids:
+            if 0 <= i < 256:
+                data.append(i)
+            elif not 0 <= i < len(self):
+                raise ValueError(f"token id {i} is outside the vocabulary of {len(self)} tokens")
+            elif not (skip_special_tokens and self.is_special(self._tokens[i - 256])):
+                data += self._tokens[i - 256].encode()
+        return data.decode("utf-8", errors="replace")
+
+    def render_chat(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> str:
+        """The conversation as text, by the chat template."""
+        return render_chat(self, messages, tools, add_generation_prompt)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write the same vocabulary as a Hugging Face tokenizer folder (tokenizer.json, tokenizer_config.json).
+
+        For everything that insists on a folder: inference servers, model uploads. The ids are the same.
+        """
+        from tokenizers import AddedToken, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer as Backend
+
+        backend = Backend(models.BPE(vocab=_byte_alphabet(), merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        backend.add_tokens([AddedToken(t, normalized=False, special=self.is_special(t)) for t in self._tokens])
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        backend.save(str(folder / "tokenizer.json"))
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 32768,
+            "chat_template": self.chat_template,
+            **self.special_tokens_map,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def utf8(text: str) -> bytes:
+    """UTF-8, with lone surrogates as U+FFFD."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return replace_surrogates(text).encode()
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with every lone surrogate replaced by U+FFFD, so that it can be encoded."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte, mapped to the byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {chr(byte): byte for byte in printable}
+    characters.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return characters
+
+
+@cache
+def _byte_tokenizer() -> ByteTokenizer:
+    return ByteTokenizer()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Any other tokenizer
+
+
+def load_tokenizer(tokenizer: Any = None) -> Tokenizer:
+    """A tokenizer from a name, a folder, an object or nothing.
+
+    Args:
+        tokenizer: None: the shared `ByteTokenizer`. A str or path: ``AutoTokenizer.from_pretrained``, never with
+            remote code; kept, so that the environments of a vector share it. Anything else: checked and returned.
+
+    Raises:
+        ImportError: transformers is not installed and a name or folder was given.
+        FileNotFoundError: a folder without tokenizer files, or a name that cannot be had.
+        TypeError: an object that is no tokenizer.
+        ValueError: a tokenizer without a chat template; a folder that is damaged, larger than any tokenizer, or made to
+            write much text for little.
+    """
+    if tokenizer is None:
+        return _byte_tokenizer()
+    if isinstance(tokenizer, (str, os.PathLike)):
+        name = os.fspath(tokenizer)
+        return _from_pretrained(os.path.realpath(name) if os.path.isdir(name) else name)
+    missing = [m for m in ("encode", "decode", "__len__") if not callable(getattr(tokenizer, m, None))]
+    if missing or isinstance(tokenizer, type):
+        raise ArgumentError(
+            f"tokenizer must be None, a Hugging Face name, a folder or a tokenizer object; got {tokenizer!r:.200}"
+            + (f", which has no {', '.join(missing)}" if missing else "")
+        )
+    chat_template(tokenizer)
+    return tokenizer
+
+
+class TokenizerNotFoundError(FileNotFoundError):
+    """A tokenizer that a name or a folder was to give isn't there."""
+
+
+class DamagedTokenizerError(ValueError):
+    """A tokenizer is there and can't be read."""
+
+
+@cache
+def _from_pretrained(name: str) -> Tokenizer:
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer_config.json").exists():
+            found = sorted(p.name for p in folder.iterdir())[:8]
+            raise TokenizerNotFoundError(
+                f"{name} is no tokenizer folder: it has neither tokenizer.json nor tokenizer_config.json (it has "
+                f"{', '.join(found) or 'no files'}). Save one there with tokenizer.save_pretrained(folder)."
+            )
+        for file in _FILES:
+            if (folder / file).is_file() and (folder / file).stat().st_size > MAX_FILE_BYTES:
+                raise ValueError(f"the tokenizer folder {name} cannot be read: {file} is larger than any tokenizer's")
+    elif name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        like = "a Hugging Face name looks like Qwen/Qwen2.5-3B-Instruct"
+        raise TokenizerNotFoundError(f"there is no folder {name}; {like}")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ImportError(
+            f"loading the tokenizer {name} needs transformers: pip install 'agent-r1[transformers]'"
+        ) from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (KeyboardInterrupt, SystemExit, ImportError):
+        raise
+    except BaseException as error:  # also Rust's panics, and whatever damaged files bring about
+        if isinstance(error, (OSError, ValueError)) and not folder.is_dir():
+            first = (str(error) or repr(error)).splitlines()[0]
+            raise TokenizerNotFoundError(
+                f"the tokenizer {name} cannot be loaded ({first:.200}). Check the name and the network, log in if the "
+                "model is gated (hf auth login), or give a folder with its tokenizer files."
+            ) from error
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        what = "tokenizer folder" if folder.is_dir() else "tokenizer"
+        why = " ".join(str(error).split())
+        raise DamagedTokenizerError(f"the {what} {name} cannot be read: {kind}{why}") from error
+    _refuse_growth(tokenizer)
+    chat_template(tokenizer)
+    return tokenizer
+
+
+MAX_FILE_BYTES = 128 << 20
+MAX_TOKEN_CHARS = 10_000
+MAX_GROWTH = 1_000
+_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "config.json"),
+)
+
+
+def _refuse_growth(tokenizer: Any) -> None:
+    """Raises ValueError where a few characters or tokens become a text that fills the memory."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        step = getattr(backend, part, None)
+        if step is not None and _growth(json.loads(step.__getstate__())) > MAX_GROWTH:
+            raise ValueError(f"the tokenizer's {part} makes one character more than {MAX_GROWTH}")
+    longest = max(map(len, tokenizer.get_vocab()), default=0)
+    if longest > MAX_TOKEN_CHARS:
+        raise ValueError(f"the tokenizer has a token of {longest} characters; {MAX_TOKEN_CHARS} is the most")
+
+
+def _growth(step: Any) -> int:
+    """The most characters that a step of a tokenizer writes for one, its steps' product."""
+    if not isinstance(step, dict):
+        return 1
+    growth = max([1, *(len(text) for key in ("content", "prepend") if isinstance(text := step.get(key), str))])
+    for key in ("normalizers", "pretokenizers", "decoders"):
+        for inner in step.get(key) or ():
+            growth *= _growth(inner)
+    return growth
+
+
+def added_tokens(tokenizer: Any) -> dict[str, int]:
+    """All added tokens, special or not, with their ids: strings that `encode` makes one token wherever they stand."""
+    if callable(getattr(tokenizer, "get_added_vocab", None)):
+        return dict(tokenizer.get_added_vocab())
+    tokens = getattr(tokenizer, "all_special_tokens", [])
+    return {token: tokenizer.encode(token, add_special_tokens=False)[0] for token in tokens}
+
+
+def control_tokens(tokenizer: Any) -> dict[str, int]:
+    """The added tokens that text from tools and data must never become.
+
+    These are all but plain words and runs of white space, which some vocabularies add for compression only.
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        return added_tokens(tokenizer)
+    details = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {str(token.content) for token in details.values() if token.special}
+    special.update(getattr(tokenizer, "all_special_tokens", []))
+    return {t: i for t, i in added_tokens(tokenizer).items() if t in special or not _WORD.fullmatch(t)}
+
+
+_WORD = re.compile(r"[\w\s\u2581'.-]*")
+
+
+def fast_codec(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[Sequence[int]], str]]:
+    """``(encode, decode)`` without special tokens added or skipped, past Hugging Face's per-call bookkeeping.
+
+    That bookkeeping costs as much as the work itself on short texts, and is not safe in threads ("Already borrowed").
+    Both raise ValueError where the tokenizer's own code panics, which is no Exception: a pattern in a damaged folder.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+
+    @contextmanager
+    def no_panic() -> Iterator[None]:
+        try:
+            yield
+        except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+            raise ValueError(f"the tokenizer {name} can't take this text: {error!s:.200}") from error
+
+    def encode(text: str) -> list[int]:
+        # Asked each time, because a call of the tokenizer with padding=True leaves its backend padding.
+        if backend is None or backend.truncation is not None or backend.padding is not None:
+            return list(tokenizer.encode(text, add_special_tokens=False))
+        with no_panic():
+            return list(backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(ids: Sequence[int]) -> str:
+        with no_panic():
+            return str((backend or tokenizer).decode(ids, skip_special_tokens=False))
+
+    return encode, decode

@@ -1,0 +1,1 @@
+"""Checks and probes of `python -m agent_r1.validate`."""

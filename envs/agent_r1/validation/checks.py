@@ -1,0 +1,356 @@
+"""What every environment must keep, for `python -m agent_r1.validate`: a check is a line of `CHECKS`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from types import MethodType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from agent_r1.ids import HELD_OUT
+from agent_r1.tasks.draw import pick
+from agent_r1.tool_env import ToolEnv
+from agent_r1.validation import probes
+from agent_r1.validation.probes import Probe, play
+from agent_r1_tools import Tool, ToolResult
+
+CONTEXT = 1 << 20  # tokens, for checks that play long
+FARMED_TURNS = 200
+HELD_OUT_TASKS, TRAIN_TASKS = 20, 500  # looked at: the first of a held-out split, the first and the last of train
+TRAIN_SECONDS = 20.0  # in which these are made, or as many as that allows
+MARK = "QXhereXQ"
+
+
+@dataclass
+class Subject:
+    """What is checked: an id, how it is made, and how many of its tasks are played."""
+
+    env_id: str
+    kwargs: dict[str, Any]
+    num_tasks: int
+
+    def make(self, **kwargs: Any) -> Any:
+        """The environment without gymnasium's wrappers, which would check the same again."""
+        return gym.make(self.env_id, disable_env_checker=True, **self.kwargs | kwargs).unwrapped
+
+    def tasks(self, env: ToolEnv, most: int) -> list[int]:
+        """Indexes of tasks, spread over the split."""
+        count = min(self.num_tasks, most, env.num_tasks)
+        return [int(i) for i in np.linspace(0, env.num_tasks - 1, count)]
+
+
+class Failed(Exception):
+    """A check that found something; the text says what and where."""
+
+
+def has_expert(subject: Subject, env: Any) -> bool:
+    """Whether the environment has a demonstration of its first task."""
+    env.reset(seed=0, options={"task_index": 0})
+    try:
+        env.demonstration()
+    except (ValueError, NotImplementedError):
+        return False
+    return True
+
+
+def gymnasium_check(subject: Subject) -> None:
+    """Gymnasium's own check."""
+    from gymnasium.utils.env_checker import check_env
+
+    env = subject.make()
+    check_env(env, skip_render_check=True)
+    env.close()
+
+
+def farming(subject: Subject) -> None:
+    """200 turns of repeated or alternating calls earn at most the process terms of the expert (without one: 1)."""
+    env = subject.make(max_context_tokens=CONTEXT)
+    expert = has_expert(subject, env)
+    for index in subject.tasks(env, 2):
+        most = 1.0
+        calls: list[str] = []
+        if expert:
+            most = max(0.0, play(env, index, probes.expert).process)
+            calls = [text for text in env.demonstration() if "<answer>" not in text][:3]
+        env.reset(seed=0, options={"task_index": index})
+        rng = np.random.default_rng(index)
+        calls += [probes.random_call(env, rng, name) for name in list(env.tools)[:4]]
+        for cycle in filter(None, [*([call] for call in calls), calls[:2], calls, [probes.NOTHING]]):
+            episode = play(env, index, probes.repeated(cycle), max_turns=FARMED_TURNS)
+            if episode.process > most + 1e-6:
+                earned = f"{FARMED_TURNS} turns of {cycle} earn {episode.process:.3f}"
+                raise Failed(f"task {index}: {earned}, more than {most:.3f}")
+    env.close()
+
+
+def injection(subject: Subject) -> None:
+    """Special tokens, roles, calls and answers in a question or a tool's result stay text.
+
+    The calls are random, which may all fail, and the expert's.
+    """
+    env = subject.make(max_context_tokens=CONTEXT)
+    first = subject.tasks(env, 1)[0]
+    known = list(env.demonstration())[:3] if has_expert(subject, env) else []
+    seen: dict[str, Any] = {}
+    calls: list[str] = []
+    for text in ("harmless", probes.hostile_text(env)):
+        _put_into_questions(env, f"{MARK} {text}")
+        state, _ = env.reset(seed=0, options={"task_index": first, "max_turns": FARMED_TURNS})
+        results = [_put_into_results(tool, f"{MARK} {text}") for tool in env.tools.values()]  # of this episode
+        if MARK not in env.messages[1]["content"]:
+            raise Failed("the text that was put into questions doesn't arrive in the conversation")
+        specials: list[Any] = [_specials(env, state)]
+        rng = np.random.default_rng(0)
+        calls = calls or [*(probes.random_call(env, rng, name) for name in env.tools), *known]
+        for call in calls:
+            state, _, terminated, truncated, info = env.step(probes.span(env, call))
+            if terminated or truncated:
+                break
+            made = info["tool_calls"]
+            for one, message in zip(made, env.messages[-len(made) :], strict=False):
+                if one["ok"] and MARK not in message["content"]:  # what a failed call says is no result of the tool
+                    raise Failed("the text that was put into results doesn't arrive in the conversation")
+            specials.append((_specials(env, state), [one["name"] for one in made]))
+        seen[text] = (specials, env.episode.over)
+        for undo in results:
+            undo()
+    harmless, injected = seen.values()
+    if harmless != injected:
+        raise Failed("a question or result with control tokens and calls in it changes the state, or what is called")
+    env.close()
+
+
+def _put_into_questions(env: Any, text: str) -> None:
+    make_task = type(env).make_task
+
+    def with_text(self: Any, index: int) -> Any:
+        task = make_task(self, index)
+        return replace(task, question=f"{task.question} {text}")
+
+    env.make_task = MethodType(with_text, env)
+
+
+def _put_into_results(tool: Tool, text: str) -> Callable[[], None]:
+    """Put a text before all that a tool says; what is returned takes it out again."""
+    execute, batch_execute = tool.execute, tool.batch_execute
+
+    def marked(result: ToolResult) -> ToolResult:
+        return replace(result, content=f"{text} {result.content}")
+
+    changed: Any = tool
+    changed.execute = lambda arguments: marked(execute(arguments))
+    changed.batch_execute = lambda batch: [marked(result) for result in batch_execute(batch)]
+
+    def undo() -> None:
+        del changed.execute, changed.batch_execute
+
+    return undo
+
+
+def _specials(env: ToolEnv, state: Any) -> list[int]:
+    from agent_r1.text.tokenizers import control_tokens
+
+    special = set(control_tokens(env.tokenizer).values())
+    return [token for token in state.tolist() if token in special]
+
+
+def splits_differ(subject: Subject) -> None:
+    """At most half of the first tasks that are held out are among the first and last of train, under other ids."""
+    with closing(subject.make()) as env:
+        kwargs = {name: value for name, value in subject.kwargs.items() if name != "split"}
+        names = [name for name in ("train", *HELD_OUT) if name in env.splits and env.has_split(name, **kwargs)]
+        there = list({env.splits[name]: name for name in reversed(names)}.values())[::-1]  # the first of two names
+    if there[:1] != ["train"] or len(there) == 1:
+        return
+    train: set[str] = set()
+    with closing(subject.make(split="train")) as env:
+        until = time.monotonic() + TRAIN_SECONDS  # some bridges play a game's beginning to make its task
+        for number in range(min(TRAIN_TASKS, env.num_tasks)):
+            train |= {_content(env, number), _content(env, env.num_tasks - 1 - number)}
+            if number >= HELD_OUT_TASKS and time.monotonic() > until:
+                break
+    for split in there[1:]:
+        with closing(subject.make(split=split)) as env:
+            count = min(HELD_OUT_TASKS, env.num_tasks)
+            shared = sum(_content(env, number) in train for number in range(count))
+        if shared > count / 2:
+            raise Failed(
+                f"{shared} of the first {count} tasks of {split} are tasks of train: make_task(index) is to look at "
+                "self.split, too"
+            )
+
+
+def _content(env: ToolEnv, index: int) -> str:
+    """Describe a task without its id. Arrays are written in full: numpy shortens those of over 1,000 elements."""
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        return repr(replace(env.make_task(index), id=""))
+
+
+def determinism(subject: Subject) -> None:
+    """The same episodes in another process, under another hash seed, time zone, clock and global random state."""
+    words = ["--digest", "--tasks", str(subject.num_tasks), "--env-kwargs", json.dumps(subject.kwargs)]
+    here = digest(subject)
+    for hash_seed, zone in (("1", "UTC"), ("2", "Asia/Tokyo")):
+        child = subprocess.run(
+            [sys.executable, "-m", "agent_r1.validate", subject.env_id, *words],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "TZ": zone, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+        )
+        if child.returncode:
+            raise Failed(f"a child process failed: {child.stderr.strip().splitlines()[-1:]}")
+        if here not in child.stdout:  # a module may print when it is imported
+            raise Failed("another process, with another hash seed and clock, plays other episodes")
+
+
+def digest(subject: Subject) -> str:
+    """Of all that a few episodes show: states, rewards, infos."""
+    env, told = subject.make(), hashlib.sha256()
+    for index in subject.tasks(env, 5):
+        for probe in _players(subject, env):
+            episode = play(env, index, probe, seed=3)
+            told.update(json.dumps([episode.states, episode.rewards, episode.infos], sort_keys=True).encode())
+    env.close()
+    return told.hexdigest()
+
+
+def digest_elsewhere(subject: Subject) -> str:
+    """`digest` with another clock and other global random states."""
+    random.seed(9)
+    np.random.seed(9)
+    now, later = time.time, 10 * 365 * 86_400.0
+    time.time = lambda: now() + later
+    return digest(subject)
+
+
+def _players(subject: Subject, env: Any) -> list[Probe]:
+    return [probes.random, *([probes.expert] if has_expert(subject, env) else [])]
+
+
+def snapshots(subject: Subject) -> None:
+    """An episode that goes on from a pickled snapshot, in another environment, is the uninterrupted one."""
+    env, other = subject.make(), subject.make()
+    for index in subject.tasks(env, 2):
+        for probe in _players(subject, env):
+            texts: list[str] = []
+            whole = play(env, index, _noting(probe, texts))
+            for cut in range(len(texts)):
+                play(env, index, _saying(texts[:cut]))
+                other.set_state(pickle.loads(pickle.dumps(env.get_state())))
+                for turn, text in enumerate(texts[cut:], cut + 1):
+                    state, reward, _, _, info = other.step(probes.span(other, text))
+                    told = {"reward": reward} | info | {"state": state.tolist()}
+                    first = {"reward": whole.rewards[turn - 1]} | whole.infos[turn] | {"state": whole.states[turn]}
+                    if told != first:
+                        what = next(name for name in first | told if first.get(name) != told.get(name))
+                        raise Failed(
+                            f"task {index}: a snapshot after turn {cut} goes on otherwise: in turn {turn} `{what}` is "
+                            f"{told.get(what)!r:.100}, without it {first.get(what)!r:.100}; what changes in an episode "
+                            "belongs into self.memory, or into a tool with get_state and set_state"
+                        )
+    env.close()
+    other.close()
+
+
+def _noting(probe: Probe, texts: list[str]) -> Probe:
+    def noted(env: Any, rng: np.random.Generator) -> Any:
+        for text in probe(env, rng):
+            texts.append(text)
+            yield text
+
+    return noted
+
+
+def _saying(texts: list[str]) -> Probe:
+    return lambda env, rng: texts
+
+
+def careless(subject: Subject) -> None:
+    """`demonstration(rng)` can be played in every task, or says ValueError in all: there is nobody who is careless."""
+    env = subject.make()
+    tasks, refused = subject.tasks(env, 20), 0
+    for index in tasks:
+        try:
+            play(env, index, probes.careless)
+        except NotImplementedError:
+            break
+        except ValueError:
+            refused += 1
+        except Exception as error:
+            raise Failed(f"task {index}: demonstration(rng): {type(error).__name__}: {error}") from error
+    if 0 < refused < len(tasks):
+        raise Failed(f"demonstration(rng) says ValueError in {refused} of {len(tasks)} tasks; sft_llm.py ends there")
+    env.close()
+
+
+def global_state(subject: Subject) -> None:
+    """Neither Python's nor numpy's global random state is read (`determinism`) or changed."""
+    random.seed(5)
+    np.random.seed(5)
+    before = random.getstate(), pickle.dumps(np.random.get_state())
+    digest(subject)
+    if before != (random.getstate(), pickle.dumps(np.random.get_state())):
+        raise Failed("an episode changes the global random state; draw from self.np_random or a Generator of your own")
+
+
+def broken_spans(subject: Subject) -> None:
+    """Calls whose arguments don't fit their tool, random tokens, torn and doubled calls, deep brackets: no exception,
+    and the state grows by what was written."""
+    env = subject.make()
+    rng = np.random.default_rng(0)
+    tasks = list(subject.tasks(env, 10))
+    env.reset(seed=0, options={"task_index": tasks[0]})
+    misfits = [text for name in list(env.tools)[:20] for text in probes.misfits(env, name)]
+    while misfits:
+        state, _ = env.reset(seed=0, options={"task_index": tasks[0]})
+        over = False
+        while misfits and not over:
+            state, over = _write(env, tasks[0], state, probes.span(env, misfits.pop()))
+    for index in tasks:
+        state, _ = env.reset(seed=0, options={"task_index": index})
+        over = False
+        while not over:
+            call = probes.random_call(env, rng) if env.tools else "x"
+            cut = int(rng.integers(len(call) + 1))
+            torn = (call[:cut], call[cut:], call[:cut] + "\ud800\0" + call[cut:])
+            texts = (*torn, call * 2, call * 9, "[" * 5_000, "{" * 900)
+            span = probes.span(env, pick(rng, texts))
+            if rng.random() < 0.2:
+                span = rng.integers(env.action_space.vocab_size, size=int(rng.integers(1, 60)), dtype=np.int32)
+            state, over = _write(env, index, state, span)
+    env.close()
+
+
+def _write(env: Any, index: int, before: Any, span: Any) -> tuple[Any, bool]:
+    """Step with a span. Returns the new state, and whether the episode is over."""
+    state, _, terminated, truncated, info = env.step(span)
+    kept = min(len(span), len(state) - len(before))
+    if not np.array_equal(state[: len(before) + kept], np.concatenate([before, span[:kept]])):
+        raise Failed(f"task {index}: the state isn't what it was and what was written")
+    json.dumps([info, env.messages], allow_nan=False)
+    return state, terminated or truncated
+
+
+CHECKS: dict[str, Callable[[Subject], None]] = {
+    "gymnasium": gymnasium_check,
+    "farming": farming,
+    "injection": injection,
+    "splits": splits_differ,
+    "determinism": determinism,
+    "snapshot": snapshots,
+    "careless": careless,
+    "global state": global_state,
+    "broken spans": broken_spans,
+}

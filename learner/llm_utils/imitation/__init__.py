@@ -1,0 +1,1 @@
+"""Demonstrations to imitate, and models made from scratch."""

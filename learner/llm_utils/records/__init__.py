@@ -1,0 +1,1 @@
+"""Files that a run writes, and readers of them."""

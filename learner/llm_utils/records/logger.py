@@ -1,0 +1,163 @@
+"""What a run shows: TensorBoard, Weights & Biases, a progress bar, and the figures of an iteration.
+
+Faults of the machinery (a search server that is down) are nothing that a policy did: an episode with one is in no mean,
+and counted by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from llm_utils.records import run_files
+
+
+def run_name(args: Any, *more: str) -> str:
+    """The name of a new run's folder; `more` stands after the name of the experiment."""
+    words = [args.env_id, args.exp_name, *more, str(args.seed), str(int(time.time()))]
+    return re.sub("[/:]", "_", "__".join(words))
+
+
+def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int | None) -> SummaryWriter:
+    """TensorBoard's writer, with a table of the arguments, and with --track the W&B run that carries the same.
+
+    The id of the W&B run is kept in `run`, and so in checkpoints: a resumed run goes on under it. What a resumed run
+    had logged from `purge_step` on is cut.
+    """
+    if args.track:
+        import wandb
+
+        wandb.init(
+            project=args.wandb_project_name,
+            name=run_dir.name,
+            config=asdict(args),
+            sync_tensorboard=True,
+            id=run.setdefault("wandb_id", secrets.token_hex(8)),
+            resume="allow",
+            allow_val_change=True,  # a resumed run may have other values of some
+        )
+    writer = SummaryWriter(str(run_dir), purge_step=purge_step)
+    table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
+    return writer
+
+
+class Logger:
+    """The files and the progress bar of a run. A run on several processes logs on rank 0 only."""
+
+    def __init__(self, run_dir: Path, args: Any, total_episodes: int, run: dict[str, Any]) -> None:
+        """`run` holds the counters of the run; those of a resumed one are not 0, and later rows and scalars are cut."""
+        self.run_dir, self.args, resumed = run_dir, args, run["iteration"] > 0
+        run_files.claim(run_dir)
+        run_files.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
+        self.writer = open_writer(run_dir, args, run, run["global_step"] + 1 if resumed else None)
+        done = run["iteration"] * args.episodes_per_iteration
+        self.bar = tqdm(total=total_episodes, initial=done, unit="episode", dynamic_ncols=True)
+        self.summary(run)  # a run that was over and goes on is no longer finished
+
+    def iteration(
+        self,
+        rows: Sequence[Any],
+        logs: Sequence[Mapping[str, float]],
+        run: dict[str, Any],
+        scalars: Mapping[str, float],
+        played: Sequence[Any] | None = None,
+    ) -> None:
+        """Log an iteration and write the summary.
+
+        `rows` are those that were trained on, `played` (default: the same) also those that were filtered out or broken
+        by a fault: what episodes are like is said of `played`. `logs` is a dict of figures per optimizer step, of which
+        the mean is logged, and of names that end in _max the largest; of names that begin with gap_ (sampler against
+        trainer) the first step's, because later ones hold the policy's own change. `scalars` are logged as they are.
+        """
+        played = rows if played is None else played
+        valid = [row for row in played if not row.fault]
+        stats = mean_stats(valid)
+        names = {"return": "episodic_return", "turns": "episodic_length", "em": "exact_match"}
+        ours_last = sorted(stats.items(), key=lambda item: item[0] in names)  # they win over a task's metric
+        shown = {f"charts/{names.get(name, name)}": value for name, value in ours_last} | share_of_faults(played)
+        shown |= scalars
+        ages = [run["iteration"] - 1 - row.versions[row.action_mask] for row in rows]
+        shown["charts/staleness"] = float(np.concatenate(ages).mean()) if any(map(len, ages)) else 0.0
+        for name in sorted({name for row in valid for name in row.reward_terms}):
+            shown[f"rewards/{name}"] = float(np.mean([row.reward_terms[name] for row in valid]))
+        for name in sorted({name for log in logs for name in log}):
+            values = [log[name] for log in logs if name in log]
+            if not name.startswith("gap_"):
+                shown[f"losses/{name}"] = float(max(values) if name.endswith("_max") else np.mean(values))
+            elif name in logs[0] and f"sampler/{name}" not in shown:
+                shown[f"sampler/{name}"] = float(logs[0][name])
+        for name, value in shown.items():
+            self.writer.add_scalar(name, value, run["global_step"])
+        self.writer.flush()  # whatever ends the run
+        wanted = self.args.log_trajectories
+        trained = {row.episode: row for row in rows}
+        some = [trained.get(row.episode, row) for row in played] if wanted == "all" else rows[:wanted]
+        extra = {"iteration": run["iteration"], "env_id": self.args.env_id, "model": self.args.model}
+        run_files.append_rows(self.run_dir / "trajectories.jsonl", some, **extra)
+        self.summary(run)
+        figures = [f"{name} {stats[name]:.2f}" for name in ("return", "success") if name in stats]
+        self.bar.set_postfix_str(", ".join([*figures, f"{shown['charts/SPS']:.0f} turns/s"]))
+
+    def evaluation(self, rows: Sequence[Any], run: dict[str, Any]) -> None:
+        """Note what an evaluation after `run["iteration"]` iterations gave; the summary has the first and the last."""
+        result = mean_stats([row for row in rows if not row.fault])
+        if any(row.fault for row in rows):
+            result |= {"invalid": share_of_faults(rows)["charts/invalid"]}
+        for name, value in result.items():
+            self.writer.add_scalar(f"eval/{name}", value, run["global_step"])
+        for name, key in (("exact_match", "em"), ("success", "success")):
+            run["summary"].setdefault(f"eval/{name}_first", result.get(key))
+            run["summary"][f"eval/{name}_last"] = result.get(key)
+        self.writer.flush()
+        self.summary(run)
+        text = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
+        self.bar.write(f"evaluation after {run['iteration']} iterations: {text}")
+
+    def summary(self, run: dict[str, Any]) -> None:
+        """Write summary.json of a run that is under way."""
+        figures = {**run["summary"], "train_seconds": run["train_seconds"]}
+        content = {**figures, "finished": False, "args": asdict(self.args)}
+        run_files.write_json(self.run_dir / "summary.json", content)
+
+    def close(self) -> None:
+        """Everything to disk. The run came to its end: the summary says so, and sweep.py skips it."""
+        path = self.run_dir / "summary.json"
+        summary = json.loads(path.read_text()) | {"finished": True}
+        run_files.write_json(path, summary)
+        self.bar.close()
+        self.writer.close()
+        before, after = summary.get("eval/success_first"), summary.get("eval/success_last")
+        if None not in (before, after):
+            print(f"success in evaluations, greedy: {before:.3f} before, {after:.3f} after")
+        print(f"written to {self.run_dir}; python -m agent_r1.show {shlex.quote(str(self.run_dir))} prints episodes")
+
+
+def mean_stats(rows: Sequence[Any]) -> dict[str, float]:
+    """The mean of every statistic over the rows that have it: not every episode has all metrics of its task."""
+    names = dict.fromkeys(name for row in rows for name in row.stats)
+    return {name: float(np.mean([row.stats[name] for row in rows if name in row.stats])) for name in names}
+
+
+def share_of_faults(rows: Sequence[Any]) -> dict[str, float]:
+    """The share of episodes that a fault broke, of all and by the number of tool calls in them.
+
+    Where faults strike calls, episodes with more calls are lost more often: these figures show it.
+    """
+    groups: dict[str, list[bool]] = {"charts/invalid": []}
+    for row in rows:
+        calls = int(row.stats["tool_calls"])
+        for name in ("invalid", f"invalid_calls_{calls if calls < 3 else '3+'}"):
+            groups.setdefault(f"charts/{name}", []).append(bool(row.fault))
+    return {name: float(np.mean(broken)) for name, broken in groups.items() if broken}

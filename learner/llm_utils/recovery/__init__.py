@@ -1,0 +1,1 @@
+"""Checkpoints, signals and full disks: a run continues where it stopped."""

@@ -1,0 +1,1 @@
+"""Engines that sample, and the rollout that plays episodes with one."""

@@ -1,0 +1,148 @@
+"""Samples from any endpoint that speaks OpenAI's chat completions. For evaluation: there are no weights to update, and
+what the model sampled is known as text only.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+from tqdm import tqdm
+
+from agent_r1_tools.text import printable
+from llm_utils.sampling.engine import EngineDied, Span
+from llm_utils.sampling.vllm_replies import Body, member, parse
+
+Array = np.ndarray
+REPLY_BYTES, REPLY_SECONDS = 2**24, 600.0  # of one reply: most bytes, and seconds until it is complete
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0)  # seconds before a request is made again
+BUSY = {408, 409, 425, 429, 500, 502, 503, 504}  # statuses that pass
+TOO_LONG = ("context_length_exceeded", "context length", "context window")  # how servers say it
+
+
+class ChatEngine:
+    """An engine whose spans are the replies of a chat API, as the environments' dialect writes them.
+
+    An episode's slot is its place in `envs`. Every turn is a request with the whole conversation, in a thread of its
+    own. The key is what the environment variable OPENAI_API_KEY holds.
+    """
+
+    overlaps = True
+
+    def __init__(
+        self, url: str, model: str, envs: Any, temperature: float | None = None, top_p: float | None = None
+    ) -> None:
+        """`url` is the part before /chat/completions, `envs` the `ToolVectorEnv` that is played.
+
+        `temperature` and `top_p` are sent as they are, 1 too: a server fills what is missing with defaults of its own,
+        often from the model's folder. None: the server's default.
+        """
+        self.url, self.envs = url.rstrip("/") + "/chat/completions", envs
+        sampling = {"temperature": temperature, "top_p": top_p}
+        self.body: dict[str, Any] = {"model": model} | {k: v for k, v in sampling.items() if v is not None}
+        self.limit = "max_tokens"  # newer endpoints have another name for it
+        key = os.environ.get("OPENAI_API_KEY")
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        limits = httpx.Limits(max_connections=None)
+        self.http = httpx.Client(timeout=httpx.Timeout(REPLY_SECONDS, connect=10), headers=headers, limits=limits)
+        self.replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self.warned = False
+        self.rooms: dict[int, int] = {}  # slot -> the most tokens of its span, while it is being sampled
+
+    def feed(
+        self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: Sequence[int], seed: Any = None
+    ) -> None:
+        """Ask for the next turn of the episode in this place; what the API reads is its conversation."""
+        env = self.envs.envs[slot]
+        body = self.body | {"messages": env.messages} | ({"tools": env.schemas} if env.schemas else {})
+        self.rooms[slot] = most = int(max_new_tokens)
+        threading.Thread(target=self._ask, args=(slot, body, most), daemon=True).start()
+
+    def _ask(self, slot: int, body: dict[str, Any], most: int) -> None:
+        try:
+            self.replies.put((slot, self._reply(body, most)))
+        except Exception as error:  # said where it is waited for
+            self.replies.put((slot, error))
+
+    def _reply(self, body: dict[str, Any], most: int) -> dict[str, Any]:
+        """The message that the API replies with. EngineDied where it refuses, or where there is none for minutes."""
+        why = ""
+        for pause in (0.0, *PAUSES):
+            if why and not self.warned:  # once: a wrong address shouldn't look like a slow model
+                self.warned = True
+                tqdm.write(f"{self.url} {why}; asked again for {sum(PAUSES):.0f} s", file=sys.stderr)
+            time.sleep(pause)
+            limit = self.limit
+            try:
+                status, content = self._post(body | {limit: most})
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                why = f"gives no answer: {error!r}"
+                continue
+            if status == 200:
+                return _message(self.url, content)
+            text = content[:2000].decode(errors="replace")
+            if status == 400 and "max_completion_tokens" in text and limit == "max_tokens":
+                self.limit = "max_completion_tokens"
+                return self._reply(body, most)
+            if status in (400, 413) and any(words in text.lower() for words in (*TOO_LONG, "content_filter")):
+                return {"content": ""}  # a turn without action, until turns run out
+            why = f"answers with {status}: {printable(text[:500])}"
+            if status not in BUSY:
+                break
+        raise EngineDied(f"{self.url} {why}")
+
+    def _post(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        read = Body(REPLY_BYTES, REPLY_SECONDS)
+        with self.http.stream("POST", self.url, json=body) as answer:
+            for chunk in answer.iter_raw():
+                read.add(chunk)
+            return answer.status_code, read.content
+
+    def step(self) -> list[Span]:
+        """The turns that have arrived; waits up to 50 ms where there are none."""
+        spans: list[Span] = []
+        try:
+            while self.rooms:
+                slot, reply = self.replies.get(timeout=0.0 if spans else 0.05)
+                most = self.rooms.pop(slot)
+                if isinstance(reply, Exception):
+                    raise reply
+                tokens = self._encode(slot, reply)[:most]
+                spans.append(Span(slot, tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32)))
+        except queue.Empty:
+            pass
+        return spans
+
+    def _encode(self, slot: int, reply: Any) -> Array:
+        try:
+            return self.envs.envs[slot].encode_reply(reply)
+        except TypeError as error:
+            raise EngineDied(f"{self.url}: {error}") from None
+
+    @property
+    def busy(self) -> bool:
+        """Is a reply being waited for?"""
+        return bool(self.rooms)
+
+    def release(self) -> None:
+        """Forget the conversations: they are the environments'."""
+        self.rooms = {}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
+
+
+def _message(url: str, content: bytes) -> dict[str, Any]:
+    try:
+        choices = member(parse(content), "choices", list)
+        return member(choices[0] if choices else None, "message", dict)
+    except ValueError as error:
+        raise EngineDied(f"{url} sent a reply that can't be read: {error}") from None

@@ -1,0 +1,185 @@
+"""Plays episodes with an engine and a vector environment, without a barrier."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_r1.arguments import ArgumentError
+from agent_r1.trajectories import episode_record
+from llm_utils.sampling.engine import Engine, Span
+from llm_utils.setup import threads
+from llm_utils.streams import Stream, episode_seed
+from llm_utils.trajectory import OF_TURNS, Trajectory, Turn
+
+Array = np.ndarray
+
+
+class Sampler:
+    """Plays episodes. There is no barrier: a span is sent the moment it ends, and a slot whose episode is over begins
+    the next one that waits. What is in flight stays so between iterations (`--max-staleness`)."""
+
+    def __init__(self, envs: Any, engine: Engine, seed: int, in_order: bool = False) -> None:
+        """`envs` is a `ToolVectorEnv` with as many episodes as the engine has slots.
+
+        With `in_order` the results of tools are taken in the order of the calls, so that a run is the same to the bit.
+        """
+        self.envs, self.engine, self.seed, self.in_order = envs, engine, seed, in_order
+        self.on_done: Callable[[], Any] = lambda: None  # called when an episode is over
+        self.queue: deque[tuple[int, int, int | None]] = deque()  # episode number, task index, most turns
+        self.free = list(range(envs.num_envs))
+        self.live: dict[int, Trajectory] = {}  # slot -> its episode
+        self.acting: list[int] = []  # slots whose span is with the environment, in the order of sending
+        self.done: dict[int, Trajectory] = {}  # episode number -> its trajectory
+
+    def add(self, episodes: Iterable[tuple[int, int]], max_turns: int | None = None) -> None:
+        """Let episodes wait for a slot: pairs of (episode number, task index). `max_turns` bounds them (None: what the
+        environment says)."""
+        self.queue.extend((number, task, max_turns) for number, task in episodes)
+
+    def collect(self, numbers: Sequence[int]) -> list[Trajectory]:
+        """Play on until these episodes, which were added, are over. Returns them in this order."""
+        missing = set(numbers) - self.done.keys()
+        while missing:
+            self.advance()
+            missing -= self.done.keys()
+        if not self.live:  # as at the start of the run, so that a resumed one is the same to the bit
+            self.free.sort()
+            self.engine.release()
+        return [self.done.pop(number) for number in numbers]
+
+    def stream(self) -> Iterator[Trajectory]:
+        """Play all episodes in `queue`. Yields each when it is over."""
+        while self.queue or self.live or self.done:
+            self.advance()
+            while self.done:
+                yield self.done.popitem()[1]
+
+    def advance(self, write: bool = True) -> None:
+        """One round: begin episodes, write (one engine step), act. With write=False nothing is waited for."""
+        threads.follow()
+        if write and self.queue and self.free:
+            self._begin()
+        spans = self.engine.step() if self.engine.busy and (write or self.engine.overlaps) else []
+        if spans:
+            for span in spans:
+                self._append(self.live[span.slot], span)
+            self.envs.send([span.tokens for span in spans], [span.slot for span in spans])
+            self.acting += [span.slot for span in spans]
+        if not self.acting:
+            return
+        if self.in_order:  # all of them, or what the engine computes next would depend on the tools' speed
+            results = self.envs.recv(len(self.acting))
+        else:
+            wait = write and not self.engine.busy
+            results = self.envs.recv(int(wait), timeout=None if wait else 0.0)
+        for result in sorted(zip(*results, strict=True), key=lambda result: self.acting.index(result[0])):
+            self._act(*result)
+
+    def _begin(self) -> None:
+        mask, tasks, begun = np.zeros(self.envs.num_envs, bool), [0] * self.envs.num_envs, {}
+        seeds: list[Any] = list(tasks)
+        horizons: list[int | None] = [None] * self.envs.num_envs
+        while self.queue and self.free:
+            slot, (episode, task, horizons[slot]) = self.free.pop(), self.queue.popleft()
+            mask[slot], tasks[slot], begun[slot] = True, task, episode
+            seeds[slot] = episode_seed(self.seed, episode)
+        options = {"reset_mask": mask, "task_index": tasks, "max_turns": horizons}
+        try:
+            states, infos = self.envs.reset(seed=seeds, options=options)
+        except ArgumentError as error:
+            raise SystemExit(f"an episode can't begin: {error}") from None
+        faults = infos.get("fault", [None] * self.envs.num_envs)
+        for slot, episode in begun.items():
+            self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
+            if faults[slot]:  # it could not begin: there is nothing to sample
+                self.live[slot].fault = faults[slot]
+                self._end(slot, {})
+                continue
+            info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
+            self.engine.feed(slot, states[slot], **info, seed=[self.seed, Stream.SAMPLING, episode])
+
+    def _append(self, row: Trajectory, span: Span) -> None:
+        start = len(row.tokens)
+        row.turns.append(Turn(start, start + len(span.tokens), 0.0, span.logprobs, span.versions))
+        row.tokens = np.concatenate([row.tokens, span.tokens])
+
+    def _act(self, slot: int, state: Array, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
+        self.acting.remove(slot)
+        row = self.live[slot]
+        before = row.tokens[row.segment_starts[-1] :]  # the state before and the sampled span
+        grown = np.array_equal(state[: len(before)], before)
+        if grown:
+            row.tokens = np.concatenate([row.tokens, state[len(before) :]])
+        elif not info.get("context_rewritten"):
+            raise RuntimeError(
+                f"task {info.get('task_id')!r}: the new state doesn't begin with the old state and the sampled span. A "
+                "wrapper that rewrites the context on purpose says so in info['context_rewritten']"
+            )
+        row.turns[-1].reward = float(reward)
+        calls = info.get("tool_calls", [])
+        errors = sum(not call["ok"] for call in calls)
+        for name, value in zip(OF_TURNS, (float(reward), 1, len(calls), errors), strict=True):
+            row.stats[name] += value
+        row.reward_terms.update(info.get("reward_terms", {}))
+        if terminated or truncated:
+            row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
+            self._end(slot, info)
+            return
+        room = info["max_new_tokens"], info["stop_token_ids"]
+        if grown:
+            self.engine.feed(slot, state[len(before) :], *room)
+        else:  # the model has to read the new context from its beginning
+            row.segment_starts.append(len(row.tokens))
+            row.tokens = np.concatenate([row.tokens, state])
+            seed = [self.seed, Stream.SAMPLING, row.episode, len(row.segment_starts)]
+            self.engine.feed(slot, state, *room, seed=seed)
+
+    def _end(self, slot: int, info: Any) -> None:
+        """The episode is over."""
+        row = self.live.pop(slot)
+        row.truncated |= row.fault is not None
+        row.finalize()
+        row.stats |= {"success": float(info.get("is_success", False)), "truncated": float(row.truncated)}
+        row.stats |= {"sampled_tokens": int(row.action_mask.sum()), "tokens": len(row.tokens)}
+        row.stats |= task_metrics(info.get("metrics", {}), row.stats)
+        row.record = episode_record(self.envs.envs[slot], info)
+        self.done[row.episode] = row
+        self.free.append(slot)
+        self.on_done()
+
+
+def task_metrics(metrics: Mapping[str, Any], ours: Mapping[str, float]) -> dict[str, float]:
+    """The numbers among a task's metrics. One that has the name of a statistic of ours is called task_NAME.
+
+    None, and what else is no number, says that an episode has no such figure: it is in none of its means.
+    """
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return {f"task_{name}" if name in ours else name: float(value) for name, value in numbers.items()}
+
+
+def rollout(
+    envs: Any, engine: Engine, episodes: Sequence[tuple[int, int]], seed: int, in_order: bool = False
+) -> list[Trajectory]:
+    """Play `episodes`, pairs of (episode number, task index), and return them in this order.
+
+    `in_order` is that of `Sampler`.
+    """
+    sampler = Sampler(envs, engine, seed, in_order)
+    sampler.add(episodes)
+    return sampler.collect([episode for episode, _ in episodes])
+
+
+def draw_episodes(
+    seed: int, iteration: int, count: int, tasks: int | Array, group_size: int = 1, first: int = 0, attempt: int = 0
+) -> list[tuple[int, int]]:
+    """Numbers (from `first` on) and tasks of an iteration's episodes, a group side by side: a function of the seed.
+
+    `tasks` is how many there are, or the probability of each to be drawn.
+    """
+    rng, size = np.random.default_rng([seed, Stream.TASKS, iteration, attempt]), count // group_size
+    drawn = rng.integers(tasks, size=size) if isinstance(tasks, int) else rng.choice(len(tasks), size, p=tasks)
+    return list(enumerate(np.repeat(drawn, group_size).tolist(), first))

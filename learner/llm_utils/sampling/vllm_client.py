@@ -1,0 +1,383 @@
+"""A client of `vllm serve`: the server samples on its own GPUs while the trainer trains.
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs
+
+vLLM itself is imported only to send weights over NCCL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
+
+from llm_utils.sampling.engine import EngineDied, Span
+from llm_utils.sampling.vllm_engine import MOST_LOGPROBS, TokenEngine, check_top_logprobs
+from llm_utils.sampling.vllm_replies import Body, member, parse, read_span
+from llm_utils.setup.loading import read_config
+
+ROUTES = {"/inference/v1/generate", "/pause", "/resume", "/collective_rpc", "/update_weight_version", "/server_info"}
+# As many connections as slots. An idle one is not used again when the server, after 5 s, may be closing it.
+PLAIN = {"Accept-Encoding": "identity"}  # what is compressed may be of any size
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2)
+SILENCE = 60.0  # seconds without an answer after which the server is asked whether it is well
+PAGE_SECONDS, UPDATE_SECONDS = 60.0, 600.0  # for all of a page, and of the answer to a route that changes weights
+PAGE_BYTES, TOKEN_BYTES = 2**24, 2**9  # of an answer: in all, and in a span for every token and log-probability
+DROPPED = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)  # lost without an answer
+PAUSES = (0.5, 2.0)  # seconds before a dropped request is sent again
+
+
+@dataclass
+class Abilities:
+    """What a server's configuration allows."""
+
+    longest: int  # tokens of a row
+    logprobs: int  # log-probabilities of a token
+    seeded: bool  # may requests have seeds?
+    nccl: bool  # can weights come over NCCL?
+
+
+class Server:
+    """One `vllm serve` and how weights get to it."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.http = url.rstrip("/"), httpx.Client(timeout=None, limits=LIMITS, headers=PLAIN)
+        self.nccl: Any = None  # vLLM's sender, once there is one
+
+    def ask(self, method: str, path: str, seconds: float, **kwargs: Any) -> tuple[int, bytes]:
+        """Status and content of an answer, which has so long to come. Raises httpx's errors."""
+        body, timeout = Body(PAGE_BYTES, seconds), httpx.Timeout(seconds, connect=10)
+        with self.http.stream(method, self.url + path, timeout=timeout, **kwargs) as answer:
+            for chunk in answer.iter_raw():
+                body.add(chunk)
+            return answer.status_code, body.content
+
+    def call(self, method: str, path: str, seconds: float | None = None, **kwargs: Any) -> Any:
+        """An answer as JSON. EngineDied where there is none, another than success (a redirect, an error), or no JSON.
+
+        A dropped request is repeated: none of those that are sent does more when it is sent twice.
+        """
+        for pause in (*PAUSES, None):
+            try:
+                status, content = self.ask(method, path, seconds or UPDATE_SECONDS, **kwargs)
+                break
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                if pause is None or not isinstance(error, DROPPED):
+                    raise self.died(f"doesn't answer {path}: {error!r}") from None
+                time.sleep(pause)
+        if not 200 <= status < 300:
+            raise self.died(f"answers {path} with {status}: {_message(content)}")
+        try:
+            return parse(content) if content else None
+        except ValueError as error:
+            raise self.died(f"answers {path} with no JSON: {error}") from None
+
+    def died(self, what: str) -> EngineDied:
+        """The error that says what happened, how the server is now, and where the cause can be read."""
+        try:
+            health = self.ask("GET", "/health", 10)[0]
+            now = "says that it is well" if health == 200 else f"answers /health with {health}"
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            now = f"can't be reached ({error})"
+        return EngineDied(
+            f"the vLLM server {self.url} {what}. Now it {now}. "
+            "Look for the cause in the server's own log, where it was started"
+        )
+
+    def check(self, model: str, tokenizer: str | None) -> Abilities:
+        """What the server can do. SystemExit with the remedy where that isn't what training needs."""
+        pages = []
+        try:
+            for path in ("/openapi.json", "/version"):
+                status, content = self.ask("GET", path, PAGE_SECONDS)
+                if status != 200:
+                    raise ValueError(f"{path} answers with {status}")
+                pages.append(parse(content))
+            routes, version = member(pages[0], "paths", dict), member(pages[1], "version", str)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise self.misfit(f"no vLLM server answers there ({error!r})", model) from error
+        if missing := sorted(ROUTES.difference(routes)):
+            raise self.misfit(f"vLLM {version} has no {', '.join(missing)} there, 0.32 or newer is needed", model)
+        answer = self.call("GET", "/server_info", PAGE_SECONDS, params={"config_format": "json"})
+        try:
+            config = member(answer, "vllm_config", dict)
+            theirs, scheduler = member(config, "model_config", dict), member(config, "scheduler_config", dict)
+            most = member(theirs, "max_logprobs", int)
+            # A seeded request would stop it only on a CPU, with prompts in parts.
+            on_cpu = member(config, "device_config", dict).get("device") == "cpu"
+            found = Abilities(
+                longest=member(theirs, "max_model_len", int),
+                logprobs=MOST_LOGPROBS + 1 if most < 0 else most,  # -1 is all
+                seeded=not (on_cpu and scheduler.get("enable_chunked_prefill")),
+                nccl=(config.get("weight_transfer_config") or {}).get("backend") == "nccl",
+            )
+            name, mode = member(theirs, "model", str), member(theirs, "logprobs_mode", str)
+        except (ValueError, AttributeError) as error:
+            raise self.misfit(f"vLLM {version} describes itself in another way: {error}", model) from error
+        if mode != "processed_logprobs":
+            raise self.misfit(f"it reports {mode}, not those of what was sampled", model)
+        self._check_model(name, model)
+        if tokenizer is not None and not theirs.get("skip_tokenizer_init"):
+            ours = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+            text = ours.decode(list(range(0, len(ours), 1 + len(ours) // 300)))  # something of the whole vocabulary
+            body = {"prompt": text, "add_special_tokens": False}
+            answer = self.call("POST", "/tokenize", PAGE_SECONDS, json=body)
+            if not isinstance(answer, dict) or answer.get("tokens") != ours.encode(text, add_special_tokens=False):
+                what = f"its tokenizer {theirs.get('tokenizer')} is not the trainer's, {tokenizer}"
+                raise self.misfit(what, model)
+        return found
+
+    def misfit(self, what: str, model: str) -> SystemExit:
+        """The error that says what is wrong with the server, and how to start one that fits."""
+        return SystemExit(
+            f"--vllm-url {self.url}: {what}. Start the server with\n"
+            f"  VLLM_SERVER_DEV_MODE=1 vllm serve {model} --enable-scale-out --logprobs-mode processed_logprobs"
+        )
+
+    def _check_model(self, theirs: str, ours: str) -> None:
+        """Compare the shapes of two models, where the server's folder is here; else the first update shows it.
+
+        Its config is read as text: what a server names is not loaded.
+        """
+        try:
+            content = parse((Path(theirs) / "config.json").read_bytes())
+        except (OSError, ValueError):
+            return
+        config, content = read_config(ours), content if isinstance(content, dict) else {}
+        shapes = [config.get_text_config(), config]  # a file may hold the text model's figures in either
+        for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers"):
+            a, known = content.get(name), [getattr(shape, name, None) for shape in shapes]
+            if a is not None and a not in known:
+                what = f"whose {name} is {str(a)[:80]}, not {known[0]} as the trainer's {ours}"
+                raise self.misfit(f"it runs {theirs}, {what}", ours)
+
+    def connect(self, source: Any) -> None:
+        """Join an NCCL group with the server's workers, over vLLM's weight-transfer API. Not tried yet: needs GPUs."""
+        from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+        from vllm.utils.network_utils import get_ip, get_open_port
+
+        size = 1 + self.call("GET", "/get_world_size")["world_size"]
+        info = NCCLTrainerInitInfo(rank=0, master_address=get_ip(), master_port=get_open_port(), world_size=size)
+        client = HTTPVLLMWeightSyncClient(self.url)
+        self.nccl = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+def _message(content: bytes) -> str:
+    """What the server says went wrong."""
+    try:
+        text = str(parse(content)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        text = content.decode(errors="replace")
+    return text[:500].rstrip(".\n") or "nothing"
+
+
+class Weights:
+    """What is being sent, in the form in which vLLM's weight transfer asks for it (its WeightSource)."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[str, torch.Tensor]] = []
+        self.version = 0  # of the newest that were sent, or are being sent
+
+    def metadata(self) -> list[Any]:
+        from vllm.distributed.weight_transfer.base import ParamMeta
+
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.pairs]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.pairs:
+            yield name, tensor.to("cuda")
+
+
+class VLLMClient(TokenEngine):
+    """Samples with one or several `vllm serve`. Every turn is a request of its own, sent the moment it is fed.
+
+    Requests that run during an update are frozen, go on under the new weights, their keys and values computed again.
+
+    A request whose connection is lost is sent again, twice at most: tokens go in and out, and the seed is the same.
+    Requests have no seed where a server is on a CPU and computes prompts in parts (`enable_chunked_prefill`): vLLM
+    stops there when it has to set a request's random numbers back. Samples are then others from run to run.
+    """
+
+    overlaps = True  # the server goes on while nobody polls step()
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        model: str,
+        num_slots: int,
+        vocab_size: int,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        tokenizer: str | None = None,
+        entropies: bool = False,
+        top_logprobs: int = 0,
+    ) -> None:
+        """Check the servers at `url` (several: a list, or separated by commas) against the trainer's `model`.
+
+        `tokenizer` (name or folder) is compared with the servers'. SystemExit where something doesn't fit.
+        """
+        check_top_logprobs(top_logprobs)
+        urls = url.split(",") if isinstance(url, str) else url
+        self.servers = [Server(one.strip()) for one in urls]
+        found = [server.check(model, tokenizer) for server in self.servers]
+        config = read_config(model).get_text_config()
+        longest = min(one.longest for one in found)
+        # The sampled token takes one of the places where it is not among the likeliest.
+        known = min(MOST_LOGPROBS, *(one.logprobs - 1 for one in found))
+        if top_logprobs > known:
+            raise SystemExit(f"top_logprobs {top_logprobs} needs vLLM servers with --max-logprobs {top_logprobs + 1}")
+        seeded = all(one.seeded for one in found)
+        if not seeded:
+            print(
+                "vLLM on a CPU can't seed requests whose prompts it computes in parts: samples will differ from run to "
+                "run. Start the server with --no-enable-chunked-prefill to have them follow the seed",
+                file=sys.stderr,
+            )
+        super().__init__(
+            num_slots, vocab_size, temperature, top_p, config, longest, entropies, top_logprobs, known, seeded
+        )
+        self.weights = Weights()
+        self.over_nccl = all(one.nccl for one in found)
+        self.folder = tempfile.TemporaryDirectory(prefix="agent-r1-weights-")
+        for server in self.servers:
+            server.call("POST", "/update_weight_version", json={"new_version": "0"})
+        # All requests wait in one thread. It is a daemon: a server that hangs doesn't keep the trainer from exiting.
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10), limits=LIMITS, headers=PLAIN)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        self.rooms: dict[int, int] = {}  # slot -> the most tokens of its span
+        self.arrival = self.heard = time.monotonic()  # of the last span, and of the last sign of life
+
+    def _submit(self, slot: int, tokens: list[int], sampling: dict[str, Any]) -> None:
+        server = self.servers[slot % len(self.servers)]  # an episode stays where its prefix is cached
+        sampling["logprobs"] = self.known and self.known + 1
+        self.rooms[slot] = sampling["max_tokens"]
+        body = {"token_ids": tokens, "sampling_params": sampling}
+        most = PAGE_BYTES + TOKEN_BYTES * sampling["max_tokens"] * (2 + sampling["logprobs"])
+        request = asyncio.run_coroutine_threadsafe(self._generate(server.url, body, most), self.loop)
+        self.requests[request] = slot
+        request.add_done_callback(self.arrived.put)
+
+    async def _generate(self, url: str, body: dict[str, Any], most: int) -> tuple[int, bytes]:
+        for pause in PAUSES:
+            try:
+                return await self._ask(url, body, most)
+            except DROPPED:
+                await asyncio.sleep(pause)
+        return await self._ask(url, body, most)
+
+    async def _ask(self, url: str, body: dict[str, Any], most: int) -> tuple[int, bytes]:
+        """Sampling takes as long as it takes; an answer that has begun is there at once."""
+        async with self.http.stream("POST", url + "/inference/v1/generate", json=body) as answer:
+            content = Body(most, PAGE_SECONDS)
+            try:
+                async with asyncio.timeout(PAGE_SECONDS):
+                    async for chunk in answer.aiter_raw():
+                        content.add(chunk)
+            except TimeoutError:
+                raise content.late() from None
+            return answer.status_code, content.content
+
+    def step(self) -> list[Span]:
+        """The spans that have arrived; waits up to 5 ms where there are none."""
+        try:
+            while self.requests:
+                self._read(self.arrived.get(timeout=0.0 if self.done else 0.005))
+        except queue.Empty:
+            pass
+        now = time.monotonic()
+        if self.done or not self.requests:
+            self.arrival = self.heard = now
+        elif now - self.heard > SILENCE:
+            for server in self.servers:
+                server.call("GET", "/health", 10)
+            self.heard = time.monotonic()
+            if now - self.arrival > 2 * SILENCE:
+                waited = f"{len(self.requests)} spans for {(now - self.arrival) / 60:.0f} minutes"
+                urls = ", ".join(server.url for server in self.servers)
+                print(f"\nwaiting for {waited}; vLLM at {urls} says that it is well", file=sys.stderr)
+        return self._take()
+
+    def _read(self, request: Future[Any]) -> None:
+        slot = self.requests.pop(request)
+        server = self.servers[slot % len(self.servers)]
+        try:
+            status, content = request.result()
+        except httpx.HTTPError as error:
+            raise server.died(f"gave no answer: {error!r}") from None
+        if not 200 <= status < 300:
+            raise server.died(f"failed with {status}: {_message(content)}")
+        try:
+            span = read_span(
+                content, most=self.rooms[slot], vocab_size=self.vocab_size, newest=self.weights.version,
+                likeliest=max(self.top_logprobs, 1) if self.known else 0,
+            )  # fmt: skip
+        except ValueError as error:
+            raise server.died(f"sent a span that can't be right: {error}") from None
+        self._end(slot, *span)
+
+    def release(self) -> None:
+        """Forget all episodes; the server drops what it still samples for them."""
+        for request in self.requests:
+            request.cancel()
+        self._forget()
+
+    def update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Load `weights`, unsharded tensors under their names in the state dict of the Hugging Face model, in place.
+
+        Over NCCL where the servers were started for it, else as a file in a folder that the servers can read.
+        """
+        self.weights.version = version
+        # Whole weights would crowd the trainer's GPU. Copies, because a file can't hold a tied tensor under two names.
+        self.weights.pairs = [(name, t.detach().to("cpu", copy=True)) for name, t in self._complete(weights)]
+        if not self.over_nccl:
+            new = Path(self.folder.name) / "new"
+            save_file({name: tensor.contiguous() for name, tensor in self.weights.pairs}, new)
+            os.replace(new, new.with_name("model.safetensors"))
+        for server in self.servers:
+            server.call("POST", "/pause", params={"mode": "keep", "clear_cache": "true"})
+            if self.over_nccl:
+                self._send(server)
+            else:
+                kwargs = {"weights_path": self.folder.name}
+                server.call("POST", "/collective_rpc", json={"method": "reload_weights", "kwargs": kwargs})
+            server.call("POST", "/update_weight_version", json={"new_version": str(version)})
+            server.call("POST", "/resume")
+        self.weights.pairs = []
+
+    def _send(self, server: Server) -> None:
+        try:
+            if server.nccl is None:
+                server.connect(self.weights)
+            server.nccl.send_weights()
+        except Exception as error:  # of NCCL, of requests, of the server
+            raise EngineDied(f"the weights could not be sent to {server.url}: {error!r}") from error
+
+    def close(self) -> None:
+        """Drop what is being sampled and close the connections; the servers go on."""
+        self.release()
+        asyncio.run_coroutine_threadsafe(self.http.aclose(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        for server in self.servers:
+            server.http.close()
+        self.folder.cleanup()

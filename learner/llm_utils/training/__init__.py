@@ -1,0 +1,1 @@
+"""Forward passes, optimizer and metrics of an update."""

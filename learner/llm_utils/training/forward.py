@@ -1,0 +1,238 @@
+"""Finished rows of tokens through a model: batches, and the log-probabilities of chosen tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from llm_utils.setup.model_checks import attends_to_less
+
+Array = np.ndarray
+
+
+def microbatches(rows: Sequence[Any], budget: int) -> Iterator[list[Any]]:
+    """Rows of similar length together, those with the same prompt side by side, at most `budget` tokens with padding
+    in a batch (but at least one row)."""
+    longest: dict[int, int] = {}
+    for row in rows:
+        longest[row.task_index] = max(longest.get(row.task_index, 0), len(row.tokens))
+    batch: list[Any] = []
+    for row in sorted(rows, key=lambda row: (-longest[row.task_index], row.task_index, -len(row.tokens))):
+        if batch and longest[batch[0].task_index] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def pad(arrays: Sequence[Array], device: torch.device | str = "cpu") -> torch.Tensor:
+    """Arrays of different lengths -> [B, T], zeros on the right.
+
+    With padding on the right a causal model needs no attention mask: no real token sees a padded one.
+    """
+    out = np.zeros((len(arrays), max(map(len, arrays))), bool if arrays[0].dtype == bool else np.int64)
+    for target, array in zip(out, arrays, strict=True):
+        target[: len(array)] = array
+    return torch.from_numpy(out).to(device)
+
+
+def gather(rows: Sequence[Any], name: str, device: Any, mask: str = "train_mask") -> torch.Tensor:
+    """The entries of the rows' array `name` where their array `mask` is True, one row after the other: [N]."""
+    return torch.from_numpy(np.concatenate([getattr(row, name)[getattr(row, mask)] for row in rows])).to(device)
+
+
+class TokenTree:
+    """Rows as the tree of their tokens: what they have in common from the start on is there once.
+
+    `ids`, `parents` (-1: none) and `depths` [N] of the nodes; `paths`: the nodes of each row.
+    """
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        index: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        self.paths: list[Array] = []
+        for row in rows:
+            node, path = -1, []
+            for token in row.tokens.tolist():
+                node = index.setdefault((node, token), len(index))
+                path.append(node)
+            self.paths.append(np.array(path))
+        self.parents, self.ids = np.array(list(index)).T
+        self.depths = np.zeros(len(index), np.int64)
+        for nodes in self.paths:
+            self.depths[nodes] = np.arange(len(nodes))
+
+    def mask(self) -> Array:
+        """[N, N]: a node sees itself and those before it in its rows."""
+        sees = np.eye(len(self.ids), dtype=bool)
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent >= 0:
+                sees[node] |= sees[parent]
+        return sees
+
+
+MOST_NODES = 8192  # of a tree: its mask has the square of it
+
+
+def token_trees(model: PreTrainedModel, rows: Sequence[Any]) -> tuple[list[TokenTree], list[tuple[int, int]]]:
+    """A tree for each prompt, and the number of the tree and the place in it of every row; nothing where trees don't
+    halve the tokens to compute, or a layer doesn't attend to all of its row."""
+    groups: dict[bytes, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(row.tokens[: row.prompt_length].tobytes(), []).append(i)
+    longest = max(len(row.tokens) for row in rows)
+    if len(groups) == len(rows) or attends_to_less(model.config, longest):
+        return [], []
+    trees = [TokenTree([rows[i] for i in group]) for group in groups.values()]
+    nodes = max(len(tree.ids) for tree in trees)
+    if 2 * len(trees) * nodes > len(rows) * longest or nodes > MOST_NODES:
+        return [], []
+    places = {i: (u, k) for u, group in enumerate(groups.values()) for k, i in enumerate(group)}
+    return trees, [places[i] for i in range(len(rows))]
+
+
+LOGITS_BYTES = 2**29  # of float32 logits at a time; what is made from them takes about five times as much
+
+
+@contextmanager
+def logits_only_at(model: PreTrainedModel, index: tuple[torch.Tensor, ...]) -> Iterator[None]:
+    """Inside, `model(...).logits` is [N, vocabulary]: the head sees only the hidden states at `index` (rows, columns).
+
+    With a large vocabulary the head costs more than the layers, and most positions predict nothing that is needed.
+    """
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (inputs[0][index],))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def attention_mask(model: PreTrainedModel, sees: torch.Tensor) -> torch.Tensor:
+    """What each query sees (bool), as the model's attention takes it: eager attention adds it to the scores."""
+    if model.config._attn_implementation != "eager":
+        return sees
+    return torch.zeros_like(sees, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
+
+
+def policy_forward(
+    model: PreTrainedModel, rows: Sequence[Any], vocab_size: int, temperature: float, entropy_gradient: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities [N] of the tokens where `train_mask` is True, row by row, and the entropies there [N], float32.
+
+    What rows with the same prompt have in common from the start on is computed once, where that halves the work. Logits
+    beyond LOGITS_BYTES are computed in parts, and again in the backward pass.
+    """
+    train_checkpointed_layers(model)
+    masks = [row.train_mask for row in rows]
+    targets = np.concatenate([row.tokens[mask] for row, mask in zip(rows, masks, strict=True)]).astype(np.int64)
+    inputs: dict[str, Any] = {"use_cache": False}
+    trees, places = token_trees(model, rows)
+    if trees:
+        n = max(len(tree.ids) for tree in trees)
+        sees = np.tile(np.eye(n, dtype=bool), (len(trees), 1, 1, 1))  # padding sees itself
+        for mask, tree in zip(sees, trees, strict=True):
+            mask[0, : len(tree.ids), : len(tree.ids)] = tree.mask()
+        seen = attention_mask(model, torch.from_numpy(sees).to(model.device))
+        ids = pad([tree.ids for tree in trees], model.device)
+        inputs |= {"position_ids": pad([tree.depths for tree in trees], model.device), "attention_mask": seen}
+        paths = [u * n + trees[u].paths[k] for u, k in places]
+    else:
+        ids = pad([row.tokens for row in rows], model.device)
+        n = ids.shape[1]
+        paths = [i * n + np.arange(len(row.tokens)) for i, row in enumerate(rows)]
+    predicting = np.concatenate([path[:-1][mask[1:]] for path, mask in zip(paths, masks, strict=True)])
+    nodes, which = np.unique(predicting, return_inverse=True)  # sorted: nodes[which] = predicting
+    at, which, targets = (torch.from_numpy(x).to(model.device) for x in (nodes, which.reshape(-1), targets))
+    index = (at // n, at % n)
+
+    def log_probabilities(logits: torch.Tensor, which: torch.Tensor, targets: torch.Tensor) -> Any:
+        logits = logits[:, :vocab_size].float()
+        everything = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropies = -(everything.exp() * everything).sum(-1)
+        return everything[which, targets], entropies[which]
+
+    at_once = max(1, LOGITS_BYTES // (4 * vocab_size))  # positions
+    if len(at) <= at_once:
+        with logits_only_at(model, index):
+            logits = model(input_ids=ids, **inputs).logits
+        return log_probabilities(logits, which, targets)
+
+    hidden, head = hidden_states(model, index, input_ids=ids, **inputs)
+    logprobs, entropies = (torch.empty(len(which), device=model.device) for _ in range(2))
+
+    def part(states: torch.Tensor, which: torch.Tensor, targets: torch.Tensor) -> Any:
+        return log_probabilities(head(states), which, targets)
+
+    for first in range(0, len(at), at_once):
+        mine = ((which >= first) & (which < first + at_once)).nonzero()[:, 0]
+        arguments = hidden[first : first + at_once], which[mine] - first, targets[mine]
+        if torch.is_grad_enabled():
+            found = checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            found = part(*arguments)
+        logprobs, entropies = (x.index_copy(0, mine, y) for x, y in zip((logprobs, entropies), found, strict=True))
+    return logprobs, entropies
+
+
+def hidden_states(
+    model: Any, index: tuple[torch.Tensor, ...], **inputs: Any
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """The states [N, hidden] that the head would be given at `index` (rows, columns), and what makes logits [n,
+    vocabulary] of some of them [n, hidden].
+
+    A model may scale or cap its logits: the rest of its own forward is run, in which the layers return these states.
+    """
+    model_itself = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = getattr(model_itself, model_itself.base_model_prefix)
+    seen: list[Any] = []
+    hook = layers.register_forward_hook(lambda _, __, output: seen.append(output))
+    nothing = torch.zeros(0, dtype=torch.long, device=model.device)
+    try:
+        with logits_only_at(model, (nothing, nothing)):
+            model(**inputs)
+    finally:
+        hook.remove()
+    output, names = seen[0], {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+    def head(states: torch.Tensor) -> torch.Tensor:
+        layers.forward = lambda *_, **__: type(output)(**{**output, "last_hidden_state": states[None]})
+        try:
+            return model_itself.forward(**names).logits[0]
+        finally:
+            del layers.forward
+
+    return output.last_hidden_state[index], head
+
+
+def train_checkpointed_layers(model: torch.nn.Module) -> None:
+    """Put layers with gradient checkpointing into training mode, where alone it works; nothing inside them, which may
+    compute something else there."""
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            model.training = module.training = True  # that of the whole model tells a sampler to go back
+
+
+def check_finite(loss: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:
+    """The loss. FloatingPointError, with the trajectories that it comes from, where it would destroy the weights."""
+    if not torch.isfinite(loss):
+        raise FloatingPointError(f"the loss is {loss.item()}", list(dict.fromkeys(row.trajectory for row in rows)))
+    return loss
+
+
+@torch.no_grad()
+def score(
+    batches: Iterable[tuple[Sequence[Any], int]], name: str, model: PreTrainedModel, vocab_size: int, temperature: float
+) -> None:
+    """Fill the array `name` of all rows with the model's log-probabilities where `train_mask` is True."""
+    for batch, _ in batches:
+        logprobs, _ = policy_forward(model, batch, vocab_size, temperature)
+        ends = np.cumsum([int(row.train_mask.sum()) for row in batch])[:-1]
+        for row, part in zip(batch, np.split(logprobs.cpu().numpy(), ends), strict=True):
+            getattr(row, name)[row.train_mask] = part
