@@ -342,7 +342,7 @@ def test_between_its_marks_a_page_has_what_was_recorded_and_nothing_else(page):
 
 
 def test_every_metric_is_explained():
-    sources = [*(ROOT / "learner").glob("*_llm.py"), *(ROOT / "learner" / "llm_utils").glob("*.py")]
+    sources = [*(ROOT / "learner").glob("*_llm.py"), *(ROOT / "learner" / "llm_utils").rglob("*.py")]
     source = "".join(path.read_text(encoding="utf-8") for path in sources)
     metrics = set(re.findall(r'"((?:charts|losses|sampler)/\w+)"', source))
     metrics |= {f"losses/{key}" for key in re.findall(r'(?:figures|metrics)\["(\w+)"\]', source)}

@@ -1,7 +1,7 @@
 """Does supervised training in bf16 learn what it learns in float32?
 
     python benchmarks/learning/sft_bf16.py  # the tiny policy of MultihopWorld
-    python benchmarks/learning/sft_bf16.py --model FOLDER --learning-rate 1e-5 --batch-size 2  # any causal language model
+    python benchmarks/learning/sft_bf16.py --model FOLDER --learning-rate 1e-5 --batch-size 2  # any causal model
 
 The same model takes the same steps on expert demonstrations: in float32; in bf16 as learner/sft_llm.py does it, with
 float32 copies of the weights; and in bf16 with plain AdamW, whose steps are smaller than what a bf16 weight can move

@@ -2,8 +2,8 @@
 
     python benchmarks/real_model/real_model.py --part sft --suite wiki --model FOLDER --data DATA
     python benchmarks/real_model/real_model.py --part rl --suite wiki --model FOLDER --data DATA  # begins with sft
-    python benchmarks/real_model/real_model.py --part evaluate --suite wiki --model FOLDER --data DATA  # begins with both
-    python benchmarks/real_model/real_model.py --part report --suite wiki --model FOLDER --data DATA  # of what is recorded
+    python benchmarks/real_model/real_model.py --part evaluate --suite wiki --model FOLDER --data DATA  # after both
+    python benchmarks/real_model/real_model.py --part report --suite wiki --model FOLDER --data DATA  # of the record
 
 What the repository has recorded is of one model (docs/real_model.md): with another one, or other flags, give `--name`.
 

@@ -273,7 +273,7 @@ def claimed():
 
     @contextmanager
     def hold(folder):
-        script = "import sys; from pathlib import Path; from llm_utils import run_files\n"
+        script = "import sys; from pathlib import Path; from llm_utils.records import run_files\n"
         script += "run_files.claim(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()"
         command, pipes = [sys.executable, "-c", script, folder], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(command, cwd=ROOT / "learner", **pipes) as process:

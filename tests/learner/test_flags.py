@@ -156,13 +156,13 @@ def numbers(path):
             yield from ((node.args[0], kind) for kind in kinds if kind not in ("Path", "name_and_folder", "flags_type"))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
 def test_every_number_of_a_benchmark_has_a_range(path):
     assert all(kind in ("from_0", "from_1", "above_0") for _, kind in numbers(path))
 
 
 def test_ranges_of_benchmarks():
-    assert sum(len(list(numbers(path))) for path in (ROOT / "benchmarks").glob("*.py")) > 50
+    assert sum(len(list(numbers(path))) for path in (ROOT / "benchmarks").rglob("*.py")) > 50
     assert (machine.from_0("0"), machine.from_1("12"), machine.above_0("1e-4")) == (0, 12, 1e-4)
     for kind, texts in (("from_0", "-1 1.5 nan x"), ("from_1", "0 -1 inf"), ("above_0", "0 -1 nan inf x")):
         for text in [*texts.split(), ""]:
@@ -170,8 +170,8 @@ def test_ranges_of_benchmarks():
                 getattr(machine, kind)(text)
 
 
-def test_the_benchmark_of_learners_refuses_what_would_never_end():
-    script = ROOT / "learner" / "llm_utils" / "benchmark.py"
+def test_a_sweep_refuses_what_would_never_end():
+    script = ROOT / "learner" / "sweep.py"
     words = ["--env-ids", "AgentR1/MultihopWorld-v0", "--commands", "python learner/ppo_llm.py", "--workers", "0"]
     done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=200)
     assert done.returncode == 2 and done.stderr.endswith("error: --workers is at least 1\n")

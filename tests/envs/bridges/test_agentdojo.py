@@ -227,7 +227,7 @@ def _injections(place):
 
 def test_another_process_plays_the_same():
     program = (
-        "import agent_r1, hashlib, gymnasium as gym; from agent_r1 import probes\n"
+        "import agent_r1, hashlib, gymnasium as gym; from agent_r1.validation import probes\n"
         "env = gym.make('AgentR1/AgentDojo-v0', split='travel').unwrapped\n"
         "told = [probes.play(env, index, probes.expert).states for index in (5, 100)]\n"
         "env = gym.make('AgentR1/AgentDojo-v0').unwrapped\n"

@@ -287,7 +287,7 @@ def test_a_snapshot_is_played_again_and_goes_on():
 
 def test_another_process_on_another_day_plays_the_same():
     program = (
-        "import agent_r1, hashlib, gymnasium as gym; from agent_r1 import probes\n"
+        "import agent_r1, hashlib, gymnasium as gym; from agent_r1.validation import probes\n"
         "from agent_r1.bridges.bfcl import Services\n"
         "env = gym.make('AgentR1/BFCLMultiTurn-v0', split='long_context').unwrapped\n"
         "told = [probes.play(env, index, probes.expert).states for index in (5, 60, 100, 150)]\n"

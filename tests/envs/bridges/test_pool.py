@@ -185,7 +185,7 @@ def test_a_simulator_that_does_not_start_is_no_loan():
 
 FORKED = """
 import gc, os, sys
-from test_bridge_pool import Echo, Pool, ToolFault, say
+from test_pool import Echo, Pool, ToolFault, say
 
 pool = Pool(Echo, most_idle=2)
 loan, waiting = pool.lend(), pool.lend()
@@ -217,7 +217,7 @@ pool.clear()
 
 FORGOTTEN = """
 import gc, os, sys
-from test_bridge_pool import Echo, Pool
+from test_pool import Echo, Pool
 
 pool = Pool(Echo, most_idle=2)
 lent, forgotten = pool.lend(), pool.lend()

@@ -218,7 +218,7 @@ def test_the_workflow_is_another_text():
 def test_another_process_plays_the_same(tmp_path):
     """And what stands in a file .env, which tau2 looks for, doesn't reach the process."""
     program = (
-        "import agent_r1, hashlib, os, gymnasium as gym; from agent_r1 import probes\n"
+        "import agent_r1, hashlib, os, gymnasium as gym; from agent_r1.validation import probes\n"
         "before = dict(os.environ)\n"
         "env = gym.make('AgentR1/Tau2Telecom-v0').unwrapped\n"
         "assert dict(os.environ) == before\n"

@@ -223,7 +223,7 @@ def test_global_random_state_is_left_alone():
 
 def test_another_process_plays_the_same():
     program = (
-        "import agent_r1, hashlib, random; from agent_r1 import probes\n"
+        "import agent_r1, hashlib, random; from agent_r1.validation import probes\n"
         "from agent_r1.bridges.textarena.environment import TextArenaEnv, GAMES\n"
         "env = TextArenaEnv()\n"
         "found = [probes.play(env, i, probes.random, max_turns=8).states for i in range(2 * len(GAMES))]\n"

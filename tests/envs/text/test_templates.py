@@ -150,7 +150,7 @@ def test_an_interrupted_question_leaves_no_answer_behind(monkeypatch):
 
 def test_the_process_ends_with_its_parent():
     code = (
-        "from agent_r1 import chat_templates as c; from agent_r1.text.tokenizers import ByteTokenizer\n"
+        "from agent_r1.text import templates as c; from agent_r1.text.tokenizers import ByteTokenizer\n"
         f"c.render_chat(ByteTokenizer(chat_template={PLAIN!r}), [])\n"
         "import os; print(c._renderer.process.pid, flush=True); os._exit(0)"
     )
