@@ -20,7 +20,8 @@ FLOORS = ["tools", "envs", "learner", "benchmarks"]  # from below; no import run
 HOME = {"agent_r1_tools": "tools", "agent_r1": "envs", "llm_utils": "learner"}
 HOME |= {floor: floor for floor in FLOORS}
 HOME |= {path.stem: floor for floor, modules in (("learner", "*"), ("benchmarks", "*/*"))
-         for path in (ROOT / floor).glob(modules) if path.suffix == ".py" or (path / "__init__.py").is_file()}  # fmt: skip
+         for path in (ROOT / floor).glob(modules)
+         if path.suffix == ".py" or (path / "__init__.py").is_file()}  # fmt: skip
 CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg")
 
@@ -90,7 +91,7 @@ def test_the_files_stay_short(path):
 
 @pytest.mark.parametrize("package", ["learner/llm_utils", "envs/agent_r1"])
 def test_a_room_with_files_is_named_where_its_floor_begins(package):
-    """And two files that begin with the same word are a room."""
+    """In the package's docstring or in the README's tree."""
     root = ROOT / package
     rooms = {path.parent.name for path in root.glob("*/*.py")}
     text = (ROOT / "README.md").read_text() + (root / "__init__.py").read_text()
@@ -138,7 +139,7 @@ def test_no_modules_import_each_other_in_a_circle():
     graph = {}
     for floor in FLOORS:
         for path in sources(floor):
-            parts = path.relative_to(ROOT / floor).with_suffix("").parts[floor == "benchmarks" :]  # a room is in sys.path
+            parts = path.relative_to(ROOT / floor).with_suffix("").parts[floor == "benchmarks" :]  # less its room
             name = ".".join(parts).removesuffix(".__init__")
             graph[name] = set()
             for node in ast.walk(WithoutTypes().visit(ast.parse(path.read_text(encoding="utf-8")))):
