@@ -107,6 +107,9 @@ SLOW = {
     "evidence --part teachers", "kill_resume", "multihop_seeds", "preflight",
     "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
 }  # fmt: skip
+ROOMS = ("learning", "performance", "environments", "evidence", "real_model")  # what common/ and results/ are not
+COMMANDS = {path.stem: f"benchmarks/{room}/{path.name}" for room in ROOMS
+            for path in sorted((ROOT / "benchmarks" / room).glob("*.py"))}  # fmt: skip
 SLOWLY = [pytest.mark.slow, pytest.mark.timeout(900)]
 DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
 
@@ -130,9 +133,31 @@ def test_every_documented_command_has_a_small_run():
     assert {case_of(command) for command in commands} <= SMALL.keys()
     for command in commands:
         assert (ROOT / command.split()[0]).is_file(), command
-    sources = {path.stem: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
-    scripts = {name for name, source in sources.items() if '\nif __name__ == "__main__":\n' in source}
-    assert {case.split()[0] for case in SMALL} == scripts
+    assert {case.split()[0] for case in SMALL} == COMMANDS.keys()
+
+
+def test_commands_and_what_they_share_have_rooms_of_their_own():
+    def starts(path):
+        return '\nif __name__ == "__main__":\n' in path.read_text()
+
+    assert {path.name for path in (ROOT / "benchmarks").iterdir() if path.name != "__pycache__"} == {
+        *ROOMS, "common", "results"
+    }  # fmt: skip
+    assert all(starts(ROOT / path) for path in COMMANDS.values())
+    assert not [path for path in (ROOT / "benchmarks").glob("*/*_parts/*.py") if starts(path)]
+    assert not [path for path in (ROOT / "benchmarks" / "common").iterdir() if path.suffix == ".py" and starts(path)]
+    for room in ("evidence", "real_model"):
+        assert [path.stem for path in (ROOT / "benchmarks" / room).glob("*.py")] == [room]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS.values())
+def test_a_command_says_what_it_is_for_wherever_it_is_started(command, tmp_path):
+    name = Path(command).stem
+    if missing(next(case for case in SMALL if case.split()[0] == name)):
+        pytest.skip(f"not installed: what {name} needs")
+    done = start(tmp_path, str(ROOT / command), "--help")
+    assert done.returncode == 0 and f"python {command}" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("command", documented())
@@ -196,7 +221,7 @@ def runs(request, tmp_path_factory, places):
         for case in cases:
             if not missing(case):
                 name, *first = case.split()
-                words = [f"benchmarks/{name}.py", *first, *shlex.split(SMALL[case][0].format(**places))]
+                words = [COMMANDS[name], *first, *shlex.split(SMALL[case][0].format(**places))]
                 folder = make_clone(tmp_path_factory.mktemp(name))
                 found[case] = folder, pool.submit(start, folder, *words, timeout=900 if case in SLOW else 240)
         yield found
@@ -256,7 +281,7 @@ def test_a_benchmark_runs(case, runs):
     assert not re.search(r"\bnan\b", done.stdout), done.stdout
     for result in RECORDED.get(case, [name]):
         record = json.loads((clone / "benchmarks" / "results" / f"{result}.json").read_text())
-        assert record["command"].startswith(f"python benchmarks/{name}.py") and record["machine"] and record["results"]
+        assert record["command"].startswith(f"python {COMMANDS[name]}") and record["machine"] and record["results"]
         assert (clone / "benchmarks" / "results" / f"{result}.md").is_file()
 
 
@@ -264,7 +289,7 @@ def test_a_benchmark_runs(case, runs):
 def test_without_data_a_benchmark_says_what_is_missing(name, clone, tmp_path):
     if name == "math_and_code_data":
         pytest.importorskip("math_verify")
-    done = start(clone, f"benchmarks/{name}.py")
+    done = start(clone, COMMANDS[name])
     assert done.returncode == 2 and "required: --" in done.stderr
     words, why = {
         "oracle": (["--data-dir", tmp_path], "no data for HotpotQA"),
@@ -272,13 +297,13 @@ def test_without_data_a_benchmark_says_what_is_missing(name, clone, tmp_path):
         "math_and_code_data": (["--data", tmp_path], "no data for GSM8K"),
     }.get(name, ([], ""))
     if words:
-        done = start(clone, f"benchmarks/{name}.py", *map(str, words))
+        done = start(clone, COMMANDS[name], *map(str, words))
         assert done.returncode == 1 and done.stderr.startswith(why), done.stderr
 
 
 @pytest.mark.parametrize(("command", "why"), [
-    ("retrieval_recall.py --data-dir {data} --corpus nowhere.jsonl", "--corpus nowhere.jsonl: there is no such file"),
-    ("check_dialects.py --tokenizer ./nowhere", "--tokenizer ./nowhere: there is no"),
+    ("environments/retrieval_recall.py --data-dir {data} --corpus nowhere.jsonl", "--corpus nowhere.jsonl: there is no such file"),
+    ("environments/check_dialects.py --tokenizer ./nowhere", "--tokenizer ./nowhere: there is no"),
 ])  # fmt: skip
 def test_a_file_that_is_missing_is_named_before_anything_else(command, why, clone, places):
     done = start(clone, *shlex.split(f"benchmarks/{command.format(**places)}"))
@@ -294,9 +319,9 @@ def test_sizes_need_no_peft_but_for_its_columns(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("command", "why"), [
-    ("evidence.py --part horizons --batches 4 --force", "at least 10 batches"),
-    ("tool_latency.py --iterations 1 --force", "the first one is not counted"),
-    ("trl_comparison.py --steps 1 --force", "the first one is not counted"),
+    ("evidence/evidence.py --part horizons --batches 4 --force", "at least 10 batches"),
+    ("performance/tool_latency.py --iterations 1 --force", "the first one is not counted"),
+    ("learning/trl_comparison.py --steps 1 --force", "the first one is not counted"),
 ])  # fmt: skip
 def test_too_small_a_run_is_refused(command, why, clone):
     pytest.importorskip("tyro")
