@@ -49,7 +49,7 @@ from real_model_parts.jobs import (
     rl_job,
     sft_jobs,
 )  # fmt: skip
-from real_model_parts.models import hash_below, hash_of_adapters, hash_of_model, merge
+from real_model_parts.models import hash_below, hash_of_adapters, hash_of_model, merge, require_weights
 from real_model_parts.questions import find_file, hash_of_files, split_questions, write_demonstrations
 from real_model_parts.record import (
     alike,
@@ -172,6 +172,8 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, args.hours * 3600)
     if (START, 1) in adapters and len(stack := stack_of_adapters(str(adapters[START, 1]))) > 1:
         raise SystemExit(f"--adapters {stack[-1]} go on top of {stack[-2]}: give that one, and LEARNER={stack[-1]}")
+    for folder in adapters.values() if args.part != "report" else ():
+        require_weights(folder)
     hashes = {one: hash_of_adapters(folder) for one, folder in adapters.items()}
     for (label, _), folder in adapters.items():
         if label != START and (below := hash_below(folder)) not in (None, hashes[START, 1]):

@@ -4,6 +4,7 @@ import argparse
 import gzip
 import importlib
 import json
+import re
 import shutil
 import signal
 import sys
@@ -288,9 +289,38 @@ def test_adapters_that_are_added_otherwise_are_others(tmp_path):
     (tmp_path / "adapter_config.json").write_text("[")
     with pytest.raises(SystemExit, match="adapter_config.json is no JSON"):
         models.hash_of_adapters(tmp_path)
-    recorded = ROOT / "benchmarks" / "results" / "real_model_gsm8k_curves.json"
-    sft = ROOT / "benchmarks" / "adapters" / "real_model_gsm8k" / "sft"
+    recorded = ROOT / "benchmarks" / "results" / "real_model_wiki_curves.json"
+    sft = models.ADAPTERS / "real_model_wiki"
     assert f'\\"adapters\\": \\"{models.hash_of_adapters(sft)}\\"' in recorded.read_text()
+
+
+@pytest.mark.parametrize("name", json.loads((models.ADAPTERS / "deleted.json").read_text()))
+def test_deleted_adapters_are_known_by_what_is_recorded_and_named_with_their_commands(name, prepared, monkeypatch):
+    folder, page = models.ADAPTERS / name, (ROOT / "docs" / "real_model.md").read_text().splitlines()
+    gone = models.deleted(folder)
+    results = ROOT / "benchmarks" / "results"
+    rows = [json.loads(line) for path in results.glob("real_model_*_episodes.jsonl") for line in path.open()]
+    assert any(gone["hash"] in (row.get("adapters"), row.get("on_top")) for row in rows)
+    assert models.hash_of_adapters(folder) == gone["hash"] and gone["command"] in page
+    start = models.ADAPTERS / gone["start"]
+    assert models.hash_below(folder) == (models.hash_of_adapters(start) if gone["start"] else None)
+    words = ["--adapters", str(start), f"PPO={folder}"] if gone["start"] else ["--adapters", str(folder)]
+    with pytest.raises(SystemExit) as refused:
+        prepared("--learners", "PPO", *words)
+    said = str(refused.value)
+    first = models.deleted(start)
+    assert "not in the repository any more" in said and (first or gone)["command"] in said and not prepared.done
+    prepared("--part", "report", "--learners", "PPO", *words)
+    assert prepared.reported[-1][1] == {"adapters": models.hash_of_adapters(start if gone["start"] else folder)}
+
+
+def test_a_report_s_command_names_adapters_that_are_known():
+    """Those that are in the repository, and those that were."""
+    known = json.loads((models.ADAPTERS / "deleted.json").read_text())
+    known |= {str(path.parent.relative_to(models.ADAPTERS)): {} for path in models.ADAPTERS.rglob("*.safetensors")}
+    text = "".join(path.read_text() for path in (ROOT / "benchmarks" / "results").glob("real_model_*.md"))
+    named = set(re.findall(r"benchmarks/real_model/adapters/([\w/]+)", text))
+    assert named == known.keys() and "benchmarks/adapters" not in text
 
 
 def test_a_report_is_of_those_that_began_with_its_start(prepared, tmp_path):
@@ -368,10 +398,11 @@ def test_a_file_of_a_set_that_is_cut_off_is_named(tmp_path):
 
 
 def test_a_report_s_command_names_the_adapters_of_the_repository_only(tmp_path):
-    ours = ROOT / "benchmarks" / "adapters"
+    ours = models.ADAPTERS
     given = {(suites.START, 1): ours / "one", ("PPO", 1): ours / "two"}
     given |= {("PPO", 2): tmp_path, ("PPO", 3): ROOT / "runs"}
-    words = ["benchmarks/adapters/one", "PPO=benchmarks/adapters/two", "PPO=ADAPTERS", "PPO=ADAPTERS"]
+    where = "benchmarks/real_model/adapters"
+    words = [f"{where}/one", f"PPO={where}/two", "PPO=ADAPTERS", "PPO=ADAPTERS"]
     assert report.adapters_as_words(given) == words
 
 

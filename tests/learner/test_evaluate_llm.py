@@ -141,11 +141,11 @@ def test_adapters_below_others_are_found_from_where_those_really_lie(tmp_path, m
 
 
 def test_adapters_in_the_repository_say_what_they_go_on_top_of():
-    folders = [file.parent for file in (ROOT / "benchmarks" / "adapters").rglob("adapter_config.json")]
+    folders = [file.parent for file in (ROOT / "benchmarks" / "real_model" / "adapters").rglob("adapter_config.json")]
     stacks = [earlier_runs.stack_of_adapters(str(folder)) for folder in folders]
     assert {len(stack) for stack in stacks} == {1, 2}
     for folder, stack in zip(folders, stacks, strict=True):
-        assert (len(stack) == 1) == (folder.name in ("real_model_wiki", "sft")), folder
+        assert (len(stack) == 1) == (folder.name == "real_model_wiki"), folder
         assert earlier_runs.base_of_adapters(str(folder)) == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 

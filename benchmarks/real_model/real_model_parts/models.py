@@ -15,11 +15,32 @@ from llm_utils.setup.foreign import read_object
 from llm_utils.setup.loading import load_policy, merge_adapters
 from real_model_parts.questions import hash_of_files
 
+ADAPTERS = Path(__file__).resolve().parents[1] / "adapters"
 SCALING = ("alpha_pattern", "fan_in_fan_out", "layer_replication", "rank_pattern", "use_dora", "use_rslora")
+
+
+def deleted(adapters: Path) -> dict[str, str] | None:
+    """What deleted.json says of adapters that the repository doesn't carry any more; None for others."""
+    if (adapters / "adapter_model.safetensors").is_file() or not adapters.is_relative_to(ADAPTERS):
+        return None
+    return json.loads((ADAPTERS / "deleted.json").read_text()).get(str(adapters.relative_to(ADAPTERS)))
+
+
+def require_weights(adapters: Path) -> None:
+    """SystemExit for deleted adapters, with the commands that train them again."""
+    if gone := deleted(adapters):
+        commands = [one["command"] for one in (deleted(ADAPTERS / gone["start"]), gone) if one]
+        said = "; ADAPTERS is checkpoint/policy of the run of the first one" * (len(commands) > 1)
+        raise SystemExit(
+            f"--adapters {adapters} are not in the repository any more. --part report does without them. These "
+            f"commands train them again, with a --name of your own{said}:\n\n" + "\n".join(commands)
+        )
 
 
 def hash_of_adapters(adapters: Path) -> str:
     """Of their weights, and of the settings by which they are added, where those aren't a learner's."""
+    if gone := deleted(adapters):
+        return gone["hash"]
     file = adapters / "adapter_model.safetensors"
     if not file.is_file():
         raise SystemExit(f"--adapters {adapters}: there is no {file.name}; give a folder that peft saved")
@@ -42,6 +63,8 @@ def hash_of_adapters(adapters: Path) -> str:
 def hash_below(adapters: Path) -> str | None:
     """Of the adapters that these go on top of, where that is known: their config names those, or the model that they
     were added to here (`merge`, whose facts stand beside it)."""
+    if gone := deleted(adapters):
+        return hash_of_adapters(ADAPTERS / gone["start"]) if gone["start"] else None
     stack = stack_of_adapters(str(adapters))
     if len(stack) > 1:
         return hash_of_adapters(Path(stack[-2]))
