@@ -240,7 +240,7 @@ def test_commands_that_train_models_of_real_size_fit(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs" / "examples")  # an environment of one's own
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     preflight = importlib.import_module("llm_utils.setup.preflight")
-    lines = (ROOT / "benchmarks" / "preflight.py").read_text()
+    lines = (ROOT / "benchmarks" / "performance" / "preflight.py").read_text()
     tree = next(n for n in ast.parse(lines).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SIZES")
     sizes, checked = ast.literal_eval(tree.value), set()
     for path in [*PAGES, *(ROOT / "learner").glob("*_llm.py")]:

@@ -53,7 +53,7 @@ def benchmark_command(policy_folder, tmp_path):
     """The runner's command line for two seeds of PPO, and of a learner that fails."""
     (tmp_path / "broken.py").write_text(BROKEN)
     commands = [f"python {LEARNER / 'ppo_llm.py'} {SMALL} --model {policy_folder}", f"python {tmp_path / 'broken.py'}"]
-    runner = str(LEARNER / "llm_utils" / "benchmark.py")
+    runner = str(LEARNER / "sweep.py")
     arguments = ["--env-ids", "AgentR1/MultihopWorld-v0", "--num-seeds", "2", "--workers", "2", "--commands", *commands]
     return [sys.executable, runner, *arguments]
 
@@ -99,7 +99,7 @@ def test_one_that_began_in_the_background_can_be_stopped(tmp_path, monkeypatch):
     """Such a process ignores SIGINT (`cmd &` in a script, nohup), and so do the runs that it starts."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "waits.py").write_text(WAITS)
-    runner = [sys.executable, str(LEARNER / "llm_utils" / "benchmark.py"), "--env-ids", "AgentR1/MultihopWorld-v0"]
+    runner = [sys.executable, str(LEARNER / "sweep.py"), "--env-ids", "AgentR1/MultihopWorld-v0"]
     words = [*runner, "--num-seeds", "1", "--commands", f"python {tmp_path / 'waits.py'}"]
     process = subprocess.Popen(words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     deadline = time.monotonic() + 60

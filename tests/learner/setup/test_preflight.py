@@ -263,7 +263,7 @@ def test_the_shipped_policy_fits_a_laptop(policy_folder):
 @pytest.mark.parametrize("case", [{}, {"critic": True}])
 def test_a_process_takes_what_was_predicted(case):
     """As the benchmark does for 135M parameters; of a small process more is noise."""
-    path = Path(__file__).parents[3] / "benchmarks" / "preflight.py"
+    path = Path(__file__).parents[3] / "benchmarks" / "performance" / "preflight.py"
     spec = importlib.util.spec_from_file_location("preflight_benchmark", path)
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
