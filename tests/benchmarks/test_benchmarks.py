@@ -150,6 +150,14 @@ def test_commands_and_what_they_share_have_rooms_of_their_own():
         assert [path.stem for path in (ROOT / "benchmarks" / room).glob("*.py")] == [room]
 
 
+def test_the_page_has_every_command_in_the_order_of_the_rooms():
+    table = (ROOT / "docs" / "benchmarks.md").read_text().partition("| what | command | result |")[2].partition("\n\n")[0]
+    named = re.findall(r"`python (benchmarks/(\w+)/\w+\.py)", table)
+    assert {command for command, _ in named} == set(COMMANDS.values())
+    assert list(dict.fromkeys(room for _, room in named)) == list(ROOMS)
+    assert [room for _, room in named] == sorted((room for _, room in named), key=ROOMS.index)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS.values())
 def test_a_command_says_what_it_is_for_wherever_it_is_started(command, tmp_path):
