@@ -9,8 +9,8 @@
     python benchmarks/evidence/evidence.py --part paper  # the paper's tables in small, with its masks
 
 What a run showed stands in results/evidence_runs.jsonl from its end on and is not measured again, here or elsewhere;
-after Ctrl-C the same command goes on. Intervals are 95 %, those of intervals.py; the noise of gradients has a
-bootstrap over the batches of one run. Differences are of the same tasks.
+after Ctrl-C the same command goes on. Intervals are 95 %, those of llm_utils/records/intervals.py; the noise of
+gradients has a bootstrap over the batches of one run. Differences are of the same tasks.
 Writes benchmarks/results/evidence_PART.json and .md and the part's tables and plot in docs/evidence.md; what isn't
 asked for stays in them. The command in the first line of that .md makes what stands there once more, of the record
 alone.

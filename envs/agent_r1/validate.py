@@ -6,7 +6,7 @@
     python -m agent_r1.validate --data-dir DATA --write benchmarks/results/validation.md
     python -m agent_r1.validate AgentR1/ShopWorld-v0 --write benchmarks/results/validation.md     its row, no other
 
-The checks are in `checks.py`, the players in `probes.py`, the table in `validation_record.py`. The status is 1 where a
+Of `validation/`, `checks.py` has the checks, `probes.py` the players, `record.py` the table. The status is 1 where a
 check fails. Rows are written one by one.
 """
 

@@ -151,7 +151,8 @@ def test_commands_and_what_they_share_have_rooms_of_their_own():
 
 
 def test_the_page_has_every_command_in_the_order_of_the_rooms():
-    table = (ROOT / "docs" / "benchmarks.md").read_text().partition("| what | command | result |")[2].partition("\n\n")[0]
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    table = page.partition("| what | command | result |")[2].partition("\n\n")[0]
     named = re.findall(r"`python (benchmarks/(\w+)/\w+\.py)", table)
     assert {command for command, _ in named} == set(COMMANDS.values())
     assert list(dict.fromkeys(room for _, room in named)) == list(ROOMS)
@@ -310,7 +311,8 @@ def test_without_data_a_benchmark_says_what_is_missing(name, clone, tmp_path):
 
 
 @pytest.mark.parametrize(("command", "why"), [
-    ("environments/retrieval_recall.py --data-dir {data} --corpus nowhere.jsonl", "--corpus nowhere.jsonl: there is no such file"),
+    ("environments/retrieval_recall.py --data-dir {data} --corpus nowhere.jsonl",
+     "--corpus nowhere.jsonl: there is no such file"),
     ("environments/check_dialects.py --tokenizer ./nowhere", "--tokenizer ./nowhere: there is no"),
 ])  # fmt: skip
 def test_a_file_that_is_missing_is_named_before_anything_else(command, why, clone, places):

@@ -1,4 +1,4 @@
-"""A process that answers requests: what it is for is in test_chat_templates.py and test_math_judge.py."""
+"""A process that answers requests: what it is for is in test_templates.py and test_mathematics.py."""
 
 import os
 import signal

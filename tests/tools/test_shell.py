@@ -246,7 +246,7 @@ ATTACKS = {
     "read it by climbing": "cat ../../../../../../PATH && echo ESCAPED",
     "look for it everywhere": "find / -name '*MARK*' 2>/dev/null | grep -v ^/app && echo ESCAPED",
     "read the passwords": "cat /etc/shadow && echo ESCAPED",
-    "find this project": "find / -name 'terminal_tasks*' 2>/dev/null | grep . && echo ESCAPED",
+    "find this project": "find / -path '*agent_r1/tasks*' 2>/dev/null | grep . && echo ESCAPED",
     "through the root of process 1": "cat /proc/1/root/PATH /proc/self/root/PATH && echo ESCAPED",
     "mount proc": "mkdir p; mount -t proc proc p && echo ESCAPED",
     "the environment of others": "cat /proc/*/environ && echo ESCAPED",

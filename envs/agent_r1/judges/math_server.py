@@ -1,4 +1,4 @@
-"""The program that computes whether answers are right, for `math_judge`: a line of JSON for each question and answer.
+"""The program that computes whether answers are right, for `mathematics`: a line of JSON for each question and answer.
 
 It runs as a process of its own, which forks a child for every question; the child has `CPU_SECONDS` and
 `MEMORY_BYTES`. It is started by its path and imports nothing of this package.

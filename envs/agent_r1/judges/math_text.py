@@ -1,4 +1,4 @@
-r"""What an answer to a problem of mathematics says, as far as its text goes; `math_judge` computes what it is worth.
+r"""What an answer to a problem of mathematics says, as far as its text goes; `mathematics` computes what it is worth.
 
 An answer has to be one expression as a whole, in notation that is known: everything in it is read, or nothing is.
 math-verify passes over much that states a second value (`7\text{, 8, 9}`, `6 \equiv 7`, `7_2`), adds up what stands

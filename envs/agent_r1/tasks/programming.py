@@ -2,7 +2,7 @@
 
 The policy is asked for a function. It may try code (`python`) and run its program against the tests of the prompt
 (`run_tests`), reads what fails, repairs, and answers with the whole program. The official tests decide; the policy
-never sees them. `code_judge` runs both.
+never sees them. `judges.programs` runs both.
 """
 
 from __future__ import annotations

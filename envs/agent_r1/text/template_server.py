@@ -1,4 +1,4 @@
-"""The program that renders chat templates, for `chat_templates`: a line of JSON for each conversation.
+"""The program that renders chat templates, for `templates`: a line of JSON for each conversation.
 
 It is started by its path and imports nothing of this package. A request is the template, its values, and what it may
 use: processor seconds, seconds, bytes of memory. A reply is a letter, the number of bytes that follow, in 8 bytes, and

@@ -1,4 +1,4 @@
-"""The program that makes reasoning-gym's items and scores answers, for `bridges/reasoning_gym.py`.
+"""The program that makes reasoning-gym's items and scores answers, for `environment.py`.
 
 A process of its own, because the package draws from the global random state, keeps things in classes, and gives what a
 model answers to `eval` and to sympy, which calls it. Each item is made, and each answer scored, in a fork with limits

@@ -1,4 +1,4 @@
-"""What is known of TextArena's games, for `bridges/textarena.py`: what may be a move, and how some are won."""
+"""What is known of TextArena's games, for `environment.py`: what may be a move, and how some are won."""
 
 from __future__ import annotations
 
