@@ -186,7 +186,8 @@ if __name__ == "__main__":
     if trained_on not in (None, fingerprint(source)):
         print(f"{source} may not be what the run of {args.adapter} began with (other names, times)", file=sys.stderr)
     tokenizer = tokenizer_source(args.tokenizer or ("byte" if args.api is not None else None), source, args.env_id)
-    spec, kwargs = environment_spec(args.env_id), {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
+    spec = environment_spec(args.env_id)
+    kwargs = {"observation": "new", "tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
     with plain_errors(args.env_id):
         if args.mode in BASELINES:
             envs: Any = ToolVectorEnv(baseline(spec.id, args.mode), args.num_envs, **kwargs)

@@ -101,7 +101,8 @@ def make_envs():
     made = []
 
     def make(num_envs, **kwargs):
-        made.append(gym.make_vec(ENV_ID, num_envs=num_envs, tokenizer=None, **{**ENV_KWARGS, **kwargs}))
+        kwargs = {"observation": "new", "tokenizer": None, **ENV_KWARGS, **kwargs}
+        made.append(gym.make_vec(ENV_ID, num_envs=num_envs, **kwargs))
         return made[-1]
 
     yield make

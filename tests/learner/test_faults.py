@@ -91,7 +91,7 @@ def test_faults_of_greedy_baselines_count_too(learn, monkeypatch):
 
 def test_an_episode_that_cannot_begin_is_not_sampled(policy, vocab_size):
     envs = gym.make_vec("faulty_world:AgentR1Faulty/MultihopWorld-v0", num_envs=4, kind="episode", rate=0.5,
-                        max_turns=2, max_action_tokens=8)  # fmt: skip
+                        observation="new", max_turns=2, max_action_tokens=8)  # fmt: skip
     engine = TransformersEngine(policy, 4, vocab_size)
     rows = rollout(envs, engine, [(i, i) for i in range(24)], seed=1)
     broken = [row for row in rows if row.fault]

@@ -32,7 +32,7 @@ def reward_of_tokens(env, score, *, answer_ok, calls_ok):
 
 
 def test_one_turn_trains_as_the_single_turn_loss(small_model, as_run, monkeypatch):
-    envs = gym.make_vec("AgentR1/MultihopWorld-v0", num_envs=4, max_turns=1, max_action_tokens=12)
+    envs = gym.make_vec("AgentR1/MultihopWorld-v0", num_envs=4, observation="new", max_turns=1, max_action_tokens=12)
     vocab_size = envs.single_action_space.vocab_size
     for env in envs.envs:  # a random policy earns nothing: here any tokens earn something
         monkeypatch.setattr(env, "judge_outcome", partial(reward_of_tokens, env))

@@ -55,7 +55,7 @@ def trainer(model, tmp_path):
 @pytest.fixture(scope="module")
 def rows(model):
     """Two groups of real episodes of the tiny policy, sampled by slightly different weights than those that train."""
-    envs = gym.make_vec(ENV_ID, num_envs=ROWS, tokenizer=agent_r1.tiny_policy(ENV_ID))
+    envs = gym.make_vec(ENV_ID, num_envs=ROWS, observation="new", tokenizer=agent_r1.tiny_policy(ENV_ID))
     engine = TransformersEngine(model, ROWS, envs.single_action_space.vocab_size, TEMPERATURE)
     rows = rollout(envs, engine, [(i, i // GROUP) for i in range(ROWS)], seed=0)
     envs.close()

@@ -310,7 +310,7 @@ def test_a_row_that_does_not_fit_is_refused(engine):
 
 
 def test_episodes_of_multihop_world(engine, policy_folder, trainer_logprobs):
-    envs = gym.make_vec(ENV_ID, num_envs=SLOTS, split="train", tokenizer=str(policy_folder))
+    envs = gym.make_vec(ENV_ID, num_envs=SLOTS, observation="new", split="train", tokenizer=str(policy_folder))
     rows = rollout(envs, engine, [(100 + task, task) for task in range(12)], seed=1)
     envs.close()
     assert [row.episode for row in rows] == list(range(100, 112))

@@ -53,7 +53,8 @@ def gradients(
 
     torch.set_num_threads(1)
     args, device = grpo_args(env_id, flags), torch.device("cpu")
-    envs = gym.make_vec(env_id, num_envs=args.num_envs, tokenizer=model, split="train", **kwargs)
+    kwargs = {"num_envs": args.num_envs, "observation": "new", "tokenizer": model, "split": "train", **kwargs}
+    envs = gym.make_vec(env_id, **kwargs)
     vocab_size = envs.single_action_space.vocab_size
     policy = load_policy(model, device, dtype=choose_dtype(args.dtype, device))
     engine = TransformersEngine(policy, args.num_envs, vocab_size, args.temperature, args.top_p)

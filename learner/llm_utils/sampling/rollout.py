@@ -23,7 +23,7 @@ class Sampler:
     the next one that waits. What is in flight stays so between iterations (`--max-staleness`)."""
 
     def __init__(self, envs: Any, engine: Engine, seed: int, in_order: bool = False) -> None:
-        """`envs` is a `ToolVectorEnv` with as many episodes as the engine has slots.
+        """`envs` is a `ToolVectorEnv` with observation="new" and as many episodes as the engine has slots.
 
         With `in_order` the results of tools are taken in the order of the calls, so that a run is the same to the bit.
         """
@@ -32,7 +32,7 @@ class Sampler:
         self.queue: deque[tuple[int, int, int | None]] = deque()  # episode number, task index, most turns
         self.free = list(range(envs.num_envs))
         self.live: dict[int, Trajectory] = {}  # slot -> its episode
-        self.acting: list[int] = []  # slots whose span is with the environment, in the order of sending
+        self.acting: dict[int, Span] = {}  # slot -> the span that is with the environment, in the order of sending
         self.done: dict[int, Trajectory] = {}  # episode number -> its trajectory
 
     def add(self, episodes: Iterable[tuple[int, int]], max_turns: int | None = None) -> None:
@@ -65,10 +65,8 @@ class Sampler:
             self._begin()
         spans = self.engine.step() if self.engine.busy and (write or self.engine.overlaps) else []
         if spans:
-            for span in spans:
-                self._append(self.live[span.slot], span)
             self.envs.send([span.tokens for span in spans], [span.slot for span in spans])
-            self.acting += [span.slot for span in spans]
+            self.acting |= {span.slot: span for span in spans}
         if not self.acting:
             return
         if self.in_order:  # all of them, or what the engine computes next would depend on the tools' speed
@@ -76,7 +74,8 @@ class Sampler:
         else:
             wait = write and not self.engine.busy
             results = self.envs.recv(int(wait), timeout=None if wait else 0.0)
-        for result in sorted(zip(*results, strict=True), key=lambda result: self.acting.index(result[0])):
+        order = list(self.acting)
+        for result in sorted(zip(*results, strict=True), key=lambda result: order.index(result[0])):
             self._act(*result)
 
     def _begin(self) -> None:
@@ -102,24 +101,15 @@ class Sampler:
             info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
             self.engine.feed(slot, states[slot], **info, seed=[self.seed, Stream.SAMPLING, episode])
 
-    def _append(self, row: Trajectory, span: Span) -> None:
+    def _act(self, slot: int, new: Array, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
+        """The turn of a slot is over: `new` is what follows its span, or a context that replaces all there was."""
+        row, span, rewritten = self.live[slot], self.acting.pop(slot), info.get("context_rewritten", False)
+        if not rewritten:
+            self._check_added(slot, span, new, info)
         start = len(row.tokens)
-        row.turns.append(Turn(start, start + len(span.tokens), 0.0, span.logprobs, span.versions))
-        row.tokens = np.concatenate([row.tokens, span.tokens])
-
-    def _act(self, slot: int, state: Array, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
-        self.acting.remove(slot)
-        row = self.live[slot]
-        before = row.tokens[row.segment_starts[-1] :]  # the state before and the sampled span
-        grown = np.array_equal(state[: len(before)], before)
-        if grown:
-            row.tokens = np.concatenate([row.tokens, state[len(before) :]])
-        elif not info.get("context_rewritten"):
-            raise RuntimeError(
-                f"task {info.get('task_id')!r}: the new state doesn't begin with the old state and the sampled span. A "
-                "wrapper that rewrites the context on purpose says so in info['context_rewritten']"
-            )
-        row.turns[-1].reward = float(reward)
+        end = start + len(span.tokens)
+        row.turns.append(Turn(start, end, float(reward), span.logprobs, span.versions))
+        row.tokens = np.concatenate([row.tokens, span.tokens] if rewritten else [row.tokens, span.tokens, new])
         calls = info.get("tool_calls", [])
         errors = sum(not call["ok"] for call in calls)
         for name, value in zip(OF_TURNS, (float(reward), 1, len(calls), errors), strict=True):
@@ -129,14 +119,24 @@ class Sampler:
             row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
             self._end(slot, info)
             return
-        room = info["max_new_tokens"], info["stop_token_ids"]
-        if grown:
-            self.engine.feed(slot, state[len(before) :], *room)
-        else:  # the model has to read the new context from its beginning
+        seed = None
+        if rewritten:  # the model has to read the new context from its beginning
             row.segment_starts.append(len(row.tokens))
-            row.tokens = np.concatenate([row.tokens, state])
+            row.tokens = np.concatenate([row.tokens, new])
             seed = [self.seed, Stream.SAMPLING, row.episode, len(row.segment_starts)]
-            self.engine.feed(slot, state, *room, seed=seed)
+        self.engine.feed(slot, new, info["max_new_tokens"], info["stop_token_ids"], seed=seed)
+
+    def _check_added(self, slot: int, span: Span, new: Array, info: Any) -> None:
+        """RuntimeError where the environment's own state grew by something else than the span and `new`."""
+        episode = self.envs.envs[slot].episode
+        start, end = episode.turns[-1]
+        if (end - start, episode.length - end) != (len(span.tokens), len(new)):
+            raise RuntimeError(
+                f"task {info.get('task_id')!r}: the environment took {end - start} tokens of a span of "
+                f"{len(span.tokens)} and added {episode.length - end}, but the observation has {len(new)}. Learners need "
+                "an environment made with observation='new'. A wrapper that rewrites the context on purpose gives all "
+                "of the new context, and says so in info['context_rewritten']"
+            )
 
     def _end(self, slot: int, info: Any) -> None:
         """The episode is over."""

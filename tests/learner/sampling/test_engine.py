@@ -125,19 +125,36 @@ def test_sampling_follows_the_distribution():
 
 
 class Editing:
-    """A vector environment whose states forget their first token: what cannot be trained as one row."""
+    """A vector environment that keeps the first of the new tokens to itself: what its state does not agree with."""
 
     def __init__(self, env):
         self.env, self.envs, self.num_envs, self.reset, self.send = env, env.envs, env.num_envs, env.reset, env.send
 
     def recv(self, *args, **kwargs):
-        ids, states, *rest = self.env.recv(*args, **kwargs)
-        return ids, [state[1:] for state in states], *rest
+        ids, added, *rest = self.env.recv(*args, **kwargs)
+        return ids, [new[1:] for new in added], *rest
 
 
 def test_an_environment_that_edits_its_context_is_refused(policy, make_envs, vocab_size):
-    with pytest.raises(RuntimeError, match="does.*n.t begin with the old state"):
+    with pytest.raises(RuntimeError, match=r"task .*added \d+, but the observation has \d+.*context_rewritten"):
         play(policy, Editing(make_envs(2)), vocab_size)
+
+
+def test_an_environment_that_gives_whole_states_is_refused(policy, make_envs, vocab_size):
+    """Its rows would hold every token many times."""
+    for num_envs, max_turns in ((1, 1), (3, 3)):
+        with pytest.raises(RuntimeError, match="made with observation='new'"):
+            play(policy, make_envs(num_envs, observation="state", max_turns=max_turns), vocab_size)
+
+
+def test_a_span_of_which_the_environment_took_a_part_is_refused(policy, make_envs, vocab_size):
+    """What an engine samples beyond `max_new_tokens` is in no state."""
+    envs, engine = make_envs(1), TransformersEngine(policy, 1, vocab_size)
+    envs.envs[0].max_action_tokens = 3
+    feed, twelve = engine.feed, {"max_new_tokens": 12, "stop_token_ids": []}
+    engine.feed = lambda slot, tokens, seed, **room: feed(slot, tokens, **twelve, seed=seed)
+    with pytest.raises(RuntimeError, match="took 3 tokens of a span of 12"):
+        rollout.rollout(envs, engine, EPISODES[:1], seed=1)
 
 
 def test_layers_that_are_no_full_attention_are_refused(policy, vocab_size):
@@ -240,16 +257,29 @@ def test_a_fork_goes_on_from_the_same_row_with_other_random_numbers(policy, voca
     np.testing.assert_allclose(both[3].logprobs, expected, atol=1e-4)
 
 
-class Rewriting(Editing):
-    """A vector environment that forgets its state's first tokens, on purpose, at every second turn."""
+class Rewriting:
+    """A vector environment that forgets its context's first tokens, on purpose, at every second turn."""
+
+    def __init__(self, env):
+        self.env, self.envs, self.num_envs, self.contexts = env, env.envs, env.num_envs, {}
+
+    def reset(self, **kwargs):
+        states, infos = self.env.reset(**kwargs)
+        self.contexts |= {slot: states[slot] for slot in np.flatnonzero(infos["_turn"])}
+        return states, infos
+
+    def send(self, spans, slots):
+        self.contexts |= {slot: np.concatenate([self.contexts[slot], span]) for slot, span in zip(slots, spans)}
+        self.env.send(spans, slots)
 
     def recv(self, *args, **kwargs):
-        ids, states, *rest, infos = self.env.recv(*args, **kwargs)
-        for i, info in enumerate(infos):
-            states[i] = states[i][5 * ((info["turn"] + 1) // 2) :]
+        slots, added, *rest, infos = self.env.recv(*args, **kwargs)
+        for i, (slot, info) in enumerate(zip(slots, infos)):
+            self.contexts[slot] = np.concatenate([self.contexts[slot], added[i]])
             if info["turn"] % 2:
+                added[i] = self.contexts[slot] = self.contexts[slot][5:]
                 info["context_rewritten"] = True
-        return ids, states, *rest, infos
+        return slots, added, *rest, infos
 
 
 def test_a_rewritten_context_begins_a_new_segment(policy, make_envs, vocab_size):

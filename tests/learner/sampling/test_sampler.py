@@ -116,7 +116,7 @@ def make_sampler():
     made = []
 
     def make(num_envs, block, waits, steps, in_order=False):
-        made.append(ToolVectorEnv(Waiting, num_envs=num_envs, block=block))
+        made.append(ToolVectorEnv(Waiting, num_envs=num_envs, observation="new", block=block))
         return rollout.Sampler(made[-1], Script(made[-1].envs[0], waits, steps), seed=1, in_order=in_order)
 
     yield make
@@ -154,7 +154,7 @@ class Measured(Waiting):
 
 
 def test_a_tasks_metrics_change_no_statistic_of_ours_and_are_averaged_over_those_that_have_them():
-    envs = ToolVectorEnv(Measured, num_envs=2, block=lambda episode: None)
+    envs = ToolVectorEnv(Measured, num_envs=2, observation="new", block=lambda episode: None)
     sampler = rollout.Sampler(envs, Script(envs.envs[0], [1, 0, 1, 0], [1] * 4), seed=1)
     sampler.add((i, i) for i in range(4))
     rows = sampler.collect(range(4))
@@ -303,7 +303,7 @@ def test_episodes_of_a_task_have_dice_of_their_own(policy, vocab_size):
     """The environment's randomness is a function of seed and episode, or a run would learn one throw by heart."""
 
     def shown(seed, first=0):
-        envs = ToolVectorEnv(Dice, num_envs=6, max_turns=1, max_action_tokens=4)
+        envs = ToolVectorEnv(Dice, num_envs=6, observation="new", max_turns=1, max_action_tokens=4)
         engine = TransformersEngine(policy, 6, vocab_size)
         rows = rollout.rollout(envs, engine, [(first + i, i % 2) for i in range(24)], seed)
         envs.close()
