@@ -31,9 +31,9 @@ from llm_utils.returns import other_groups_deviation, others_deviation, others_m
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
-from llm_utils.training.forward import check_finite, gather, policy_forward
+from llm_utils.training.forward import check_finite, policy_forward
 from llm_utils.training.metrics import TokenMeans
-from llm_utils.trajectory import Trajectory, groups_with_signal, in_groups, segment_numbers, token_weights
+from llm_utils.trajectory import Group, Trajectory, make_batch, make_groups, segment_numbers, token_weights
 
 Array = np.ndarray
 
@@ -193,10 +193,10 @@ def check(args: Args) -> None:
 
 
 def group_advantages(
-    rewards: Sequence[Array], credit: str = "episode", scale: bool = True, gamma: float = 1.0, eps: float = 1e-6,
-    scale_by: str = "auto", deviation: float | None = None,
-) -> list[Array]:  # fmt: skip
-    """Advantages of the turns of the episodes of one group, from the rewards of their turns.
+    returns: Array, credit: str = "episode", scale: bool = True, eps: float = 1e-6, scale_by: str = "auto",
+    deviation: float | None = None,
+) -> Array:  # fmt: skip
+    """Advantages of the turns of the episodes of one group from their returns. Both [episodes, turns].
 
     credit "episode" is GRPO: (R - mean R) / (std R + eps), std with Bessel's correction (DeepSeekMath, section 4.1.2).
     credit "turn" compares what was earned from turn k on with what the others earned from there, 0 after their end.
@@ -204,39 +204,35 @@ def group_advantages(
     scale depend on nothing that the episode did: the expected gradient has the direction of the true one, also when the
     policy decides when to stop. The group's own deviation is biased.
     """
-    table = returns_to_go(rewards, gamma)
-    totals = table[:, :1].sum(1)
+    totals = returns[:, :1].sum(1)
     if credit == "episode":
-        table = np.repeat(table[:, :1], table.shape[1], axis=1)
+        returns = np.repeat(returns[:, :1], returns.shape[1], axis=1)
     if scale_by == "auto":
         scale_by = "others" if credit == "turn" else "group"
     if not scale:
-        table = table - table.mean(0)  # as published: (G - 1) / G of what the mean of the others would leave
-    elif scale_by == "others":
-        table = (table - others_mean(table)) / (deviation or others_deviation(totals)[:, None])
-    else:  # equal returns that were earned in different turns need a least deviation
-        least = len(totals) ** -0.5 if credit == "turn" else 0.0
-        spread = totals.std(ddof=1) if len(totals) > 1 else 0.0
-        table = (table - table.mean(0)) / (max(spread, least) + eps)
-    return [row[: len(values)] for row, values in zip(table, rewards, strict=True)]
+        return returns - returns.mean(0)  # as published: (G - 1) / G of what the mean of the others would leave
+    if scale_by == "others":
+        return (returns - others_mean(returns)) / (deviation or others_deviation(totals)[:, None])
+    least = len(totals) ** -0.5 if credit == "turn" else 0.0  # equal returns may be earned in different turns
+    spread = totals.std(ddof=1) if len(totals) > 1 else 0.0
+    return (returns - returns.mean(0)) / (max(spread, least) + eps)
 
 
-def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
+def compute_advantages(groups: Sequence[Group], args: Args) -> None:
     """Fill `advantages` of all rows. An episode that is alone in its group, as the others were dropped, gets 0."""
-    groups = [group for group in in_groups(rows, args.group_size) if len(group) > 1]
+    groups = [group for group in groups if len(group.rows) > 1]
     by_others = args.scale_rewards and (args.scale_by == "others" or args.scale_by == "auto" and args.credit == "turn")
-    totals = [returns_to_go([row.turn_rewards() for row in group], args.gamma)[:, :1].sum(1) for group in groups]
+    totals = [group.returns[:, :1].sum(1) for group in groups]
     for group, deviation in zip(groups, other_groups_deviation(totals), strict=True):
-        rewards = [row.turn_rewards() for row in group]
         advantages = group_advantages(
-            rewards, args.credit, args.scale_rewards, args.gamma, scale_by=args.scale_by, deviation=deviation
+            group.returns, args.credit, args.scale_rewards, scale_by=args.scale_by, deviation=deviation
         )
         if args.kl_in == "reward":  # not scaled: in a solved group that would blow its noise up
-            costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group]
-            kl = group_advantages(costs, args.credit, by_others, args.gamma, scale_by="others", deviation=1.0)
-            advantages = [a + b for a, b in zip(advantages, kl, strict=True)]
-        for row, values in zip(group, advantages, strict=True):
-            row.set_turn_advantages(values, args.advantage_mask)
+            costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group.rows]
+            to_go = returns_to_go(costs, args.gamma)
+            advantages = advantages + group_advantages(to_go, args.credit, by_others, scale_by="others", deviation=1.0)
+        for row, values in zip(group.rows, advantages, strict=True):
+            row.set_turn_advantages(values[: len(row.turns)], args.advantage_mask)
 
 
 # ------------------------------------------------------------------------------------------------------------- loss
@@ -271,30 +267,29 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
     lengths = [int(row.train_mask.sum()) for row in rows]
     num_tokens, num_rows = map(int, distributed.all_reduce_sum(sum(lengths), sum(map(bool, lengths))))
     means, device = TokenMeans(), run.policy.device
-    for batch, scale in run.microbatches(rows):
+    for segments, scale in run.microbatches(rows):
         entropy_counts = args.ent_coef != 0
-        new, entropy = policy_forward(run.policy, batch, run.vocab_size, args.temperature, entropy_counts)
-        names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
-        old, sampler, advantages, reference, sampled = (gather(batch, name, device) for name in names)
-        segments = None
+        new, entropy = policy_forward(run.policy, segments, run.vocab_size, args.temperature, entropy_counts)
+        batch = make_batch(segments, device)
+        stretches = None
         if args.ratio != "token" and len(new):
-            segments = segment_numbers(batch, args.ratio == "turn").to(device)
-        losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high, segments)
-        losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
+            stretches = segment_numbers(segments, args.ratio == "turn").to(device)
+        losses, figures = policy_loss(new, batch.old, batch.advantages, args.clip_coef, args.clip_coef_high, stretches)
+        losses = losses * batch.importance(args.importance_cap)
         figures["entropy"], policy_losses = entropy, losses
         if entropy_counts:
             losses = losses - args.ent_coef * entropy
         if args.kl_coef > 0:
-            figures["ref_kl"] = kl_divergence(new - reference, "k3")
+            figures["ref_kl"] = kl_divergence(new - batch.reference, "k3")
             if args.kl_in == "loss":
-                losses = losses + args.kl_coef * kl_divergence(new - reference, args.kl_estimator)
-        weights = token_weights(batch, args.loss_aggregation, num_tokens, num_rows, args.constant_length).to(device)
-        loss = check_finite((losses * weights).sum(), batch)
+                losses = losses + args.kl_coef * kl_divergence(new - batch.reference, args.kl_estimator)
+        weights = token_weights(segments, args.loss_aggregation, num_tokens, num_rows, args.constant_length).to(device)
+        loss = check_finite((losses * weights).sum(), segments)
         (loss * scale).backward()
         if scale:
             means.add(figures)
             means.add_loss("policy_loss", (policy_losses * weights).sum())
-            means.add_gap((new - sampler)[sampled])
+            means.add_gap((new - batch.sampler)[batch.sampled])
     return means.result()
 
 
@@ -325,24 +320,26 @@ if __name__ == "__main__":
 
             # rollout
             rows = run.collect(iteration, episodes)
-            useful = groups_with_signal(rows, args.group_size, args.credit, args.gamma)
-            signal = len(useful) / max(1, len(rows))
+            groups = make_groups(rows, args.group_size, args.gamma)
+            useful = [group for group in groups if group.has_signal(args.credit)]
+            signal = sum(len(group.rows) for group in useful) / max(1, len(rows))
             for attempt in range(1, args.dynamic_sampling + 1):
-                if len(list(in_groups(useful, args.group_size))) < count // args.group_size:
-                    more = run.collect_more(episodes(iteration, attempt))
-                    useful += groups_with_signal(more, args.group_size, args.credit, args.gamma)
+                if len(useful) < count // args.group_size:
+                    more = make_groups(run.collect_more(episodes(iteration, attempt)), args.group_size, args.gamma)
+                    useful += [group for group in more if group.has_signal(args.credit)]
             if args.dynamic_sampling:
-                rows = sum(list(in_groups(useful, args.group_size))[: count // args.group_size], []) or rows
+                groups = useful[: count // args.group_size] or groups
+                rows = [row for group in groups for row in group.rows]
             run.mark("rollout")
 
             # log-probabilities and advantages
             for row in rows:
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.kl_coef > 0:
-                rows = run.score(rows, "ref_logprobs", run.reference)
+                run.score_reference(rows)
             if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
-                rows = run.score(rows, "old_logprobs", run.policy)
-            compute_advantages(rows, args)
+                run.score_policy(rows)
+            compute_advantages(groups, args)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
             run.mark("score")
 

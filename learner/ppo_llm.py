@@ -34,9 +34,9 @@ from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.setup.loading import enable_gradient_checkpointing, without_bars
-from llm_utils.training.forward import check_finite, gather, pad, policy_forward, train_checkpointed_layers
+from llm_utils.training.forward import check_finite, pad, policy_forward, train_checkpointed_layers
 from llm_utils.training.metrics import TokenMeans
-from llm_utils.trajectory import Trajectory
+from llm_utils.trajectory import Trajectory, make_batch
 
 Array = np.ndarray
 
@@ -340,24 +340,25 @@ def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip
 
 
 @torch.no_grad()
-def score_values(rows: list[Trajectory], run: Run) -> list[Trajectory]:
+def score_values(rows: Sequence[Trajectory], run: Run) -> None:
     """Fill `values` and `value_last` of all rows."""
     mine = distributed.scatter(rows)
-    for batch, _ in run.microbatches(mine):
-        values = run.critic(pad([row.tokens for row in batch], run.device)).cpu().numpy()
-        for row, own in zip(batch, values, strict=True):
-            row.values[1:] = own[: len(row.tokens) - 1]
-            if row.end == len(row.trajectory.tokens):
-                row.trajectory.value_last = float(own[len(row.tokens) - 1])
-    return distributed.gather(mine)
+    for segments, _ in run.microbatches(mine):
+        values = run.critic(pad([row.tokens for row in segments], run.device)).cpu().numpy()
+        for segment, own in zip(segments, values, strict=True):
+            row, last = segment.trajectory, len(segment.tokens) - 1
+            row.values[segment.start + 1 : segment.end] = own[:last]
+            if segment.end == len(row.tokens):
+                row.value_last = float(own[last])
+    found = distributed.gather({row.episode: (row.values, row.value_last) for row in mine})
+    for row in rows:
+        row.values, row.value_last = found[row.episode]
 
 
 def explained_variance(rows: Sequence[Trajectory]) -> float:
     """How much of the variance of the returns the values explain; NaN where there is nothing to explain."""
-    returns, values = (
-        np.concatenate([getattr(row, name)[row.value_mask] for row in rows] or [np.zeros(0)])
-        for name in ("returns", "values")
-    )
+    returns = np.concatenate([row.returns[row.value_mask] for row in rows] or [np.zeros(0)])
+    values = np.concatenate([row.values[row.value_mask] for row in rows] or [np.zeros(0)])
     return 1 - float((returns - values).var()) / max(float(returns.var()), 1e-8) if len(returns) else float("nan")
 
 
@@ -370,32 +371,30 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: boo
     means, device = TokenMeans(), run.policy.device
     masks = [(int(row.train_mask.sum()), int(row.value_mask.sum())) for row in rows]
     num_tokens, num_states = distributed.all_reduce_sum(*map(sum, zip(*masks, strict=True)))
-    for batch, scale in run.microbatches(rows):
+    for segments, scale in run.microbatches(rows):
+        batch = make_batch(segments, device)
         if train_policy:
             entropy_counts = args.ent_coef != 0
-            new, entropy = policy_forward(run.policy, batch, run.vocab_size, args.temperature, entropy_counts)
-            names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
-            old, sampler, advantages, reference, sampled = (gather(batch, name, device) for name in names)
-            losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high)
-            losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
+            new, entropy = policy_forward(run.policy, segments, run.vocab_size, args.temperature, entropy_counts)
+            losses, figures = policy_loss(new, batch.old, batch.advantages, args.clip_coef, args.clip_coef_high)
+            losses = losses * batch.importance(args.importance_cap)
             figures["entropy"], policy_losses = entropy, losses
             if entropy_counts:
                 losses = losses - args.ent_coef * entropy
             if args.kl_coef > 0:
-                figures["ref_kl"] = kl_divergence(new - reference, "k3")
+                figures["ref_kl"] = kl_divergence(new - batch.reference, "k3")
                 if args.kl_in == "loss":
-                    losses = losses + args.kl_coef * kl_divergence(new - reference, args.kl_estimator)
-            loss = check_finite(losses.sum() / max(1, num_tokens), batch)
+                    losses = losses + args.kl_coef * kl_divergence(new - batch.reference, args.kl_estimator)
+            loss = check_finite(losses.sum() / max(1, num_tokens), segments)
             (loss * scale).backward()
             if scale:
                 means.add(figures)
                 means.add_loss("policy_loss", policy_losses.sum() / max(1, num_tokens))
-                means.add_gap((new - sampler)[sampled])
-        at = pad([row.value_mask for row in batch], device).nonzero(as_tuple=True)
-        old, returns = (gather(batch, name, device, "value_mask") for name in ("values", "returns"))
-        values = run.critic(pad([row.tokens for row in batch], device))[at[0], at[1] - 1]
-        losses = value_loss(values, old, returns, args.clip_coef_value)
-        loss = check_finite(losses.sum() / max(1, num_states), batch)
+                means.add_gap((new - batch.sampler)[batch.sampled])
+        at = pad([row.value_mask for row in segments], device).nonzero(as_tuple=True)
+        values = run.critic(pad([row.tokens for row in segments], device))[at[0], at[1] - 1]
+        losses = value_loss(values, batch.values, batch.returns, args.clip_coef_value)
+        loss = check_finite(losses.sum() / max(1, num_states), segments)
         (loss * scale).backward()
         if scale:
             means.add_loss("value_loss", loss)
@@ -434,11 +433,11 @@ if __name__ == "__main__":
             # values, log-probabilities, advantages
             for row in rows:
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
-            rows = score_values(rows, run)
+            score_values(rows, run)
             if args.kl_coef > 0:
-                rows = run.score(rows, "ref_logprobs", run.reference)
+                run.score_reference(rows)
             if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
-                rows = run.score(rows, "old_logprobs", run.policy)
+                run.score_policy(rows)
             compute_advantages(rows, args)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
             for row in rows:

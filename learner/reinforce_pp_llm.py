@@ -30,9 +30,9 @@ from llm_utils.returns import others_mean, returns_to_go, whiten
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
-from llm_utils.training.forward import check_finite, gather, policy_forward
+from llm_utils.training.forward import check_finite, policy_forward
 from llm_utils.training.metrics import TokenMeans
-from llm_utils.trajectory import Trajectory, token_weights
+from llm_utils.trajectory import Trajectory, make_batch, token_weights
 
 Array = np.ndarray
 
@@ -248,27 +248,26 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
     lengths = [int(row.train_mask.sum()) for row in rows]
     num_tokens, num_rows = map(int, distributed.all_reduce_sum(sum(lengths), sum(map(bool, lengths))))
     means, device = TokenMeans(), run.policy.device
-    for batch, scale in run.microbatches(rows):
+    for segments, scale in run.microbatches(rows):
         entropy_counts = args.ent_coef != 0
-        new, entropy = policy_forward(run.policy, batch, run.vocab_size, args.temperature, entropy_counts)
-        names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
-        old, sampler, advantages, reference, sampled = (gather(batch, name, device) for name in names)
-        losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high)
-        losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
+        new, entropy = policy_forward(run.policy, segments, run.vocab_size, args.temperature, entropy_counts)
+        batch = make_batch(segments, device)
+        losses, figures = policy_loss(new, batch.old, batch.advantages, args.clip_coef, args.clip_coef_high)
+        losses = losses * batch.importance(args.importance_cap)
         figures["entropy"], policy_losses = entropy, losses
         if entropy_counts:
             losses = losses - args.ent_coef * entropy
         if args.kl_coef > 0:
-            figures["ref_kl"] = kl_divergence(new - reference, "k3")
+            figures["ref_kl"] = kl_divergence(new - batch.reference, "k3")
             if args.kl_in == "loss":
-                losses = losses + args.kl_coef * kl_divergence(new - reference, args.kl_estimator)
-        weights = token_weights(batch, args.loss_aggregation, num_tokens, num_rows, args.constant_length).to(device)
-        loss = check_finite((losses * weights).sum(), batch)
+                losses = losses + args.kl_coef * kl_divergence(new - batch.reference, args.kl_estimator)
+        weights = token_weights(segments, args.loss_aggregation, num_tokens, num_rows, args.constant_length).to(device)
+        loss = check_finite((losses * weights).sum(), segments)
         (loss * scale).backward()
         if scale:
             means.add(figures)
             means.add_loss("policy_loss", (policy_losses * weights).sum())
-            means.add_gap((new - sampler)[sampled])
+            means.add_gap((new - batch.sampler)[batch.sampled])
     return means.result()
 
 
@@ -305,9 +304,9 @@ if __name__ == "__main__":
             for row in rows:
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.kl_coef > 0:
-                rows = run.score(rows, "ref_logprobs", run.reference)
+                run.score_reference(rows)
             if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
-                rows = run.score(rows, "old_logprobs", run.policy)
+                run.score_policy(rows)
             compute_advantages(rows, args)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
             run.mark("score")

@@ -31,9 +31,9 @@ from llm_utils.returns import others_mean, returns_to_go
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
-from llm_utils.training.forward import check_finite, gather, policy_forward
+from llm_utils.training.forward import check_finite, policy_forward
 from llm_utils.training.metrics import TokenMeans
-from llm_utils.trajectory import Trajectory, groups_with_signal, in_groups, token_weights
+from llm_utils.trajectory import Group, Trajectory, make_batch, make_groups, token_weights
 
 Array = np.ndarray
 
@@ -181,31 +181,30 @@ def check(args: Args) -> None:
 # ------------------------------------------------------------------------------------------------------- advantages
 
 
-def leave_one_out_advantages(rewards: Sequence[Array], credit: str = "episode", gamma: float = 1.0) -> list[Array]:
-    """Advantages of the turns of the episodes of one group, from the rewards of their turns.
+def leave_one_out_advantages(returns: Array, credit: str = "episode") -> Array:
+    """Advantages of the turns of the episodes of one group from their returns. Both [episodes, turns].
 
     credit "episode" is RLOO: the return minus the mean return of the others (arXiv 2402.14740, section 2.3). credit
     "turn" compares what was earned from turn k on with what the others earned from there, 0 after their end. The
     baseline depends on the other episodes alone, so it is unbiased also when the policy decides when to stop.
     """
-    table = returns_to_go(rewards, gamma)
     if credit == "episode":
-        table = np.repeat(table[:, :1], table.shape[1], axis=1)
-    table = table - others_mean(table)
-    return [row[: len(values)] for row, values in zip(table, rewards, strict=True)]
+        returns = np.repeat(returns[:, :1], returns.shape[1], axis=1)
+    return returns - others_mean(returns)
 
 
-def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
+def compute_advantages(groups: Sequence[Group], args: Args) -> None:
     """Fill `advantages` of all rows. An episode that is alone in its group, as the others were dropped, gets 0."""
-    groups = [group for group in in_groups(rows, args.group_size) if len(group) > 1]
+    groups = [group for group in groups if len(group.rows) > 1]
     for group in groups:
-        rewards = [row.turn_rewards() for row in group]
+        returns = group.returns
         if args.kl_in == "reward":
-            costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group]
-            rewards = [a + b for a, b in zip(rewards, costs, strict=True)]
-        advantages = leave_one_out_advantages(rewards, args.credit, args.gamma)
-        for row, values in zip(group, advantages, strict=True):
-            row.set_turn_advantages(values, args.advantage_mask)
+            costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group.rows]
+            paid = [row.turn_rewards() + cost for row, cost in zip(group.rows, costs, strict=True)]
+            returns = returns_to_go(paid, args.gamma)
+        advantages = leave_one_out_advantages(returns, args.credit)
+        for row, values in zip(group.rows, advantages, strict=True):
+            row.set_turn_advantages(values[: len(row.turns)], args.advantage_mask)
 
 
 # ------------------------------------------------------------------------------------------------------------- loss
@@ -231,27 +230,26 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
     lengths = [int(row.train_mask.sum()) for row in rows]
     num_tokens, num_rows = map(int, distributed.all_reduce_sum(sum(lengths), sum(map(bool, lengths))))
     means, device = TokenMeans(), run.policy.device
-    for batch, scale in run.microbatches(rows):
+    for segments, scale in run.microbatches(rows):
         entropy_counts = args.ent_coef != 0
-        new, entropy = policy_forward(run.policy, batch, run.vocab_size, args.temperature, entropy_counts)
-        names = ("old_logprobs", "logprobs", "advantages", "ref_logprobs", "action_mask")
-        old, sampler, advantages, reference, sampled = (gather(batch, name, device) for name in names)
-        losses, figures = policy_loss(new, old, advantages, args.clip_coef, args.clip_coef_high)
-        losses = losses * torch.where(sampled, (old - sampler).exp().clamp(max=args.importance_cap), 1.0)
+        new, entropy = policy_forward(run.policy, segments, run.vocab_size, args.temperature, entropy_counts)
+        batch = make_batch(segments, device)
+        losses, figures = policy_loss(new, batch.old, batch.advantages, args.clip_coef, args.clip_coef_high)
+        losses = losses * batch.importance(args.importance_cap)
         figures["entropy"], policy_losses = entropy, losses
         if entropy_counts:
             losses = losses - args.ent_coef * entropy
         if args.kl_coef > 0:
-            figures["ref_kl"] = kl_divergence(new - reference, "k3")
+            figures["ref_kl"] = kl_divergence(new - batch.reference, "k3")
             if args.kl_in == "loss":
-                losses = losses + args.kl_coef * kl_divergence(new - reference, args.kl_estimator)
-        weights = token_weights(batch, args.loss_aggregation, num_tokens, num_rows, args.constant_length).to(device)
-        loss = check_finite((losses * weights).sum(), batch)
+                losses = losses + args.kl_coef * kl_divergence(new - batch.reference, args.kl_estimator)
+        weights = token_weights(segments, args.loss_aggregation, num_tokens, num_rows, args.constant_length).to(device)
+        loss = check_finite((losses * weights).sum(), segments)
         (loss * scale).backward()
         if scale:
             means.add(figures)
             means.add_loss("policy_loss", (policy_losses * weights).sum())
-            means.add_gap((new - sampler)[sampled])
+            means.add_gap((new - batch.sampler)[batch.sampled])
     return means.result()
 
 
@@ -281,18 +279,19 @@ if __name__ == "__main__":
 
             # rollout
             rows = run.collect(iteration, episodes)
-            useful = groups_with_signal(rows, args.group_size, args.credit, args.gamma)
-            signal = len(useful) / max(1, len(rows))
+            groups = make_groups(rows, args.group_size, args.gamma)
+            useful = [group for group in groups if group.has_signal(args.credit)]
+            signal = sum(len(group.rows) for group in useful) / max(1, len(rows))
             run.mark("rollout")
 
             # log-probabilities and advantages
             for row in rows:
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.kl_coef > 0:
-                rows = run.score(rows, "ref_logprobs", run.reference)
+                run.score_reference(rows)
             if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
-                rows = run.score(rows, "old_logprobs", run.policy)
-            compute_advantages(rows, args)
+                run.score_policy(rows)
+            compute_advantages(groups, args)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
             run.mark("score")
 

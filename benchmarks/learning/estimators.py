@@ -35,7 +35,7 @@ import rloo_llm
 from machine import from_0, from_1, record_results
 
 from llm_utils.returns import returns_to_go
-from llm_utils.trajectory import Trajectory, Turn
+from llm_utils.trajectory import Trajectory, Turn, make_groups
 
 Array = np.ndarray
 AGGREGATIONS = ("sum", "token", "sequence")
@@ -215,7 +215,8 @@ class Entry:
         size = max(map(len, groups))
         rows = [row(e, self.values, g * size + i) for g, group in enumerate(groups) for i, e in enumerate(group)]
         args = replace(self.args, group_size=size) if hasattr(self.args, "group_size") else self.args
-        self.learner.compute_advantages(rows, args)
+        in_groups = self.learner in (grpo_llm, rloo_llm)
+        self.learner.compute_advantages(make_groups(rows, size, args.gamma) if in_groups else rows, args)
         starts = [e.starts for group in groups for e in group]
         return [r.advantages[at].astype(float) for r, at in zip(rows, starts, strict=True)]
 

@@ -69,7 +69,7 @@ if __name__ == "__main__":
             run.mark("rollout")
             compute_advantages(rows, greedy, args.gamma)
             if args.old_logprobs == "trainer":
-                rows = run.score(rows, "old_logprobs", run.policy)
+                run.score_policy(rows)
             run.mark("score")
             run.saver.begin_update()
             for part in run.minibatches(rows, iteration):

@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from llm_utils.trajectory import Trajectory
+
 T = TypeVar("T")
 
 
@@ -226,14 +228,14 @@ def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
     return lists
 
 
-def scatter(rows: Sequence[Any]) -> list[Any]:
+def scatter(rows: Sequence[Trajectory]) -> list[Trajectory]:
     """Rank 0's trajectories, split over the processes so that each has about the same number of tokens.
 
     Where there are fewer trajectories than processes some get a stand-in that trains nothing (and is not gathered).
     """
     if world_size() == 1:
         return list(rows)
-    parts: list[list[Any]] = []
+    parts: list[list[Trajectory]] = []
     if rank() == 0:
         parts = [[rows[i] for i in part] for part in balanced([len(row.tokens) for row in rows], world_size())]
         spare = min(rows, key=lambda row: len(row.tokens)) if rows else None
@@ -243,7 +245,7 @@ def scatter(rows: Sequence[Any]) -> list[Any]:
     return mine[0]
 
 
-def stand_in(row: Any) -> Any:
+def stand_in(row: Trajectory) -> Trajectory:
     """A copy of a trajectory of which nothing is trained, for a process that would have none: episode -1."""
     other = copy.copy(row)
     other.episode, other.turns = -1, []
@@ -251,14 +253,13 @@ def stand_in(row: Any) -> Any:
     return other
 
 
-def gather(rows: Sequence[Any]) -> list[Any]:
-    """The trajectories of all processes on rank 0, in the order of their episodes; nothing elsewhere."""
+def gather(results: dict[int, T]) -> dict[int, T]:
+    """What all processes found of their episodes, by the episode's number, on rank 0; nothing elsewhere."""
     if world_size() == 1:
-        return list(rows)
+        return results
     parts: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(list(rows), parts, dst=0)
-    everything = (row for part in parts or [] for row in part if row.episode >= 0)
-    return sorted(everything, key=lambda row: row.episode)
+    dist.gather_object(results, parts, dst=0)
+    return {episode: result for part in parts or [] for episode, result in part.items() if episode >= 0}
 
 
 def weights(policy: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

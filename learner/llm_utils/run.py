@@ -204,14 +204,22 @@ class Run:
 
     # ------------------------------------------------------------------ scoring and updates
 
-    def score(self, rows: list[Trajectory], name: str, model: Any) -> list[Trajectory]:
-        """Fill the trajectories' array `name` with the model's log-probabilities of what is trained on."""
-        mine = distributed.scatter(rows)
-        score(self.microbatches(mine), name, model, self.vocab_size, self.args.temperature)
-        scored = distributed.gather(mine)
-        if name == "old_logprobs":  # of all rows, before any is rejected for it
-            self.gap = sampler_gap(scored)
-        return scored
+    def score_policy(self, rows: Sequence[Trajectory]) -> None:
+        """Fill `old_logprobs` with the trainer's log-probabilities of what is trained on."""
+        scored = self._score(rows, self.policy)
+        for row in rows:
+            row.old_logprobs = scored[row.episode]
+        self.gap = sampler_gap(rows)  # of all, before any is rejected for it
+
+    def score_reference(self, rows: Sequence[Trajectory]) -> None:
+        """Fill `ref_logprobs` with the reference policy's log-probabilities of what is trained on."""
+        scored = self._score(rows, self.reference)
+        for row in rows:
+            row.ref_logprobs = scored[row.episode]
+
+    def _score(self, rows: Sequence[Trajectory], model: Any) -> dict[int, np.ndarray]:
+        batches = self.microbatches(distributed.scatter(rows))
+        return distributed.gather(score(batches, model, self.vocab_size, self.args.temperature))
 
     def microbatches(self, rows: Sequence[Trajectory]) -> Iterator[tuple[list[Segment], int]]:
         """The rows in microbatches, each with the factor of its loss; the sampler is looked after in between."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -82,8 +82,9 @@ class Trajectory:
             else:
                 carried += turn.reward
         self.turns = turns
-        for name in ("logprobs", "ref_logprobs", "rewards", "values", "advantages", "returns"):
-            setattr(self, name, np.zeros(len(self.tokens), np.float32))
+        zeros = np.zeros(len(self.tokens), np.float32)
+        self.logprobs, self.ref_logprobs, self.rewards = zeros.copy(), zeros.copy(), zeros.copy()
+        self.values, self.advantages, self.returns = zeros.copy(), zeros.copy(), zeros.copy()
         self.action_mask, self.versions = np.zeros(len(self.tokens), bool), np.zeros(len(self.tokens), np.int32)
         for turn in turns:
             at = slice(turn.start, turn.end)
@@ -121,7 +122,7 @@ class Trajectory:
 
 @dataclass
 class Segment:
-    """The tokens from `start` to before `end` of a trajectory; `segment.NAME` is a view of that part of its array."""
+    """The tokens from `start` to before `end` of a trajectory: a row that a model sees."""
 
     trajectory: Trajectory
     start: int
@@ -143,27 +144,79 @@ class Segment:
         """Where in this segment its turns begin."""
         return [t.start - self.start for t in self.trajectory.turns if self.start <= t.start < self.end]
 
-    def __getattr__(self, name: str) -> Array:
-        if name.startswith("_") or name == "trajectory":
-            raise AttributeError(name)
-        return getattr(self.trajectory, name)[self.start : self.end]
+    @property
+    def tokens(self) -> Array:
+        """int32 [tokens]."""
+        return self.trajectory.tokens[self.start : self.end]
+
+    @property
+    def train_mask(self) -> Array:
+        """bool [tokens]: is the policy trained on the token?"""
+        return self.trajectory.train_mask[self.start : self.end]
+
+    @property
+    def value_mask(self) -> Array:
+        """bool [tokens]: is the critic trained on the state before the token?"""
+        return self.trajectory.value_mask[self.start : self.end]
 
 
-def in_groups(rows: Sequence[Any], size: int) -> Iterator[list[Any]]:
-    """The rows of each group: episodes of the same task have neighbouring numbers; dropped ones leave fewer."""
-    for _, group in groupby(sorted(rows, key=lambda row: row.episode), key=lambda row: row.episode // size):
-        yield list(group)
+@dataclass(frozen=True)
+class Batch:
+    """What the losses read of some rows, one row after the other: tensors on the policy's device."""
+
+    # of the N tokens where `train_mask` is True
+    old: torch.Tensor  # float32 [N], log-probabilities in the ratio's denominator
+    sampler: torch.Tensor  # float32 [N], the sampler's log-probabilities, 0 of what tools wrote
+    reference: torch.Tensor  # float32 [N], the reference policy's log-probabilities, 0 without one
+    advantages: torch.Tensor  # float32 [N]
+    sampled: torch.Tensor  # bool [N], did the policy sample the token, or did a tool write it?
+    # of the M states where `value_mask` is True
+    values: torch.Tensor  # float32 [M], the critic's before the update
+    returns: torch.Tensor  # float32 [M], what it regresses to
+
+    def importance(self, cap: float) -> torch.Tensor:
+        """Truncated importance weights float32 [N]: trainer / sampler, at most `cap`; 1 for what tools wrote."""
+        return torch.where(self.sampled, (self.old - self.sampler).exp().clamp(max=cap), 1.0)
 
 
-def groups_with_signal(rows: Sequence[Trajectory], size: int, credit: str, gamma: float) -> list[Trajectory]:
-    """The rows of the groups in which not all episodes have the same return (from every turn on with credit "turn"):
-    the rewards of the others have no gradient."""
-    kept: list[Trajectory] = []
-    for group in in_groups(rows, size):
-        table = returns_to_go([row.turn_rewards() for row in group], gamma).round(6)
-        if np.ptp(table[:, :1] if credit == "episode" else table, axis=0).any():
-            kept += group
-    return kept
+def make_batch(rows: Sequence[Segment], device: Any) -> Batch:
+    """Gather what the losses read of these rows."""
+    of = [row.trajectory for row in rows]
+    tokens = [row.start + np.flatnonzero(row.train_mask) for row in rows]
+    states = [row.start + np.flatnonzero(row.value_mask) for row in rows]
+
+    def gather(arrays: list[Array], at: list[Array]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([x[i] for x, i in zip(arrays, at, strict=True)])).to(device)
+
+    return Batch(
+        old=gather([row.old_logprobs for row in of], tokens),
+        sampler=gather([row.logprobs for row in of], tokens),
+        reference=gather([row.ref_logprobs for row in of], tokens),
+        advantages=gather([row.advantages for row in of], tokens),
+        sampled=gather([row.action_mask for row in of], tokens),
+        values=gather([row.values for row in of], states),
+        returns=gather([row.returns for row in of], states),
+    )
+
+
+@dataclass(frozen=True)
+class Group:
+    """The episodes of one task, fewer where faults ended some, and their returns."""
+
+    rows: list[Trajectory]
+    returns: Array  # float64 [episodes, turns]: discounted rewards from each turn on, 0 after an episode's end
+
+    def has_signal(self, credit: str) -> bool:
+        """Return whether the rewards have a gradient: not all returns are equal (with credit "turn" at every turn)."""
+        returns = self.returns[:, :1] if credit == "episode" else self.returns
+        return bool(np.ptp(returns.round(6), axis=0).any())
+
+
+def make_groups(rows: Sequence[Trajectory], size: int, gamma: float) -> list[Group]:
+    """Group the episodes: those of the same task have neighbouring numbers."""
+    rows = sorted(rows, key=lambda row: row.episode)
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.episode // size)]
+    return [Group(group, returns_to_go([row.turn_rewards() for row in group], gamma)) for group in groups]
 
 
 def segment_numbers(rows: Sequence[Segment], by_turn: bool) -> torch.Tensor:

@@ -13,7 +13,7 @@ import rloo_llm
 import stale_ratios
 from estimators import AUDITED, ESTIMATORS, cosine, expected_gradient, true_gradient
 
-from llm_utils.returns import others_deviation, others_mean, whiten
+from llm_utils.returns import others_deviation, others_mean, returns_to_go, whiten
 
 BY_NAME = {entry.name: entry for entry in ESTIMATORS}
 DEFAULT, OLD = "GRPO turn, scale of the others (default)", "GRPO turn, scale of the columns (old default)"
@@ -166,7 +166,7 @@ def test_bilevel_as_it_ships_has_the_sign_of_the_audited_game(values):
 def test_one_failure_of_any_length_counts_the_same():
     """An episode of reward 0 with 1 to 12 turns beside a 0/1 group: the scale must not follow its turns."""
     group = [np.array([1.0]), np.array([0.0]), np.array([1.0]), np.array([0.0])]
-    found = {n: grpo_llm.group_advantages([*group, np.zeros(n)], "turn") for n in (1, 3, 6, 12)}
+    found = {n: grpo_llm.group_advantages(returns_to_go([*group, np.zeros(n)]), "turn") for n in (1, 3, 6, 12)}
     for n in (3, 6, 12):
         np.testing.assert_allclose([a[0] for a in found[n]], [a[0] for a in found[1]])
 
@@ -185,8 +185,8 @@ def test_biased_forms_err_and_are_named():
 def test_equal_returns_at_different_turns_are_not_blown_up(scale_by):
     """All earned 1, in one turn or in three: the returns don't deviate, but what is left of them at turn 2 does."""
     rewards = [np.array([1.0]), np.array([1.0]), np.array([0, 0, 1.0]), np.array([1.0])]
-    found = grpo_llm.group_advantages(rewards, "turn", scale_by=scale_by)
-    assert 1 < np.abs(np.concatenate(found)).max() <= 2
+    found = grpo_llm.group_advantages(returns_to_go(rewards), "turn", scale_by=scale_by)
+    assert 1 < np.abs(found).max() <= 2
 
 
 def test_a_bandit_learns_to_go_on():
@@ -289,8 +289,8 @@ def test_others_of_one_episode():
     np.testing.assert_array_equal(others_mean(np.array([[2.0, 1.0]])), [[0.0, 0.0]])
     np.testing.assert_array_equal(others_deviation(np.array([2.0])), [1.0])
     for credit in ("turn", "episode"):
-        assert all(np.isfinite(a).all() for a in grpo_llm.group_advantages([np.ones(2)], credit))
-        assert all(np.isfinite(a).all() for a in rloo_llm.leave_one_out_advantages([np.ones(2)], credit))
+        assert np.isfinite(grpo_llm.group_advantages(np.ones((1, 2)), credit)).all()
+        assert np.isfinite(rloo_llm.leave_one_out_advantages(np.ones((1, 2)), credit)).all()
 
 
 def test_others_deviation_ignores_the_own_value():

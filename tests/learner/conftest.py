@@ -229,7 +229,8 @@ def compare_with_loops(small_model, made_up_rows, vocab_size, as_run):
         with torch.no_grad():  # ratios near 1, some of them clipped
             for row in rows:
                 row.train_mask = row.after_prompt()
-                score([(row.segments(), 1)], "logprobs", model, vocab_size, case.get("temperature", 1.0))
+                scored = score([(row.segments(), 1)], model, vocab_size, case.get("temperature", 1.0))
+                row.logprobs[row.train_mask] = scored[row.episode][row.train_mask]
         rng = np.random.default_rng(0)
         for row in rows:
             for name in ("old_logprobs", "ref_logprobs"):

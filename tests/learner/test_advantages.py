@@ -12,11 +12,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llm_utils.trajectory import make_groups
+
 # Two turns: three action tokens, four of the environment, two action tokens. Turn rewards 0.2 and 1.
 MASK = np.array([1, 1, 1, 0, 0, 0, 0, 1, 1], bool)
 REWARDS = np.array([0, 0, 0.2, 0, 0, 0, 0, 0, 1.0])
 VALUES = np.array([0.5, 0.4, 0.3, 0.9, 0.9, 0.9, 0.9, 0.6, 0.7])
 TURN_END = np.array([0, 0, 1, 0, 0, 0, 0, 0, 1], bool)
+
+
+def fill(script, rows, args):
+    """Fill the advantages as this learner does."""
+    in_groups = script in (grpo_llm, rloo_llm)
+    script.compute_advantages(make_groups(rows, args.group_size, args.gamma) if in_groups else rows, args)
 
 
 @pytest.fixture
@@ -164,7 +172,7 @@ def test_the_noise_of_a_kl_divergence_is_not_scaled_up_in_a_solved_group(make_ro
             row = make_row([(1, 3, 0.0), (4, 6, 1.0)], 6, episode=episode)
             row.old_logprobs[row.action_mask] = rng.normal(size=4) * 0.1
             rows.append(row)
-        script.compute_advantages(rows, script.Args(kl_coef=0.01, kl_in="reward"))
+        fill(script, rows, script.Args(kl_coef=0.01, kl_in="reward"))
         largest = max(np.abs(row.advantages).max() for row in rows)
         if script is ppo_llm:  # its critic knows nothing yet: 1 is subtracted as the others' mean
             assert all(np.ptp(row.advantages[row.action_mask]) < 0.02 for row in rows)
@@ -188,7 +196,7 @@ def test_a_kl_divergence_in_the_reward_is_taken_after_scaling(make_row, script, 
     def advantages(**more):
         rows = [make_row([(1, 2, 0.0), (3, 4, rewards * (i % 2))], 4, episode=i) for i in range(8)]
         rows[0].old_logprobs[3] = 0.4
-        script.compute_advantages(rows, script.Args(**kwargs, **more))
+        fill(script, rows, script.Args(**kwargs, **more))
         return np.array([row.advantages[[1, 3]] for row in rows])
 
     without = advantages()

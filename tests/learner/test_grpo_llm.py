@@ -10,14 +10,24 @@ import pytest
 import rloo_llm
 import torch
 
+from llm_utils import trajectory
+from llm_utils.returns import returns_to_go
 from llm_utils.training.forward import policy_forward
-from llm_utils.trajectory import groups_with_signal, segment_numbers, token_weights
+from llm_utils.trajectory import make_batch, make_groups, segment_numbers, token_weights
 
 # ------------------------------------------------------------------------------------------------------- advantages
 
 
-def group(*rewards, **kwargs):
-    return [row.tolist() for row in grpo_llm.group_advantages([np.array(r, float) for r in rewards], **kwargs)]
+def group(*rewards, gamma=1.0, **kwargs):
+    """Advantages of the turns of episodes with these rewards."""
+    returns = returns_to_go([np.array(r, float) for r in rewards], gamma)
+    table = grpo_llm.group_advantages(returns, **kwargs)
+    return [row[: len(turns)].tolist() for row, turns in zip(table, rewards, strict=True)]
+
+
+def fill(rows, args, script=grpo_llm):
+    """Fill the advantages of these episodes."""
+    script.compute_advantages(make_groups(rows, args.group_size, args.gamma), args)
 
 
 def test_golden_vectors_of_group_advantages():
@@ -82,8 +92,7 @@ def test_credit_is_unbiased_when_the_policy_decides_when_to_stop(credit, size):
     true = sum(p * sum(r) * slopes(acts).sum(0) for p, r, acts in zip(chances, REWARDS, ACTIONS, strict=True))
     expected = np.zeros(3)
     for drawn in itertools.product(range(4), repeat=size):
-        rewards = [np.array(REWARDS[i]) for i in drawn]
-        advantages = grpo_llm.group_advantages(rewards, credit, scale=False)
+        advantages = group(*(REWARDS[i] for i in drawn), credit=credit, scale=False)
         gradient = sum(a @ slopes(ACTIONS[i]) for a, i in zip(advantages, drawn, strict=True)) / size
         expected += math.prod(chances[i] for i in drawn) * gradient
     np.testing.assert_allclose(expected, (size - 1) / size * true, atol=1e-12)
@@ -96,26 +105,27 @@ def test_advantages_stand_on_the_tokens_of_their_turns(make_row):
 
     args = grpo_llm.Args(group_size=2, scale_rewards=False)
     rows = pair()
-    grpo_llm.compute_advantages(rows, args)
+    fill(rows, args)
     assert rows[0].advantages.tolist() == [0, 0, 1.5, 1.5, 0, 0, 1, 1, 0]
     assert rows[1].advantages.tolist() == [0, 0, -1.5, 0, 0]
     rows = pair()
-    grpo_llm.compute_advantages(rows, replace(args, credit="episode"))
+    fill(rows, replace(args, credit="episode"))
     assert rows[0].advantages.tolist() == [0, 0, 1.5, 1.5, 0, 0, 1.5, 1.5, 0]
     rows = pair()
-    grpo_llm.compute_advantages(rows, replace(args, advantage_mask=False))  # also on what a turn was answered
+    fill(rows, replace(args, advantage_mask=False))  # also on what a turn was answered
     assert rows[0].advantages.tolist() == [0, 0, 1.5, 1.5, 1.5, 1.5, 1, 1, 1]
     assert rows[1].advantages.tolist() == [0, 0, -1.5, -1.5, -1.5]
 
 
 def test_groups_are_told_apart_by_the_number_of_the_episode(make_row):
     rows = [make_row([(1, 2, reward)], 2, episode=i) for i, reward in enumerate((1, 0, 5, 5, 7, 9))]
-    grpo_llm.compute_advantages(rows, grpo_llm.Args(group_size=2, scale_rewards=False))
+    fill(rows, grpo_llm.Args(group_size=2, scale_rewards=False))
     assert [row.advantages[1] for row in rows] == [0.5, -0.5, 0, 0, -1, 1]
-    assert groups_with_signal(rows, 2, "turn", 1.0) == [*rows[:2], *rows[4:]]
+    assert [group.rows for group in make_groups(rows[::-1], 2, 1.0)] == [rows[:2], rows[2:4], rows[4:]]
+    assert [group.has_signal("turn") for group in make_groups(rows, 2, 1.0)] == [True, False, True]
     late, early = make_row([(1, 2, 0.0), (2, 3, 1.0)], 3), make_row([(1, 2, 1.0), (2, 3, 0.0)], 3)
-    assert groups_with_signal([late, early], 2, "turn", 1.0) == [late, early]
-    assert groups_with_signal([late, early], 2, "episode", 1.0) == []
+    (pair,) = make_groups([late, early], 2, 1.0)
+    assert pair.returns.tolist() == [[1, 1], [1, 0]] and pair.has_signal("turn") and not pair.has_signal("episode")
 
 
 @pytest.mark.parametrize("script", [grpo_llm, rloo_llm])
@@ -128,10 +138,23 @@ def test_groups_with_signal_are_those_that_have_advantages(make_row, script, cre
         make_row([(1 + 2 * k, 2 + 2 * k, reward) for k, reward in enumerate(turns)], 6, episode=i)
         for i, turns in enumerate(itertools.chain(*rewards))
     ]
-    script.compute_advantages(rows, script.Args(group_size=2, credit=credit, gamma=gamma))
-    pairs = [rows[i : i + 2] for i in range(0, len(rows), 2)]
-    trained = [row for pair in pairs if any(row.advantages.any() for row in pair) for row in pair]
-    assert groups_with_signal(rows, 2, credit, gamma) == trained
+    groups = make_groups(rows, 2, gamma)
+    script.compute_advantages(groups, script.Args(group_size=2, credit=credit, gamma=gamma))
+    for pair in groups:
+        assert pair.has_signal(credit) == any(row.advantages.any() for row in pair.rows)
+
+
+@pytest.mark.parametrize("script", [grpo_llm, rloo_llm])
+def test_returns_are_computed_once_for_each_group(make_row, script, monkeypatch):
+    """What says whether a group has a signal is what its advantages are made from."""
+    calls = []
+    for module in (trajectory, script):
+        monkeypatch.setattr(module, "returns_to_go", lambda *given: calls.append(given) or returns_to_go(*given))
+    rows = [make_row([(1, 2, reward)], 2, episode=i) for i, reward in enumerate((1, 0, 5, 5))]
+    groups = make_groups(rows, 2, 1.0)
+    assert [group.has_signal("turn") for group in groups] == [True, False]
+    script.compute_advantages(groups, script.Args(group_size=2))
+    assert len(calls) == 2 and rows[0].advantages[1] > 0
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -141,7 +164,7 @@ def test_a_kl_divergence_in_the_reward_is_compared_as_rewards_are(make_row, size
     def of_kl(script, **kwargs):
         rows = [make_row([(1, 2, 0.0)], 2, episode=i) for i in range(size)]
         rows[0].old_logprobs[1] = 1.0
-        script.compute_advantages(rows, script.Args(group_size=size, kl_in="reward", kl_coef=0.1, **kwargs))
+        fill(rows, script.Args(group_size=size, kl_in="reward", kl_coef=0.1, **kwargs), script)
         return rows[0].advantages[1]
 
     assert of_kl(rloo_llm) == pytest.approx(-0.1)
@@ -155,12 +178,32 @@ def test_dropped_episodes_leave_smaller_groups(make_row):
     """Without the second, which a fault ended, the other episodes are compared; one that is left alone gets nothing."""
     rewards = {0: 1.0, 2: 0.0, 3: 0.0, 6: 1.0}  # of the first group of four, and of the second
     rows = [make_row([(1, 2, reward)], 2, episode=i) for i, reward in rewards.items()]
-    grpo_llm.compute_advantages(rows, grpo_llm.Args(group_size=4))
+    fill(rows, grpo_llm.Args(group_size=4))
     of_three = group([1], [0], [0], credit="turn")
     assert [row.advantages[1] for row in rows] == pytest.approx([*sum(of_three, []), 0.0])
 
 
 # ------------------------------------------------------------------------------------------------------------- loss
+
+
+def test_a_batch_holds_what_the_loss_reads_of_every_segment(make_row):
+    """Entries of trained tokens alone, in the order of the rows, whatever part of its episode a row is."""
+    row = make_row([(2, 4, 0.0), (6, 7, 1.0)], 8, logprobs=-np.arange(8, dtype=np.float32))
+    other = make_row([(1, 2, 0.0)], 3, episode=1)
+    row.segment_starts = [0, 5]
+    row.train_mask = np.array([0, 0, 1, 1, 1, 0, 1, 1], bool)
+    row.old_logprobs, row.ref_logprobs = row.logprobs - 10, row.logprobs - 20
+    row.advantages = np.arange(8, dtype=np.float32)
+    row.values, row.returns = row.advantages + 30, row.advantages + 40
+    batch = make_batch([*row.segments()[::-1], *other.segments()], "cpu")
+    assert batch.advantages.tolist() == [6, 7, 2, 3, 4, 0]
+    assert batch.sampler.tolist() == [-6, 0, -2, -3, 0, 0]
+    assert batch.old.tolist() == [-16, -10, -12, -13, -10, 0]
+    assert batch.reference.tolist() == [-26, -20, -22, -23, -20, 0]
+    assert batch.sampled.tolist() == [True, False, True, True, False, True]
+    assert batch.importance(2.0).tolist() == pytest.approx([math.exp(-10), 1, math.exp(-10), math.exp(-10), 1, 1])
+    assert batch.values.tolist() == [36, 32, 33, 0] and batch.returns.tolist() == [46, 42, 43, 0]  # of sampled tokens
+    assert {batch.advantages.dtype, batch.old.dtype, batch.reference.dtype} == {torch.float32}
 
 
 CASES = [

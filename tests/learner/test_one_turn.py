@@ -9,6 +9,7 @@ import torch
 
 from llm_utils.sampling.rollout import rollout
 from llm_utils.sampling.transformers_engine import TransformersEngine
+from llm_utils.trajectory import make_groups
 
 GROUPS, SIZE = 3, 4
 
@@ -46,7 +47,7 @@ def test_one_turn_trains_as_the_single_turn_loss(small_model, as_run, monkeypatc
     assert all(len(set(rewards[i : i + SIZE])) > 1 for i in range(0, len(rows), SIZE))
 
     args = grpo_llm.Args(group_size=SIZE, credit="episode", loss_aggregation="sequence")
-    grpo_llm.compute_advantages(rows, args)
+    grpo_llm.compute_advantages(make_groups(rows, args.group_size, args.gamma), args)
     grpo_llm.backward(rows, args, as_run(args, policy, size=vocab_size))
     ours = torch.cat([p.grad.flatten() for p in policy.parameters()]).clone()
 

@@ -6,26 +6,30 @@ import numpy as np
 import pytest
 import rloo_llm
 
+from llm_utils.returns import returns_to_go
+from llm_utils.trajectory import make_groups
+
 
 def test_golden_vectors_of_leave_one_out_advantages():
-    outcomes = [np.array([r], float) for r in (1, 0, 0, 0)]
-    assert np.concatenate(rloo_llm.leave_one_out_advantages(outcomes)) == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    outcomes = np.array([[1.0], [0.0], [0.0], [0.0]])
+    found = rloo_llm.leave_one_out_advantages(outcomes)
+    assert found[:, 0] == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
     # rewards to go: [3 2 2], [1 0 .], [-1 . .]; of the others in turn 0: 0, 1, 2; in turn 1: 0, 1, 1; in turn 2: 0
     episodes = [np.array(r, float) for r in ([1, 0, 2], [1, 0], [-1])]
-    found = rloo_llm.leave_one_out_advantages(episodes, "turn")
-    assert [row.tolist() for row in found] == [[3, 2, 2], [0, -1], [-3]]
-    found = rloo_llm.leave_one_out_advantages(episodes, "episode")
-    assert [row.tolist() for row in found] == [[3, 3, 3], [0, 0], [-3]]
+    found = rloo_llm.leave_one_out_advantages(returns_to_go(episodes), "turn")
+    assert found[0].tolist() == [3, 2, 2] and found[1, :2].tolist() == [0, -1] and found[2, 0] == -3
+    found = rloo_llm.leave_one_out_advantages(returns_to_go(episodes), "episode")
+    assert found[0].tolist() == [3, 3, 3] and found[1, :2].tolist() == [0, 0] and found[2, 0] == -3
     # gamma 1/2: to go [1.5 1 2], [1 0 .], [-1 . .]
-    found = rloo_llm.leave_one_out_advantages(episodes, "turn", 0.5)
-    assert [row.tolist() for row in found] == [[1.5, 1, 2], [0.75, -0.5], [-2.25]]
+    found = rloo_llm.leave_one_out_advantages(returns_to_go(episodes, 0.5), "turn")
+    assert found[0].tolist() == [1.5, 1, 2] and found[1, :2].tolist() == [0.75, -0.5] and found[2, 0] == -2.25
 
 
 def test_dropped_episodes_leave_smaller_groups(make_row):
     """Without the second, which a fault ended, the other episodes are compared; one that is left alone gets nothing."""
     rewards = {0: 1.0, 2: 0.0, 3: 0.0, 6: 1.0}  # of the first group of four, and of the second
     rows = [make_row([(1, 2, reward)], 2, episode=i) for i, reward in rewards.items()]
-    rloo_llm.compute_advantages(rows, rloo_llm.Args(group_size=4))
+    rloo_llm.compute_advantages(make_groups(rows, 4, 1.0), rloo_llm.Args())
     assert [row.advantages[1] for row in rows] == pytest.approx([1.0, -0.5, -0.5, 0.0])
 
 
@@ -54,8 +58,8 @@ def test_a_run_trains_on_leave_one_out_advantages(learn):
     for first in range(0, 16, 4):
         group = rows[first : first + 4]
         rewards = [np.array([sum(row["rewards"][a:b]) for a, b in row["turns"]]) for row in group]
-        expected = rloo_llm.leave_one_out_advantages(rewards, "turn")
+        expected = rloo_llm.leave_one_out_advantages(returns_to_go(rewards), "turn")
         for row, values in zip(group, expected, strict=True):
-            for (start, end), value in zip(row["turns"], values, strict=True):
+            for (start, end), value in zip(row["turns"], values, strict=False):
                 np.testing.assert_allclose(row["advantages"][start:end], value, atol=1e-5)
     assert any(np.any(row["advantages"]) for row in rows)

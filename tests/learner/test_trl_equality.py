@@ -10,8 +10,10 @@ import torch
 import transformers
 
 import agent_r1
+from llm_utils.returns import returns_to_go
 from llm_utils.sampling.rollout import rollout
 from llm_utils.sampling.transformers_engine import TransformersEngine
+from llm_utils.trajectory import make_groups
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -110,7 +112,7 @@ def test_loss_and_gradient_are_those_of_trl(rows, model, trainer, as_run, loss_t
         credit=credit,
         microbatch_tokens=400,  # ours is cut where it likes to be
     )
-    grpo_llm.compute_advantages(rows, args)
+    grpo_llm.compute_advantages(make_groups(rows, args.group_size, args.gamma), args)
     logs = grpo_llm.backward(rows, args, as_run(args, model, size=len(model.get_input_embeddings().weight)))
     ours = gradient(model)
     assert 0.05 < logs["clipfrac"] < 0.95
@@ -142,5 +144,5 @@ def test_advantages_are_those_of_trl(trainer, loss_type):
     scale = loss_type == "grpo"
     for group in np.split(np.arange(ROWS), ROWS // GROUP):
         rewards = [np.array([0.3, returns[i] - 0.3]) for i in group]  # two turns
-        ours = grpo_llm.group_advantages(rewards, "episode", scale, eps=1e-4)
+        ours = grpo_llm.group_advantages(returns_to_go(rewards), "episode", scale, eps=1e-4)
         np.testing.assert_allclose(ours, np.repeat(expected[group][:, None], 2, axis=1), atol=1e-5)

@@ -50,6 +50,7 @@ def gradients(
     from llm_utils.sampling.rollout import rollout
     from llm_utils.sampling.transformers_engine import TransformersEngine
     from llm_utils.setup.loading import choose_dtype, load_policy
+    from llm_utils.trajectory import make_groups
 
     torch.set_num_threads(1)
     args, device = grpo_args(env_id, flags), torch.device("cpu")
@@ -75,7 +76,8 @@ def gradients(
             run = Run(**fields | {"args": own, "policy": policy, "vocab_size": vocab_size})
             for start in range(0, len(rows), size):
                 batch = rows[start : start + size]
-                grpo_llm.compute_advantages(batch, own)  # a batch by itself: scales come from the other groups in it
+                in_groups = make_groups(batch, own.group_size, own.gamma)
+                grpo_llm.compute_advantages(in_groups, own)  # a batch by itself: scales come from the other groups
                 policy.zero_grad()
                 grpo_llm.backward(batch, own, run)
                 parts = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]

@@ -133,9 +133,9 @@ class Sampler:
         if (end - start, episode.length - end) != (len(span.tokens), len(new)):
             raise RuntimeError(
                 f"task {info.get('task_id')!r}: the environment took {end - start} tokens of a span of "
-                f"{len(span.tokens)} and added {episode.length - end}, but the observation has {len(new)}. Learners need "
-                "an environment made with observation='new'. A wrapper that rewrites the context on purpose gives all "
-                "of the new context, and says so in info['context_rewritten']"
+                f"{len(span.tokens)} and added {episode.length - end}, but the observation has {len(new)}. It must be "
+                "made with observation='new'. A wrapper that rewrites the context on purpose gives all of the new "
+                "context, and says so in info['context_rewritten']"
             )
 
     def _end(self, slot: int, info: Any) -> None:

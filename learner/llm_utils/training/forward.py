@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -12,17 +12,41 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from llm_utils.setup.model_checks import attends_to_less
+from llm_utils.trajectory import Segment
 
 Array = np.ndarray
 
 
-def microbatches(rows: Sequence[Any], budget: int) -> Iterator[list[Any]]:
+class Row(Protocol):
+    """Tokens that a model reads, and is trained on: a segment of a trajectory, or a demonstration."""
+
+    @property
+    def tokens(self) -> Array:
+        """int32 [tokens]."""
+
+    @property
+    def train_mask(self) -> Array:
+        """bool [tokens]."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first that may be trained on."""
+
+    @property
+    def task_index(self) -> int:
+        """Equal where rows are likely to begin with the same tokens."""
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def microbatches(rows: Sequence[AnyRow], budget: int) -> Iterator[list[AnyRow]]:
     """Rows of similar length together, those with the same prompt side by side, at most `budget` tokens with padding
     in a batch (but at least one row)."""
     longest: dict[int, int] = {}
     for row in rows:
         longest[row.task_index] = max(longest.get(row.task_index, 0), len(row.tokens))
-    batch: list[Any] = []
+    batch: list[AnyRow] = []
     for row in sorted(rows, key=lambda row: (-longest[row.task_index], row.task_index, -len(row.tokens))):
         if batch and longest[batch[0].task_index] * (len(batch) + 1) > budget:
             yield batch
@@ -43,18 +67,13 @@ def pad(arrays: Sequence[Array], device: torch.device | str = "cpu") -> torch.Te
     return torch.from_numpy(out).to(device)
 
 
-def gather(rows: Sequence[Any], name: str, device: Any, mask: str = "train_mask") -> torch.Tensor:
-    """The entries of the rows' array `name` where their array `mask` is True, one row after the other: [N]."""
-    return torch.from_numpy(np.concatenate([getattr(row, name)[getattr(row, mask)] for row in rows])).to(device)
-
-
 class TokenTree:
     """Rows as the tree of their tokens: what they have in common from the start on is there once.
 
     `ids`, `parents` (-1: none) and `depths` [N] of the nodes; `paths`: the nodes of each row.
     """
 
-    def __init__(self, rows: Sequence[Any]) -> None:
+    def __init__(self, rows: Sequence[Row]) -> None:
         index: dict[tuple[int, int], int] = {}  # (parent, token) -> node
         self.paths: list[Array] = []
         for row in rows:
@@ -80,7 +99,7 @@ class TokenTree:
 MOST_NODES = 8192  # of a tree: its mask has the square of it
 
 
-def token_trees(model: PreTrainedModel, rows: Sequence[Any]) -> tuple[list[TokenTree], list[tuple[int, int]]]:
+def token_trees(model: PreTrainedModel, rows: Sequence[Row]) -> tuple[list[TokenTree], list[tuple[int, int]]]:
     """A tree for each prompt, and the number of the tree and the place in it of every row; nothing where trees don't
     halve the tokens to compute, or a layer doesn't attend to all of its row."""
     groups: dict[bytes, list[int]] = {}
@@ -121,7 +140,7 @@ def attention_mask(model: PreTrainedModel, sees: torch.Tensor) -> torch.Tensor:
 
 
 def policy_forward(
-    model: PreTrainedModel, rows: Sequence[Any], vocab_size: int, temperature: float, entropy_gradient: bool = False
+    model: PreTrainedModel, rows: Sequence[Row], vocab_size: int, temperature: float, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities [N] of the tokens where `train_mask` is True, row by row, and the entropies there [N], float32.
 
@@ -219,7 +238,7 @@ def train_checkpointed_layers(model: torch.nn.Module) -> None:
             model.training = module.training = True  # that of the whole model tells a sampler to go back
 
 
-def check_finite(loss: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:
+def check_finite(loss: torch.Tensor, rows: Sequence[Segment]) -> torch.Tensor:
     """The loss. FloatingPointError, with the trajectories that it comes from, where it would destroy the weights."""
     if not torch.isfinite(loss):
         raise FloatingPointError(f"the loss is {loss.item()}", list(dict.fromkeys(row.trajectory for row in rows)))
@@ -228,11 +247,14 @@ def check_finite(loss: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:
 
 @torch.no_grad()
 def score(
-    batches: Iterable[tuple[Sequence[Any], int]], name: str, model: PreTrainedModel, vocab_size: int, temperature: float
-) -> None:
-    """Fill the array `name` of all rows with the model's log-probabilities where `train_mask` is True."""
+    batches: Iterable[tuple[Sequence[Segment], float]], model: PreTrainedModel, vocab_size: int, temperature: float
+) -> dict[int, Array]:
+    """Log-probabilities of what is trained on, by episode: float32 [tokens], 0 where `train_mask` is False."""
+    scored: dict[int, Array] = {}
     for batch, _ in batches:
-        logprobs, _ = policy_forward(model, batch, vocab_size, temperature)
+        logprobs = policy_forward(model, batch, vocab_size, temperature)[0].cpu().numpy()
         ends = np.cumsum([int(row.train_mask.sum()) for row in batch])[:-1]
-        for row, part in zip(batch, np.split(logprobs.cpu().numpy(), ends), strict=True):
-            getattr(row, name)[row.train_mask] = part
+        for row, part in zip(batch, np.split(logprobs, ends), strict=True):
+            whole = scored.setdefault(row.trajectory.episode, np.zeros(len(row.trajectory.tokens), np.float32))
+            whole[row.start : row.end][row.train_mask] = part
+    return scored

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from llm_utils import distributed
+from llm_utils.trajectory import Trajectory
 
 BEYOND = math.log(1.05)  # of a gap between log-probabilities
 
 
-def sampler_gap(rows: Sequence[Any]) -> dict[str, float]:
+def sampler_gap(rows: Sequence[Trajectory]) -> dict[str, float]:
     """Distances between the log-probabilities of sampler and trainer over all sampled tokens of the trajectories.
 
     `old_logprobs` must be the trainer's.

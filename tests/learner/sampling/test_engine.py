@@ -30,9 +30,9 @@ def test_the_trainer_finds_the_samplers_log_probabilities(
             logprobs, _ = policy_forward(policy, row.segments(), vocab_size, temperature)
             np.testing.assert_allclose(row.logprobs[row.action_mask], logprobs.numpy(), atol=1e-4)
     batch = [segment for row in rows for segment in row.segments()]
-    score([(batch, 1)], "ref_logprobs", policy, vocab_size, temperature)
+    scored = score([(batch, 1)], policy, vocab_size, temperature)
     for row in rows:
-        np.testing.assert_allclose(row.logprobs, row.ref_logprobs, atol=1e-4)
+        np.testing.assert_allclose(row.logprobs, scored[row.episode], atol=1e-4)
         np.testing.assert_array_equal(row.old_logprobs, row.logprobs)
 
 
@@ -269,12 +269,13 @@ class Rewriting:
         return states, infos
 
     def send(self, spans, slots):
-        self.contexts |= {slot: np.concatenate([self.contexts[slot], span]) for slot, span in zip(slots, spans)}
+        for slot, span in zip(slots, spans, strict=True):
+            self.contexts[slot] = np.concatenate([self.contexts[slot], span])
         self.env.send(spans, slots)
 
     def recv(self, *args, **kwargs):
         slots, added, *rest, infos = self.env.recv(*args, **kwargs)
-        for i, (slot, info) in enumerate(zip(slots, infos)):
+        for i, (slot, info) in enumerate(zip(slots, infos, strict=True)):
             self.contexts[slot] = np.concatenate([self.contexts[slot], added[i]])
             if info["turn"] % 2:
                 added[i] = self.contexts[slot] = self.contexts[slot][5:]
@@ -291,13 +292,13 @@ def test_a_rewritten_context_begins_a_new_segment(policy, make_envs, vocab_size)
         assert np.concatenate([segment.tokens for segment in segments]).tolist() == row.tokens.tolist()
         assert sum(len(segment.turn_starts) for segment in segments) == len(row.turns)
         for segment in segments:
-            assert not segment.action_mask[: segment.prompt_length].any()
+            assert not row.action_mask[segment.start : segment.start + segment.prompt_length].any()
             if segment.turn_starts:
                 assert segment.turn_starts[0] == segment.prompt_length
     batch = [segment for row in rows for segment in row.segments()]
-    score([(batch, 1)], "ref_logprobs", policy, vocab_size, 1.0)
+    scored = score([(batch, 1)], policy, vocab_size, 1.0)
     for row in rows:
-        np.testing.assert_allclose(row.logprobs, row.ref_logprobs, atol=1e-4)
+        np.testing.assert_allclose(row.logprobs, scored[row.episode], atol=1e-4)
 
 
 def test_all_tokens_after_the_prompts_of_all_segments_can_be_trained_on(policy, make_envs, vocab_size):

@@ -45,8 +45,8 @@ def adapted(policy_folder):
 def test_a_policy_with_adapters_samples_what_the_trainer_scores(adapted, make_envs, vocab_size, device, dtype, bound):
     policy = adapted(device, dtype)
     rows = rollout.rollout(make_envs(4), TransformersEngine(policy, 4, vocab_size), EPISODES, 1)
-    forward.score([([s for row in rows for s in row.segments()], 1)], "ref_logprobs", policy, vocab_size, 1.0)
-    gaps = np.concatenate([np.abs(row.ref_logprobs - row.logprobs)[row.action_mask] for row in rows])
+    scored = forward.score([([s for row in rows for s in row.segments()], 1)], policy, vocab_size, 1.0)
+    gaps = np.concatenate([np.abs(scored[row.episode] - row.logprobs)[row.action_mask] for row in rows])
     assert gaps.mean() < bound / 10 and gaps.max() < bound
 
 

@@ -114,18 +114,16 @@ def test_microbatches_keep_groups_together(made_up_rows):
 def test_scores_land_on_their_tokens(small_model, made_up_rows, vocab_size):
     model, rows = small_model("llama"), made_up_rows(groups=3, size=3, seed=1)
     masks = [np.arange(len(row.tokens)) >= row.prompt_length for row in rows]
-    for row in rows:
-        row.ref_logprobs = np.zeros_like(row.logprobs)
     for row, mask in zip(rows, masks, strict=True):
         row.train_mask = mask
-    batches = list(forward.microbatches(rows, 100))
+    batches = list(forward.microbatches([segment for row in rows for segment in row.segments()], 100))
     assert len(batches) > 1
-    forward.score(((batch, 1) for batch in batches), "ref_logprobs", model, vocab_size, 1.0)
+    scored = forward.score(((batch, 1) for batch in batches), model, vocab_size, 1.0)
     for row, mask in zip(rows, masks, strict=True):
         with torch.no_grad():
             expected = in_one_row(model, row, mask, vocab_size).numpy()
-        np.testing.assert_allclose(row.ref_logprobs[mask], expected, atol=1e-5)
-        assert not row.ref_logprobs[~mask].any()
+        np.testing.assert_allclose(scored[row.episode][mask], expected, atol=1e-5)
+        assert not scored[row.episode][~mask].any() and scored[row.episode].dtype == np.float32
 
 
 # ------------------------------------------------------------------------------------------------- a head in parts
