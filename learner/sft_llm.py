@@ -22,7 +22,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from agent_r1 import ToolEnv
+from agent_r1.baselines import baselines_of, has_demonstration
 from agent_r1.text.tokenizers import load_tokenizer
 from llm_utils import arguments, distributed
 from llm_utils.imitation.demonstrations import Demonstration, Demonstrations, digest, read_rows
@@ -246,10 +246,12 @@ if __name__ == "__main__":
         with plain_errors(args.env_id):
             env = maker.make_env()
     if not args.data:
-        if type(env).demonstration is ToolEnv.demonstration:
+        if not has_demonstration(env):
             raise SystemExit(f"--env-id {args.env_id}: it has no demonstration to imitate; give rows as --data FILE")
-        if args.teacher not in (None, *env.teachers):
-            there = f"it has {', '.join(env.teachers)}" if env.teachers else "it has none"
+        with plain_errors(args.env_id):
+            teachers = baselines_of(env).teachers
+        if args.teacher not in (None, *teachers):
+            there = f"it has {', '.join(teachers)}" if teachers else "it has none"
             raise SystemExit(f"--teacher {args.teacher}: {args.env_id} has no such teacher; {there}")
         if args.teacher is None and args.expert_share < 1 and maker.only_experts:
             why = f"{args.env_id} has expert demonstrations only; give --expert-share 1"
@@ -266,7 +268,7 @@ if __name__ == "__main__":
     if args.model == "scratch":
         source = str(run_dir / "scratch")
         if not args.resume:
-            words = env.vocabulary()
+            words = baselines_of(env).vocabulary()
             some_tasks = min(args.tokenizer_demonstrations, env.num_tasks)
             share = 1.0 if maker.only_experts else 0.5
             with signals.ending(AGAIN):

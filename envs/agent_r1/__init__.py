@@ -14,13 +14,13 @@ from gymnasium.envs.registration import load_env_creator
 
 from agent_r1.arguments import ArgumentError
 from agent_r1.spaces import TokenSpan
-from agent_r1.tool_env import End, Task, ToolEnv, UserTurn
+from agent_r1.tool_env import End, Outcome, Task, ToolEnv, UserTurn
 from agent_r1_tools import Tool, ToolFault, ToolResult
 
 __version__ = "0.1.0"
 __all__ = [
-    "ArgumentError", "BRIDGES", "ENVIRONMENTS", "End", "Entry", "Task", "TokenSpan", "Tool", "ToolEnv", "ToolFault",
-    "ToolResult", "UserTurn", "generated_worlds", "tiny_policy",
+    "ArgumentError", "BRIDGES", "ENVIRONMENTS", "End", "Entry", "Outcome", "Task", "TokenSpan", "Tool", "ToolEnv",
+    "ToolFault", "ToolResult", "UserTurn", "generated_worlds", "tiny_policy",
 ]  # fmt: skip
 
 

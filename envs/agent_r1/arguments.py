@@ -1,16 +1,24 @@
-"""Arguments that somebody gives to an environment: what is no number is refused by name, before it does harm."""
+"""Arguments that somebody gives to an environment: a wrong one is refused by name, before it does harm."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import operator
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from agent_r1_tools import Tool
+from agent_r1_tools.running import is_strict
 from agent_r1_tools.text import PrintableMessage
+from agent_r1_tools.tool import check_limits
+
+if TYPE_CHECKING:
+    from agent_r1.tool_env import ToolEnv
 
 
 class ArgumentError(PrintableMessage, ValueError):
@@ -87,6 +95,69 @@ def some_of(name: str, value: Any, there: Iterable[str]) -> tuple[str, ...]:
     if not chosen or not all(isinstance(one, str) and one in known for one in chosen):
         raise ArgumentError(f"{name} must be some of {', '.join(known)}, got {value!r}")
     return chosen
+
+
+def check_class(env: ToolEnv, base: type[ToolEnv], unknown: Mapping[str, Any]) -> None:
+    """Raise ArgumentError for arguments that neither the class nor one above it up to `base` takes, and where a member
+    of the class has a wrong type."""
+    name = type(env).__name__
+    if unknown:
+        there = ", ".join(_argument_names(type(env), base))
+        raise ArgumentError(f"{name} got an unexpected keyword argument {next(iter(unknown))!r}; it has {there}")
+    if not isinstance(env.splits, Mapping) or not env.splits:
+        example = "{'train': 'train'}"
+        raise ArgumentError(f"{name}.splits is a dict of names, such as {example}, got {env.splits!r:.200}")
+    for member in ("instructions", "outcome_term"):
+        said = vars(env).get(member, inspect.getattr_static(type(env), member))
+        later = isinstance(said, property | cached_property)  # it may need what isn't there yet
+        if not isinstance(said, str) and not later:
+            raise ArgumentError(f"{name}.{member} is a text, got {said!r:.200}")
+    if not isinstance(env.PROCESS_WEIGHTS, Mapping):
+        raise ArgumentError(f"{name}.PROCESS_WEIGHTS is a dict of numbers, got {env.PROCESS_WEIGHTS!r:.200}")
+    for term, weight in env.PROCESS_WEIGHTS.items():
+        finite(f"{name}.PROCESS_WEIGHTS[{term!r}]", weight)
+
+
+def check_constructor(
+    env: ToolEnv, tools: Any, split: Any, strict: Any, render_mode: Any, bounds: Mapping[str, Any]
+) -> None:
+    """Raise ArgumentError for an argument of `ToolEnv` that is wrong. `bounds`: None, or an integer of at least 1."""
+    name = type(env).__name__
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Tool) for tool in tools):
+        remedy = "a function becomes one by Tool.from_function(function)"
+        raise ArgumentError(f"the tools of {name} are a list of Tools, got {tools!r:.200}; {remedy}")
+    if not isinstance(strict, bool | None):
+        raise ArgumentError(f"strict must be True, False or None, got {strict!r}")
+    try:
+        is_strict(strict)
+    except ValueError as error:  # AGENT_R1_STRICT says what nobody knows
+        raise ArgumentError(str(error)) from None
+    if not isinstance(split, str) or split not in env.splits:
+        raise ArgumentError(f"{name} has no split {split!r}; it has {', '.join(env.splits)}")
+    if render_mode is not None and render_mode not in env.metadata["render_modes"]:
+        raise ArgumentError(f"render_mode must be None, 'ansi' or 'human', got {render_mode!r}")
+    for bound, value in bounds.items():
+        if value is not None:
+            integer(bound, value, least=1)
+    for tool in tools:
+        check_limits(tool)
+    names = [tool.name for tool in tools]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        same = ", ".join(map(repr, sorted(twice)))
+        raise ArgumentError(f"two tools are named {same}; give each a name of its own")
+
+
+def _argument_names(env_class: type, base: type) -> list[str]:
+    """What the constructor takes by name, its own ones first; without `tools`, which a task gives itself."""
+    names: dict[str, None] = {}
+    for one in env_class.__mro__[: env_class.__mro__.index(base) + 1]:
+        init = one.__dict__.get("__init__")
+        for parameter in list(inspect.signature(init).parameters.values())[1:] if init else ():
+            by_name = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            if by_name and (one is not base or parameter.name != "tools"):
+                names[parameter.name] = None
+    return list(names)
 
 
 def _real(name: str, value: Any) -> float:

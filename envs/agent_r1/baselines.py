@@ -1,20 +1,21 @@
-"""Baselines without tools, one turn an episode: naive RAG (Agent-R1's) and closed book.
+"""Baselines of a task: its own demonstrators and tricks (`Baselines`), and two environments without tools.
 
     env_class = naive_rag(HotpotQAEnv)      # the passages of one search with the question stand in the prompt
     env_class = closed_book(HotpotQAEnv)    # the question alone
 
-The prompt is a system message, the class's `instructions`, and a user message: the question, in naive RAG
-`question_with_passages(question, passages)`.
+An episode of these has one turn. The prompt is a system message, the class's `instructions`, and a user message: the
+question, in naive RAG `question_with_passages(question, passages)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
+import numpy as np
 
 from agent_r1.arguments import ArgumentError
 from agent_r1.ids import creator
@@ -28,6 +29,61 @@ INSTRUCTIONS = (
 CLOSED_BOOK_INSTRUCTIONS = (
     "Answer the question. Give the answer in as few words as possible as <answer>your answer</answer>."
 )
+
+
+ONLY_EXPERTS = "{name} has no demonstrator that makes mistakes; take the expert's demonstrations (--expert-share 1)"
+
+
+class Baselines:
+    """Mixin for a `ToolEnv`: who shows the task, and what it pays to know nothing.
+
+    Nobody has to derive from it: a class that defines some of these members has the defaults of the others, see
+    `baselines_of`. Tricks are methods `shortcut_NAME(rng)`, which give the texts of turns.
+    """
+
+    floor: float = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
+    floors: ClassVar[Mapping[str, float]] = {}  # of tricks that may solve more, by name
+    teachers: ClassVar[tuple[str, ...]] = ()  # names for `demonstration(rng, teacher=NAME)`
+    choices: ClassVar[tuple[int, int] | None] = None  # (most candidates, features of each), see `candidates`
+
+    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
+        """The turns of an expert on the current task, texts without the end of turn; with `rng` of one who errs.
+
+        Raises: ValueError where the expert knows no way, and for a demonstrator that there isn't.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no demonstration: the turns of an expert")
+
+    @staticmethod
+    def vocabulary() -> list[str]:
+        """Words that a small tokenizer made for this task should keep whole."""
+        return []
+
+    def candidates(self) -> Sequence[tuple[str, Sequence[float]]]:
+        """Turns as text among which a policy of `ChoiceInterface` chooses in this state, each with its features.
+
+        There is at least one and at most `choices` says. They should come from what the policy has read.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no candidates: the turns to choose among")
+
+
+def baselines_of(env: Any) -> Any:
+    """The baselines of an environment: itself where it is one of `Baselines`, else what it defines of them, and the
+    defaults. Raises ArgumentError where `teachers` are no names."""
+    found = env
+    if not isinstance(env, Baselines):
+        found = type(type(env).__name__, (Baselines,), {})()
+        public = (name for name in vars(Baselines) if not name.startswith("_"))
+        vars(found).update({name: getattr(env, name) for name in public if hasattr(env, name)})
+    name, teachers = type(env).__name__, found.teachers
+    if not isinstance(teachers, list | tuple) or not all(isinstance(one, str) for one in teachers):
+        example = "('fallible_50',)"
+        raise ArgumentError(f"{name}.teachers is a tuple of names, such as {example}, got {teachers!r:.200}")
+    return found
+
+
+def has_demonstration(env: Any) -> bool:
+    """Whether the class of an environment defines a demonstration."""
+    return getattr(type(env), "demonstration", Baselines.demonstration) is not Baselines.demonstration
 
 
 def question_with_passages(question: str, passages: str) -> str:

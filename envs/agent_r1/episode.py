@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.dialects import Call
+from agent_r1.dialects import Call, Turn
+from agent_r1.rewards import find_answers
 from agent_r1_tools import Tool
 
 Tokens = NDArray[np.int32]
+MAX_CALLS = 8  # tool calls that are run in one turn
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class End:
     """What `judge_result` or `user_turn` returns where the task ends without an answer, such as a game that is over.
 
     Attributes:
-        score: what the end is worth, from 0 to 1, as `judge_answer` says it of an answer; see `judge_outcome`.
+        score: what the end is worth, from 0 to 1, as `judge_answer` says it of an answer; see `judge_end`.
         amounts: amounts of process terms, before their weights.
         metrics: for `info["metrics"]`.
         truncation_reason: None for an end of the task itself; else the name of what cut it short, such as a game's own
@@ -78,6 +80,21 @@ class UserTurn:
     amounts: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What `judge_end` returns where the end of an episode pays more than one number.
+
+    Attributes:
+        value: what the end pays.
+        amounts: amounts of process terms for the episode as a whole, before their weights.
+        besides: what it pays besides, as terms `outcome/NAME`, for harm that was done, say.
+    """
+
+    value: float
+    amounts: Mapping[str, float] = field(default_factory=dict)
+    besides: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass
 class PendingCall:
     """A call that the policy wrote. `tool` is None where nothing can be run; `error` then says why."""
@@ -94,7 +111,7 @@ class PendingCall:
 
 @dataclass
 class OpenTurn:
-    """A turn between `begin_turn` and `end_turn`: its calls are waiting for their results."""
+    """A turn that was read and isn't over: its calls are waiting for their results."""
 
     closed: bool = True
     overflow: bool = False
@@ -104,8 +121,15 @@ class OpenTurn:
     said: str = ""  # the visible text of a turn without calls
     judged: tuple[float, dict[str, float]] | None = None  # what `judge_answer` said, where it was asked early
     heard: tuple[Any] | None = None  # what `user_turn` said, where it was asked early
-    asked: str = "judge"  # or "user": who was asked last, as a fault names them
     fault: str | None = None  # what broke, and stayed broken: the episode ends with this turn
+
+    @classmethod
+    def read(cls, parsed: Turn, tools: Mapping[str, Tool], closed: bool) -> OpenTurn:
+        """A turn as the dialect read it: its first `MAX_CALLS` calls, or else its answers and its text."""
+        if not parsed.calls:
+            return cls(closed, answers=find_answers(parsed.content), said=parsed.content)
+        calls = [_pending(call, tools) for call in parsed.calls[:MAX_CALLS]]
+        return cls(closed, calls=calls, skipped=parsed.calls[MAX_CALLS:])
 
     @property
     def waiting(self) -> list[PendingCall]:
@@ -116,6 +140,15 @@ class OpenTurn:
     def speaks(self) -> bool:
         """Whether the turn is plain speech: neither a call nor an answer."""
         return bool(self.said) and not (self.calls or self.answers or self.overflow)
+
+
+def _pending(call: Call, tools: Mapping[str, Tool]) -> PendingCall:
+    if call.error is not None:
+        return PendingCall(call, None, f"Error: {call.error}")
+    if call.name not in tools:
+        names = ", ".join(tools) or "none"
+        return PendingCall(call, None, f"Error: there is no tool named {call.name[:64]!r}. Tools: {names}.")
+    return PendingCall(call, tools[call.name])
 
 
 @dataclass
@@ -148,12 +181,14 @@ class Episode:
         self.buffer[self.length : end] = tokens
         self.length = end
 
-    def append_within(self, most: int, tokens: Sequence[int]) -> bool:
-        """Add tokens where the state then has at most so many; False, and nothing added, where it would have more."""
-        if self.length + len(tokens) > most:
-            return False
-        self.append(tokens)
-        return True
+    def add_message(self, parsed: Turn) -> None:
+        """Add a turn to the messages: as raw text where a call is malformed or not run, which no other form says."""
+        if not parsed.calls or len(parsed.calls) > MAX_CALLS or any(call.error is not None for call in parsed.calls):
+            self.messages.append({"role": "assistant", "content": parsed.raw})
+            return
+        functions = [{"name": call.name, "arguments": call.arguments} for call in parsed.calls]
+        calls = [{"type": "function", "function": function} for function in functions]
+        self.messages.append({"role": "assistant", "content": parsed.content, "tool_calls": calls})
 
     def mark(self) -> tuple[Any, ...]:
         """What a judge may change, for `return_to` if it faults.

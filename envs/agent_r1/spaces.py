@@ -57,6 +57,27 @@ class TokenSpan(gym.Space[NDArray[np.int32]]):
             return False
         return x.size == 0 or bool(x.min() >= 0 and x.max() < self.vocab_size)
 
+    def read(self, action: Any) -> NDArray[np.int32]:
+        """The action as int32, of any length. Raises ValueError for what is no 1-D array of ids of the vocabulary."""
+        try:
+            span = np.asarray(action)
+        except ValueError:  # nested lists of different lengths
+            span = np.empty((), object)
+        if span.size == 0 and span.ndim == 1:
+            return np.empty(0, np.int32)
+        if span.ndim != 1 or not np.issubdtype(span.dtype, np.integer):
+            raise ValueError(
+                f"an action is a 1-D array of token ids, got shape {span.shape} and dtype {span.dtype}; "
+                "encode text with env.unwrapped.tokenizer, or wrap the environment in TextInterface"
+            )
+        low, high = int(span.min()), int(span.max())
+        if low < 0 or high >= self.vocab_size:
+            raise ValueError(
+                f"token id {low if low < 0 else high} is outside the vocabulary of {self.vocab_size}; "
+                "mask logits beyond action_space.vocab_size when sampling"
+            )
+        return span.astype(np.int32, copy=False)
+
     def to_jsonable(self, sample_n: Iterable[NDArray[np.int32]]) -> list[list[int]]:
         """Lists of ids."""
         return [span.tolist() for span in sample_n]

@@ -4,7 +4,7 @@
         1 append the span to the state, untouched
         2 read the tool calls in it                  (Dialect)
         3 run them: what happened                    (Tool)
-        4 decide what it means: reward terms, end    (ToolEnv, turn_end)
+        4 decide what it means: reward terms, end    (TurnEnd asks the task's hooks)
         5 append the rendered results                (Dialect)
 
 This file knows no task and no model family. A task subclasses `ToolEnv` and says what its tasks are, which tools
@@ -14,39 +14,40 @@ there are, what a tool's result means (`judge_result`) and what an answer is wor
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.arguments import ArgumentError, duration, finite, integer
+from agent_r1.arguments import ArgumentError, check_class, check_constructor, duration, finite, integer
 from agent_r1.dialects import Call, Dialect, get_dialect
-from agent_r1.episode import End, Episode, OpenTurn, PendingCall, Task, Tokens, UserTurn
+from agent_r1.episode import MAX_CALLS, End, Episode, OpenTurn, Outcome, PendingCall, Task, Tokens, UserTurn
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line, may_have_acted
-from agent_r1.rewards import find_answers, paper_outcome, process_weights
+from agent_r1.rewards import paper_outcome, process_weights
 from agent_r1.spaces import TokenSpan
 from agent_r1.text.chat import chat_messages, encode_turn, reply_text
 from agent_r1.text.tokenizers import load_tokenizer
 from agent_r1.trajectories import say, transcript
-from agent_r1.turn_end import CUT, MAX_CALLS, NO_ACTION_HINT, TurnEnd, judged, settle
+from agent_r1.turn_end import CUT, NO_ACTION_HINT, TurnEnd, judged
 from agent_r1_tools import Tool, ToolFault, ToolResult
-from agent_r1_tools.running import describe, is_strict
+from agent_r1_tools.running import describe
 from agent_r1_tools.threads import OneThread, call_on
-from agent_r1_tools.tool import check_limits, is_fault
+from agent_r1_tools.tool import is_fault
 
 __all__ = [
-    "CUT", "End", "Episode", "MAX_CALLS", "NO_ACTION_HINT", "OpenTurn", "PendingCall", "Task", "Tokens", "ToolEnv",
-    "UserTurn",
+    "CUT", "End", "Episode", "MAX_CALLS", "NO_ACTION_HINT", "OpenTurn", "Outcome", "PendingCall", "Task", "Tokens",
+    "ToolEnv", "UserTurn",
 ]  # fmt: skip
 
-ONLY_EXPERTS = "{name} has no demonstrator that makes mistakes; take the expert's demonstrations (--expert-share 1)"
+
+Step = tuple[Tokens, float, bool, bool, dict[str, Any]]
+"""What `step` returns: state, reward, terminated, truncated, info."""
 
 
 class PromptTooLong(ArgumentError):
@@ -86,11 +87,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     instructions: str = "Solve the task. Give the final answer as <answer>your answer</answer>."
     outcome_term: ClassVar[str] = "outcome/score"
     slow_judge: bool = False  # True: `judge_answer` and `user_turn` take their time: many ask them in threads
-    floor: float = 0.0  # the share of tasks that chance and tricks may solve (python -m agent_r1.validate)
-    floors: ClassVar[Mapping[str, float]] = {}  # of tricks (`shortcut_NAME`) that may solve more
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
-    teachers: ClassVar[tuple[str, ...]] = ()  # names for `demonstration(rng, teacher=NAME)`
-    choices: ClassVar[tuple[int, int] | None] = None  # (most candidates, features of each), see `candidates`
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         "malformed_call": -0.1,
         "failed_call": -0.05,
@@ -115,37 +112,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         render_mode: str | None = None,
         **unknown: Any,
     ) -> None:
-        if unknown:
-            name, there = type(self).__name__, ", ".join(self._argument_names())
-            raise ArgumentError(f"{name} got an unexpected keyword argument {next(iter(unknown))!r}; it has {there}")
-        self._check_class()
-        if not isinstance(tools, Sequence) or not all(isinstance(tool, Tool) for tool in tools):
-            remedy = "a function becomes one by Tool.from_function(function)"
-            raise ArgumentError(f"the tools of {type(self).__name__} are a list of Tools, got {tools!r:.200}; {remedy}")
-        if not isinstance(strict, bool | None):
-            raise ArgumentError(f"strict must be True, False or None, got {strict!r}")
-        try:
-            is_strict(strict)
-        except ValueError as error:  # AGENT_R1_STRICT says what nobody knows
-            raise ArgumentError(str(error)) from None
-        if not isinstance(split, str) or split not in self.splits:
-            raise ArgumentError(f"{type(self).__name__} has no split {split!r}; it has {', '.join(self.splits)}")
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise ArgumentError(f"render_mode must be None, 'ansi' or 'human', got {render_mode!r}")
-        for name, bound in (
-            ("max_turns", max_turns),
-            ("max_context_tokens", max_context_tokens),
-            ("max_action_tokens", max_action_tokens),
-        ):
-            if bound is not None:
-                integer(name, bound, least=1)
-        for tool in tools:
-            check_limits(tool)
-        names = [tool.name for tool in tools]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            same = ", ".join(map(repr, sorted(twice)))
-            raise ArgumentError(f"two tools are named {same}; give each a name of its own")
+        check_class(self, ToolEnv, unknown)
+        bounds = {
+            "max_turns": max_turns, "max_context_tokens": max_context_tokens, "max_action_tokens": max_action_tokens,
+        }  # fmt: skip
+        check_constructor(self, tools, split, strict, render_mode, bounds)
         self.split = self.splits[split]
         self.tokenizer = load_tokenizer(tokenizer)
         self.dialect = get_dialect(dialect, self.tokenizer)
@@ -171,37 +142,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._thread = OneThread()
         self._episode: Episode | None = None
         self._task: Task | None = None
-
-    @classmethod
-    def _argument_names(cls) -> list[str]:
-        """What the constructor takes by name, its own ones first; without `tools`, which a task gives itself."""
-        names: dict[str, None] = {}
-        for one in cls.__mro__[: cls.__mro__.index(ToolEnv) + 1]:
-            init = one.__dict__.get("__init__")
-            for parameter in list(inspect.signature(init).parameters.values())[1:] if init else ():
-                by_name = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-                if by_name and (one is not ToolEnv or parameter.name != "tools"):
-                    names[parameter.name] = None
-        return list(names)
-
-    def _check_class(self) -> None:
-        """Raise where what the class says has a wrong type."""
-        name = type(self).__name__
-        if not isinstance(self.splits, Mapping) or not self.splits:
-            example = "{'train': 'train'}"
-            raise ArgumentError(f"{name}.splits is a dict of names, such as {example}, got {self.splits!r:.200}")
-        for member in ("instructions", "outcome_term"):
-            said = vars(self).get(member, inspect.getattr_static(type(self), member))
-            later = isinstance(said, property | cached_property)  # it may need what isn't there yet
-            if not isinstance(said, str) and not later:
-                raise ArgumentError(f"{name}.{member} is a text, got {said!r:.200}")
-        if not isinstance(self.teachers, list | tuple) or not all(isinstance(one, str) for one in self.teachers):
-            example = "('fallible_50',)"
-            raise ArgumentError(f"{name}.teachers is a tuple of names, such as {example}, got {self.teachers!r:.200}")
-        if not isinstance(self.PROCESS_WEIGHTS, Mapping):
-            raise ArgumentError(f"{name}.PROCESS_WEIGHTS is a dict of numbers, got {self.PROCESS_WEIGHTS!r:.200}")
-        for term, weight in self.PROCESS_WEIGHTS.items():
-            finite(f"{name}.PROCESS_WEIGHTS[{term!r}]", weight)
 
     def _check_built(self) -> None:
         """Raise where the class has its own constructor and ToolEnv's was never run."""
@@ -233,11 +173,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """Task number `index` of the split."""
         raise NotImplementedError(f"{type(self).__name__} has no make_task: which task has a number")
 
-    def count_tasks(self) -> int:
-        """`num_tasks`. Raises ArgumentError where the class gives no number of tasks."""
-        self._check_built()
-        return integer(f"{type(self).__name__}.num_tasks", self.num_tasks, least=1)
-
     def start_episode(self, task: Task) -> None:
         """Hand the tools what they need for this task (a corpus, say).
 
@@ -247,17 +182,15 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
         """What a tool's result means: amounts of process terms, before their weights. Notes go into `memory`.
 
-        An `End` ends the episode here, as an answer would; calls after it in the same turn don't count.
+        An `End` ends the episode here, as an answer would; calls after it in the same turn don't count. A result with
+        `done=True` needs one.
         """
         return {}
 
-    def call_key(self, call: Call) -> list[Any]:
-        """What JSON a call is known by: `repeated_call` counts one whose key was there before in the episode. A task in
-        which the same call answers anew adds what has changed."""
-        return [call.name, call.arguments]
-
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """What an answer is worth: a score from 0 to 1 (1 is success), and metrics for `info["metrics"]`.
+
+        "" stands for no answer, or an empty one: the episode then has the metrics, and its score is 0.
 
         A judge that is itself broken raises `ToolFault` or an OSError, or says why in `memory["judge_error"]`: a fault,
         which is tried again and never paid. That holds for all judges; what they noted in `memory` is taken back. What
@@ -274,46 +207,15 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """
         return None
 
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-        """What the end of an episode pays, by default equation 6 of the paper (`paper_outcome`).
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float | Outcome:
+        """What the end of an episode pays, by default equation 6 of the paper (`paper_outcome`). Asked once, last.
 
-        `score` is that of the answer or of an `End`, 0 where there is neither. `answer_ok`: the last turn has exactly
-        one answer, which isn't empty, or there was an `End`. `calls_ok`: no call of the episode was malformed. For an
-        unfinished episode `unfinished_reward` comes first, if it is given.
+        `score` is that of the answer or of an `End`, 0 where there is neither; `answer` is "" where there is none.
+        `answer_ok`: the last turn has exactly one answer, which isn't empty, or there was an `End`. `calls_ok`: no call
+        of the episode was malformed. An `Outcome` pays more than one number. For an unfinished episode
+        `unfinished_reward`, if it is given, takes the place of the value.
         """
         return paper_outcome(score, answer_ok=answer_ok, calls_ok=calls_ok)
-
-    def judge_besides(self) -> dict[str, float]:
-        """What the end of an episode pays besides `judge_outcome`, as terms `outcome/NAME`: for harm that was done,
-        say. It is asked last, for an unfinished episode, too."""
-        return {}
-
-    def judge_end(self, answer: str) -> dict[str, float]:
-        """What the episode as a whole means, at its end ("" for no answer): amounts of process terms."""
-        return {}
-
-    def final_metrics(self) -> dict[str, float]:
-        """Metrics of an episode that ended without an answer."""
-        return judged(self, self.judge_answer(""))[1]
-
-    def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The turns of an expert on the current task, texts without the end of turn; with `rng` of one who errs.
-
-        Raises: ValueError where the expert knows no way, and for a demonstrator that there isn't.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no demonstration: the turns of an expert")
-
-    @staticmethod
-    def vocabulary() -> list[str]:
-        """Words that a small tokenizer made for this task should keep whole."""
-        return []
-
-    def candidates(self) -> Sequence[tuple[str, Sequence[float]]]:
-        """Turns as text among which a policy of `ChoiceInterface` chooses in this state, each with its features.
-
-        There is at least one and at most `choices` says. They should come from what the policy has read.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no candidates: the turns to choose among")
 
     # ------------------------------------------------------------------ gymnasium
 
@@ -335,7 +237,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         max_turns = options.pop("max_turns", None)
         if options:
             raise ValueError(f"reset options are 'task_index' and 'max_turns', got {', '.join(map(repr, options))}")
-        count = self.count_tasks()
+        count = self._count_tasks()
         index = self.np_random.integers(count) if index is None else integer("task_index", index)
         if not 0 <= index < count:
             raise ValueError(f"task_index must be in [0, {count}) in split {self.split!r}, got {index}")
@@ -368,14 +270,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def step(self, action: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         """One assistant turn: a span of sampled tokens in; the new state, its reward, flags and info out."""
-        turn = self.begin_turn(action)
+        turn = self._begin_turn(self._check_action(action))
         try:
-            results = self.in_order(turn.waiting).run()
+            results = self._in_order(turn.waiting).run()
         except Exception:  # a tool's own bug, where that is raised: the turn has no end
             self.episode.over = True
             raise
         assert results is not None
-        return self.end_turn(turn, results)
+        return self._end_turn(turn, results)
 
     def step_message(self, reply: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         """`step` with the reply of a chat API, whatever the dialect: a message with `content` and `tool_calls`.
@@ -388,132 +290,12 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """The span that `step_message` steps with, for an environment with wrappers or one of many."""
         return encode_turn(self, reply_text(self.dialect, reply, self.schemas), self.room)
 
-    def in_order(self, calls: Sequence[PendingCall]) -> Calls:
-        """Makes calls of this episode one after the other: `in_order(turn.waiting).run()` gives their results."""
-        return Calls(calls, self.fault_deadline, self._session_thread, self.strict)
-
-    def begin_turn(self, action: Any) -> OpenTurn:
-        """Append a span and read it. `turn.calls` with a tool wait to be run, in order (see `end_turn`)."""
-        episode = self.episode
-        if episode.over:
-            raise RuntimeError("step() after the end of the episode; call reset() first")
-        span, room = self.check_action(action), self.room
-        episode.turns.append((episode.length, episode.length + len(span[:room])))
-        episode.append(span[:room])
-        episode.turn += 1
-        ids = span[:room].tolist()
-        parsed = self.dialect.parse(ids, self.schemas)
-        # A sampler cuts at the bound: in the middle of a call or an answer that is a span which doesn't fit.
-        overflow = span.size > room or (span.size == room and self._stop.isdisjoint(ids) and parsed.is_open)
-        if overflow or episode.fault is not None:
-            episode.messages.append({"role": "assistant", "content": self.tokenizer.decode(ids)})
-            return OpenTurn(overflow=overflow, fault=episode.fault)
-        turn = OpenTurn(closed=bool(ids) and ids[-1] in self._stop)
-        message: dict[str, Any] = {"role": "assistant", "content": parsed.raw}
-        if parsed.calls:
-            turn.calls = [self._pending(call) for call in parsed.calls[:MAX_CALLS]]
-            turn.skipped = parsed.calls[MAX_CALLS:]
-            readable = [c.call for c in turn.calls if c.call.error is None]
-            if len(readable) == len(parsed.calls):  # otherwise the raw text is the only faithful record
-                message["content"] = parsed.content
-                message["tool_calls"] = [
-                    {"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in readable
-                ]
-        else:
-            turn.answers, turn.said = find_answers(parsed.content), parsed.content
-        episode.messages.append(message)
-        return turn
-
-    def takes_time(self, turn: OpenTurn) -> bool:
-        """Whether `judge_early` is worth a thread: the turn is judged, or heard by a user, and that is slow."""
-        heard = turn.speaks and type(self).user_turn is not ToolEnv.user_turn
-        return self.slow_judge and (bool(turn.answers) or heard)
-
-    def judge_early(self, turn: OpenTurn) -> None:
-        """Judge the answer of an open turn, or ask the user about plain speech, so that `end_turn` need not. May be
-        called in another thread.
-
-        Who faults is asked again here; what lasts is noted in the turn.
-        """
-        answer = turn.answers[-1].strip() if turn.answers else ""
-        patience = Patience(self.fault_deadline)
-        while turn.fault is None:
-            mark = self.episode.mark()
-            try:
-                if answer and turn.judged is None:
-                    turn.judged = judged(self, call_on(self._session_thread, self.judge_answer, answer))
-                elif turn.speaks and turn.heard is None:
-                    turn.asked = "user"
-                    turn.heard = (call_on(self._session_thread, self.user_turn, turn.said),)
-                else:
-                    return
-                turn.asked = "judge"
-                self._check_judge()
-            except Exception as error:
-                self.episode.return_to(mark)
-                turn.judged = turn.heard = None
-                if not is_fault(error):
-                    raise
-                if may_have_acted(error) or not patience.wait():
-                    turn.fault = fault_line(turn.asked, error)
-
-    def end_turn(
-        self, turn: OpenTurn, results: Sequence[ToolResult]
-    ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
-        """Decide what the results mean. `results` has one entry for each call that has a tool, in order.
-
-        A result that is a fault has had its chances: it ends the episode. A judge that faults is asked again.
-
-        Raises ValueError for another number of results, or if a judge names a term without a weight.
-        """
-        patience = Patience(self.fault_deadline)
-        while True:
-            try:
-                return self.try_turn(turn, results)
-            except ToolFault as fault:
-                if fault.ran or not patience.wait():
-                    turn.fault = str(fault)
-
-    def try_turn(
-        self, turn: OpenTurn, results: Sequence[ToolResult]
-    ) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
-        """`end_turn` without patience: raises `ToolFault` where a judge faults, and leaves all as it was before."""
-        if len(results) != len(turn.waiting):
-            raise ValueError(
-                f"{len(turn.waiting)} calls wait for their results, got {len(results)} results; give one for each"
-            )
-        first_message = len(self.episode.messages) - 1
-        mark, before = self.episode.mark(), turn.judged
-        try:
-            end: TurnEnd = call_on(self._session_thread, self._settle, turn, results)
-        except Exception as error:
-            if not is_fault(error):
-                raise
-            self.episode.return_to(mark)
-            turn.judged = before
-            raise ToolFault(fault_line(turn.asked, error), ran=may_have_acted(error)) from error
-        if turn.fault is not None:  # nothing is judged
-            self.episode.return_to(mark)
-        self.episode.over = end.terminated or end.truncated
-        self.episode.rewards.append(end.terms)
-        self.episode.tool_calls.append(end.calls)
-        info = self._info(end.terms, end.calls) | end.outcome
-        if self.render_mode == "human":
-            say(transcript(self.episode.messages, self.episode.rewards, first_message))
-        return self._observation(), float(sum(end.terms.values())), end.terminated, end.truncated, info
-
-    def _settle(self, turn: OpenTurn, results: Sequence[ToolResult]) -> TurnEnd:
-        end = settle(self, turn, results, self._reserve)
-        if turn.fault is None:
-            self._check_judge()
-        return end
-
     def cut_off(self) -> dict[str, Any]:
         """What the final info says of an episode that something else cuts off, such as Gymnasium's TimeLimit: that it
         is no success, and its metrics (none where the judge faults). Nothing is paid for it."""
         metrics: dict[str, float] = {}
         try:
-            _, metrics = judged(self, (0.0, call_on(self._session_thread, self.final_metrics)))
+            _, metrics = judged(self, call_on(self._session_thread, self.judge_answer, ""))
         except Exception as error:
             if not is_fault(error):
                 raise
@@ -549,7 +331,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if episode.fault is not None:  # it never began: there is nothing to hand to the tools
             task: Task | None = Task(state["task_id"], "", [])
         else:
-            task = self._make_task(episode.task_index) if episode.task_index < self.count_tasks() else None
+            task = self._make_task(episode.task_index) if episode.task_index < self._count_tasks() else None
         if task is None or task.id != state["task_id"]:
             raise ValueError(
                 f"the snapshot is of task {state['task_id']!r}, but task {episode.task_index} is "
@@ -614,7 +396,132 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """The conversation as chat APIs take it (a copy): calls with ids, their arguments as JSON text."""
         return chat_messages(self.episode.messages)
 
+    # ------------------------------------------------------------------ a turn, also for the vector environment
+
+    def _check_action(self, action: Any) -> Tokens:
+        """The span of an action. Raises RuntimeError after the end, ValueError for what is no array of token ids."""
+        if self.episode.over:
+            raise RuntimeError("step() after the end of the episode; call reset() first")
+        return self.action_space.read(action)  # type: ignore[attr-defined]
+
+    def _begin_turn(self, span: Tokens) -> OpenTurn:
+        """Append a span and read it. `turn.calls` with a tool wait to be run, in order (see `_end_turn`)."""
+        episode, room = self.episode, self.room
+        episode.turns.append((episode.length, episode.length + len(span[:room])))
+        episode.append(span[:room])
+        episode.turn += 1
+        ids = span[:room].tolist()
+        parsed = self.dialect.parse(ids, self.schemas)
+        # A sampler cuts at the bound: in the middle of a call or an answer that is a span which doesn't fit.
+        overflow = span.size > room or (span.size == room and self._stop.isdisjoint(ids) and parsed.is_open)
+        if overflow or episode.fault is not None:
+            episode.messages.append({"role": "assistant", "content": self.tokenizer.decode(ids)})
+            return OpenTurn(overflow=overflow, fault=episode.fault)
+        episode.add_message(parsed)
+        return OpenTurn.read(parsed, self.tools, closed=bool(ids) and ids[-1] in self._stop)
+
+    def _in_order(self, calls: Sequence[PendingCall]) -> Calls:
+        """Makes calls of this episode one after the other: `_in_order(turn.waiting).run()` gives their results."""
+        return Calls(calls, self.fault_deadline, self._session_thread, self.strict)
+
+    def _takes_time(self, turn: OpenTurn) -> bool:
+        """Whether `_judge_early` is worth a thread: the turn is judged, or heard by a user, and that is slow."""
+        heard = turn.speaks and type(self).user_turn is not ToolEnv.user_turn
+        return self.slow_judge and (bool(turn.answers) or heard)
+
+    def _judge_early(self, turn: OpenTurn) -> None:
+        """Judge the answer of an open turn, or ask the user about plain speech, so that `_end_turn` need not. May be
+        called in another thread.
+
+        Who faults is asked again here; what lasts is noted in the turn.
+        """
+        answer = turn.answers[-1].strip() if turn.answers else ""
+        patience = Patience(self.fault_deadline)
+        while turn.fault is None:
+            mark, asked = self.episode.mark(), "judge"
+            try:
+                if answer and turn.judged is None:
+                    turn.judged = judged(self, call_on(self._session_thread, self.judge_answer, answer))
+                elif turn.speaks and turn.heard is None:
+                    asked = "user"
+                    turn.heard = (call_on(self._session_thread, self.user_turn, turn.said),)
+                else:
+                    return
+                asked = "judge"
+                self._check_judge()
+            except Exception as error:
+                self.episode.return_to(mark)
+                turn.judged = turn.heard = None
+                if not is_fault(error):
+                    raise
+                if may_have_acted(error) or not patience.wait():
+                    turn.fault = fault_line(asked, error)
+
+    def _end_turn(self, turn: OpenTurn, results: Sequence[ToolResult]) -> Step:
+        """Decide what the results mean. `results` has one entry for each call that has a tool, in order.
+
+        A result that is a fault has had its chances: it ends the episode. A judge that faults is asked again.
+
+        Raises ValueError for another number of results, and what `TurnEnd` raises.
+        """
+        patience = Patience(self.fault_deadline)
+        while True:
+            try:
+                return self._try_turn(turn, results)
+            except ToolFault as fault:
+                if fault.ran or not patience.wait():
+                    turn.fault = str(fault)
+
+    def _try_turn(self, turn: OpenTurn, results: Sequence[ToolResult]) -> Step:
+        """`_end_turn` without patience: raises `ToolFault` where a judge faults, and leaves all as it was before."""
+        if len(results) != len(turn.waiting):
+            raise ValueError(
+                f"{len(turn.waiting)} calls wait for their results, got {len(results)} results; give one for each"
+            )
+        episode, end = self.episode, TurnEnd(self, turn, self._reserve)
+        first_message = len(episode.messages) - 1
+        mark = episode.mark()
+        try:
+            call_on(self._session_thread, end.judge_turn, results)
+            if end.fault is None:
+                episode.append(end.tokens)
+                episode.messages += end.messages
+                episode.seen_calls |= end.keys
+                episode.malformed |= end.malformed
+                if end.terminated or end.truncated:
+                    call_on(self._session_thread, end.judge_episode)
+                self._check_judge()
+        except Exception as error:
+            if not is_fault(error):
+                raise
+            episode.return_to(mark)
+            raise ToolFault(fault_line(end.asked, error), ran=may_have_acted(error)) from error
+        if end.fault is not None:  # nothing is judged
+            episode.return_to(mark)
+        episode.over = end.terminated or end.truncated
+        episode.rewards.append(end.terms)
+        episode.tool_calls.append(end.calls)
+        info = self._info(end.terms, end.calls) | end.outcome
+        if self.render_mode == "human":
+            say(transcript(episode.messages, episode.rewards, first_message))
+        return self._observation(), float(sum(end.terms.values())), end.terminated, end.truncated, info
+
+    def _check_judge(self) -> None:
+        """Raise where a judge has noted that it could not judge."""
+        if "judge_error" in self.memory:
+            raise ToolFault(str(self.memory["judge_error"]))
+
+    def _call_key(self, call: Call) -> list[Any]:
+        """What JSON a call is known by: `repeated_call` counts one whose key was there before in the episode. A task in
+        which the same call answers anew adds what has changed."""
+        return [call.name, call.arguments]
+
     # ------------------------------------------------------------------ inside
+
+    def _count_tasks(self) -> int:
+        """`num_tasks`. Raises ArgumentError where the class gives no number of tasks."""
+        self._check_built()
+        return integer(f"{type(self).__name__}.num_tasks", self.num_tasks, least=1)
 
     @property
     def _with_others(self) -> dict[str, Tool]:
@@ -663,40 +570,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._episode = Episode(index, max_turns, np.empty(max(256, 2 * len(prompt)), np.int32))
         self._episode.messages = _messages(instructions, task.question)
         self._episode.append(prompt)
-
-    def _check_judge(self) -> None:
-        """Raise where a judge has noted that it could not judge."""
-        if "judge_error" in self.memory:
-            raise ToolFault(str(self.memory["judge_error"]))
-
-    def check_action(self, action: Any) -> Tokens:
-        """The action as int32. Raises ValueError for what is no 1-D array of ids of the vocabulary."""
-        try:
-            span = np.asarray(action)
-        except ValueError:  # nested lists of different lengths
-            span = np.empty((), object)
-        if span.size == 0 and span.ndim == 1:
-            return np.empty(0, np.int32)
-        if span.ndim != 1 or not np.issubdtype(span.dtype, np.integer):
-            raise ValueError(
-                f"an action is a 1-D array of token ids, got shape {span.shape} and dtype {span.dtype}; "
-                "encode text with env.unwrapped.tokenizer, or wrap the environment in TextInterface"
-            )
-        low, high = int(span.min()), int(span.max())
-        if low < 0 or high >= self.action_space.vocab_size:  # type: ignore[attr-defined]
-            raise ValueError(
-                f"token id {low if low < 0 else high} is outside the vocabulary of {len(self.tokenizer)}; "
-                "mask logits beyond action_space.vocab_size when sampling"
-            )
-        return span.astype(np.int32, copy=False)
-
-    def _pending(self, call: Call) -> PendingCall:
-        if call.error is not None:
-            return PendingCall(call, None, f"Error: {call.error}")
-        if call.name not in self.tools:
-            names = ", ".join(self.tools) or "none"
-            return PendingCall(call, None, f"Error: there is no tool named {call.name[:64]!r}. Tools: {names}.")
-        return PendingCall(call, self.tools[call.name])
 
     def _observation(self) -> Tokens:
         return self.episode.buffer[: self.episode.length].copy()

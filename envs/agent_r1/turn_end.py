@@ -1,7 +1,11 @@
-"""The end of a turn: what its results mean, what is said next, and whether the episode ends (`ToolEnv.end_turn`).
+"""The end of a turn: what its results mean, what the policy reads next, and whether the episode ends.
 
-The environment's judges say what things are worth; here stands in which order they are asked, what counts, and what
-the policy reads: results, the user's reply, or a hint, cut to the room that the context has left.
+`ToolEnv._try_turn` makes a `TurnEnd`, which asks the environment's judges and changes nothing but itself:
+
+    judge_turn       judge_result or user_turn; the flags; results, reply or hint, cut to the room in the context
+    judge_episode    judge_answer and judge_end, where the episode ends
+
+The environment then takes over what is in it.
 """
 
 from __future__ import annotations
@@ -9,11 +13,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.dialects import Call
-from agent_r1.episode import End, OpenTurn, UserTurn
+from agent_r1.episode import MAX_CALLS, End, OpenTurn, Outcome, PendingCall, UserTurn
 from agent_r1.faults import MADE_ONCE, fault_line
 from agent_r1.text.tokenizers import replace_surrogates
 from agent_r1_tools import ToolResult
@@ -21,170 +24,248 @@ from agent_r1_tools import ToolResult
 if TYPE_CHECKING:
     from agent_r1.tool_env import ToolEnv
 
-MAX_CALLS = 8  # tool calls that are run in one turn
 CUT = "... [cut to fit the context]"
 NO_ACTION_HINT = "Neither a tool call nor an answer was found. Call a tool, or answer as <answer>your answer</answer>."
 
 
-@dataclass(frozen=True)
 class TurnEnd:
-    """What came of a turn.
+    """What comes of a turn.
+
+    Args:
+        env: whose judges are asked. What they note in its memory is the only change to it.
+        turn: the turn, with what judge or user said early.
+        reserve: tokens of the context that the next turn has at least.
 
     Attributes:
+        fault: a fault that counts: then nothing is judged, and what judges have noted is to be taken back.
+        asked: "judge" or "user", who was asked last, as a fault names them.
         calls: the calls that were made, as in `info["tool_calls"]`.
+        keys: of these calls, for `repeated_call`.
+        malformed: whether one of them was.
+        tokens: what the policy reads next, to be appended to the state, and `messages` to the conversation.
         terms: reward terms by name, weighted.
         outcome: what `info` says of an episode that ended.
     """
 
-    calls: list[dict[str, Any]]
-    terms: dict[str, float] = field(default_factory=dict)
-    terminated: bool = False
-    truncated: bool = False
-    outcome: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, env: ToolEnv, turn: OpenTurn, reserve: int) -> None:
+        self.env, self.turn, self.reserve = env, turn, reserve
+        self.fault, self.asked = turn.fault, "judge"
+        self.calls: list[dict[str, Any]] = []
+        self.keys: set[str] = set()
+        self.malformed = False
+        self.tokens: Sequence[int] = ()
+        self.messages: list[dict[str, Any]] = []
+        self.terms: dict[str, float] = {}
+        self.terminated = self.truncated = False
+        self.outcome: dict[str, Any] = {}
+        self._amounts: dict[str, float] = {}  # of process terms, before their weights
+        self._end: End | None = None
+        self._reason: str | None = None  # what cut the episode short
 
+    def judge_turn(self, results: Sequence[ToolResult]) -> None:
+        """Decide what the results mean, and what the policy reads next. `results`: one for each call with a tool.
 
-def settle(env: ToolEnv, turn: OpenTurn, results: Sequence[ToolResult], reserve: int) -> TurnEnd:
-    """Decide what the results of a turn mean, and append what the policy reads next.
+        Raises ValueError if a judge names a term without a weight or gives what is no number, and for a tool that ends
+        the task where no judge says so; and what judges raise.
+        """
+        turn = self.turn
+        responses: list[tuple[str, str]] = []
+        waiting = iter(results)
+        for pending in turn.calls:
+            call = pending.call
+            result = ToolResult(pending.error or "", ok=False) if pending.tool is None else next(waiting)
+            if result.fault is not None:  # an end before it counts, and the fault doesn't
+                self.fault = self.fault or self._tool_fault(pending, result)
+            elif self.fault is None:
+                self._judge_call(call, result)
+            error = call.error or (None if result.ok else result.content)
+            record = {"name": call.name, "arguments": pending.arguments, "ok": result.ok}
+            self.calls.append(record | ({"error": error} if error else {}))
+            responses.append((call.name, result.content))
+            if result.fault is not None or self._end is not None:
+                break
+        if self.fault is not None:
+            self._end_by_fault()
+            return
+        read = [pending.call for pending in turn.calls[: len(self.calls)]]  # up to an end: after it nothing counts
+        if turn.skipped and self._end is None:
+            read += turn.skipped
+            responses.append(("", f"{len(turn.skipped)} more calls were not run: at most {MAX_CALLS} in one turn."))
+            self._add("failed_call", 1)
+        self.malformed = any(call.error is not None for call in read)
+        reply = None if turn.calls or turn.answers or turn.overflow else self._hear_user()
+        self._write(responses, reply)
+        self.terms = self._process_terms()
 
-    Notes in `turn.fault` what a result's fault was, if it counts: then nothing is judged, and what judges have changed
-    until then is to be taken back. `reserve`: tokens of the context that the next turn has at least.
+    def judge_episode(self) -> None:
+        """Decide what the end of the episode pays, under the name that fits, and what came of the episode.
 
-    Raises ValueError if a judge names a term without a weight or gives what is no number, and what judges raise.
-    """
-    episode = env.episode
-    amounts: dict[str, float] = {}
-    records: list[dict[str, Any]] = []
-    responses: list[tuple[str, str]] = []
-    end: End | None = None
-    waiting = iter(results)
-    for pending in turn.calls:
-        call = pending.call
-        result = ToolResult(pending.error or "", ok=False) if pending.tool is None else next(waiting)
-        if result.fault is not None:  # an end before it counts, and the fault doesn't
-            once = pending.tool is not None and env.fault_deadline > 0 and not pending.tool.may_repeat(result.ran)
-            turn.fault = turn.fault or fault_line(f"tool {call.name}", result.fault, MADE_ONCE if once else "")
-        elif turn.fault is None:
-            end = _judge_call(env, call, result, amounts)
-        error = call.error or (None if result.ok else result.content)
-        record = {"name": call.name, "arguments": pending.arguments, "ok": result.ok}
-        records.append(record | ({"error": error} if error else {}))
-        responses.append((call.name, result.content))
-        if result.fault is not None or end is not None:
-            break
-    if turn.fault is not None:
-        return _end_by_fault(turn, records)
-    read = turn.calls[: len(records)]  # up to an end: what stands after it doesn't count
-    episode.malformed |= any(pending.call.error is not None for pending in read)
-    if turn.skipped and end is None:
-        episode.malformed |= any(call.error is not None for call in turn.skipped)
-        responses.append(("", f"{len(turn.skipped)} more calls were not run: at most {MAX_CALLS} in one turn."))
-        _add(amounts, "failed_call", 1)
-    answered = bool(turn.answers)
-    reply = None  # of the user, or a hint
-    if not (turn.calls or answered or turn.overflow):
-        turn.asked = "user"
+        Raises as `judge_turn` does.
+        """
+        env, turn, end = self.env, self.turn, self._end
+        answer = turn.answers[-1].strip() if turn.answers else ""
+        if end is not None:
+            score, metrics = judged(env, (end.score, end.metrics))
+        elif turn.judged is not None:
+            score, metrics = turn.judged
+        else:
+            score, metrics = judged(env, env.judge_answer(answer))
+            score = score if answer else 0.0
+        answer_ok = end is not None or sum(bool(one.strip()) for one in turn.answers) == len(turn.answers) == 1
+        calls_ok = not env.episode.malformed
+        found = env.judge_end(score, answer=answer, answer_ok=answer_ok, calls_ok=calls_ok)
+        outcome = found if isinstance(found, Outcome) else Outcome(found)
+        self._add_judged(outcome.amounts)
+        if not isinstance(outcome.besides, Mapping):
+            raise TypeError(f"judge_end of {type(env).__name__}: besides must be a dict of amounts, got {outcome.besides!r}")
+
+        unfinished, value = not turn.answers and end is None, outcome.value
+        cut_short = unfinished or (end is not None and end.truncation_reason is not None)
+        if cut_short and env.unfinished_reward is not None:
+            unfinished, value = True, env.unfinished_reward
+        name = "outcome/unfinished" if unfinished else env.outcome_term if answer_ok and calls_ok else "outcome/format"
+        self.terms = self._process_terms()
+        self.terms[name] = _finite(env, "what judge_end pays", value)
+        for besides, amount in outcome.besides.items():
+            self.terms[f"outcome/{besides}"] = _finite(env, "what judge_end pays besides", amount)
+        self.outcome = {"is_success": bool(score >= 1), "answer": answer if turn.answers else None, "metrics": metrics}
+        if self.truncated:
+            self.outcome["truncation_reason"] = self._reason
+
+    # ------------------------------------------------------------------ calls
+
+    def _judge_call(self, call: Call, result: ToolResult) -> None:
+        env = self.env
+        if call.error is not None:
+            self._add("malformed_call", 1)
+            return
+        key = json.dumps(json.loads(json.dumps(env._call_key(call)), parse_float=_number), sort_keys=True)  # 2.0 is 2
+        if key in env.episode.seen_calls or key in self.keys:
+            self._add("repeated_call", 1)
+        self.keys.add(key)
+        if not result.ok:
+            self._add("failed_call", 1)
+        meant = env.judge_result(call, result)
+        self._end = meant if isinstance(meant, End) else None
+        self._add_judged(meant.amounts if isinstance(meant, End) else meant)
+        if result.done and self._end is None:
+            raise ValueError(
+                f"the tool {call.name!r} ended the task (done=True), but {type(env).__name__}.judge_result gave no End "
+                "for it; return End(score) there, or leave done=True out of the result"
+            )
+
+    def _tool_fault(self, pending: PendingCall, result: ToolResult) -> str:
+        assert result.fault is not None
+        may_repeat = pending.tool is None or pending.tool.may_repeat(result.ran)
+        made_once = self.env.fault_deadline > 0 and not may_repeat
+        return fault_line(f"tool {pending.call.name}", result.fault, MADE_ONCE if made_once else "")
+
+    def _end_by_fault(self) -> None:
+        """The machinery is broken: nothing is judged and nothing paid."""
+        answers = self.turn.answers
+        self.truncated = True
+        self.outcome = {
+            "fault": self.fault,
+            "truncation_reason": "fault",
+            "is_success": False,
+            "answer": answers[-1].strip() if answers else None,
+            "metrics": {},
+        }
+
+    # ------------------------------------------------------------------ what the policy reads next
+
+    def _hear_user(self) -> str | None:
+        """What the user says to plain speech, or a hint; None where the user ends the episode."""
+        turn, env = self.turn, self.env
+        self.asked = "user"
         (heard,) = turn.heard or (env.user_turn(turn.said) if turn.said else None,)
-        turn.asked = "judge"
+        self.asked = "judge"
         if isinstance(heard, UserTurn):
-            _add_judged(env, heard.amounts, amounts)
+            self._add_judged(heard.amounts)
             heard = heard.reply
         if isinstance(heard, End):
-            end = heard
-            _add_judged(env, end.amounts, amounts)
-        elif heard is None:
-            reply = NO_ACTION_HINT
-            _add(amounts, "no_action", 1)
-        elif isinstance(heard, str):
-            reply = replace_surrogates(heard)
-        else:
+            self._end = heard
+            self._add_judged(heard.amounts)
+            return None
+        if heard is None:
+            self._add("no_action", 1)
+            return NO_ACTION_HINT
+        if not isinstance(heard, str):
             forms = "a text, a UserTurn, an End or None"
             raise TypeError(f"user_turn of {type(env).__name__} must give {forms}, got {heard!r:.200}")
+        return replace_surrogates(heard)
 
-    # The end comes before the text: a terminated episode gets no results appended, a truncated one those that it has.
-    cut_short = end.truncation_reason if end is not None else None
-    terminated = answered or (end is not None and cut_short is None)
-    reason = cut_short or ("context" if turn.overflow else None)
-    says = bool(responses) or reply is not None
-    if not terminated and not turn.overflow and says:
-        if not _append_responses(env, turn, responses, reply, reserve):
-            reason = reason or "context"
-        if cut_short is None and episode.turn >= episode.max_turns:
-            reason = "turns"
-            terminated = episode.max_turns == 1  # a one-turn task ends by itself: nothing was cut short
-    elif not turn.closed and (terminated or not turn.overflow):
-        episode.append_within(env.max_context_tokens, env.dialect.close())
-    truncated = reason is not None and not terminated
-    if terminated or truncated:
-        _add_judged(env, env.judge_end(turn.answers[-1].strip() if answered else ""), amounts)
-    terms = {
-        f"process/{name}": env.process_weights[name] * amount + 0.0  # and not -0.0
-        for name, amount in amounts.items()
-        if name in env.process_weights
-    }
-    outcome: dict[str, Any] = {}
-    if terminated or truncated:
-        outcome = _outcome(env, turn, end, terms)
-        if truncated:
-            outcome["truncation_reason"] = reason
-    return TurnEnd(records, terms, terminated, truncated, outcome)
+    def _write(self, results: list[tuple[str, str]], reply: str | None) -> None:
+        """Set the flags, and write results or reply. The end comes first: a terminated episode gets no text, a
+        truncated one that which there is."""
+        turn, env, end = self.turn, self.env, self._end
+        episode = env.episode
+        cut_short = end.truncation_reason if end is not None else None
+        self.terminated = bool(turn.answers) or (end is not None and cut_short is None)
+        reason = cut_short or ("context" if turn.overflow else None)
+        room = env.max_context_tokens - episode.length
+        if not self.terminated and not turn.overflow and (results or reply is not None):
+            if not self._write_within(room - (self.reserve if episode.turn < episode.max_turns else 0), results, reply):
+                reason = reason or "context"
+            if cut_short is None and episode.turn >= episode.max_turns:
+                reason = "turns"
+                self.terminated = episode.max_turns == 1  # a one-turn task ends by itself: nothing was cut short
+        elif not turn.closed and (self.terminated or not turn.overflow):
+            closing = env.dialect.close()
+            self.tokens = closing if len(closing) <= room else ()
+        self.truncated = reason is not None and not self.terminated
+        self._reason = reason
 
+    def _write_within(self, room: int, results: list[tuple[str, str]], reply: str | None) -> bool:
+        """Write results, or else a reply, cut to `room` tokens; False where not even that fits."""
+        turn, dialect = self.turn, self.env.dialect
 
-def _end_by_fault(turn: OpenTurn, records: list[dict[str, Any]]) -> TurnEnd:
-    """The machinery is broken: nothing is judged and nothing paid."""
-    outcome: dict[str, Any] = {
-        "fault": turn.fault,
-        "truncation_reason": "fault",
-        "is_success": False,
-        "answer": turn.answers[-1].strip() if turn.answers else None,
-        "metrics": {},
-    }
-    return TurnEnd(records, truncated=True, outcome=outcome)
+        def bridge_of(shown: list[tuple[str, str]]) -> list[int]:
+            return dialect.bridge(turn.closed, shown) if reply is None else dialect.hint(turn.closed, shown[0][1])
 
+        shown = responses = results if reply is None else [("", reply)]
+        self.tokens = bridge_of(responses)
+        if len(self.tokens) > room:
+            shortest, longest, self.tokens = 0, max(len(content) for _, content in responses), ()
+            while shortest <= longest:  # the most characters of each with which the bridge fits
+                middle = (shortest + longest) // 2
+                cut = [(name, text if len(text) <= middle else text[:middle] + CUT) for name, text in responses]
+                tokens = bridge_of(cut)
+                if len(tokens) <= room:
+                    self.tokens, shown, shortest = tokens, cut, middle + 1
+                else:
+                    longest = middle - 1
+            if not self.tokens:
+                return False
+        if reply is None:
+            self.messages = [{"role": "tool", "name": name, "content": content} for name, content in shown]
+        else:
+            self.messages = [{"role": "user", "content": shown[0][1]}]
+        return True
 
-def _judge_call(env: ToolEnv, call: Call, result: ToolResult, amounts: dict[str, float]) -> End | None:
-    if call.error is not None:
-        _add(amounts, "malformed_call", 1)
-        return None
-    key = json.dumps(json.loads(json.dumps(env.call_key(call)), parse_float=_number), sort_keys=True)  # 2.0 is 2
-    if key in env.episode.seen_calls:
-        _add(amounts, "repeated_call", 1)
-    env.episode.seen_calls.add(key)
-    if not result.ok:
-        _add(amounts, "failed_call", 1)
-    judged = env.judge_result(call, result)
-    _add_judged(env, judged.amounts if isinstance(judged, End) else judged, amounts)
-    return judged if isinstance(judged, End) else None
+    # ------------------------------------------------------------------ terms
 
+    def _add(self, name: str, amount: float) -> None:
+        self._amounts[name] = self._amounts.get(name, 0.0) + amount
 
-def _number(text: str) -> int | float:
-    number = float(text)
-    return int(number) if number.is_integer() else number
+    def _add_judged(self, amounts: Mapping[str, float]) -> None:
+        env, wanted = self.env, "it gives a dict of amounts, or {}"
+        if not isinstance(amounts, Mapping):
+            raise TypeError(f"a judge of {type(env).__name__} returned {amounts!r}; {wanted}")
+        for name, amount in amounts.items():
+            if name not in env.PROCESS_WEIGHTS:
+                raise ValueError(
+                    f"a judge names the term {name!r}, but {type(env).__name__}.PROCESS_WEIGHTS has only "
+                    f"{', '.join(env.PROCESS_WEIGHTS)}; give it a weight there"
+                )
+            self._add(name, _finite(env, f"the amount of {name!r}", amount))
 
-
-def _add_judged(env: ToolEnv, judged: Mapping[str, float], amounts: dict[str, float]) -> None:
-    if not isinstance(judged, Mapping):
-        raise TypeError(f"a judge of {type(env).__name__} returned {judged!r}; it gives a dict of amounts, or {{}}")
-    for name, amount in judged.items():
-        if name not in env.PROCESS_WEIGHTS:
-            raise ValueError(
-                f"a judge names the term {name!r}, but {type(env).__name__}.PROCESS_WEIGHTS has only "
-                f"{', '.join(env.PROCESS_WEIGHTS)}; give it a weight there"
-            )
-        _add(amounts, name, _finite(env, f"the amount of {name!r}", amount))
-
-
-def _finite(env: ToolEnv, what: str, value: Any) -> float:
-    """What a judge gives as a float: a number of Python's or numpy's, or a truth. Raises ValueError for else."""
-    try:
-        if math.isfinite(value):  # refuses texts, which float() reads
-            return float(value)
-    except (TypeError, OverflowError):
-        pass
-    raise ValueError(f"{type(env).__name__}: {what} must be a finite number, got {value!r}")
-
-
-def _add(amounts: dict[str, float], name: str, amount: float) -> None:
-    amounts[name] = amounts.get(name, 0.0) + amount
+    def _process_terms(self) -> dict[str, float]:
+        return {
+            f"process/{name}": self.env.process_weights[name] * amount + 0.0  # and not -0.0
+            for name, amount in self._amounts.items()
+            if name in self.env.process_weights
+        }
 
 
 def judged(env: ToolEnv, found: Any) -> tuple[float, dict[str, Any]]:
@@ -205,64 +286,16 @@ def judged(env: ToolEnv, found: Any) -> tuple[float, dict[str, Any]]:
     return score, metrics
 
 
-def _outcome(env: ToolEnv, turn: OpenTurn, end: End | None, terms: dict[str, float]) -> dict[str, Any]:
-    """What the end pays, as `judge_outcome` says, under the name that fits; and what came of the episode."""
-    answers = turn.answers
-    if end is not None:
-        turn.judged = judged(env, (end.score, end.metrics))
-    right = end is not None or sum(bool(answer.strip()) for answer in answers) == len(answers) == 1
-    answer = answers[-1].strip() if answers else None
-    if turn.judged is None:
-        turn.judged = judged(env, env.judge_answer(answer) if answer else (0.0, env.final_metrics()))
-    score, metrics = turn.judged
-    calls_ok = not env.episode.malformed
-    unfinished = not answers and end is None
-    cut_short = unfinished or (end is not None and end.truncation_reason is not None)
-    if cut_short and env.unfinished_reward is not None:
-        unfinished = True
-        value = env.unfinished_reward
-    else:
-        value = env.judge_outcome(score, answer_ok=right, calls_ok=calls_ok)
-    name = "outcome/unfinished" if unfinished else env.outcome_term if right and calls_ok else "outcome/format"
-    terms[name] = _finite(env, "what judge_outcome pays", value)
-    besides = env.judge_besides()
-    if not isinstance(besides, Mapping):
-        raise TypeError(f"judge_besides of {type(env).__name__} must give a dict of amounts, or {{}}, got {besides!r}")
-    for also, amount in besides.items():
-        terms[f"outcome/{also}"] = _finite(env, "what judge_besides pays", amount)
-    return {"is_success": bool(score >= 1), "answer": answer, "metrics": metrics}
+def _finite(env: ToolEnv, what: str, value: Any) -> float:
+    """What a judge gives as a float: a number of Python's or numpy's, or a truth. Raises ValueError for else."""
+    try:
+        if math.isfinite(value):  # refuses texts, which float() reads
+            return float(value)
+    except (TypeError, OverflowError):
+        pass
+    raise ValueError(f"{type(env).__name__}: {what} must be a finite number, got {value!r}")
 
 
-def _append_responses(
-    env: ToolEnv, turn: OpenTurn, results: list[tuple[str, str]], reply: str | None, reserve: int
-) -> bool:
-    """Append what the environment says next, tools' results or a user's reply, cut to the room left; False where not
-    even that fits."""
-
-    def bridge_of(shown: list[tuple[str, str]]) -> list[int]:
-        if reply is None:
-            return env.dialect.bridge(turn.closed, shown)
-        return env.dialect.hint(turn.closed, shown[0][1])
-
-    episode = env.episode
-    most = env.max_context_tokens - (reserve if episode.turn < episode.max_turns else 0)
-    responses = results if reply is None else [("", reply)]
-    shown = responses
-    if not episode.append_within(most, bridge_of(responses)):
-        shortest, longest, bridge = 0, max(len(content) for _, content in responses), []
-        while shortest <= longest:  # the most characters of each with which the bridge fits
-            middle = (shortest + longest) // 2
-            cut = [(name, text if len(text) <= middle else text[:middle] + CUT) for name, text in responses]
-            tokens = bridge_of(cut)
-            if episode.length + len(tokens) <= most:
-                bridge, shown, shortest = tokens, cut, middle + 1
-            else:
-                longest = middle - 1
-        if not bridge:
-            return False
-        episode.append(bridge)
-    if reply is None:
-        episode.messages.extend({"role": "tool", "name": name, "content": content} for name, content in shown)
-    else:
-        episode.messages.append({"role": "user", "content": shown[0][1]})
-    return True
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number

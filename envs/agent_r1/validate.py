@@ -30,6 +30,7 @@ from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
 from agent_r1.arguments import ArgumentError, share
+from agent_r1.baselines import baselines_of
 from agent_r1.ids import find_environment
 from agent_r1.task_data import DataNotFoundError
 from agent_r1.tool_env import ToolEnv
@@ -104,11 +105,12 @@ def measure(subject: Subject, report: Report) -> None:
 def known_floors(env: ToolEnv) -> dict[str, Any]:
     """`floor` and `floors` of an environment, which it may set when it is made. Raises ArgumentError for what is no
     share."""
-    name, floors = type(env).__name__, env.floors
+    name, known = type(env).__name__, baselines_of(env)
+    floors = known.floors
     if not isinstance(floors, Mapping):
         raise ArgumentError(f"{name}.floors is a dict of shares by the name of a trick, got {floors!r:.200}")
     shares = {trick: share(f"{name}.floors[{trick!r}]", value) for trick, value in floors.items()}
-    return {"floor": share(f"{name}.floor", env.floor), "floors": shares}
+    return {"floor": share(f"{name}.floor", known.floor), "floors": shares}
 
 
 def failing_calls(episodes: Sequence[Played]) -> str:

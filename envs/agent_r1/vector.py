@@ -1,7 +1,7 @@
 """ToolVectorEnv: many episodes, their tool calls run together.
 
-    send ──► read every span (ToolEnv.begin_turn) ──► run the calls: inline, in one batch, or in threads (VectorCalls)
-    recv ◄── judge each turn (ToolEnv.end_turn) as soon as its own calls are answered
+    send ──► read every span (ToolEnv._begin_turn) ──► run the calls: inline, in one batch, or in threads (VectorCalls)
+    recv ◄── judge each turn (ToolEnv._try_turn) as soon as its own calls are answered
 
 Episodes are only touched by the thread that calls the vector environment, or at its word by their own (see `ToolEnv`);
 the other threads run tools and nothing else (slow judges, and retries of what faulted, run there too). `step` is `send`
@@ -123,7 +123,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self.text = text
         self.envs: tuple[ToolEnv, ...] = tuple(make(**kwargs) for _ in range(num_envs))
         first = self.envs[0]
-        first.count_tasks()  # raises where there is no such number: learners ask for it before the first reset
+        first._count_tasks()  # raises where there is no such number: learners ask for it before the first reset
         self.render_mode = first.render_mode
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space = UnicodeText() if text else first.observation_space
@@ -218,7 +218,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         spans = [self._span(slot, action) for slot, action in zip(slots, actions, strict=True)]
 
         for slot, span in zip(slots, spans, strict=True):
-            slot.turn = slot.env.begin_turn(span)
+            slot.turn = slot.env._begin_turn(span)
             slot.phase = Phase.IN_FLIGHT
             slot.known = slot.env.episode.length
             slot.patience = Patience(slot.env.fault_deadline)
@@ -281,7 +281,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
     def _span(self, slot: _Slot, action: Any) -> Tokens:
         if self.text:
             return encode_turn(slot.env, action, slot.room)
-        return slot.env.check_action(action)
+        return slot.env._check_action(action)
 
     def _view(self, slot: _Slot, state: Tokens) -> Any:
         tokens = state[slot.known :] if self.observe_new else state
@@ -292,7 +292,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         slot.phase = Phase.OVER  # should the environment's judgement fail
         results = [result for result in slot.results if result is not None]
         try:
-            state, reward, terminated, truncated, info = slot.env.try_turn(slot.turn, results)
+            state, reward, terminated, truncated, info = slot.env._try_turn(slot.turn, results)
         except ToolFault as fault:
             slot.phase = Phase.IN_FLIGHT
             pause = None if fault.ran else slot.patience.next()

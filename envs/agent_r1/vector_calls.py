@@ -76,7 +76,7 @@ class VectorCalls:
         for episode in episodes:
             calls = episode.turn.waiting
             episode.results, episode.missing = [None] * len(calls), len(calls)
-            if episode.env.takes_time(episode.turn):
+            if episode.env._takes_time(episode.turn):
                 self._start_judging(episode)
             elif not calls:
                 self.answered.append(episode)
@@ -123,7 +123,7 @@ class VectorCalls:
 
     def _start_in_order(self, episode: InFlight, calls: Sequence[PendingCall]) -> None:
         """The calls of one turn, one after the other, because a tool among them has a session."""
-        in_order = episode.env.in_order(calls)
+        in_order = episode.env._in_order(calls)
         alone = frozenset(id(call.tool) for call in calls if not _tool(call).concurrency_safe)
         places = [[(episode, number)] for number in range(len(calls))]
         job = _Job(lambda: in_order.run() or [], places, alone=alone)
@@ -145,7 +145,7 @@ class VectorCalls:
 
         def run() -> list[ToolResult]:
             with nullcontext() if is_strict(episode.env.strict) else suppress(Exception):
-                episode.env.judge_early(episode.turn)
+                episode.env._judge_early(episode.turn)
             return []
 
         self._threads.start(_Job(run, judge=episode))
@@ -177,7 +177,7 @@ class VectorCalls:
 
     def _start_again(self, call: PendingCall, result: ToolResult, places: list[tuple[InFlight, int]]) -> bool:
         """Make a call that faulted again, by itself; False where it has had its chances."""
-        again: Calls = places[0][0].env.in_order([call])
+        again: Calls = places[0][0].env._in_order([call])
         if not again.faulted(_tool(call), result):
             return False
         self._threads.start(_Job(lambda: again.run() or [], [places]))

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.baselines import baselines_of
 from agent_r1.episode import Tokens
 from agent_r1.spaces import TokenSpan, UnicodeText
 from agent_r1.text.chat import decode_state, encode_turn
@@ -82,7 +83,7 @@ class ChoiceInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruct
 
     Args:
         candidates: a function that gives the candidates of a `ToolEnv` in its present state, pairs of a turn as text
-            and its features; None: the task's own `ToolEnv.candidates`.
+            and its features; None: the task's own `candidates`.
         shape: (most, features): how many candidates a turn may have, and how many features each has; None: the task's.
 
     Raises: ValueError where the task has no candidates and none are given, and, from `reset` and `step`, where there
@@ -98,8 +99,8 @@ class ChoiceInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruct
         gym.utils.RecordConstructorArgs.__init__(self, candidates=candidates, shape=shape)
         super().__init__(env)
         self.tool_env = _tool_env(env)
-        self._candidates = candidates or type(self.tool_env).candidates
-        shape = shape or (self.tool_env.choices if candidates is None else None)
+        self._candidates = candidates
+        shape = shape or (baselines_of(self.tool_env).choices if candidates is None else None)
         if shape is None:
             name = type(self.tool_env).__name__
             raise ValueError(
@@ -141,7 +142,8 @@ class ChoiceInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruct
         return self._turns
 
     def _look(self) -> NDArray[np.float32]:
-        there, (most, features) = self._candidates(self.tool_env), self.shape
+        env, (most, features) = self.tool_env, self.shape
+        there = self._candidates(env) if self._candidates else baselines_of(env).candidates()
         if not 0 < len(there) <= most or any(len(numbers) != features for _, numbers in there):
             raise ValueError(
                 f"expected 1 to {most} candidates with {features} features each, "

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from agent_r1 import End, Task, Tool, ToolEnv, ToolFault, ToolResult
+from agent_r1 import End, Outcome, Task, Tool, ToolEnv, ToolFault, ToolResult
 from agent_r1.rewards import paper_outcome
 from agent_r1.tool_env import CUT, NO_ACTION_HINT
 from agent_r1.vector import ToolVectorEnv
@@ -212,7 +212,7 @@ def test_a_judge_may_count_in_numpy(monkeypatch, early):
     assert json.loads(json.dumps(info["metrics"])) == info["metrics"]
     envs.close()
     env = begin(Nim)
-    monkeypatch.setattr(env, "final_metrics", lambda: {"em": np.int64(0)})
+    monkeypatch.setattr(env, "judge_answer", lambda answer: (0.0, {"em": np.int64(0)}))
     assert json.dumps(env.cut_off()["metrics"]) == '{"em": 0.0}'
 
 
@@ -228,8 +228,8 @@ def test_an_amount_that_is_no_number_is_told(say, monkeypatch, amount):
 @pytest.mark.parametrize("value", [math.nan, "1", None])
 def test_a_payment_that_is_no_number_is_told(say, monkeypatch, value):
     env = begin(Nim)
-    monkeypatch.setattr(env, "judge_outcome", lambda score, **how: value)
-    with pytest.raises(ValueError, match="Nim: what judge_outcome pays must be a finite number, got "):
+    monkeypatch.setattr(env, "judge_end", lambda score, **how: value)
+    with pytest.raises(ValueError, match="Nim: what judge_end pays must be a finite number, got "):
         say(env, "<answer>x</answer>")
 
 
@@ -272,13 +272,13 @@ def test_a_game_that_is_branched_ends_in_each_branch(say):
 def test_equation_6_is_the_default(say):
     for score, answer_ok, calls_ok in ((1.0, True, True), (1.0, True, False), (0.0, False, True), (0.0, False, False)):
         expected = paper_outcome(score, answer_ok=answer_ok, calls_ok=calls_ok)
-        assert begin(Nim).judge_outcome(score, answer_ok=answer_ok, calls_ok=calls_ok) == expected
+        assert begin(Nim).judge_end(score, answer="", answer_ok=answer_ok, calls_ok=calls_ok) == expected
 
 
 class Lenient(Nim):
     """Pays what was won, and for a game that isn't over the matches that are gone; the format costs nothing."""
 
-    def judge_outcome(self, score, *, answer_ok, calls_ok):
+    def judge_end(self, score, *, answer, answer_ok, calls_ok):
         return score if answer_ok else (10 - self.tools["take"].left) / 100
 
 
@@ -305,11 +305,11 @@ def test_an_outcome_that_faults_is_asked_again(say):
     class Fails(Nim):
         failures = 1
 
-        def judge_outcome(self, score, **formats):
+        def judge_end(self, score, **how):
             self.failures -= 1
             if self.failures >= 0:
                 raise ToolFault("the scale is broken")
-            return super().judge_outcome(score, **formats)
+            return super().judge_end(score, **how)
 
     assert say(begin(Fails, fault_deadline=1), "<answer>1</answer>")[1] == 0.0
     broken = say(begin(Fails, fault_deadline=0), "<answer>1</answer>")
@@ -384,8 +384,8 @@ def test_users_in_a_vector_environment():
 
 
 class Costly(Nim):
-    def judge_besides(self):
-        return {"spilled": -2.0} if self.memory.get("spilled") else {}
+    def judge_end(self, score, **how):
+        return Outcome(super().judge_end(score, **how), besides={"spilled": -2.0} if self.memory.get("spilled") else {})
 
     def judge_result(self, call, result):
         self.memory["spilled"] = not result.ok

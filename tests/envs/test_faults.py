@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_r1 import End, Task, Tool, ToolEnv, ToolFault, ToolResult, faults
+from agent_r1 import End, Outcome, Task, Tool, ToolEnv, ToolFault, ToolResult, faults
 from agent_r1.faults import Patience, fault_line
 from agent_r1.vector import ToolVectorEnv
 from agent_r1.wrappers import RecordTrajectories
@@ -152,10 +152,10 @@ class World(ToolEnv):
             return End(1.0, {"ended": 1.0}, {"calls": float(self.memory["seen"])})
         return {"seen": float(self.memory["seen"])}
 
-    def judge_end(self, answer):
+    def judge_end(self, score, **how):
         self.memory["ends"] = self.memory.get("ends", 0) + 1
         self.machine.try_("judge_end")
-        return {"ended": float(self.memory["ends"])}
+        return Outcome(super().judge_end(score, **how), {"ended": float(self.memory["ends"])})
 
     def judge_answer(self, answer):
         self.memory["judged"] = self.memory.get("judged", 0) + 1
@@ -660,10 +660,10 @@ def test_what_a_judge_noted_before_it_broke_is_taken_back(notes, early):
     machine = Machine(judge=2)
     env = Noting(fault_deadline=20)
     env.reset(options={"task_index": 0})
-    open_turn = env.begin_turn(turn(env, text="<answer>0</answer>"))
+    open_turn = env._begin_turn(turn(env, text="<answer>0</answer>"))
     if early:
-        env.judge_early(open_turn)
-    assert env.end_turn(open_turn, [])[2] and machine.count("judge") == 3
+        env._judge_early(open_turn)
+    assert env._end_turn(open_turn, [])[2] and machine.count("judge") == 3
     assert env.memory["list"] == [[1, 2]] and env.memory["pair"][0] == {"a": [1, 2]}
 
 
@@ -706,15 +706,6 @@ def test_an_end_pays_the_format_as_an_answer_would():
     env = World(process_reward=False)
     spans = [turn(env, text="<tool_call>\n{broken\n</tool_call>"), turn(env, *[("count", 1)] * 3)]
     assert play(env, spans)[-1][4]["reward_terms"] == {"outcome/format": -0.5}
-
-
-def test_done_without_an_end_means_nothing():
-    class Ignores(World):
-        def judge_result(self, call, result):
-            return {}
-
-    env = Ignores()
-    assert not play(env, [turn(env, *[("count", 1)] * 3)])[-1][2]
 
 
 # ---------------------------------------------------------------------- pieces

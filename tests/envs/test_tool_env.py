@@ -1164,9 +1164,9 @@ def test_a_tool_twice_is_a_mistake():
 
 def test_results_and_calls_must_match(make):
     env = make()
-    turn = env.begin_turn(np.asarray(env.tokenizer.encode(call(env, "count"))))
+    turn = env._begin_turn(np.asarray(env.tokenizer.encode(call(env, "count"))))
     with pytest.raises(ValueError, match="1 call.*got 0 results"):
-        env.end_turn(turn, [])
+        env._end_turn(turn, [])
 
 
 # ---------------------------------------------------------------------- the conversation in chat form

@@ -278,10 +278,10 @@ def test_a_judge_that_faults_at_a_time_limit_leaves_no_metrics(monkeypatch):
     env = TextInterface(gym.make(WORLD, max_episode_steps=1))
     env.reset(seed=1)
 
-    def broken(self):
+    def broken(self, answer):
         raise ConnectionError("no line")
 
-    monkeypatch.setattr(type(env.unwrapped), "final_metrics", broken)
+    monkeypatch.setattr(type(env.unwrapped), "judge_answer", broken)
     info = env.step("hm")[4]
     assert info["is_success"] is False and info["metrics"] == {}
 
@@ -367,8 +367,8 @@ def test_candidates_are_those_of_the_state_that_is_there():
 def test_there_is_no_snapshot_in_the_middle_of_a_turn():
     env = make_world().unwrapped
     env.reset(seed=3)
-    turn = env.begin_turn(encode(env, search(env, "rival") + env.dialect.end_of_turn))
+    turn = env._begin_turn(encode(env, search(env, "rival") + env.dialect.end_of_turn))
     with pytest.raises(RuntimeError, match="in the middle of a turn"):
         env.get_state()
-    env.end_turn(turn, env.in_order(turn.waiting).run())
+    env._end_turn(turn, env._in_order(turn.waiting).run())
     assert env.get_state()["episode"].turn == 1

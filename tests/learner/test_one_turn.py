@@ -28,7 +28,7 @@ def single_turn_loss(policy, prompts, replies, rewards, vocab_size):
     return torch.stack(losses).mean()
 
 
-def reward_of_tokens(env, score, *, answer_ok, calls_ok):
+def reward_of_tokens(env, score, **how):
     return float(env.episode.buffer[: env.episode.length].sum() % 7)
 
 
@@ -36,7 +36,7 @@ def test_one_turn_trains_as_the_single_turn_loss(small_model, as_run, monkeypatc
     envs = gym.make_vec("AgentR1/MultihopWorld-v0", num_envs=4, observation="new", max_turns=1, max_action_tokens=12)
     vocab_size = envs.single_action_space.vocab_size
     for env in envs.envs:  # a random policy earns nothing: here any tokens earn something
-        monkeypatch.setattr(env, "judge_outcome", partial(reward_of_tokens, env))
+        monkeypatch.setattr(env, "judge_end", partial(reward_of_tokens, env))
     policy = small_model("qwen2")
     engine = TransformersEngine(policy, 4, vocab_size)
     tasks = np.repeat([5, 6, 7], SIZE).tolist()

@@ -168,8 +168,8 @@ class FailsOnMostWords(Right):
 class KeepsResultsBack(FailsOnOtherPlaces):
     """What its tool says doesn't reach the policy."""
 
-    def end_turn(self, turn, results):
-        return super().end_turn(turn, [replace(result, content="done") for result in results])
+    def _end_turn(self, turn, results):
+        return super()._end_turn(turn, [replace(result, content="done") for result in results])
 
 
 class WithoutTools(Right):

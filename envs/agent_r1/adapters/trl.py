@@ -89,7 +89,7 @@ class TRLEnvironment:
 
     def _run(self, pending: PendingCall) -> ToolResult:
         """Make a call; what faults is made again until the environment's deadline."""
-        results = self._env.in_order([pending]).run()
+        results = self._env._in_order([pending]).run()
         assert results is not None
         return results[0]
 
@@ -99,9 +99,9 @@ class TRLEnvironment:
         env.episode.max_turns = min(env.max_turns, len(spans))  # TRL ended the episode here
         total = 0.0
         for span in spans:
-            turn = env.begin_turn(span)
+            turn = env._begin_turn(env._check_action(span))
             results = [self._result(pending) for pending in turn.waiting]
-            _, reward, terminated, truncated, info = env.end_turn(turn, results)
+            _, reward, terminated, truncated, info = env._end_turn(turn, results)
             total += reward
             if terminated or truncated:
                 break

@@ -15,10 +15,11 @@ import gymnasium as gym
 import numpy as np
 
 from agent_r1.arguments import ArgumentError
+from agent_r1.baselines import ONLY_EXPERTS
 from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema, check_version
 from agent_r1.dialects import Call
 from agent_r1.tasks.draw import pick
-from agent_r1.tool_env import ONLY_EXPERTS, End, Task
+from agent_r1.tool_env import End, Task
 from agent_r1_tools import ToolResult
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE = range(6)
@@ -103,7 +104,7 @@ class BabyAIEnv(FinalRewardEnv):
             return {}
         self.memory["reward"] = result.data["reward"]
         cut = "game" if result.data["truncated"] else None
-        return End(float(result.data["reward"] > 0), metrics=self.final_metrics(), truncation_reason=cut)
+        return End(float(result.data["reward"] > 0), metrics={"reward": self.final_reward()}, truncation_reason=cut)
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """BabyAI's own bot, a call a turn; its steps ahead in a row are one call.

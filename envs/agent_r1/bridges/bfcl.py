@@ -18,9 +18,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agent_r1.baselines import ONLY_EXPERTS
 from agent_r1.bridges.bridge import BridgeEnv, World, check_version
 from agent_r1.dialects import Call
-from agent_r1.tool_env import ONLY_EXPERTS, End, Task, UserTurn
+from agent_r1.tool_env import End, Task, UserTurn
 from agent_r1_tools import Tool, ToolResult
 
 INSTALL = 'pip install "agent-r1[bfcl]" && pip install --no-deps "bfcl-eval>=2026.3,<2026.4"'
@@ -124,18 +125,18 @@ class BFCLMultiTurnEnv(BridgeEnv):
         """Too many turns for one request end the episode, as in the package."""
         self.memory["calls"] = self.memory.get("calls", 0) + 1
         if self.episode.turn - self.memory.get("since", 0) > MOST_STEPS:
-            return End(0.0, metrics=self.final_metrics())
+            return End(0.0, metrics=self._done())
         return {}
 
     def user_turn(self, text: str) -> UserTurn | End:
         """The request counts as done: it is checked, and the user goes on."""
         if not self._right():
-            return End(0.0, metrics=self.final_metrics())
+            return End(0.0, metrics=self._done())
         requests, done = self.task.metadata["requests"], self.memory.get("request", 0) + 1
         amounts = {"request_done": 1 / len(requests)}
         self.memory.update({"request": done, "calls": 0, "since": self.episode.turn})
         if done == len(requests):
-            return End(1.0, amounts, self.final_metrics())
+            return End(1.0, amounts, self._done())
         new = self.task.metadata["added"].get(str(done), [])
         self._added += new
         self.tools |= {name: self._all_tools[name] for name in new}
@@ -145,14 +146,14 @@ class BFCLMultiTurnEnv(BridgeEnv):
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """An answer to the last request is what plain text is to it; to another one it gives up."""
         last = self.memory.get("request", 0) + 1 == len(self.task.metadata["requests"])
-        score = float(last and self._right())
-        return score, {"requests_done": 1.0} if score else self.final_metrics()
+        score = float(bool(answer) and last and self._right())
+        return score, {"requests_done": 1.0} if score else self._done()
 
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
         """The package's score."""
         return score
 
-    def final_metrics(self) -> dict[str, float]:
+    def _done(self) -> dict[str, float]:
         """requests_done: the share of the requests that were passed."""
         return {"requests_done": self.memory.get("request", 0) / len(self.task.metadata["requests"])}
 

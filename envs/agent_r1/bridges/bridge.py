@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import Any, ClassVar, Protocol
 
 from agent_r1.arguments import ArgumentError, duration
+from agent_r1.baselines import Baselines
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import is_strict
@@ -39,7 +40,7 @@ class World(Protocol):
         """Give up what it holds: processes, files, pages."""
 
 
-class BridgeEnv(ToolEnv):
+class BridgeEnv(Baselines, ToolEnv):
     """An episode in somebody else's simulator.
 
     A subclass says how one is made (`make_world`) and which calls it takes (`schemas` of the constructor). A simulator
@@ -172,15 +173,15 @@ class FinalRewardEnv(BridgeEnv):
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """An answer gives up."""
-        return 0.0, self.final_metrics()
+        return 0.0, {"reward": self.final_reward()}
 
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
         """The simulator's reward."""
-        return self.final_metrics()["reward"]
+        return self.final_reward()
 
-    def final_metrics(self) -> dict[str, float]:
-        """reward: the simulator's; 0 before its end."""
-        return {"reward": float(self.memory.get("reward", 0.0))}
+    def final_reward(self) -> float:
+        """The simulator's; 0 before its end."""
+        return float(self.memory.get("reward", 0.0))
 
 
 def call_schema(name: str, description: str, **properties: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class TextGameEnv(BridgeEnv):
         score, metrics = self._earned()
         return End(score, amounts, metrics, result.data.get("truncation_reason"))
 
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
         """What was earned, however the episode ends."""
         return self._earned()[0]
 

@@ -15,9 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from agent_r1.arguments import ArgumentError
+from agent_r1.baselines import ONLY_EXPERTS
 from agent_r1.bridges.bridge import World, check_version
 from agent_r1.bridges.text_game import TextGameEnv
-from agent_r1.tool_env import ONLY_EXPERTS, Task
+from agent_r1.tool_env import Task
 from agent_r1_tools import ToolResult
 
 GAMES: Mapping[str, Mapping[str, Any]] = {

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
+from agent_r1.baselines import Baselines
 from agent_r1.dialects import Call
 from agent_r1.rewards import paper_outcome
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
@@ -236,7 +237,7 @@ def play(task: Task, rng: np.random.Generator | None = None, mistakes: float = 0
     return steps
 
 
-class CraftWorldEnv(ToolEnv):
+class CraftWorldEnv(Baselines, ToolEnv):
     """Crafting by recipes that are new in every task.
 
     ## Description
@@ -335,17 +336,17 @@ class CraftWorldEnv(ToolEnv):
         after = result.data if isinstance(result.data, float) else before
         self.memory["progress"] = after
         amounts = {"progress": after - before} if after != before else {}
-        return End(float(after == 1.0), amounts, self.final_metrics()) if result.done else amounts
+        return End(float(after == 1.0), amounts, self._metrics()) if result.done else amounts
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """Whoever answers has not made it."""
-        return 0.0, self.final_metrics()
+        return 0.0, self._metrics()
 
-    def final_metrics(self) -> dict[str, float]:
+    def _metrics(self) -> dict[str, float]:
         """progress, and waste: pieces that the goal can't use."""
         return {"progress": progress(self.task, self._held), "waste": float(waste(self.task, self._held))}
 
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
         """Equation 6 without the part about answers, since none is asked for."""
         return paper_outcome(score, answer_ok=True, calls_ok=calls_ok)
 

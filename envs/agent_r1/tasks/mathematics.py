@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError
+from agent_r1.baselines import ONLY_EXPERTS, Baselines
 from agent_r1.dialects import Call
 from agent_r1.judges.mathematics import judge, require_math_verify
+from agent_r1.rewards import paper_outcome
 from agent_r1.task_data import has_questions, load_questions
-from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
+from agent_r1.tool_env import Outcome, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.calculator import Calculator
 
@@ -30,7 +32,7 @@ _WRITTEN = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:
 _ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>]*)>>")  # GSM8K writes 48/2 = <<48/2=24>>24
 
 
-class MathematicsEnv(ToolEnv):
+class MathematicsEnv(Baselines, ToolEnv):
     """Problems with one right answer; the base of the environments of this kind.
 
     A subclass gives `num_tasks` and `make_task`; `Task.answers` holds the gold answer, as LaTeX or plain.
@@ -118,11 +120,12 @@ class MathematicsEnv(ToolEnv):
             if turn == self.episode.turn or used.isdisjoint(map(float, numbers.split()))
         ]
 
-    def judge_end(self, answer: str) -> dict[str, float]:
-        """`unused_result`: results of which no number is in a later call or in the answer."""
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> Outcome:
+        """Equation 6, and `unused_result`: results of which no number is in a later call or in the answer."""
         self._note_use(answer)
         unused = len(self.memory["unused"])
-        return {"unused_result": unused} if unused else {}
+        value = paper_outcome(score, answer_ok=answer_ok, calls_ok=calls_ok)
+        return Outcome(value, {"unused_result": unused} if unused else {})
 
     def _step_recall(self) -> dict[str, float]:
         """The metric of an episode: the share of steps that were found; none where no step counts."""

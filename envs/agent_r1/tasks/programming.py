@@ -19,15 +19,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError
+from agent_r1.baselines import ONLY_EXPERTS, Baselines
 from agent_r1.dialects import Call
 from agent_r1.judges.programs import RunTests, Suite, check_program, judge_sandbox
 from agent_r1.task_data import Program, load_questions
 from agent_r1.text.fences import PYTHON, find_code
-from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
+from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
 
-class ProgrammingEnv(ToolEnv):
+class ProgrammingEnv(Baselines, ToolEnv):
     """Functions that are to be written; the base of the environments of this kind.
 
     A subclass gives `num_tasks` and `make_task`. `Task.metadata` holds `prefix` (code before every program),

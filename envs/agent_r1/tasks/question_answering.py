@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError
+from agent_r1.baselines import ONLY_EXPERTS, Baselines
 from agent_r1.dialects import Call
 from agent_r1.rewards import PROCESS_WEIGHTS, exact_match, f1
 from agent_r1.task_data import has_questions, load_questions
-from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
+from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.search import (
     BM25Retriever,
@@ -81,7 +82,7 @@ def shared_corpus(corpus: str | os.PathLike[str] | Retriever) -> tuple[Retriever
     return _shared_index(passages), passages
 
 
-class QuestionAnsweringEnv(ToolEnv):
+class QuestionAnsweringEnv(Baselines, ToolEnv):
     """Questions that are answered with the help of a search tool; the base of the environments of this kind.
 
     A subclass gives `num_tasks` and `make_task`. What the judges read in `Task.metadata`:

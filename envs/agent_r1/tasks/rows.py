@@ -16,12 +16,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, named_function
+from agent_r1.baselines import ONLY_EXPERTS, Baselines
 from agent_r1.judges.mathematics import judge, require_math_verify
 from agent_r1.rewards import exact_match, f1
 from agent_r1.task_data import DataFormatError
 from agent_r1.task_data.rows import has_split, load_rows
 from agent_r1.tasks.question_answering import shared_corpus
-from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
+from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault
 from agent_r1_tools.calculator import Calculator
 from agent_r1_tools.exchange import is_address
@@ -44,7 +45,7 @@ VERDICT = (
 )
 
 
-class RowsEnv(ToolEnv):
+class RowsEnv(Baselines, ToolEnv):
     """Questions from a file of yours, with the tools that you name, paid as you say.
 
     ## Description

@@ -19,6 +19,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from agent_r1.baselines import baselines_of
 from agent_r1.ids import HELD_OUT
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
@@ -59,7 +60,7 @@ def has_expert(subject: Subject, env: Any) -> bool:
     """Whether the environment has a demonstration of its first task."""
     env.reset(seed=0, options={"task_index": 0})
     try:
-        env.demonstration()
+        baselines_of(env).demonstration()
     except (ValueError, NotImplementedError):
         return False
     return True

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1.baselines import baselines_of
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
 
@@ -93,23 +94,23 @@ def failure(env: ToolEnv, info: Mapping[str, Any]) -> str:
 
 def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:
     """The environment's expert."""
-    return turns_of(env.demonstration())
+    return turns_of(baselines_of(env).demonstration())
 
 
 def careless(env: Any, rng: np.random.Generator) -> Iterable[str]:
     """The environment's demonstrator who makes mistakes."""
-    turns: list[str] = env.demonstration(rng)
+    turns: list[str] = baselines_of(env).demonstration(rng)
     return turns
 
 
 def teachers(env: Any) -> dict[str, Probe]:
     """The demonstrators of an environment that make mistakes, by name: those in its `teachers`."""
-    names = [name for name in env.teachers if name != "expert"]
+    names = [name for name in baselines_of(env).teachers if name != "expert"]
     return {name: partial(_teacher, name) for name in names}
 
 
 def _teacher(name: str, env: Any, rng: np.random.Generator) -> Iterable[str]:
-    turns: list[str] = env.demonstration(rng, teacher=name)
+    turns: list[str] = baselines_of(env).demonstration(rng, teacher=name)
     return turns
 
 

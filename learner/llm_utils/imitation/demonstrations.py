@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.baselines import baseline
+from agent_r1.baselines import baseline, baselines_of
 from agent_r1.faults import fault_line
 from agent_r1.ids import find_environment
 from agent_r1.validation import probes
@@ -84,7 +84,7 @@ class Demonstrations:
         env = self.make_env()
         env.reset(seed=self.seed, options={"task_index": 0})
         try:
-            env.demonstration(np.random.default_rng(self.seed))
+            baselines_of(env).demonstration(np.random.default_rng(self.seed))
         except ValueError:
             return True
         finally:

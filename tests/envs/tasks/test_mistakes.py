@@ -1,12 +1,14 @@
 """What a class of a user's own gets wrong is said in its words: which class, what it should give, what it gave."""
 
 import re
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_r1 import ArgumentError, Task, Tool, ToolEnv, ToolResult, UserTurn, validate
+from agent_r1 import ArgumentError, Outcome, Task, Tool, ToolEnv, ToolResult, UserTurn, validate
+from agent_r1.baselines import baselines_of
 from agent_r1.vector import ToolVectorEnv
 
 
@@ -45,7 +47,7 @@ def test_texts(member, text):
 @pytest.mark.parametrize("teachers", ["fallible_50", {"fallible_50": 0.5}, (50,)])
 def test_teachers(teachers):
     with pytest.raises(ArgumentError, match=r"Mine.teachers is a tuple of names, such as \('fallible_50',\), got"):
-        like(teachers=teachers)()
+        baselines_of(like(teachers=teachers)())
 
 
 @pytest.mark.parametrize(
@@ -191,9 +193,25 @@ def test_user_turn(said):
         play(like(user_turn=lambda self, text: said)(), "Hello.")
 
 
-def test_judge_besides():
-    with pytest.raises(TypeError, match="judge_besides of Mine must give a dict of amounts, or {}, got None"):
-        play(like(judge_besides=lambda self: None)(), "<answer>yes</answer>")
+def test_what_an_end_pays_besides():
+    with pytest.raises(TypeError, match="judge_end of Mine: besides must be a dict of amounts, got None"):
+        play(like(judge_end=lambda self, score, **how: Outcome(1.0, besides=None))(), "<answer>yes</answer>")
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_tool_that_ends_the_task_and_no_judge_that_says_so(many):
+    """The policy would play on in a world that is over."""
+    done = Tool.from_function(lambda: ToolResult("Over.", done=True), name="finish", description="", parameters={})
+    wrong = partial(like(), [done])
+    with pytest.raises(ValueError, match=r"'finish' ended the task .done=True., but Mine.judge_result .* return End"):
+        if many:
+            envs = ToolVectorEnv(wrong, 1)
+            envs.reset(seed=1)
+            text = envs.envs[0].dialect.tool_call("finish", {}) + envs.envs[0].dialect.end_of_turn
+            envs.step([np.array(envs.envs[0].tokenizer.encode(text), np.int32)])
+        else:
+            env = wrong()
+            play(env, env.dialect.tool_call("finish", {}))
 
 
 @pytest.mark.parametrize("strict", ["no", 1, "true"])
@@ -209,5 +227,6 @@ def test_a_variable_that_nobody_knows_is_said_at_once(monkeypatch):
 
 
 def test_a_term_of_nothing_is_not_negative():
-    *_, info = play(like(judge_end=lambda self, answer: {"malformed_call": 0.0})(), "<answer>yes</answer>")
+    env = like(judge_end=lambda self, score, **how: Outcome(score, {"malformed_call": 0.0}))()
+    *_, info = play(env, "<answer>yes</answer>")
     assert str(info["reward_terms"]["process/malformed_call"]) == "0.0"

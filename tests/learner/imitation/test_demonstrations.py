@@ -17,6 +17,7 @@ from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
 from agent_r1 import Task, ToolEnv
+from agent_r1.baselines import Baselines
 from agent_r1.task_data.load import DATA_SETS
 from agent_r1.validation import probes
 from llm_utils.imitation import demonstrations
@@ -56,7 +57,7 @@ class OnlyExpertsEnv(SometimesLostEnv):
 class SilentEnv(SometimesLostEnv):
     """It shows nothing."""
 
-    demonstration = ToolEnv.demonstration
+    demonstration = Baselines.demonstration
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +74,7 @@ def without_data():
     """The ids of ours that have an expert, and their tasks without files."""
     for env_id, entry in agent_r1.ENVIRONMENTS.items():
         data = env_id.removeprefix("AgentR1/").removesuffix("-v0").lower() in {*DATA_SETS, "rows"}
-        if not data and load_env_creator(entry.entry_point).demonstration is not ToolEnv.demonstration:
+        if not data and load_env_creator(entry.entry_point).demonstration is not Baselines.demonstration:
             yield env_id
 
 

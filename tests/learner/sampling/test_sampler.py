@@ -48,10 +48,7 @@ class Dice(ToolEnv):
         return f"It shows {self.np_random.integers(6)}."
 
     def judge_answer(self, answer):
-        return 0.0, {}
-
-    def final_metrics(self):
-        return {"shown": float(self.np_random.integers(6))}
+        return 0.0, {} if answer else {"shown": float(self.np_random.integers(6))}
 
 
 class Waiting(ToolEnv):

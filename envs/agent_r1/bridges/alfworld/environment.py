@@ -16,10 +16,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, some_of
+from agent_r1.baselines import ONLY_EXPERTS
 from agent_r1.bridges.alfworld.rooms import KINDS, SPELLING, draw_game, find_alfworld
 from agent_r1.bridges.bridge import World
 from agent_r1.bridges.text_game import TextGameEnv
-from agent_r1.tool_env import ONLY_EXPERTS, Task
+from agent_r1.tool_env import Task
 from agent_r1_tools import ToolResult
 
 SPLITS = {"train": 1_000_000, "valid_seen": 10_000, "valid_unseen": 10_000}  # generated tasks

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from agent_r1.arguments import some_of
+from agent_r1.baselines import ONLY_EXPERTS
 from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema
 from agent_r1.bridges.miniwob.page import CALL_TIMEOUT, KEYS, MOST_TEXT, Page, find_chromium, task_names
 from agent_r1.bridges.miniwob.scripts import SCRIPTS
 from agent_r1.dialects import Call
-from agent_r1.tool_env import ONLY_EXPERTS, End, Task
+from agent_r1.tool_env import End, Task
 from agent_r1_tools import ToolResult
 
 SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
@@ -81,7 +82,7 @@ class MiniWoBEnv(FinalRewardEnv):
         if not result.done:
             return {}
         self.memory["reward"] = result.data["reward"]
-        return End(float(result.data["reward"] == 1), metrics=self.final_metrics())
+        return End(float(result.data["reward"] == 1), metrics={"reward": self.final_reward()})
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """A script that reads the first page, a call a turn.

@@ -12,10 +12,11 @@ from typing import IO, Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
+from agent_r1.baselines import ONLY_EXPERTS, Baselines
 from agent_r1.bridges.bridge import check_version
 from agent_r1.bridges.reasoning_gym import server as program
 from agent_r1.dialects import Call
-from agent_r1.tool_env import ONLY_EXPERTS, End, Task, ToolEnv
+from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.child_process import ChildProcess
 
@@ -31,7 +32,7 @@ LEFT_OUT = {
 """Sets that "all" leaves out, with the reason; by name they can be had."""
 
 
-class ReasoningGymEnv(ToolEnv):
+class ReasoningGymEnv(Baselines, ToolEnv):
     """Problems of reasoning-gym: algebra, algorithms, games, graphs, logic, and more.
 
     ## Description
@@ -118,17 +119,13 @@ class ReasoningGymEnv(ToolEnv):
         return End(result.data, metrics={"score": result.data}) if result.done else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """The score of the data set."""
-        score = self._score(answer) if answer else 0.0
+        """The score of the data set; without an answer that of the last one submitted."""
+        score = self._score(answer) if answer else self.memory.get("score", 0.0)
         return score, {"score": score}
 
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
         """The score, of one answer."""
         return score if answer_ok else 0.0
-
-    def final_metrics(self) -> dict[str, float]:
-        """score: that of the last answer submitted."""
-        return {"score": self.memory.get("score", 0.0)}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """The answer that the item brings.

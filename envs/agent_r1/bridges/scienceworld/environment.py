@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, some_of
+from agent_r1.baselines import ONLY_EXPERTS
 from agent_r1.bridges.bridge import World, check_version
 from agent_r1.bridges.pool import Pool
 from agent_r1.bridges.scienceworld.java_random import JAVA_OPTIONS, patched_random, seed_java, watched
 from agent_r1.bridges.text_game import TextGameEnv
-from agent_r1.tool_env import ONLY_EXPERTS, Task
+from agent_r1.tool_env import Task
 from agent_r1_tools import ToolFault, ToolResult
 
 TASKS: Mapping[str, int] = {

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError
+from agent_r1.baselines import ONLY_EXPERTS
 from agent_r1.bridges.bridge import BridgeEnv, World, check_version
 from agent_r1.dialects import Call
-from agent_r1.tool_env import ONLY_EXPERTS, End, Task
+from agent_r1.tool_env import End, Task
 from agent_r1_tools import ToolResult
 from agent_r1_tools.calculator import CalculatorError, calculate
 
@@ -89,16 +90,12 @@ class Tau2Env(BridgeEnv):
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer gives up."""
-        return 0.0, self.final_metrics()
+        """An answer gives up. The metrics are the parts of the task's reward basis, each 0 or 1."""
+        return 0.0, self.checks()
 
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
         """The original's reward."""
         return score
-
-    def final_metrics(self) -> dict[str, float]:
-        """The parts of the task's reward basis, each 0 or 1."""
-        return self.checks()
 
 
 class Tau2TelecomEnv(Tau2Env):

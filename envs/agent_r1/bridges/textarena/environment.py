@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
+from agent_r1.baselines import ONLY_EXPERTS
 from agent_r1.bridges.bridge import FinalRewardEnv, World, call_schema, call_seconds, check_version
 from agent_r1.bridges.textarena.players import MOVES, SOLVED, base, solve
 from agent_r1.dialects import Call
-from agent_r1.tool_env import ONLY_EXPERTS, End, Task
+from agent_r1.tool_env import End, Task
 from agent_r1.users import find_user
 from agent_r1_tools import ToolFault, ToolResult
 from agent_r1_tools.running import is_strict
@@ -141,11 +142,11 @@ class TextArenaEnv(FinalRewardEnv):
             return {}
         self.memory["reward"] = reward = result.data["reward"]
         score = 1.0 if result.data["won"] else min(max(reward, 0.0), 0.99)
-        return End(score, metrics=self.final_metrics())
+        return End(score, metrics={"reward": self.final_reward()})
 
-    def final_metrics(self) -> dict[str, float]:
-        """reward: TextArena's; what isn't played to its end counts as lost."""
-        return {"reward": float(self.memory.get("reward", 1 - self.task.metadata["players"]))}
+    def final_reward(self) -> float:
+        """TextArena's; what isn't played to its end counts as lost."""
+        return float(self.memory.get("reward", 1 - self.task.metadata["players"]))
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """A won game: by what is known of the game, or found by playing it over against the same player.

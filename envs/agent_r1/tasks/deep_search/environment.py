@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
+from agent_r1.baselines import ONLY_EXPERTS, Baselines
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match, f1
 from agent_r1.task_data import DataNotFoundError, Question, load_questions
@@ -33,7 +34,7 @@ from agent_r1.tasks.deep_search.pages import (
 from agent_r1.tasks.demonstrators import TEACHERS, demonstrator
 from agent_r1.tasks.multihop_world import MultihopWorldEnv
 from agent_r1.tasks.question_answering import shared_corpus
-from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
+from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult, run_tool
 from agent_r1_tools.running import describe
 from agent_r1_tools.search import Passage, Retriever
@@ -48,7 +49,7 @@ OPEN_HITS = 20  # what `open` asks a server for
 _CITATION = re.compile(r"\[([^\[\]]*)\]")
 
 
-class DeepSearchEnv(ToolEnv):
+class DeepSearchEnv(Baselines, ToolEnv):
     """Questions that are answered by searching, opening and reading linked pages; the answer cites its pages.
 
     ## Description
@@ -259,9 +260,9 @@ class DeepSearchEnv(ToolEnv):
         opened.append(page)
         return {"page_found": 1 / len(self._gold)} if page in self._gold else {}
 
-    def call_key(self, call: Call) -> list[Any]:
+    def _call_key(self, call: Call) -> list[Any]:
         """On another page the same text may be looked for again."""
-        return [*super().call_key(call), self.memory.get("read") if call.name == "find" else None]
+        return [*super()._call_key(call), self.memory.get("read") if call.name == "find" else None]
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """Exact match x F1 of the citations; the metrics say both apart."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import integer
+from agent_r1.baselines import Baselines
 from agent_r1.dialects import Call
 from agent_r1.rewards import exact_match
 from agent_r1.task_data import DataNotFoundError
@@ -23,7 +24,7 @@ from agent_r1.tasks.pharma_sim.scenarios import (
     match_question,
     own_words,
 )
-from agent_r1.tool_env import Task, ToolEnv, UserTurn
+from agent_r1.tool_env import Outcome, Task, ToolEnv, UserTurn
 from agent_r1.users import User, ask_user, find_user
 from agent_r1_tools import Tool, ToolResult
 
@@ -32,7 +33,7 @@ NOT_UNDERSTOOD = "I don't understand. Ask me about one of the topics, please."
 NUM_TASKS = {"train": 1_000_000}
 
 
-class PharmaSimEnv(ToolEnv):
+class PharmaSimEnv(Baselines, ToolEnv):
     """A pharmacist asks a customer questions, then names the cause of the problem (the role of PharmaSimText).
 
     ## Description
@@ -206,13 +207,10 @@ class PharmaSimEnv(ToolEnv):
             "interactions": float(self.memory.get("interactions", 0)),
         }
 
-    def judge_end(self, answer: str) -> dict[str, float]:
-        """What a `solve` that was left out costs."""
-        return {"interaction": 1.0} if answer and not self.memory.get("posttest") else {}
-
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-        """1 or -1."""
-        return 1.0 if answer_ok and score >= 1 else -1.0
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> Outcome:
+        """1 or -1, and what a `solve` that was left out costs."""
+        left_out = answer and not self.memory.get("posttest")
+        return Outcome(1.0 if answer_ok and score >= 1 else -1.0, {"interaction": 1.0} if left_out else {})
 
     # ------------------------------------------------------------------ demonstrators
 

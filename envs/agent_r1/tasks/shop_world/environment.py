@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
+from agent_r1.baselines import Baselines
 from agent_r1.dialects import Call
 from agent_r1.task_data.webshop import Files, Goal, Product, find_webshop, load_webshop, split_goals
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
@@ -40,7 +41,7 @@ DATA_SPLITS = ("train", "validation", "test")
 MAX_TITLE, MAX_ABOUT = 100, 1_000  # characters that a page shows of a title, and of a description or the bullets
 
 
-class ShopWorldEnv(ToolEnv):
+class ShopWorldEnv(Baselines, ToolEnv):
     """Buy what a customer asks for, in a generated shop of thousands of products.
 
     ## Description
@@ -230,7 +231,7 @@ class ShopWorldEnv(ToolEnv):
         """An answer buys nothing."""
         return 0.0, {"score": 0.0}
 
-    def judge_outcome(self, score: float, *, answer_ok: bool, calls_ok: bool) -> float:
+    def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
         """The score of the purchase, as it is: 0 without one, and the format costs process terms only."""
         return score
 

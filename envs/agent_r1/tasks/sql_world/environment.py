@@ -10,19 +10,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
+from agent_r1.baselines import ONLY_EXPERTS, Baselines
 from agent_r1.task_data.sql import FILES, has_split, load_sql
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
 from agent_r1.tasks.draw import pick
 from agent_r1.tasks.sql_world import generator
 from agent_r1.text.fences import SQL, find_code
-from agent_r1.tool_env import ONLY_EXPERTS, Task, ToolEnv
+from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
 
 RAN = ("", "no copy", "another result")  # what `same_result` says of a query that ran
 _QUERY = re.compile(r"(?:\s|\(|--[^\n]*|/\*.*?\*/)*+(?:SELECT|WITH|VALUES)\b", re.DOTALL | re.IGNORECASE)
 
 
-class SQLWorldEnv(ToolEnv):
+class SQLWorldEnv(Baselines, ToolEnv):
     """Questions over databases that are new in every task, or those of Spider and BIRD.
 
     ## Description

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, integer
+from agent_r1.baselines import ONLY_EXPERTS, Baselines
 from agent_r1.dialects import Call
 from agent_r1.task_data.harbor import TerminalTask, has_split, load_tasks
 from agent_r1.tasks.demonstrators import SLOPPY, TEACHERS, demonstrator
 from agent_r1.tasks.terminal import generator
-from agent_r1.tool_env import ONLY_EXPERTS, End, Task, ToolEnv
+from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ with open("/logs/verifier/reward.txt", "w") as file:  # and not after the proces
 """Tests without a test.sh: functions test_* that raise where they fail."""
 
 
-class TerminalEnv(ToolEnv):
+class TerminalEnv(Baselines, ToolEnv):
     """Tasks for a shell, in bubblewrap.
 
     ## Description
@@ -134,13 +135,9 @@ class TerminalEnv(ToolEnv):
         return End(*result.data) if call.name == "submit" and result.ok else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer submits, too; what it says doesn't matter."""
-        score = self._score()
+        """An answer submits, too; what it says doesn't matter. Without one there is no verdict."""
+        score = self._score() if answer else 0.0
         return score, {"em": float(score >= 1), "score": score}
-
-    def final_metrics(self) -> dict[str, float]:
-        """Without a submission there is no verdict."""
-        return {"em": 0.0, "score": 0.0}
 
     def _submit(self) -> ToolResult:
         """Say that the task is done: its tests decide."""
