@@ -117,7 +117,8 @@ class TurnEnd:
         outcome = found if isinstance(found, Outcome) else Outcome(found)
         self._add_judged(outcome.amounts)
         if not isinstance(outcome.besides, Mapping):
-            raise TypeError(f"judge_end of {type(env).__name__}: besides must be a dict of amounts, got {outcome.besides!r}")
+            wanted = "besides must be a dict of amounts"
+            raise TypeError(f"judge_end of {type(env).__name__}: {wanted}, got {outcome.besides!r}")
 
         unfinished, value = not turn.answers and end is None, outcome.value
         cut_short = unfinished or (end is not None and end.truncation_reason is not None)
