@@ -82,7 +82,7 @@ def differences(folders: Sequence[Path]) -> list[str]:
     found = []
     for name in dict.fromkeys(name for run in args for name in run):
         values = dict.fromkeys(str(run.get(name, "-")) for run in args)
-        if len(values) > 1 and name not in ("seed", "resume"):
+        if len(values) > 1 and name not in ("seed", "resume", "memory_gb"):  # older runs have a --memory-gb
             found.append(f"its runs differ in {name}: {', '.join(values)}")
     for seed, count in Counter(run.get("seed") for run in args).items():
         if count > 1:

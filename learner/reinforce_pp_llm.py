@@ -88,8 +88,6 @@ class Args:
     """compute the logits of a bfloat16 model in float32, when sampling with transformers and when training"""
     preflight: bool = True
     """add up the memory that the run needs, and refuse before it starts what can't fit"""
-    memory_gb: float | None = None
-    """the memory that the preflight compares with (None: what the GPU, or this machine, has)"""
 
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
     """what samples: transformers or vLLM in this process, or running `vllm serve` processes"""

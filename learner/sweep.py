@@ -79,7 +79,7 @@ def make_job(words: Sequence[str]) -> Job:
 
 def comparable(args: dict[str, Any]) -> dict[str, Any]:
     """Arguments as a JSON file gives them back, without those that may differ when a run goes on here."""
-    differing = ("resume", "num_threads")
+    differing = ("resume", "num_threads", "memory_gb")  # runs of an older version have a --memory-gb
     return {name: value for name, value in json.loads(json.dumps(args)).items() if name not in differing}
 
 

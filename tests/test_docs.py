@@ -257,10 +257,10 @@ def test_commands_that_train_models_of_real_size_fit(monkeypatch):
                 num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
                 num_key_value_heads=keys, vocab_size=vocabulary, tie_word_embeddings=tied,
             )  # fmt: skip
-            args.memory_gb = 80.0
             preflight.preflight(
                 args, config, torch.device("cuda"), critic=script.stem == "ppo_llm", reference=args.kl_coef > 0,
                 longest_row=json.loads(args.env_kwargs).get("max_context_tokens", 32_768), world_size=processes,
+                memory_gb=80,
             )  # fmt: skip
             checked.add(case)
     assert len(checked) > 5

@@ -76,12 +76,12 @@ def sizes(names: list[str], memory_gb: float = 80, longest_row: int = 8192) -> s
         cells = []
         for critic, rank in kinds.values():
             case = {**COMMON, "lora_rank": rank, "gradient_checkpointing": True, "dtype": "auto", "num_envs": 128}
-            case |= {"microbatch_tokens": 4096, "memory_gb": memory_gb}
+            case |= {"microbatch_tokens": 4096}
 
             def estimate(engine: str, world_size: int, case=case, config=config, critic=critic) -> Any:
                 return preflight(
                     SimpleNamespace(**{**case, "engine": engine}), config, torch.device("cuda"), critic=critic,
-                    reference=False, longest_row=longest_row, world_size=world_size,
+                    reference=False, longest_row=longest_row, world_size=world_size, memory_gb=memory_gb,
                 )  # fmt: skip
 
             alone = estimate("vllm", 1)

@@ -27,14 +27,14 @@ LEAST = {
     **dict.fromkeys(("eval_demonstrations", "first_demonstration", "first_episode", "temperature", "profile"), 0),
     **{"hidden_size": 24, "num_layers": 2, "intermediate_size": 1},  # smaller ones have no room for a copying circuit
 }
-ABOVE_0 = {"max_grad_norm": "; a large one clips nothing", "target_kl": "; without it nothing stops", "memory_gb": ""}
+ABOVE_0 = {"max_grad_norm": "; a large one clips nothing", "target_kl": "; without it nothing stops"}
 STILL = {"learning_rate": "the policy", "critic_learning_rate": "the critic"}  # with a rate of 0
 SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share")
 FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split")  # among the arguments of an environment
 
 MAY_GROW = ("total_episodes", "episodes")  # arguments that --resume may raise
 MAY_CHANGE = (  # those that change no more of what is learned than its rounding: where, in what memory, what is kept
-    "microbatch_tokens", "gradient_checkpointing", "num_envs", "preflight", "memory_gb", "vllm_url", "api",
+    "microbatch_tokens", "gradient_checkpointing", "num_envs", "preflight", "vllm_url", "api",
     "num_threads", "track", "wandb_project_name", "checkpoint_every", "save_model",
     "log_trajectories", "out",
 )  # fmt: skip
@@ -54,7 +54,6 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "wandb_project_name": (lambda a: a.track, "without --track"),
     "vllm_url": (lambda a: a.engine == "vllm-server", "without --engine vllm-server"),
     "api_model": (lambda a: a.api is not None, "without --api"),
-    "memory_gb": (lambda a: a.preflight, "with --no-preflight"),
     "float32_head": (lambda a: a.dtype != "float32", "with --dtype float32"),
     "horizon_every": (lambda a: "," in (a.horizon_schedule or ""), "without --horizon-schedule of several stages"),
     "group_size": (lambda a: getattr(a, "baseline", True), "without --baseline"),

@@ -32,7 +32,6 @@ BOUNDS = [
     ((*PLAY, "evaluate_llm"), ["--num-envs", 0], "--num-envs is at least 1"),
     (PLAY, ["--gamma", "nan"], "--gamma is between 0 and 1"),
     (PLAY, ["--clip-coef", "nan"], "--clip-coef is at least 0"),
-    (PLAY, ["--memory-gb", 0], "--memory-gb is above 0"),
     (["ppo_llm"], ["--critic-warmup", -1], "--critic-warmup is at least 0"),
     (["ppo_llm"], ["--ent-coef", -1], "--ent-coef is at least 0"),
     (["ppo_llm"], ["--target-kl", -1], "--target-kl is above 0"),
@@ -53,7 +52,6 @@ REWARD = ["--kl-coef", 0.1, "--kl-in", "reward"]
 DEAD = [
     ((*PLAY, "sft_llm"), ["--wandb-project-name", "mine"], "--wandb-project-name does nothing without --track"),
     ((*PLAY, "evaluate_llm"), ["--vllm-url", "http://a:1"], "--vllm-url does nothing without --engine vllm-server"),
-    (PLAY, ["--no-preflight", "--memory-gb", 3], "--memory-gb does nothing with --no-preflight"),
     (PLAY, ["--dtype", "float32", "--float32-head"], "--float32-head does nothing with --dtype float32"),
     (PLAY, ["--kl-estimator", "k1"], "--kl-estimator does nothing without --kl-coef above 0 and --kl-in loss"),
     (PLAY, [*REWARD, "--kl-estimator", "k1"], "--kl-estimator does nothing without .*--kl-in loss"),

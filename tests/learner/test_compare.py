@@ -120,6 +120,9 @@ def test_an_experiment_that_no_run_has_and_a_plot_of_no_kind_are_named(runs, mon
 def test_runs_that_are_no_seeds_of_one_experiment_are_told_apart(runs, monkeypatch, capsys):
     run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0")
     assert "differ" not in capsys.readouterr().err  # seeds 1 and 2, all else equal
+    write_run(runs, "ppo_llm", 3, [0.0, 0.2, 0.4, 0.6], gamma=1.0, memory_gb=None)  # an older one
+    run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0")
+    assert "differ" not in capsys.readouterr().err
     write_run(runs, "again", 2, [0.0, 0.2, 0.4, 0.6], gamma=1.0, group_size=8)
     run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0", "--group-by", "gamma")
     assert capsys.readouterr().err.splitlines() == [

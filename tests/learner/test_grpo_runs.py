@@ -270,6 +270,13 @@ def test_lora_trains_adapters_and_saves_them_merged(learn):
     assert (merged - before).abs().max() > 0.01
 
 
+def test_a_run_that_does_not_fit_is_refused_before_any_work(learn, monkeypatch):
+    monkeypatch.setattr("llm_utils.setup.preflight.memory_of", lambda device: 10**6)
+    with pytest.raises(SystemExit, match="this run doesn't fit"):
+        learn("grpo_llm", *GROUPS)
+    assert not Path("runs").exists()
+
+
 def test_contradicting_flags_are_named_before_any_work(learn):
     for arguments, message in (
         (["--group-size", 5], "--episodes-per-iteration 16 must be a multiple of --group-size 5"),
@@ -295,7 +302,6 @@ def test_contradicting_flags_are_named_before_any_work(learn):
         (["--max-invalid", 2], "--max-invalid is between 0 and 1"),
         (["--reject-ratio", 0.5], "--reject-ratio is a factor above 1"),
         (["--reject-ratio", 2, "--old-logprobs", "sampler"], "give --old-logprobs trainer"),
-        (["--memory-gb", 0.001], "this run doesn't fit"),
         (["--kl-coef", -0.5], "--kl-coef is at least 0"),
         (["--update-epochs", 0], "--update-epochs is at least 1"),
         (["--gamma", -3], "--gamma is between 0 and 1"),

@@ -172,6 +172,18 @@ def test_runs_from_other_weights_are_not_the_same(learn, monkeypatch, policy_fol
     assert sweep.find(job) == (folder, True)
 
 
+def test_a_run_with_an_argument_that_is_dropped_is_the_same_run(tmp_path, monkeypatch):
+    """And the order of the arguments says nothing."""
+    monkeypatch.chdir(tmp_path)
+    job = sweep.make_job(["python", str(LEARNER / "ppo_llm.py")])
+    path = Path("runs") / "one" / "summary.json"
+    path.parent.mkdir(parents=True)
+    older = dict(reversed(job.args.items()))
+    for more, found in (({"memory_gb": 24.0}, (path.parent, True)), ({"unheard_of": 24.0}, (None, False))):
+        path.write_text(json.dumps({"finished": True, "args": {**older, **more}}))
+        assert sweep.find(job) == found
+
+
 def test_an_evaluation_of_a_run_is_named_by_what_it_plays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_dir = Path("runs") / "one"

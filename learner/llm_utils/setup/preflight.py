@@ -103,12 +103,12 @@ class Report:
 
 def preflight(
     args: Any, config_or_source: Any, device: torch.device, *, critic: bool, reference: bool, longest_row: int,
-    world_size: int,
+    world_size: int, memory_gb: float | None = None,
 ) -> Report:  # fmt: skip
     """What a learner with these arguments needs. `longest_row`: tokens of the longest row that there can be.
 
-    SystemExit where it doesn't fit, unless `args.preflight` is False. `args.memory_gb` stands for the memory of the
-    device. The config may be that of a model that isn't there.
+    SystemExit where it doesn't fit, unless `args.preflight` is False. `memory_gb` stands for the memory of the device,
+    in GB of 10^9 bytes. The config may be that of a model that isn't there.
     """
     config = config_or_source
     if isinstance(config, str | Path):
@@ -155,15 +155,14 @@ def preflight(
         layer, rest = layer_bytes(whole)
         add("layers and embeddings, gathered", 3 * layer + 2 * rest, UPDATE, "a smaller --model")
 
-    said = getattr(args, "memory_gb", None)
-    memory = memory_of(device) if said is None else int(said * GB)
+    memory = memory_of(device) if memory_gb is None else int(memory_gb * GB)
     stale = getattr(args, "max_staleness", 0)  # rows are in flight during updates, too
     if in_process:
         row, token = min(longest_row, TYPICAL_ROW), bytes_per_token(config, dtype)
         needed = (args.num_envs * row + max(0, longest_row - row)) * token
         cache = (ROOM_OF_SMALL if needed < Store.SMALL else ROOM_TO_GROW) * needed
         if not on_cpu and world_size == 1:  # the smallest store may grow so large for one long row
-            room = GPU_SHARE * memory if said else gpu_room(device)
+            room = GPU_SHARE * memory if memory_gb else gpu_room(device)
             cache = max(cache, min(args.num_envs * longest_row * token, room))
         add("keys and values of the rows", cache, ALWAYS if stale else ROLLOUT, "--num-envs", CONTEXT)
         if stale and getattr(args, "eval_episodes", 0):  # those in flight stay while others are evaluated
