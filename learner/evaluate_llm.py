@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-import tyro
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
@@ -170,7 +169,7 @@ def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    args = load_args(tyro.cli(Args))
+    args: Any = load_args(arguments.read(Args))
     check_api(args)
     for line in fill_environment(args):
         print(line, file=sys.stderr)

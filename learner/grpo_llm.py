@@ -21,10 +21,10 @@ from typing import Literal
 import gymnasium as gym
 import numpy as np
 import torch
-import tyro
 
 import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import arguments, distributed
+from llm_utils.arguments import Common
 from llm_utils.kl import kl_divergence
 from llm_utils.recovery import checkpoint
 from llm_utils.returns import other_groups_deviation, others_deviation, others_mean, returns_to_go
@@ -39,78 +39,15 @@ Array = np.ndarray
 
 
 @dataclass
-class Args:
+class Args(Common):
     exp_name: str = Path(__file__).stem
-    """the name of this experiment"""
-    seed: int = 1
-    """seed of everything: tasks, sampling, minibatches"""
-    cuda: bool = True
-    """use a GPU where there is one"""
-    num_threads: int = 0
-    """CPU threads of torch in each process (0: as many as others leave cores free)"""
-    deterministic: bool = False
-    """the same weights to the bit in every run: deterministic kernels, tool results taken in the order of the calls"""
-    track: bool = False
-    """also log to Weights & Biases"""
-    wandb_project_name: str = "agent-r1"
-    """the W&B project"""
-    save_model: bool = False
-    """write the trained policy and its tokenizer to runs/{run_name}/model"""
-    log_trajectories: int | Literal["all"] = 8
-    """episodes of each iteration in runs/{run_name}/trajectories.jsonl: the first that are trained on, or all played"""
-    checkpoint_every: int = 10
-    """iterations between checkpoints; there is one at the end, too (0: only where something ends the run early)"""
-    resume: str | None = None
-    """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
-
-    env_id: str = "AgentR1/MultihopWorld-v0"
-    """the id of the environment (of your own: module:ID, where the module registers it)"""
-    env_kwargs: str = "{}"
-    """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}'"""
-    data_dir: str | None = None
-    """the folder of the data set, for environments that read one (see docs/data.md)"""
-    split: str = "train"
-    """the split that is trained on"""
-    sample_by_pass_rate: str | None = None
-    """a file of evaluate_llm.py --profile: draw tasks in proportion to p (1 - p) of their pass rate (None: evenly)"""
-    num_envs: int = 128
-    """episodes that run at the same time"""
-    model: str = "tiny"
-    """a Hugging Face name, a folder, or "tiny": the policy shipped for the environment"""
-    tokenizer: str | None = None
-    """a tokenizer's name or folder (None: the model's own; "byte": the built-in byte tokenizer)"""
-    lora_rank: int = 0
-    """train LoRA adapters of this rank instead of the weights (0: the weights)"""
-    gradient_checkpointing: bool = False
-    """compute activations again in the backward pass: less memory, more time"""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """what the models compute in (auto: float32 on a CPU, bfloat16 on a GPU); log-probabilities are float32"""
-    float32_head: bool = False
-    """compute the logits of a bfloat16 model in float32, when sampling with transformers and when training"""
-    preflight: bool = True
-    """add up the memory that the run needs, and refuse before it starts what can't fit"""
-
-    engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
-    """what samples: transformers or vLLM in this process, or running `vllm serve` processes"""
-    vllm_url: str = "http://localhost:8000"
-    """address of the server of --engine vllm-server"""
-    max_staleness: int = 0
-    """iterations by which the weights that sampled may be older than those that train on it (0: on-policy)"""
-    temperature: float = 1.0
-    """sampling temperature; the trainer's log-probabilities are taken at the same temperature"""
-    top_p: float = 1.0
-    """nucleus sampling (1: off). Below 1 the sampler leaves the distribution that the loss assumes"""
-    max_invalid: float = 0.5
-    """share of an iteration's episodes that faults of the environment may end (they are dropped) before the run ends"""
-    horizon_schedule: str | None = None
-    """the most turns of an episode in stages, e.g. 4,8,12 of max_turns 12: a horizon that grows (None: max_turns)"""
-    horizon_every: int = 20
-    """iterations of a stage of --horizon-schedule; the last one lasts"""
 
     total_episodes: int = 5_120
     """episodes of training"""
     episodes_per_iteration: int = 256
     """episodes collected before each update"""
+    temperature: float = 1.0
+    """sampling temperature; the trainer's log-probabilities are taken at the same temperature"""
     group_size: int = 8
     """episodes of the same task"""
     dynamic_sampling: int = 0
@@ -133,9 +70,6 @@ class Args:
     """passes over the collected episodes"""
     num_minibatches: int = 4
     """optimizer steps in a pass"""
-    microbatch_tokens: int = 4096
-    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same
-    (but for rounding, in bf16)"""
     ratio: Literal["token", "turn", "sequence"] = "token"
     """importance ratio of a token, or the geometric mean over its turn or its row (GSPO: sequence)"""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
@@ -168,13 +102,6 @@ class Args:
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
     """advantages on sampled tokens only; --no-advantage-mask puts a turn's also on what the environment answered"""
-
-    eval_episodes: int = 256
-    """held-out tasks per evaluation (0: no evaluation)"""
-    eval_split: str | None = None
-    """the split that is evaluated on (None: test, validation or dev where there is one, else --split)"""
-    eval_every: int = 5
-    """iterations between evaluations (there is one at the start and one at the end)"""
 
 
 def check(args: Args) -> None:
@@ -295,7 +222,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
 
 
 if __name__ == "__main__":
-    args = prepare(tyro.cli(Args), check)
+    args = prepare(arguments.read(Args), check)
     envs = eval_envs = None
     if distributed.rank() == 0:  # one process plays
         kwargs = {"num_envs": args.num_envs, "observation": "new", "tokenizer": tokenizer_of(args), **env_kwargs(args)}

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import tyro
 from tqdm import tqdm
 
 from agent_r1.baselines import baselines_of, has_demonstration
@@ -225,7 +224,7 @@ def token_loss(
 
 
 if __name__ == "__main__":
-    args = checkpoint.load_args(tyro.cli(Args, description=__doc__), Path(__file__).stem)
+    args = checkpoint.load_args(arguments.read(Args, description=__doc__), Path(__file__).stem)
     check(args)
     distributed.setup(args.cuda)
     device = distributed.device(args.cuda)

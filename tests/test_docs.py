@@ -6,6 +6,7 @@ code prints. A block that needs data or a model has the line `<!-- no-run -->` b
 
 import ast
 import contextlib
+import dataclasses
 import importlib
 import io
 import json
@@ -159,13 +160,18 @@ def test_commands_name_scripts_that_exist(page):
     assert set(re.findall(r"^ *make ([a-z-]+)", text, re.MULTILINE)) <= targets
 
 
+def args_of(script: Path) -> type:
+    """The `Args` of a learner, which needs the extra `train`."""
+    for package in ("torch", "transformers", "tyro", "tensorboard"):
+        pytest.importorskip(package)
+    return importlib.import_module(script.stem).Args
+
+
 def options(script: Path) -> set[str]:
     """The options of a learner: the fields of its `Args`."""
-    tree = ast.parse(script.read_text(encoding="utf-8"))
-    (args,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args")
-    fields = [node for node in args.body if isinstance(node, ast.AnnAssign)]
-    switches = {f"no_{node.target.id}" for node in fields if ast.unparse(node.annotation) == "bool"}
-    return {field.replace("_", "-") for field in switches | {node.target.id for node in fields}}
+    fields = dataclasses.fields(args_of(script))
+    switches = {f"no_{field.name}" for field in fields if field.type in (bool, "bool")}
+    return {name.replace("_", "-") for name in switches | {field.name for field in fields}}
 
 
 @pytest.mark.parametrize("page", LEARNERS, ids=name)
@@ -186,10 +192,10 @@ def test_flags_of_the_learners_are_on_their_pages(page):
     told = text + (page.parent / "ppo_llm.md").read_text(encoding="utf-8") * (BY_PPO in text)
     named = {flag.removeprefix("no-") for flag in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", told)}
     assert not sorted(flag for flag in options(script) - named if not flag.startswith("no-"))
-    helps = " ".join(re.findall(r'^    """(.*?)"""', script.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+    helps = " ".join(importlib.import_module("llm_utils.arguments").help_texts(args_of(script)).values())
     for left_out in re.findall(r"\*\*What is left out:\*\* (.*?)\.\n", text, re.DOTALL):
         for thing in re.split(r",\s+", left_out):
-            assert re.sub(r"^(an?|the) ", "", thing) not in " ".join(helps.split()), thing
+            assert re.sub(r"^(an?|the) ", "", thing) not in helps, thing
 
 
 def commands(path: Path) -> list[tuple[Path, list[str], int]]:
@@ -218,9 +224,8 @@ def test_commands_have_options_of_their_learner(path):
 
 def read_args(script: Path, words: list[str]):
     """The arguments of a learner that these words stand for, checked as it checks them."""
-    tyro = pytest.importorskip("tyro")
-    learner, arguments = importlib.import_module(script.stem), importlib.import_module("llm_utils.arguments")
-    args = tyro.cli(learner.Args, args=words)
+    kind, arguments = args_of(script), importlib.import_module("llm_utils.arguments")
+    args, learner = arguments.read(kind, args=words), importlib.import_module(script.stem)
     getattr(learner, "check", arguments.check)(args)
     return args
 

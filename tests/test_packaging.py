@@ -82,11 +82,10 @@ def test_every_learner_has_types_a_page_and_tests():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "learner").glob("*_llm.py")), ids=lambda path: path.stem)
 def test_the_files_stay_short(path):
-    """A reader sees an algorithm at a glance; what all learners share stands in llm_utils."""
-    text = path.read_text()
-    (args,) = (node for node in ast.parse(text).body if getattr(node, "name", "") == "Args")
-    assert len(text.splitlines()) - (args.end_lineno - args.lineno + 1) <= (390 if path.stem == "ppo_llm" else 330)
-    assert max(map(len, text.splitlines())) <= 120
+    """A reader sees an algorithm at a glance; the code that all learners share is in llm_utils."""
+    lines = path.read_text().splitlines()
+    assert len(lines) <= {"ppo_llm": 400, "sft_llm": 390}.get(path.stem, 330)
+    assert max(map(len, lines)) <= 120
 
 
 @pytest.mark.parametrize("package", ["learner/llm_utils", "envs/agent_r1"])

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import gymnasium as gym
-import tyro
 from rloo_llm import Args, backward
 
 import agent_r1  # noqa: F401  (registers the environments)
@@ -42,7 +41,7 @@ def check(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    args = prepare(tyro.cli(Args, default=replace(Args(), exp_name="remax_llm")), check)
+    args = prepare(arguments.read(Args, replace(Args(), exp_name="remax_llm")), check)
     envs = eval_envs = None
     if distributed.rank() == 0:
         kwargs = {"num_envs": args.num_envs, "observation": "new", "tokenizer": tokenizer_of(args), **env_kwargs(args)}

@@ -1,13 +1,21 @@
-"""What no script accepts, said before any work; and what --resume may change."""
+"""Arguments of the scripts: flags that all learners share, --help, refusals before any work, and --resume."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+import tyro
 
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.text import printable
@@ -39,6 +47,129 @@ MAY_CHANGE = (  # those that change no more of what is learned than its rounding
     "log_trajectories", "out",
 )  # fmt: skip
 ArgsT = TypeVar("ArgsT")
+
+
+@dataclass
+class Common:
+    """Flags of the machinery around an algorithm, the same in every learner that plays."""
+
+    exp_name: str = ""
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of everything: tasks, sampling, minibatches"""
+    track: bool = False
+    """also log to Weights & Biases"""
+    wandb_project_name: str = "agent-r1"
+    """the W&B project"""
+    save_model: bool = False
+    """write the trained policy and its tokenizer to runs/{run_name}/model"""
+    log_trajectories: int | Literal["all"] = 8
+    """episodes of each iteration in runs/{run_name}/trajectories.jsonl: the first that are trained on, or all played"""
+    checkpoint_every: int = 10
+    """iterations between checkpoints; there is one at the end, too (0: only where something ends the run early)"""
+    resume: str | None = None
+    """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
+
+    env_id: str = "AgentR1/MultihopWorld-v0"
+    """the id of the environment (of your own: module:ID, where the module registers it)"""
+    env_kwargs: str = "{}"
+    """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}'"""
+    data_dir: str | None = None
+    """the folder of the data set, for environments that read one (see docs/data.md)"""
+    split: str = "train"
+    """the split that is trained on"""
+    sample_by_pass_rate: str | None = None
+    """a file of evaluate_llm.py --profile: draw tasks in proportion to p (1 - p) of their pass rate (None: evenly)"""
+    num_envs: int = 128
+    """episodes that run at the same time"""
+    max_invalid: float = 0.5
+    """share of an iteration's episodes that faults of the environment may end (they are dropped) before the run ends"""
+    horizon_schedule: str | None = None
+    """the most turns of an episode in stages, e.g. 4,8,12 of max_turns 12: a horizon that grows (None: max_turns)"""
+    horizon_every: int = 20
+    """iterations of a stage of --horizon-schedule; the last one lasts"""
+
+    model: str = "tiny"
+    """a Hugging Face name, a folder, or "tiny": the policy shipped for the environment"""
+    tokenizer: str | None = None
+    """a tokenizer's name or folder (None: the model's own; "byte": the built-in byte tokenizer)"""
+    lora_rank: int = 0
+    """train LoRA adapters of this rank instead of the weights (0: the weights)"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """what the models compute in (auto: float32 on a CPU, bfloat16 on a GPU); log-probabilities are float32"""
+    float32_head: bool = False
+    """compute the logits of a bfloat16 model in float32, when sampling with transformers and when training"""
+
+    engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
+    """what samples: transformers or vLLM in this process, or running `vllm serve` processes"""
+    vllm_url: str = "http://localhost:8000"
+    """address of the server of --engine vllm-server"""
+    max_staleness: int = 0
+    """iterations by which the weights that sampled may be older than those that train on it (0: on-policy)"""
+    top_p: float = 1.0
+    """nucleus sampling (1: off). Below 1 the sampler leaves the distribution that the loss assumes"""
+
+    eval_episodes: int = 256
+    """held-out tasks per evaluation (0: no evaluation)"""
+    eval_split: str | None = None
+    """the split that is evaluated on (None: test, validation or dev where there is one, else --split)"""
+    eval_every: int = 5
+    """iterations between evaluations (there is one at the start and one at the end)"""
+
+    cuda: bool = True
+    """use a GPU where there is one"""
+    num_threads: int = 0
+    """CPU threads of torch in each process (0: as many as others leave cores free)"""
+    deterministic: bool = False
+    """the same weights to the bit in every run: deterministic kernels, tool results taken in the order of the calls"""
+    gradient_checkpointing: bool = False
+    """compute activations again in the backward pass: less memory, more time"""
+    microbatch_tokens: int = 4096
+    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same
+    (but for rounding, in bf16)"""
+    preflight: bool = True
+    """add up the memory that the run needs, and refuse before it starts what can't fit"""
+
+
+# The first flag in Common of each group of --help, and its title.
+GROUPS = {"exp_name": "run", "env_id": "environment", "model": "model", "engine": "engine",
+          "eval_episodes": "evaluation", "cuda": "machine"}  # fmt: skip
+
+
+def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> ArgsT:
+    """Read the command line into a script's `Args`, as `tyro.cli` does, which takes `options`.
+
+    --help shows the script's own flags first, then those that Common has, in groups. To tyro a group is a nested
+    dataclass, so they are nested here, and taken apart again.
+    """
+    values, hints, helps = vars(default or kind()), get_type_hints(kind), help_texts(kind)
+    flags = {name: (name, Annotated[hints[name], tyro.conf.arg(help=helps.get(name))], values[name]) for name in values}
+    groups: dict[str, list[Any]] = {}
+    title = ""
+    for field in dataclasses.fields(Common):
+        title = GROUPS.get(field.name, title)
+        if field.name in flags:
+            groups.setdefault(title, []).append(flags.pop(field.name))
+    own: list[Any] = list(flags.values())
+    for title, group in groups.items():
+        nested: Any = dataclasses.make_dataclass(title, group)
+        hint = Annotated[nested, tyro.conf.arg(name=title), tyro.conf.OmitArgPrefixes]
+        own.append((f"group_{title}", hint, dataclasses.field(default_factory=nested)))
+    given = vars(tyro.cli(dataclasses.make_dataclass(kind.__name__, own), **options))
+    for title in groups:
+        given |= vars(given.pop(f"group_{title}"))
+    return kind(**given)
+
+
+def help_texts(kind: type) -> dict[str, str]:
+    """The help of each flag: the text below its field, of a class or of those that it inherits from."""
+    found: dict[str, str] = {}
+    for parent in reversed(kind.__mro__[:-1]):
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(parent)))
+        for field, text in pairwise(tree.body[0].body):
+            if (type(field), type(text)) == (ast.AnnAssign, ast.Expr):
+                found[field.target.id] = " ".join(text.value.value.split())
+    return found
 
 
 def evaluates(args: Any) -> bool:

@@ -1,6 +1,8 @@
 """What the six scripts refuse before any work: values out of range, flags that would do nothing, contradictions."""
 
 import importlib
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from llm_utils import arguments
 def check(script, *words):
     """Read a command line and check it, as the script does first of all."""
     module = importlib.import_module(script)
-    args = tyro.cli(module.Args, args=[str(word) for word in words])
+    args = arguments.read(module.Args, args=[str(word) for word in words])
     module.check(args)
     return args
 
@@ -141,6 +143,38 @@ def test_every_switch_and_bound_is_an_argument_of_some_script():
 
     known = {name for script in ALL for name in vars(importlib.import_module(script).Args())}
     assert {*arguments.LEAST, *arguments.ABOVE_0, *arguments.STILL, *arguments.SHARES, *arguments.SWITCHES} <= known
+
+
+@pytest.mark.parametrize("script", ALL)
+def test_help_shows_an_algorithms_own_flags_first_and_then_groups_of_the_others(script, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    kind, common = importlib.import_module(script).Args, {field.name for field in fields(arguments.Common)}
+    with pytest.raises(SystemExit):
+        arguments.read(kind, args=["--help"])
+    boxes = re.findall(r"^╭─ (.*?) ─+╮$(.*?)^╰─+╯$", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
+    flags = [re.findall(r"^│ --([\w-]+)", box, re.MULTILINE) for _, box in boxes]
+    own = [field.name for field in fields(kind) if field.name not in common]
+    assert [title for title, _ in boxes][0] == "options" and flags[0] == [name.replace("_", "-") for name in own]
+    titles = [f"{title} options" for title in arguments.GROUPS.values()]
+    assert [title for title, _ in boxes][1:] == (titles if script in PLAY else [t for t in titles if t in dict(boxes)])
+    assert sorted(sum(flags, [])) == sorted(field.name.replace("_", "-") for field in fields(kind))
+    assert not (script in PLAY and common - {field.name for field in fields(kind)})
+
+
+@pytest.mark.parametrize("script", ALL)
+def test_groups_change_nothing_of_what_is_read(script):
+    kind = importlib.import_module(script).Args
+    assert arguments.read(kind, args=[]) == kind() and kind().exp_name == script
+    words = ["--seed", "3", "--no-cuda", "--env_id", "a", "--tokenizer", "byte", "--dtype=float32"]
+    args = arguments.read(kind, args=words)
+    assert args == tyro.cli(kind, args=words) and (args.seed, args.cuda, args.dtype) == (3, False, "float32")
+    assert type(args) is kind and arguments.read(kind, args, args=[]) == args
+
+
+@pytest.mark.parametrize("script", ALL)
+def test_every_flag_has_a_help(script):
+    kind = importlib.import_module(script).Args
+    assert arguments.help_texts(kind).keys() == {field.name for field in fields(kind)}
 
 
 @pytest.mark.parametrize("script", [*PLAY, "sft_llm"])
