@@ -8,6 +8,8 @@ aren't finished, or lack the scalar, are left out and named. Where the runs of a
 than their seeds, that is said.
 """
 
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+
 import argparse
 import json
 import sys

@@ -9,6 +9,8 @@ threads, and the files of the model that they name: change one and it runs anew.
 After Ctrl-C the same command goes on.
 """
 
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+
 import argparse
 import importlib
 import json
