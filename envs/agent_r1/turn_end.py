@@ -116,9 +116,9 @@ class TurnEnd:
         found = env.judge_end(score, answer=answer, answer_ok=answer_ok, calls_ok=calls_ok)
         outcome = found if isinstance(found, Outcome) else Outcome(found)
         self._add_judged(outcome.amounts)
-        if not isinstance(outcome.besides, Mapping):
-            wanted = "besides must be a dict of amounts"
-            raise TypeError(f"judge_end of {type(env).__name__}: {wanted}, got {outcome.besides!r}")
+        besides: Any = outcome.besides
+        if not isinstance(besides, Mapping):
+            raise TypeError(f"judge_end of {type(env).__name__}: besides must be a dict of amounts, got {besides!r}")
 
         unfinished, value = not turn.answers and end is None, outcome.value
         cut_short = unfinished or (end is not None and end.truncation_reason is not None)
@@ -127,8 +127,8 @@ class TurnEnd:
         name = "outcome/unfinished" if unfinished else env.outcome_term if answer_ok and calls_ok else "outcome/format"
         self.terms = self._process_terms()
         self.terms[name] = _finite(env, "what judge_end pays", value)
-        for besides, amount in outcome.besides.items():
-            self.terms[f"outcome/{besides}"] = _finite(env, "what judge_end pays besides", amount)
+        for also, amount in besides.items():
+            self.terms[f"outcome/{also}"] = _finite(env, "what judge_end pays besides", amount)
         self.outcome = {"is_success": bool(score >= 1), "answer": answer if turn.answers else None, "metrics": metrics}
         if self.truncated:
             self.outcome["truncation_reason"] = self._reason
