@@ -31,6 +31,8 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "bridges --part costs": ("--ids BabyAI --tasks 2 --force", ("minigrid",)),
     "bridges --part model": (f"--ids BabyAI --model {TINY} --threads 1", ("minigrid", *LEARNING)),
     "check_dialects": (f"--tokenizer {TINY} --count 10 --force", ("renderers", "transformers")),
+    "digests episodes": ("--ids AgentR1/ArithmeticWorld-v0 --episodes 17", ()),
+    "digests learners": ("--learners evaluate_llm", LEARNING),
     "dtype_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
     "estimators": ("--games 4 --steps 10", LEARNING),
     "evidence --part horizons": (
@@ -88,6 +90,8 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "bridges --part load": ["bridges_load"],
     "bridges --part costs": ["bridges_costs"],
     "bridges --part model": ["bridges_model"],
+    "digests episodes": [],
+    "digests learners": [],
     "evidence --part horizons": ["evidence_horizons"],
     "evidence --part paper": ["evidence_paper"],
     "evidence --part teachers": ["evidence_teachers"],
@@ -102,7 +106,8 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
 }
 SLOW = {
     "bridges --part model", "fuzz_spans", "sandbox_speed", "vector_throughput",
-    "check_dialects", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16", "stale_ratios", "tool_latency",
+    "check_dialects", "digests learners", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16",
+    "stale_ratios", "tool_latency",
     "two_candidates", "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
     "evidence --part teachers", "kill_resume", "multihop_seeds", "preflight",
     "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
