@@ -31,13 +31,34 @@ settings.register_profile("explore", deadline=None, max_examples=2_000, print_bl
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+# The environments whose every episode needs a sandbox.
+NEEDS = {"AgentR1/Terminal-v0": "bubblewrap"}
+
 # A file is one worker's: of those that take longest none may begin when the others are about to end.
 LONGEST = ("test_python_attacks", "test_benchmarks", "test_distributed", "test_exits", "test_validate", "test_python")
 LONGEST += ("test_resume", "test_math_judge", "test_grpo_runs")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    for name in LOCAL:
+        config.addinivalue_line("markers", f"{name}: needs this sandbox; skipped where it does not work")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests whose parameters name a sandbox, or an environment that needs one. Put the longest files first."""
+    for item in items:
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        for name in {NEEDS.get(value, value) for value in given if isinstance(value, str)} & LOCAL.keys():
+            item.add_marker(name)
     items.sort(key=lambda item: item.path.stem not in LONGEST)  # of equals the order stays
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose sandbox does not work here."""
+    for name in LOCAL:
+        if item.get_closest_marker(name) and (problem := probe(name)):
+            pytest.skip(f"{name}: {problem}")
 
 
 def pytest_collection_finish() -> None:

@@ -19,7 +19,6 @@ from registered import BRIDGES, ENVIRONMENTS, IDS
 
 import agent_r1
 from agent_r1 import ArgumentError
-from agent_r1_tools.python import probe
 
 POLICIES = files("agent_r1") / "policies"
 ARGUMENTS = {  # better than made up from the schema
@@ -41,13 +40,6 @@ EMBEDDED = {  # worlds of their own; data_dir is by choice
 @pytest.fixture(autouse=True)
 def data_folder(made_up_data, monkeypatch):
     monkeypatch.setenv("AGENT_R1_DATA", str(made_up_data))
-
-
-@pytest.fixture(autouse=True)
-def sandbox_there(request):
-    given = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    if given.get("env_id") == "AgentR1/Terminal-v0" and (problem := probe("bubblewrap")):
-        pytest.skip(f"bubblewrap: {problem}")
 
 
 def takes(env_id):

@@ -13,16 +13,16 @@ import pytest
 
 import agent_r1_tools
 from agent_r1_tools import Tool
-from agent_r1_tools.python import probe
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "tools").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+NEEDS = {"shell": [pytest.mark.bubblewrap]}
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem, marks=NEEDS.get(page.stem, [])) for page in PAGES])
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.stem == "shell" and (problem := probe("bubblewrap")):
-        pytest.skip(f"bubblewrap: {problem}")
     if page.stem == "mcp":
         pytest.importorskip("mcp")
     monkeypatch.chdir(tmp_path)

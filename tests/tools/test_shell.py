@@ -16,10 +16,10 @@ import pytest
 
 from agent_r1_tools import run_tool
 from agent_r1_tools import shell as shell_module
-from agent_r1_tools.python import Limits, SandboxError, choose, probe
+from agent_r1_tools.python import Limits, SandboxError, choose
 from agent_r1_tools.shell import BROKEN, Machine, ShellTool, pack, part
 
-pytestmark = pytest.mark.skipif(probe("bubblewrap") is not None, reason=f"bubblewrap: {probe('bubblewrap')}")
+pytestmark = pytest.mark.bubblewrap
 
 LIMITS = Limits(wall_seconds=10, cpu_seconds=10, memory=256 << 20, output=2_000, processes=24, files=4 << 20)
 QUICK = replace(LIMITS, wall_seconds=1, cpu_seconds=1)

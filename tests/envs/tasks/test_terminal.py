@@ -20,11 +20,9 @@ from agent_r1.task_data.harbor import load_tasks, read_task, write_task
 from agent_r1.tasks.terminal import environment as terminal
 from agent_r1.tasks.terminal.environment import TerminalEnv, run_tests
 from agent_r1.tasks.terminal.generator import KINDS, NUM_TASKS, UNSEEN_KINDS, generate_task
-from agent_r1_tools.python import SandboxError, choose, layout, probe
+from agent_r1_tools.python import SandboxError, choose, layout
 from agent_r1_tools.python.bubblewrap import Bubblewrap
 from agent_r1_tools.shell import LIMITS, Machine, pack
-
-needs_bubblewrap = pytest.mark.skipif(probe("bubblewrap") is not None, reason=f"bubblewrap: {probe('bubblewrap')}")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +79,7 @@ def dying(monkeypatch):
     return outage
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_a_sandbox_that_dies_between_two_commands_is_no_failed_call(env):
     env.reset(options={"task_index": 0})
     do(env, "echo kept > kept.txt")
@@ -90,7 +88,7 @@ def test_a_sandbox_that_dies_between_two_commands_is_no_failed_call(env):
     assert info["tool_calls"][0]["ok"] and "kept" in env.messages[-1]["content"] and info.get("fault") is None
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_a_sandbox_that_dies_again_and_again_is_a_fault_of_its_episode_alone(dying):
     lost, other = TerminalEnv(fault_deadline=0.05), TerminalEnv(fault_deadline=0.05)
     for one in (lost, other):
@@ -108,7 +106,7 @@ def test_a_sandbox_that_dies_again_and_again_is_a_fault_of_its_episode_alone(dyi
         one.close()
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize("end", ["<answer>done</answer>", "submit"])
 def test_a_sandbox_that_dies_under_the_tests_pays_nobody_and_blames_nobody(dying, end):
     env = TerminalEnv(fault_deadline=0.05)
@@ -150,7 +148,7 @@ def solved(task, steps):
         return machine.pack()
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize("place", some([*KINDS, *UNSEEN_KINDS], {"mend_python", "to_json"}))
 def test_a_task_is_solved_by_its_solution_and_not_without_its_last_command(place):
     split, kinds = ("train", KINDS) if place in KINDS else ("unseen_kinds", UNSEEN_KINDS)
@@ -161,7 +159,7 @@ def test_a_task_is_solved_by_its_solution_and_not_without_its_last_command(place
     assert verdict(task) == 0
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_an_episode(env):
     for index, end in ((0, "submit"), (1, "answer")):
         env.reset(options={"task_index": index})
@@ -177,7 +175,7 @@ def test_an_episode(env):
     assert do(env, "true")[4]["metrics"] == {"em": 0.0, "score": 0.0}  # nothing was submitted
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_teachers(env):
     env.reset(options={"task_index": 0})
     steps, rng = env.demonstration(), np.random.default_rng(0)
@@ -187,7 +185,7 @@ def test_teachers(env):
     assert env.demonstration(rng) == [*steps[:-2], steps[-1]]
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_a_branch_goes_on_as_the_episode_does(env):
     other = TerminalEnv()
     env.reset(options={"task_index": 12})
@@ -205,7 +203,7 @@ def test_a_branch_goes_on_as_the_episode_does(env):
     other.close()
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_process_terms_cannot_be_farmed(say):
     env = gym.make("AgentR1/Terminal-v0", max_turns=200, max_context_tokens=20_000)
     env.reset(seed=0)
@@ -276,7 +274,7 @@ CHEATS = {
 }
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize("cheat", some(CHEATS, QUICK))
 def test_a_cheat_loses(cheat, env):
     env.reset(options={"task_index": 0})  # count lines, the number to count.txt
@@ -304,7 +302,7 @@ PROGRAMS = {
 }
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize("program", some(PROGRAMS, QUICK))
 def test_a_program_that_cheats_loses(program, monkeypatch):
     monkeypatch.setattr(terminal, "MAX_TEST_SECONDS", 2.0)
@@ -336,7 +334,7 @@ def folder(root, name="a-task", **files):
     return root / name
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_a_folder_of_harbor(tmp_path):
     folder(tmp_path)
     env = TerminalEnv(data_dir=tmp_path)
@@ -354,7 +352,7 @@ def test_a_folder_of_harbor(tmp_path):
     env.close()
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize(
     ("test", "score"),
     [
@@ -374,14 +372,14 @@ def test_what_tests_may_say(test, score, tmp_path, monkeypatch):
     assert verdict(read_task(folder(tmp_path, tests__test_dot_sh=test))) == score
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_tests_in_python(tmp_path):
     python = "import pathlib\ndef test_it():\n    assert pathlib.Path('/work/out.txt').read_text() == 'done'\n"
     task = read_task(folder(tmp_path, tests__test_dot_sh=None, tests__test_it_dot_py=python))
     assert verdict(task) == 0 and verdict(task, pack({"/work/out.txt": (0o644, b"done")})) == 1
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize(
     ("program", "score"),
     [
@@ -398,7 +396,7 @@ def test_a_program_that_ends_the_tests_in_python_fails_them(program, score, tmp_
     assert verdict(task, pack({"/work/prog.py": (0o644, program.encode())})) == score
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize(
     ("tests", "score"),
     [
@@ -414,7 +412,7 @@ def test_every_test_in_python_is_run(tests, score, tmp_path):
     assert verdict(task, pack({"/work/prog.py": (0o644, b"")})) == score
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_a_generated_task_can_be_written_and_read(tmp_path):
     task = generate_task(0, "train", list(KINDS).index("mend_shell"))
     again = read_task(write_task(task, tmp_path))

@@ -10,7 +10,6 @@ import pytest
 
 from agent_r1_tools.python import CallError, Limits, SandboxError, choose, monty, open_sandbox, probe
 
-needs_monty = pytest.mark.skipif(probe("monty") is not None, reason=f"monty: {probe('monty')}")
 needs_both = pytest.mark.skipif(
     probe("monty") is not None or (probe("bubblewrap") is not None and probe("fork_server") is not None),
     reason="needs monty and another sandbox",
@@ -29,7 +28,7 @@ def session():
 # --- what crosses -----------------------------------------------------------------------------------------------------
 
 
-@needs_monty
+@pytest.mark.monty
 def test_values_of_monty_that_share_their_parts_stay_in_monty():
     """As trees they would have 10**10 items. In a process with little memory, which would not survive one."""
     code = f"""
@@ -56,7 +55,7 @@ print(json.dumps([found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - be
     assert grown < 300_000  # KiB
 
 
-@needs_monty
+@pytest.mark.monty
 def test_sets_of_monty_whose_hashes_collide_are_not_made_here(session):
     ask = {"ask": lambda value: None}
     assert session.run(COLLIDING + "a").output.startswith("{2305843009213693951, ")
@@ -71,7 +70,7 @@ VALUES = [None, True, 0, -(2**70), 2**53, 10**4000, 0.1, -0.0, 5e-324, float("-i
 VALUES += [[], (), set(), frozenset({1}), {}, {(1, "a"): [{2: {3.5}}], None: (None,)}, list(range(50_000)), "x" * 10**6]
 
 
-@needs_monty
+@pytest.mark.monty
 def test_literals_cross_from_monty_whatever_the_program_calls_its_own(session):
     names = "type str int list dict json repr print hex isinstance bool float tuple set frozenset bytes complex"
     session.run(f"{' = '.join(names.split())} = 1\ndef same(value):\n    return value")
@@ -80,7 +79,7 @@ def test_literals_cross_from_monty_whatever_the_program_calls_its_own(session):
     assert repr(session.call("same", [float("nan")])) == "nan"
 
 
-@needs_monty
+@pytest.mark.monty
 def test_literals_cross_from_monty_to_functions_of_ours(session):
     heard = []
     for value in [*VALUES, VALUES]:
@@ -89,7 +88,7 @@ def test_literals_cross_from_monty_to_functions_of_ours(session):
         assert repr(heard.pop()) == repr(((value,), {"key": value}))
 
 
-@needs_monty
+@pytest.mark.monty
 def test_what_is_not_literal_does_not_cross_from_monty(session):
     session.run("class A:\n    def __repr__(self):\n        return '4'\nx = []\nx.append(x)")
     session.run("def f(what):\n    return eval(what)")
@@ -104,7 +103,7 @@ def test_what_is_not_literal_does_not_cross_from_monty(session):
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-@needs_monty
+@pytest.mark.monty
 @pytest.mark.parametrize(
     ("code", "output"),
     [
@@ -128,7 +127,7 @@ def test_monty_shows_the_last_expression(session, code, output):
     assert (ran.output, ran.status) == (output, "ok")
 
 
-@needs_monty
+@pytest.mark.monty
 def test_monty_keeps_the_last_value(session):
     assert session.run("3").output == "3\n"
     assert session.run("_ + 1").output == "4\n"
@@ -136,7 +135,7 @@ def test_monty_keeps_the_last_value(session):
     assert session.run("_").output == "4\n"
 
 
-@needs_monty
+@pytest.mark.monty
 def test_a_traceback_of_monty_has_only_the_programs_lines(session):
     head = "Traceback (most recent call last):\n"
     assert session.run("\n(1 / 0)").output.startswith(f"{head}  line 2, in <module>\n    (1 / 0)\n")
@@ -152,7 +151,7 @@ def test_a_traceback_of_monty_has_only_the_programs_lines(session):
     )
 
 
-@needs_monty
+@pytest.mark.monty
 def test_sleep_in_monty_is_counted():
     session = open_sandbox("monty", QUICK).session()
     assert session.run("import time\ntime.sleep(0.1)\n1").output == "1\n"
@@ -165,22 +164,20 @@ def test_sleep_in_monty_is_counted():
 
 @pytest.mark.parametrize("backend", choose.LOCAL)
 def test_functions_of_ours_override_those_of_the_session(backend):
-    if probe(backend) is not None:
-        pytest.skip(f"{backend}: {probe(backend)}")
     with open_sandbox(backend).session() as opened:
         opened.run("def f(x):\n    pass")
         assert opened.run("f(1)", functions={"f": lambda x: x + 1}).output == "2\n"
         assert opened.run("[f(x) for x in [1, 2]]", functions={"f": lambda x: x * 2}).output == "[2, 4]\n"
 
 
-@needs_monty
+@pytest.mark.monty
 def test_an_answer_that_monty_cannot_take_leaves_the_session(session):
     session.run("x = 1")
     assert session.run("ask()", {"ask": lambda: ["\ud800"]}).error.startswith("UnicodeEncodeError")
     assert session.run("x").output == "1\n"
 
 
-@needs_monty
+@pytest.mark.monty
 def test_a_monty_session_in_a_fork_says_why_it_does_not_work(session, in_fork):
     session.run("x = 1")
 
@@ -193,7 +190,7 @@ def test_a_monty_session_in_a_fork_says_why_it_does_not_work(session, in_fork):
     assert "fork of a process that has used it" in in_fork(child, 1)[0]
 
 
-@needs_monty
+@pytest.mark.monty
 @pytest.mark.parametrize("code", ["_tell_()", "_ask_()", "_tell_()\n        print(x)\n        _ask_()", "nobody()"])
 def test_a_program_without_functions_gets_no_replies(code):
     """And what it asks for takes time of ours that counts as its own."""
@@ -208,7 +205,7 @@ def test_a_program_without_functions_gets_no_replies(code):
         assert opened.run(f"_ = {code.partition('(')[0]}()").error.startswith("NameError")
 
 
-@needs_monty
+@pytest.mark.monty
 def test_the_time_of_our_functions_counts():
     """Ten of these messages take some seconds to read, in which Monty's clock stands still."""
     calls = []
@@ -223,8 +220,6 @@ def test_the_time_of_our_functions_counts():
 @pytest.mark.parametrize("backend", [*choose.LOCAL, "subprocess"])
 def test_what_our_functions_are_asked_for_is_bounded(backend, monkeypatch):
     """It is kept in this process, so that the session can be replayed."""
-    if backend in choose.LOCAL and probe(backend) is not None:
-        pytest.skip(f"{backend}: {probe(backend)}")
     limits = Limits(wall_seconds=100, cpu_seconds=100)
     with open_sandbox(backend, limits, unsafe=backend == "subprocess").session() as opened:
         opened.run("x = 1")
@@ -240,7 +235,7 @@ def test_what_our_functions_are_asked_for_is_bounded(backend, monkeypatch):
         assert opened.run("x").output == "1\n"
 
 
-@needs_monty
+@pytest.mark.monty
 @pytest.mark.parametrize("end", ["", "y = [None] * 5_000_000"])
 def test_a_snapshot_that_is_too_large_to_load_is_not_kept(session, end):
     session.run("kept = 42")
@@ -282,7 +277,7 @@ def test_auto_finds_replacements_across_cells_and_calls():
         assert opened.call("clean", ["(a)", r"\1x", "ab"]) == "axb"
 
 
-@needs_monty
+@pytest.mark.monty
 @pytest.mark.parametrize("hog", ["while True: x.append('a' * 100_000)", "x = 'a' * 10**9", "x = [0] * 10**8"])
 def test_a_session_goes_on_after_it_used_all_memory(hog):
     with open_sandbox("monty", Limits(memory=64 << 20)).session() as opened:
@@ -338,7 +333,7 @@ while True:
 }
 
 
-@needs_monty
+@pytest.mark.monty
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_flood_ends_before_it_takes_our_processor(flood):
     """What is dropped still has to be read here: a run of 10 seconds took up to 13 of ours."""
@@ -352,13 +347,13 @@ def test_a_flood_ends_before_it_takes_our_processor(flood):
         assert session.run("kept").output.strip() == "42"
 
 
-@needs_monty
+@pytest.mark.monty
 def test_much_text_is_no_flood(session):
     assert session.run("for _ in range(3000): print('x' * 10000)").ok
     assert session.run("for _ in range(20000): print('x')\nprint('y' * 10000000)").ok
 
 
-@needs_monty
+@pytest.mark.monty
 @pytest.mark.parametrize("code", ["_tell_()", "_ask_()", "_tell_(); print(1)"])
 def test_calls_past_our_functions_are_bounded_too(code, session, monkeypatch):
     monkeypatch.setattr(monty, "MAX_ASKED", 100)

@@ -9,10 +9,9 @@ import sys
 
 import pytest
 
-from agent_r1_tools.python import Limits, choose, layout, open_sandbox, probe, seccomp
+from agent_r1_tools.python import Limits, choose, layout, open_sandbox, seccomp
 
 FULL = [name for name, local in choose.LOCAL.items() if local.all_of_python]
-needs_bubblewrap = pytest.mark.skipif(probe("bubblewrap") is not None, reason=f"bubblewrap: {probe('bubblewrap')}")
 
 
 def answer(program, number, *arguments, audit):
@@ -71,7 +70,7 @@ def test_the_filter_says_the_same_on_every_processor(machine, monkeypatch):
     assert answer(plain, 0, audit=audit ^ 1) == seccomp.KILL
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 def test_where_a_guest_may_not_mount_nothing_can_be_written():
     sandbox = open_sandbox("bubblewrap")
     sandbox._filter = seccomp.seccomp_filter(False)
@@ -156,14 +155,12 @@ time.process_time() and 3
 
 @pytest.mark.parametrize("backend", FULL)
 def test_what_programs_use_works(backend):
-    if probe(backend) is not None:
-        pytest.skip(f"{backend} doesn't work here: {probe(backend)}")
     sandbox = open_sandbox(backend, Limits(wall_seconds=100, cpu_seconds=100, processes=4))
     found = {name: sandbox.run(code) for name, code in USES.items() if name != "numpy" or layout.installed("numpy")}
     assert {name: ran.output for name, ran in found.items() if ran.output != "3\n"} == {}
 
 
-@needs_bubblewrap
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize("family", ["UNIX", "NETLINK", "PACKET", "VSOCK", "ALG"])
 def test_network_is_the_internet_and_nothing_else(family):
     """The sockets of this machine's own services often ask nobody who he is."""
