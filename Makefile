@@ -12,7 +12,7 @@ ADAPTER_TESTS := $(patsubst %,tests/envs/adapters/test_%.py,tinker skyrl torchrl
 # Two more than there are cores: many tests wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 
-.PHONY: help train test test-slow test-adapters test-worlds test-vllm wheel clean
+.PHONY: help train test test-slow test-adapters test-worlds test-vllm wheel wheel-check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -43,9 +43,12 @@ test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, i
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm
 
-wheel: $(VENV)/dev.stamp  ## build dist/*.whl
+wheel: $(VENV)/dev.stamp  ## build dist/: the sdist, and from it the wheel
 	rm -rf build dist
-	$(BIN)/python -m build --wheel
+	$(BIN)/python -m build
+
+wheel-check: wheel  ## try both in fresh environments, on every Python that setup.cfg names
+	.ci/check_dist
 
 clean:  ## remove what the targets made, but not runs/
 	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(WORLDS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -105,7 +106,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "vector_throughput --episodes": ["vector_memory"],
 }
 SLOW = {
-    "bridges --part model", "fuzz_spans", "sandbox_speed", "vector_throughput",
+    "bridges --part model", "fuzz_spans", "math_and_code_data", "sandbox_speed", "vector_throughput",
     "check_dialects", "digests learners", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16",
     "stale_ratios", "tool_latency",
     "two_candidates", "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
@@ -116,6 +117,7 @@ ROOMS = ("learning", "performance", "environments", "evidence", "real_model")  #
 COMMANDS = {path.stem: f"benchmarks/{room}/{path.name}" for room in ROOMS
             for path in sorted((ROOT / "benchmarks" / room).glob("*.py"))}  # fmt: skip
 SLOWLY = [pytest.mark.slow, pytest.mark.timeout(900)]
+slowly = partial(pytest.param, marks=SLOWLY)
 DIFFERENCES = ["check_dialects"]  # ends with 1: the tiny policy's template is not its family's to the letter
 
 
@@ -246,8 +248,8 @@ def runs(request, tmp_path_factory, places):
     ("flags", "said"),
     [
         (["--model", "/nowhere"], "--model /nowhere: there is no such folder"),
-        (["--model", str(TINY), "--name", "../mine"], "--name ../mine: a name, not a path"),
-        (["--model", str(TINY), "--hours", "1e-6"], "interrupted, or --hours are over; the same command goes on"),
+        slowly(["--model", str(TINY), "--name", "../mine"], "--name ../mine: a name, not a path"),
+        slowly(["--model", str(TINY), "--hours", "1e-6"], "interrupted, or --hours are over; the same command goes on"),
     ],
 )
 def test_what_a_real_model_cannot_begin_with_is_said_in_a_line(flags, said, clone, places):

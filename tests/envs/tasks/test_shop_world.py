@@ -208,7 +208,7 @@ def test_the_expert_turns_pages(page_size):
     assert all(play(env, index)[2]["is_success"] for index in range(100))
 
 
-@pytest.mark.parametrize("share", [75, 50, 25])
+@pytest.mark.parametrize("share", [50, *(pytest.param(share, marks=pytest.mark.slow) for share in (75, 25))])
 def test_fallible_agents_succeed_as_often_as_they_say(share):
     env = ShopWorldEnv(max_context_tokens=4_096)
     right = [

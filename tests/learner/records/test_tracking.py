@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("wandb")
-
 SCRIPT = Path(__file__).parents[3] / "learner" / "ppo_llm.py"
 ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})
 SMALL = ["--tokenizer", "byte", "--env-kwargs", ENV_KWARGS, "--num-envs", "4", "--episodes-per-iteration", "8"]
 SMALL += ["--num-threads", "1", "--eval-episodes", "4", "--num-minibatches", "2", "--critic-warmup", "0"]
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    pytest.importorskip("wandb")  # here, so that only the process that runs these tests imports it
 
 
 def offline_records(path: Path) -> Iterator:

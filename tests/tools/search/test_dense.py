@@ -7,9 +7,6 @@ import pytest
 from agent_r1_tools import run_tool
 from agent_r1_tools.search import DenseRetriever, Passage, SearchTool
 
-sentence_transformers = pytest.importorskip("sentence_transformers", reason="the extra 'dense' is not installed")
-pytest.importorskip("faiss", reason="the extra 'dense' is not installed")
-
 PASSAGES = [
     Passage("Cats", "the cat sat"),
     Passage("Dogs", "the dog ran"),
@@ -20,6 +17,9 @@ PASSAGES = [
 
 @pytest.fixture(scope="module")
 def encoder() -> object:
+    # Here, so that only the process that runs these tests imports them.
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="the extra 'dense' is not installed")
+    pytest.importorskip("faiss", reason="the extra 'dense' is not installed")
     try:
         from sentence_transformers.sentence_transformer.modules import BoW  # version 6
     except ImportError:

@@ -1,5 +1,5 @@
-"""Checks an installed wheel: it imports with the core dependencies alone, quickly, carries its data, and plays what
-docs/index.md says that it plays."""
+"""Checks an installed wheel or sdist: it imports with the core dependencies alone, quickly, carries its data, plays what
+docs/index.md says that it plays, and its commands start."""
 
 import importlib.util
 import os
@@ -40,7 +40,7 @@ def check_environments(env_ids: list[str]) -> None:
     from agent_r1.validation.probes import expert, play
     from agent_r1_tools.python import SandboxError
 
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(ROOT / "benchmarks" / "common"))
     from made_up_data import write_made_up_data
 
     needs = documented()
@@ -62,19 +62,31 @@ def check_environments(env_ids: list[str]) -> None:
                 assert named and named[1] == extra, f"{env_id} needs {error}; docs/index.md says {extra}"
 
 
+def check_commands() -> None:
+    """The commands start, and one validates a world on a few tasks."""
+    worlds = ["AgentR1/ArithmeticWorld-v0", "--tasks", "4"]
+    for words in (["show", "--help"], ["validate", "--help"], ["validate", *worlds]):
+        command = [sys.executable, "-m", f"agent_r1.{words[0]}", *words[1:]]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        assert ran.returncode == 0, f"{' '.join(command)}\n{ran.stdout}{ran.stderr}"
+
+
 def main() -> None:
     there = [name for name in OPTIONAL if importlib.util.find_spec(name)]
     assert not there, f"this is meant to run without the extras, but found {there}"
 
     import agent_r1
 
+    assert ROOT not in Path(agent_r1.__file__).parents, f"{agent_r1.__file__} is not installed"
     for package in ("agent_r1", "agent_r1_tools"):
         assert (files(package) / "py.typed").is_file(), f"{package}/py.typed is not in the wheel"
     for world in ("AgentR1/MultihopWorld-v0", "AgentR1/ArithmeticWorld-v0"):
         agent_r1.tiny_policy(world)  # raises where the policy's files are missing
     check_environments(list(agent_r1.ENVIRONMENTS))
+    check_commands()
     added = import_seconds("import gymnasium, agent_r1") - import_seconds("import gymnasium")
-    print(f"The wheel is whole. `import agent_r1` adds {added:.2f} s to `import gymnasium` (aim: at most 0.2 s).")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    print(f"Python {version}: whole. `import agent_r1` adds {added:.2f} s to `import gymnasium` (aim: at most 0.2 s).")
 
 
 if __name__ == "__main__":
