@@ -11,8 +11,9 @@ GYMNASIUM_TESTS := $(patsubst %,tests/envs/test_%.py,spaces tool_env vector wrap
 ADAPTER_TESTS := $(patsubst %,tests/envs/adapters/test_%.py,tinker skyrl torchrl) tests/envs/test_choices.py
 # Two more than there are cores: many tests wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+PYTEST = $(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help train test test-slow test-adapters test-worlds test-vllm wheel wheel-check clean
+.PHONY: help train test test-bubblewrap test-slow test-adapters test-worlds test-vllm wheel wheel-check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -23,7 +24,10 @@ train: $(VENV)/train.stamp  ## train the default job on this machine; a CPU is e
 test: $(VENV)/dev.stamp  ## lint, type check, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(PYTEST) -m "not slow"
+
+test-bubblewrap: $(VENV)/dev.stamp  ## of these, the tests that need bubblewrap, and are skipped without it
+	$(PYTEST) -m "bubblewrap and not slow"
 
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow

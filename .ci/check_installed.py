@@ -1,5 +1,5 @@
-"""Checks an installed wheel or sdist: it imports with the core dependencies alone, quickly, carries its data, plays what
-docs/index.md says that it plays, and its commands start."""
+"""Checks an installed wheel or sdist: it imports with the core dependencies alone, quickly, carries its data, plays
+what docs/index.md says that it plays, and its commands start."""
 
 import importlib.util
 import os

@@ -36,7 +36,7 @@ NEEDS = {"AgentR1/Terminal-v0": "bubblewrap"}
 
 # A file is one worker's: of those that take longest none may begin when the others are about to end.
 LONGEST = ("test_python_attacks", "test_benchmarks", "test_distributed", "test_exits", "test_validate", "test_python")
-LONGEST += ("test_resume", "test_math_judge", "test_grpo_runs")
+LONGEST += ("test_resume", "test_mathematics", "test_grpo_runs", "test_sft_llm")
 
 
 def pytest_configure(config: pytest.Config) -> None:

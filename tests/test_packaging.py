@@ -103,7 +103,17 @@ def test_what_tells_grpo_from_rloo_is_short():
 
 
 def test_versions_agree():
-    assert agent_r1.__version__ == CONFIG["metadata"]["version"]
+    version = agent_r1.__version__
+    assert version == CONFIG["metadata"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_python_versions_agree():
+    """The oldest is the one that code is checked for; `make wheel-check` takes its list from the classifiers."""
+    named = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", CONFIG["metadata"]["classifiers"], re.MULTILINE)
+    assert named[0] == CONFIG["options"]["python_requires"].removeprefix(">=") == MYPY["python_version"]
+    assert len(named) == 3
 
 
 def test_constraints_fit_the_ranges():
