@@ -20,7 +20,8 @@ from agent_r1_tools.python.choose import LOCAL, probe
 
 # The learners need the extra [train]; without it their tests are left out, all of them, and the first line says so.
 NOT_INSTALLED = [name for name in ("torch", "transformers", "tyro", "tensorboard") if find_spec(name) is None]
-collect_ignore = ["learner"] if NOT_INSTALLED else []
+OF_LEARNERS = ["learner", *(f"benchmarks/test_{name}.py" for name in ("estimators", "evidence", "real_model"))]
+collect_ignore = OF_LEARNERS if NOT_INSTALLED else []
 
 # A shell starts background jobs with Ctrl-C ignored, and their children would inherit that; some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

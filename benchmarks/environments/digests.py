@@ -31,6 +31,9 @@ from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+from machine import from_1
+
 DIALECTS = ("hermes", "react", "fenced", "qwen_xml", "llama3_json")  # with bytes as tokens
 KINDS = ("expert", "sloppy", "teacher", "malformed", "unknown", "misfit", "guess", "silent", "turns", "context",
          "together", "answer_and_call", "twice", "many", "unclosed", "torn", "tokens")  # fmt: skip
@@ -331,8 +334,8 @@ def main() -> None:
         one.add_argument("--out", type=Path, help="a file for the digests, as JSON")
         one.add_argument("--against", type=Path, help="such a file of another version: what differs?")
     parts.choices["episodes"].add_argument("--data", default=os.environ.get("AGENT_R1_DATA"), help="the data sets")
-    parts.choices["episodes"].add_argument("--episodes", type=int, default=200, help="of each environment")
-    parts.choices["learners"].add_argument("--iterations", type=int, default=3, help="of each learner")
+    parts.choices["episodes"].add_argument("--episodes", type=from_1, default=200, help="of each environment")
+    parts.choices["learners"].add_argument("--iterations", type=from_1, default=3, help="of each learner")
     parts.choices["learners"].add_argument("--model", default="tiny", help="the policy to begin with")
     parts.choices["learners"].add_argument("--policies", type=Path, help="a folder with one for each environment")
     args = parser.parse_args()
