@@ -129,10 +129,21 @@ def plot(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str, path: 
     path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        figure.savefig(path, dpi=130, bbox_inches="tight")
+        save_plot(figure, path, bbox_inches="tight")
     except ValueError as error:  # an ending that matplotlib doesn't know
         sys.exit(f"--plot {path}: {error}")
     print(f"written to {path}", file=sys.stderr)
+
+
+def save_plot(figure: Any, path: Path, dpi: int = 130, **options: Any) -> None:
+    """Save a figure of matplotlib, a PNG in 256 colours: a third of the bytes."""
+    figure.savefig(path, dpi=dpi, **options)
+    if path.suffix == ".png":
+        from PIL import Image
+
+        with Image.open(path) as image:
+            few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import sys
 import compare
 import numpy as np
 import pytest
+from PIL import Image
 from torch.utils import tensorboard
 
 STEPS = [0, 700, 1500, 2200]  # turns so far, at the start and after each of three iterations
@@ -80,7 +81,8 @@ def test_the_table_and_the_plot(runs, monkeypatch, capsys, tmp_path):
     assert rows[0][3:] == ["0.500", "0.300"]  # of one run there is no interval
     assert rows[1][4].startswith("0.487 [0.000, ")
     assert "left out, not finished" in printed.err and "grpo_llm__2" in printed.err
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    with Image.open(plot) as image:
+        assert image.format == "PNG" and image.mode == "P"  # a byte a pixel
 
 
 def test_what_is_compared_can_be_chosen(runs, monkeypatch, capsys):

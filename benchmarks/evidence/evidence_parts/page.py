@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compare import save_plot
 from machine import DOCS, put_tables
 from scores import Interval
 
@@ -44,7 +45,7 @@ def draw(results: Mapping[str, Any], path: Path, kind: tuple[Plot, str, float]) 
         place.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
+    save_plot(figure, path, dpi=110)
     plt.close(figure)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare import read_curve
+from compare import read_curve, save_plot
 from machine import DOCS, RESULTS, put_tables, record_results
 from scores import Scores, cell, interval
 from sweep import Job, find
@@ -249,7 +249,7 @@ def plot(found: dict[str, dict[str, Any]], recorded: dict[Key, Figures], path: P
         panels[1].legend(frameon=False, bbox_to_anchor=(1.02, 1), loc="upper left", fontsize="small")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save_plot(figure, path)
     plt.close(figure)
 
 
