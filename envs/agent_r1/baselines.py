@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import getattr_static
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -71,14 +72,18 @@ def baselines_of(env: Any) -> Any:
     defaults. Raises ArgumentError where `teachers` are no names."""
     found = env
     if not isinstance(env, Baselines):
-        found = type(type(env).__name__, (Baselines,), {})()
         public = (name for name in vars(Baselines) if not name.startswith("_"))
-        vars(found).update({name: getattr(env, name) for name in public if hasattr(env, name)})
+        there = {name: _asks(env, name) for name in public if getattr_static(env, name, None) is not None}
+        found = type(type(env).__name__, (Baselines,), there)()
     name, teachers = type(env).__name__, found.teachers
     if not isinstance(teachers, list | tuple) or not all(isinstance(one, str) for one in teachers):
         example = "('fallible_50',)"
         raise ArgumentError(f"{name}.teachers is a tuple of names, such as {example}, got {teachers!r:.200}")
     return found
+
+
+def _asks(env: Any, name: str) -> property:
+    return property(lambda _: getattr(env, name))  # only when it is asked for: a task may not have begun
 
 
 def has_demonstration(env: Any) -> bool:

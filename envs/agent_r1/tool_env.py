@@ -88,6 +88,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     outcome_term: ClassVar[str] = "outcome/score"
     slow_judge: bool = False  # True: `judge_answer` and `user_turn` take their time: many ask them in threads
     splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
+    depends_on: ClassVar[Mapping[str, str]] = {}  # tool -> the note in `memory` on which its answer depends
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         "malformed_call": -0.1,
         "failed_call": -0.05,
@@ -273,11 +274,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         turn = self._begin_turn(self._check_action(action))
         try:
             results = self._in_order(turn.waiting).run()
-        except Exception:  # a tool's own bug, where that is raised: the turn has no end
+            assert results is not None
+            return self._end_turn(turn, results)
+        except Exception:  # a bug of a tool or judge: the turn has no end
             self.episode.over = True
             raise
-        assert results is not None
-        return self._end_turn(turn, results)
 
     def step_message(self, reply: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
         """`step` with the reply of a chat API, whatever the dialect: a message with `content` and `tool_calls`.
@@ -510,11 +511,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """Raise where a judge has noted that it could not judge."""
         if "judge_error" in self.memory:
             raise ToolFault(str(self.memory["judge_error"]))
-
-    def _call_key(self, call: Call) -> list[Any]:
-        """What JSON a call is known by: `repeated_call` counts one whose key was there before in the episode. A task in
-        which the same call answers anew adds what has changed."""
-        return [call.name, call.arguments]
 
     # ------------------------------------------------------------------ inside
 

@@ -128,6 +128,8 @@ class TurnEnd:
         self.terms = self._process_terms()
         self.terms[name] = _finite(env, "what judge_end pays", value)
         for also, amount in besides.items():
+            if f"outcome/{also}" in self.terms:
+                raise ValueError(f"judge_end of {type(env).__name__}: besides has {also!r}, which is the outcome itself")
             self.terms[f"outcome/{also}"] = _finite(env, "what judge_end pays besides", amount)
         self.outcome = {"is_success": bool(score >= 1), "answer": answer if turn.answers else None, "metrics": metrics}
         if self.truncated:
@@ -140,7 +142,10 @@ class TurnEnd:
         if call.error is not None:
             self._add("malformed_call", 1)
             return
-        key = json.dumps(json.loads(json.dumps(env._call_key(call)), parse_float=_number), sort_keys=True)  # 2.0 is 2
+        made = [call.name, call.arguments]
+        if call.name in env.depends_on:
+            made.append(env.memory.get(env.depends_on[call.name]))
+        key = json.dumps(json.loads(json.dumps(made), parse_float=_number), sort_keys=True)  # 2.0 is 2
         if key in env.episode.seen_calls or key in self.keys:
             self._add("repeated_call", 1)
         self.keys.add(key)

@@ -279,9 +279,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         return info
 
     def _span(self, slot: _Slot, action: Any) -> Tokens:
-        if self.text:
-            return encode_turn(slot.env, action, slot.room)
-        return slot.env._check_action(action)
+        return slot.env._check_action(encode_turn(slot.env, action, slot.room) if self.text else action)
 
     def _view(self, slot: _Slot, state: Tokens) -> Any:
         tokens = state[slot.known :] if self.observe_new else state

@@ -1,6 +1,6 @@
 """What every learner starts with and does around its algorithm: from its arguments to models, engine, files and logs.
 
-    args = prepare(tyro.cli(Args), check)       flags of a resumed run, refusals, processes, seeds, the model's defaults
+    args = prepare(arguments.read(Args), check) flags of a resumed run, refusals, processes, seeds, model's defaults
     envs = gym.make_vec(...)                    the learner's own
     run = make_run(args, envs, eval_envs)       policy, reference, critic, optimizer, engine, checkpoints, log
 """

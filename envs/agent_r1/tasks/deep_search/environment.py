@@ -97,6 +97,7 @@ class DeepSearchEnv(Baselines, ToolEnv):
     )
     outcome_term: ClassVar[str] = "outcome/cited_answer"
     splits: ClassVar[Mapping[str, str]] = {name: name for name in SPLITS}
+    depends_on: ClassVar[Mapping[str, str]] = {"find": "read"}  # on another page the same text may be looked for again
     teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
@@ -259,10 +260,6 @@ class DeepSearchEnv(Baselines, ToolEnv):
             return {}
         opened.append(page)
         return {"page_found": 1 / len(self._gold)} if page in self._gold else {}
-
-    def _call_key(self, call: Call) -> list[Any]:
-        """On another page the same text may be looked for again."""
-        return [*super()._call_key(call), self.memory.get("read") if call.name == "find" else None]
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """Exact match x F1 of the citations; the metrics say both apart."""

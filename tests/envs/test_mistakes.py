@@ -198,6 +198,11 @@ def test_what_an_end_pays_besides():
         play(like(judge_end=lambda self, score, **how: Outcome(1.0, besides=None))(), "<answer>yes</answer>")
 
 
+def test_what_an_end_pays_besides_is_not_the_outcome_itself():
+    with pytest.raises(ValueError, match="judge_end of Mine: besides has 'score', which is the outcome itself"):
+        play(like(judge_end=lambda self, score, **how: Outcome(1.0, besides={"score": -3.0}))(), "<answer>yes</answer>")
+
+
 @pytest.mark.parametrize("many", [False, True])
 def test_a_tool_that_ends_the_task_and_no_judge_that_says_so(many):
     """The policy would play on in a world that is over."""
@@ -211,7 +216,11 @@ def test_a_tool_that_ends_the_task_and_no_judge_that_says_so(many):
             envs.step([np.array(envs.envs[0].tokenizer.encode(text), np.int32)])
         else:
             env = wrong()
-            play(env, env.dialect.tool_call("finish", {}))
+            try:
+                play(env, env.dialect.tool_call("finish", {}))
+            finally:
+                with pytest.raises(RuntimeError, match="after the end of the episode"):  # the turn has no end
+                    env.step(np.zeros(1, np.int32))
 
 
 @pytest.mark.parametrize("strict", ["no", 1, "true"])
