@@ -129,7 +129,7 @@ class TurnEnd:
         self.terms[name] = _finite(env, "what judge_end pays", value)
         for also, amount in besides.items():
             if f"outcome/{also}" in self.terms:
-                raise ValueError(f"judge_end of {type(env).__name__}: besides has {also!r}, which is the outcome itself")
+                raise ValueError(f"judge_end of {type(env).__name__}: besides has the outcome itself, {also!r}")
             self.terms[f"outcome/{also}"] = _finite(env, "what judge_end pays besides", amount)
         self.outcome = {"is_success": bool(score >= 1), "answer": answer if turn.answers else None, "metrics": metrics}
         if self.truncated:

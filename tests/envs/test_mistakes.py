@@ -199,7 +199,7 @@ def test_what_an_end_pays_besides():
 
 
 def test_what_an_end_pays_besides_is_not_the_outcome_itself():
-    with pytest.raises(ValueError, match="judge_end of Mine: besides has 'score', which is the outcome itself"):
+    with pytest.raises(ValueError, match="judge_end of Mine: besides has the outcome itself, 'score'"):
         play(like(judge_end=lambda self, score, **how: Outcome(1.0, besides={"score": -3.0}))(), "<answer>yes</answer>")
 
 
