@@ -26,8 +26,8 @@ test: $(VENV)/dev.stamp  ## lint, type check, tests
 	$(BIN)/mypy
 	$(PYTEST) -m "not slow"
 
-test-bubblewrap: $(VENV)/dev.stamp  ## of these, the tests that need bubblewrap, and are skipped without it
-	$(PYTEST) -m "bubblewrap and not slow"
+test-bubblewrap: $(VENV)/dev.stamp  ## of these, the tests that need bubblewrap or take the best sandbox there is
+	$(PYTEST) -m "(bubblewrap or sandbox) and not slow"
 
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow

@@ -43,14 +43,18 @@ LONGEST += ("test_resume", "test_mathematics", "test_grpo_runs", "test_sft_llm")
 def pytest_configure(config: pytest.Config) -> None:
     for name in LOCAL:
         config.addinivalue_line("markers", f"{name}: needs this sandbox; skipped where it does not work")
+    config.addinivalue_line("markers", "sandbox: takes the best sandbox that works, so it runs again with bubblewrap")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests whose parameters name a sandbox, or an environment that needs one. Put the longest files first."""
     for item in items:
-        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        for name in {NEEDS.get(value, value) for value in given if isinstance(value, str)} & LOCAL.keys():
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        given = [one for one in parameters if isinstance(one, str)]
+        for name in {NEEDS.get(value, value) for value in given} & LOCAL.keys():
             item.add_marker(name)
+        if "auto" in given and item.path.parent.name == "python":
+            item.add_marker("sandbox")
     items.sort(key=lambda item: item.path.stem not in LONGEST)  # of equals the order stays
 
 
@@ -68,7 +72,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_report_header() -> list[str]:
-    return [f"tests/learner is left out: {', '.join(NOT_INSTALLED)} not installed"] if NOT_INSTALLED else []
+    return [f"{', '.join(OF_LEARNERS)} are left out: {', '.join(NOT_INSTALLED)} not installed"] if NOT_INSTALLED else []
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

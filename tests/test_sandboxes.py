@@ -1,6 +1,7 @@
 """The suite without bubblewrap: what needs it is skipped, and the last lines say how to install it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,4 +17,4 @@ def test_what_needs_a_missing_sandbox_is_skipped_and_one_line_says_how_to_instal
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     (said,) = (line for line in ran.stdout.splitlines() if line.startswith("sandboxes that don't work here"))
-    assert said.startswith("sandboxes that don't work here: bubblewrap (6 tests; apt-get install bubblewrap;"), said
+    assert re.search(r"bubblewrap \(\d+ tests; apt-get install bubblewrap;", said), said

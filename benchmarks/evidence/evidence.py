@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
 from evidence_parts import exploration, horizons, page, paper, smollm2, standard, teachers
 from evidence_parts.noise import FEWEST
-from evidence_parts.runs import ROOT
 from machine import RESULTS, from_1, given_flags, record_results
 
 PARTS = {"teachers": teachers, "horizons": horizons, "exploration": exploration, "paper": paper,

@@ -32,9 +32,8 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "bridges --part costs": ("--ids BabyAI --tasks 2 --force", ("minigrid",)),
     "bridges --part model": (f"--ids BabyAI --model {TINY} --threads 1", ("minigrid", *LEARNING)),
     "check_dialects": (f"--tokenizer {TINY} --count 10 --force", ("renderers", "transformers")),
-    "digests episodes": ("--ids AgentR1/ArithmeticWorld-v0 --episodes 17", ()),
-    "digests learners": ("--learners evaluate_llm", LEARNING),
     "dtype_seeds": (f'--seeds 1 --flags "{RUN} --eval-episodes 8" --force', LEARNING),
+    "episode_digests": ("--names AgentR1/ArithmeticWorld-v0 --episodes 17", ()),
     "estimators": ("--games 4 --steps 10", LEARNING),
     "evidence --part horizons": (
         f'--places MultihopWorld --batches 10 --seeds 1 --workers 1 --flags "{RUN} --group-size 2" --force', LEARNING
@@ -48,6 +47,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
     "fuzz_spans": ("--spans 300", ()),
     "gpu": ("--device cpu --models tiny --rows 2 --tokens 512", LEARNING),
+    "iteration_digests": ("--names evaluate_llm", LEARNING),
     "kill_resume": ("--moments 1 --scripts grpo_llm --force", LEARNING),
     "math_and_code_data": ("--data {data} --mbpp-mutants 2", ("math_verify", "pydantic_monty", "tqdm")),
     "math_answers": ("--data {data} --problems 2", ("math_verify", "tqdm")),
@@ -91,12 +91,12 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "bridges --part load": ["bridges_load"],
     "bridges --part costs": ["bridges_costs"],
     "bridges --part model": ["bridges_model"],
-    "digests episodes": [],
-    "digests learners": [],
     "evidence --part horizons": ["evidence_horizons"],
     "evidence --part paper": ["evidence_paper"],
     "evidence --part teachers": ["evidence_teachers"],
+    "episode_digests": [],
     "gpu": [],
+    "iteration_digests": [],
     "preflight --sizes": [],
     "real_data": ["real_data_baselines", "real_data_problems"],
     "sandbox_speed": [],
@@ -107,7 +107,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
 }
 SLOW = {
     "bridges --part model", "fuzz_spans", "math_and_code_data", "sandbox_speed", "vector_throughput",
-    "check_dialects", "digests learners", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16",
+    "check_dialects", "iteration_digests", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16",
     "stale_ratios", "tool_latency",
     "two_candidates", "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
     "evidence --part teachers", "kill_resume", "multihop_seeds", "preflight",

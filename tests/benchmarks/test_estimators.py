@@ -22,17 +22,17 @@ UNBIASED = [entry for entry in ESTIMATORS if not entry.bias]
 
 @pytest.fixture(scope="module")
 def games():
-    """100 games: 50 with one parameter, 50 trees, each with the number of episodes to compare."""
+    """200 games: 100 with one parameter, 100 trees, each with the number of episodes to compare."""
     rng = np.random.default_rng(7)
-    one = [estimators.one_parameter_game(rng) for _ in range(50)]
-    trees = [estimators.tree_game(rng, most=6) for _ in range(50)]
+    one = [estimators.one_parameter_game(rng) for _ in range(100)]
+    trees = [estimators.tree_game(rng, most=6) for _ in range(100)]
     return [(game, {2: 8, 3: 6, 4: 5}.get(len(game), 3)) for game in one + trees]
 
 
 def test_games_are_games(games):
     """Probabilities add up, and a score has mean 0 at every turn (what makes any baseline of others harmless)."""
     kinds = [{len(e.rewards) for e in game} for game, _ in games]
-    assert sum(len(kind) > 1 for kind in kinds) > 75  # unequal horizons
+    assert sum(len(kind) > 1 for kind in kinds) > 150  # unequal horizons
     for game, _ in games:
         assert sum(e.probability for e in game) == pytest.approx(1)
         for k in range(max(len(e.rewards) for e in game)):

@@ -254,7 +254,7 @@ def test_a_line_is_written_as_soon_as_a_run_is_finished(tmp_path, monkeypatch):
     assert written == [1, 2] and runs.recorded().keys() == {done.key, tried.key}
 
 
-BIG = {"teachers", "exploration", "paper"}  # up to a minute
+BIG = {"teachers"}  # a minute
 PLAYED = [part for part in evidence.PARTS if part != "smollm2"]  # its runs begin with a model that isn't here
 
 

@@ -1,1 +1,1 @@
-"""Before a run: what it loads, checks and refuses."""
+"""Parts of a run: models, environments, threads and memory, and what is refused before it begins."""

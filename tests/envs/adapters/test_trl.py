@@ -265,7 +265,6 @@ def test_results_cannot_write_control_tokens(monkeypatch):
 # --------------------------------------------------------------------------------------------------------------- TRL
 
 
-@pytest.mark.slow
 def test_trl_trains_the_shipped_policy(tmp_path):
     """Two steps of the real trainer. Its rows are, to the token, those of the environment, and so are its rewards."""
     trl = pytest.importorskip("trl")

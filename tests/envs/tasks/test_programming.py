@@ -18,9 +18,8 @@ from agent_r1.tasks.programming import complete_program, humaneval_task, mbpp_ta
 from agent_r1.validation.probes import expert, play, shortcuts
 from agent_r1_tools.python import SandboxError, probe
 
-pytestmark = pytest.mark.skipif(
-    all(probe(name) is not None for name in ("bubblewrap", "fork_server")), reason="needs a sandbox with all of CPython"
-)
+NOWHERE = all(probe(name) is not None for name in ("bubblewrap", "fork_server"))
+pytestmark = [pytest.mark.sandbox, pytest.mark.skipif(NOWHERE, reason="needs a sandbox with all of CPython")]
 
 TWICE = "def times_2(x):\n    return 2 * x"
 SOLUTIONS = {"HumanEval": TWICE, "MBPP": "def add_601(x):\n    return x + 601"}

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+import agent_r1
 from agent_r1 import ArgumentError
 from agent_r1.task_data import DataFormatError, DataNotFoundError, harbor
 from agent_r1.task_data.harbor import load_tasks, read_task, write_task
@@ -80,6 +81,10 @@ def dying(monkeypatch):
 
 
 @pytest.mark.bubblewrap
+def test_what_is_ours_is_hidden_from_the_shell(env):
+    assert env.unwrapped._hide[0] == str(Path(agent_r1.__file__).parent)
+
+
 def test_a_sandbox_that_dies_between_two_commands_is_no_failed_call(env):
     env.reset(options={"task_index": 0})
     do(env, "echo kept > kept.txt")
