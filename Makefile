@@ -27,7 +27,7 @@ test: $(VENV)/dev.stamp  ## lint, type check, tests
 	$(PYTEST) -m "not slow"
 
 test-bubblewrap: $(VENV)/dev.stamp  ## of these, the tests that need bubblewrap or take the best sandbox there is
-	$(PYTEST) -m "(bubblewrap or sandbox) and not slow"
+	$(PYTEST) -m "(bubblewrap or sandbox) and not slow" tests/tools tests/envs
 
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow

@@ -189,8 +189,8 @@ def digest_episodes(env_id: str, count: int, data: str | None, folder: Path) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--names", nargs="+", choices=list(agent_r1.ENVIRONMENTS), default=list(agent_r1.ENVIRONMENTS), metavar="NAME",
-                        help="those to digest")  # fmt: skip
+    ids = list(agent_r1.ENVIRONMENTS)
+    parser.add_argument("--names", nargs="+", choices=ids, default=ids, metavar="NAME", help="those to digest")
     parser.add_argument("--out", type=Path, help="a file for the digests, as JSON")
     parser.add_argument("--against", type=Path, help="such a file of another version: what differs?")
     parser.add_argument("--data", default=os.environ.get("AGENT_R1_DATA"), help="the data sets")

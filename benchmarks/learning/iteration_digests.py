@@ -110,8 +110,8 @@ def digest_learner(name: str, iterations: int, model: str, policies: Path | None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--names", nargs="+", choices=list(LEARNERS), default=list(LEARNERS), metavar="NAME",
-                        help="those to digest")  # fmt: skip
+    names = list(LEARNERS)
+    parser.add_argument("--names", nargs="+", choices=names, default=names, metavar="NAME", help="those to digest")
     parser.add_argument("--out", type=Path, help="a file for the digests, as JSON")
     parser.add_argument("--against", type=Path, help="such a file of another version: what differs?")
     parser.add_argument("--iterations", type=from_1, default=3, help="of each learner")
