@@ -127,12 +127,13 @@ class Sampler:
         self.engine.feed(slot, new, info["max_new_tokens"], info["stop_token_ids"], seed=seed)
 
     def _check_added(self, slot: int, span: Span, new: Array, info: Any) -> None:
-        """RuntimeError where the environment's own state grew by something else than the span and `new`."""
+        """RuntimeError where the environment's own state grew by other tokens than the span and `new`."""
         episode = self.envs.envs[slot].episode
         start, end = episode.turns[-1]
-        if (end - start, episode.length - end) != (len(span.tokens), len(new)):
+        if not np.array_equal(episode.buffer[start : episode.length], np.concatenate([span.tokens, new])):
             raise RuntimeError(
-                f"task {info.get('task_id')!r}: the environment took {end - start} tokens of a span of "
+                f"task {info.get('task_id')!r}: the turn has other tokens than the environment's own state, which took "
+                f"{end - start} tokens of a span of "
                 f"{len(span.tokens)} and added {episode.length - end}, but the observation has {len(new)}. It must be "
                 "made with observation='new'. A wrapper that rewrites the context on purpose gives all of the new "
                 "context, and says so in info['context_rewritten']"

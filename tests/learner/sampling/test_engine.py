@@ -125,19 +125,35 @@ def test_sampling_follows_the_distribution():
 
 
 class Editing:
-    """A vector environment that keeps the first of the new tokens to itself: what its state does not agree with."""
+    """A vector environment that edits the new tokens, or the spans, so that its state does not agree with them."""
 
-    def __init__(self, env):
-        self.env, self.envs, self.num_envs, self.reset, self.send = env, env.envs, env.num_envs, env.reset, env.send
+    def __init__(self, env, edit=lambda new: new, edit_span=lambda span: span):
+        self.env, self.envs, self.num_envs, self.reset = env, env.envs, env.num_envs, env.reset
+        self.edit, self.edit_span = edit, edit_span
+
+    def send(self, spans, env_ids):
+        self.env.send([self.edit_span(span) for span in spans], env_ids)
 
     def recv(self, *args, **kwargs):
         ids, added, *rest = self.env.recv(*args, **kwargs)
-        return ids, [new[1:] for new in added], *rest
+        return ids, [self.edit(new) for new in added], *rest
 
 
-def test_an_environment_that_edits_its_context_is_refused(policy, make_envs, vocab_size):
+def drop_first(tokens):
+    return tokens[1:]
+
+
+def change_first(tokens):
+    """Put another token first: the length stays."""
+    edited = tokens.copy()
+    edited[:1] = np.where(edited[:1] == 65, 66, 65)
+    return edited
+
+
+@pytest.mark.parametrize("edits", [{"edit": drop_first}, {"edit": change_first}, {"edit_span": change_first}])
+def test_an_environment_that_edits_its_context_is_refused(policy, make_envs, vocab_size, edits):
     with pytest.raises(RuntimeError, match=r"task .*added \d+, but the observation has \d+.*context_rewritten"):
-        play(policy, Editing(make_envs(2)), vocab_size)
+        play(policy, Editing(make_envs(2), **edits), vocab_size)
 
 
 def test_an_environment_that_gives_whole_states_is_refused(policy, make_envs, vocab_size):
