@@ -34,7 +34,7 @@ from llm_utils.records.intervals import mean, proportion
 from llm_utils.records.logger import run_name
 from llm_utils.sampling.engine import EngineDied
 from llm_utils.sampling.make_engine import make_chat_engine, make_engine
-from llm_utils.sampling.rollout import Sampler
+from llm_utils.sampling.rollout import Sampler, check_playable
 from llm_utils.setup import threads
 from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.setup.loading import choose_dtype, load_policy, merge_adapters
@@ -186,12 +186,13 @@ if __name__ == "__main__":
         print(f"{source} may not be what the run of {args.adapter} began with (other names, times)", file=sys.stderr)
     tokenizer = tokenizer_source(args.tokenizer or ("byte" if args.api is not None else None), source, args.env_id)
     spec = environment_spec(args.env_id)
-    kwargs = {"observation": "new", "tokenizer": tokenizer, "split": args.split, **env_kwargs(args)}
+    kwargs = {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args), "observation": "new"}
     with plain_errors(args.env_id):
         if args.mode in BASELINES:
             envs: Any = ToolVectorEnv(baseline(spec.id, args.mode), args.num_envs, **kwargs)
         else:
             envs = gym.make_vec(spec, num_envs=args.num_envs, **kwargs)
+    check_playable(envs)
     vocab_size, longest = envs.single_action_space.vocab_size, envs.single_observation_space.max_len
     policy = None
     if args.engine == "transformers" and args.api is None:

@@ -335,7 +335,7 @@ if __name__ == "__main__":
     args = prepare(arguments.read(Args), check)
     envs = eval_envs = None
     if distributed.rank() == 0:  # one process plays
-        kwargs = {"num_envs": args.num_envs, "observation": "new", "tokenizer": tokenizer_of(args), **env_kwargs(args)}
+        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **env_kwargs(args), "observation": "new"}
         of_training = {"unfinished_reward": 0.0} if args.truncation == "bootstrap" else {}
         spec = environment_spec(args.env_id)
         with plain_errors(args.env_id):

@@ -44,7 +44,7 @@ if __name__ == "__main__":
     args = prepare(arguments.read(Args, replace(Args(), exp_name="remax_llm")), check)
     envs = eval_envs = None
     if distributed.rank() == 0:
-        kwargs = {"num_envs": args.num_envs, "observation": "new", "tokenizer": tokenizer_of(args), **env_kwargs(args)}
+        kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **env_kwargs(args), "observation": "new"}
         spec = environment_spec(args.env_id)
         with plain_errors(args.env_id):
             envs = gym.make_vec(spec, split=args.split, **kwargs)

@@ -26,7 +26,7 @@ from llm_utils.records.logger import Logger, run_name, share_of_faults
 from llm_utils.recovery import checkpoint
 from llm_utils.sampling.engine import Engine
 from llm_utils.sampling.make_engine import make_engine
-from llm_utils.sampling.rollout import Sampler, rollout
+from llm_utils.sampling.rollout import Sampler, check_playable, rollout
 from llm_utils.setup import threads
 from llm_utils.setup.curriculum import check_reach, horizon, stages
 from llm_utils.setup.environments import evaluation_split
@@ -325,6 +325,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     source, dtype = model_source(args.model, args.env_id), choose_dtype(args.dtype, device)
     sizes: tuple[int, int, int | np.ndarray] = (0, 0, 0)
     if rank == 0:
+        check_playable(envs)
         spaces = envs.single_action_space, envs.single_observation_space
         tasks = envs.envs[0].num_tasks
         if args.sample_by_pass_rate is not None:

@@ -81,7 +81,7 @@ def test_a_run_leaves_what_is_promised(learn):
         turn_rewards = [np.array([sum(row["rewards"][a:b]) for a, b in row["turns"]]) for row in of_group]
         expected = grpo_llm.group_advantages(returns_to_go(turn_rewards), "turn", deviation=deviation)
         for row, values in zip(of_group, expected, strict=True):
-            for (start, end), value in zip(row["turns"], values, strict=False):
+            for (start, end), value in zip(row["turns"], values[: len(row["turns"])], strict=True):
                 np.testing.assert_allclose(row["advantages"][start:end], value, atol=1e-4)
     before = safetensors.load_file(model_source("tiny", "AgentR1/MultihopWorld-v0") + "/model.safetensors")
     after = safetensors.load_file(run_dir / "model" / "model.safetensors")
@@ -308,10 +308,19 @@ def test_contradicting_flags_are_named_before_any_work(learn):
         (["--importance-cap", 0.5], "--importance-cap is at least 1"),
         (["--no-scale-rewards", "--scale-by", "others"], "--scale-by does nothing"),
         (["--env-kwargs", '{"max_context_tokens": 40000}'], "the model has 32768 positions"),
+        (["--env-kwargs", '{"autoreset_mode": "SameStep"}'], "the environment has autoreset_mode SameStep"),
+        (["--env-kwargs", '{"text": true}'], "the environment has text=True"),
     ):
         with pytest.raises(SystemExit, match=message):
             learn("grpo_llm", *GROUPS, *arguments)
     assert not Path("runs").exists()
+
+
+def test_a_run_reads_new_tokens_also_where_its_arguments_say_state(learn):
+    """As those of an older run may do."""
+    kwargs = json.dumps({**json.loads(SMALL[1]), "observation": "state"})
+    run_dir = learn("grpo_llm", *GROUPS, "--total-episodes", 16, "--env-kwargs", kwargs)
+    assert json.loads((run_dir / "summary.json").read_text())["finished"]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(learn):

@@ -60,6 +60,6 @@ def test_a_run_trains_on_leave_one_out_advantages(learn):
         rewards = [np.array([sum(row["rewards"][a:b]) for a, b in row["turns"]]) for row in group]
         expected = rloo_llm.leave_one_out_advantages(returns_to_go(rewards), "turn")
         for row, values in zip(group, expected, strict=True):
-            for (start, end), value in zip(row["turns"], values, strict=False):
+            for (start, end), value in zip(row["turns"], values[: len(row["turns"])], strict=True):
                 np.testing.assert_allclose(row["advantages"][start:end], value, atol=1e-5)
     assert any(np.any(row["advantages"]) for row in rows)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from agent_r1.arguments import ArgumentError
 from agent_r1.trajectories import episode_record
@@ -27,6 +28,7 @@ class Sampler:
 
         With `in_order` the results of tools are taken in the order of the calls, so that a run is the same to the bit.
         """
+        check_playable(envs)
         self.envs, self.engine, self.seed, self.in_order = envs, engine, seed, in_order
         self.on_done: Callable[[], Any] = lambda: None  # called when an episode is over
         self.queue: deque[tuple[int, int, int | None]] = deque()  # episode number, task index, most turns
@@ -151,6 +153,15 @@ class Sampler:
         self.done[row.episode] = row
         self.free.append(slot)
         self.on_done()
+
+
+def check_playable(envs: Any) -> None:
+    """Raise SystemExit for a vector environment that begins episodes by itself, or speaks text."""
+    inner = getattr(envs, "unwrapped", envs)
+    if (mode := getattr(inner, "autoreset_mode", AutoresetMode.DISABLED)) != AutoresetMode.DISABLED:
+        raise SystemExit(f"the environment has autoreset_mode {mode.value}; a sampler begins episodes itself: leave it out")
+    if getattr(inner, "text", False):
+        raise SystemExit("the environment has text=True; a sampler sends and reads tokens: leave it out")
 
 
 def task_metrics(metrics: Mapping[str, Any], ours: Mapping[str, float]) -> dict[str, float]:

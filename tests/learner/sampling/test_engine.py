@@ -163,6 +163,14 @@ def test_an_environment_that_gives_whole_states_is_refused(policy, make_envs, vo
             play(policy, make_envs(num_envs, observation="state", max_turns=max_turns), vocab_size)
 
 
+@pytest.mark.parametrize("kwargs", [{"autoreset_mode": "SameStep"}, {"text": True}], ids=str)
+def test_a_vector_environment_that_a_sampler_cannot_play_is_refused(make_envs, kwargs):
+    envs = make_envs(2, **kwargs)
+    with pytest.raises(SystemExit, match=f"the environment has {next(iter(kwargs))}.*leave it out"):
+        rollout.Sampler(envs, None, seed=1)
+    rollout.Sampler(Editing(make_envs(2)), None, seed=1)  # a wrapper that forwards neither is none of them
+
+
 def test_a_span_of_which_the_environment_took_a_part_is_refused(policy, make_envs, vocab_size):
     """What an engine samples beyond `max_new_tokens` is in no state."""
     envs, engine = make_envs(1), TransformersEngine(policy, 1, vocab_size)
