@@ -10,7 +10,8 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -142,8 +143,13 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
     --help shows the script's own flags first, then those that Common has, in groups. To tyro a group is a nested
     dataclass, so they are nested here, and taken apart again.
     """
-    values, hints, helps = vars(default or kind()), get_type_hints(kind), help_texts(kind)
-    flags = {name: (name, Annotated[hints[name], tyro.conf.arg(help=helps.get(name))], values[name]) for name in values}
+    hints, helps = get_type_hints(kind), help_texts(kind)
+    flags: dict[str, tuple[str, Any, Any]] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        value = dataclasses.field(default=field.default, default_factory=field.default_factory, kw_only=True)
+        if default is not None:
+            value = dataclasses.field(default_factory=partial(getattr, default, field.name), kw_only=True)
+        flags[field.name] = field.name, Annotated[hints[field.name], tyro.conf.arg(help=helps.get(field.name))], value
     groups: dict[str, list[Any]] = {}
     title = ""
     for field in dataclasses.fields(Common):
@@ -154,7 +160,7 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
     for title, group in groups.items():
         nested: Any = dataclasses.make_dataclass(title, group)
         hint = Annotated[nested, tyro.conf.arg(name=title), tyro.conf.OmitArgPrefixes]
-        own.append((f"group_{title}", hint, dataclasses.field(default_factory=nested)))
+        own.append((f"group_{title}", hint, dataclasses.field(kw_only=True)))
     given = vars(tyro.cli(dataclasses.make_dataclass(kind.__name__, own), **options))
     for title in groups:
         given |= vars(given.pop(f"group_{title}"))
@@ -165,11 +171,20 @@ def help_texts(kind: type) -> dict[str, str]:
     """The help of each flag: the text below its field, of a class or of those that it inherits from."""
     found: dict[str, str] = {}
     for parent in reversed(kind.__mro__[:-1]):
-        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(parent)))
+        try:
+            tree: Any = ast.parse(textwrap.dedent(inspect.getsource(parent)))
+        except (OSError, TypeError):  # a class that was typed in has no source: its flags have no help
+            continue
         for field, text in pairwise(tree.body[0].body):
             if (type(field), type(text)) == (ast.AnnAssign, ast.Expr):
                 found[field.target.id] = " ".join(text.value.value.split())
     return found
+
+
+def defaults_of(kind: type) -> dict[str, Any]:
+    """The default of each flag of a dataclass; MISSING for a flag that has to be given."""
+    fields: tuple[Any, ...] = dataclasses.fields(kind)
+    return {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields}
 
 
 def evaluates(args: Any) -> bool:
@@ -224,7 +239,7 @@ def check_each(args: Any) -> None:
     run that goes on (--resume) keeps the switches that it was accepted with.
     """
     given = {name: value for name, value in vars(args).items() if value is not None}
-    defaults = vars(type(args)())
+    defaults = defaults_of(type(args))
     if given.get("track") and find_spec("wandb") is None:
         raise SystemExit("--track needs wandb: pip install 'agent-r1[track]'")
     for name, value in given.items():
@@ -266,7 +281,7 @@ def check_switches(args: Any) -> None:
     """Refuse switches that other arguments make dead; once more when what was left open is chosen."""
     if getattr(args, "resume", None) is not None:
         return
-    given, defaults = vars(args), vars(type(args)())
+    given, defaults = vars(args), defaults_of(type(args))
     for name, (alive, otherwise) in SWITCHES.items():
         if given.get(name) is not None and given[name] != defaults[name] and not alive(args):
             raise SystemExit(f"{flag(name)} does nothing {otherwise}")
@@ -351,10 +366,10 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], where: str) -> ArgsT:
     known = {name: value for name, value in saved.items() if hasattr(args, name)}
     words = {word.split("=")[0].replace("_", "-").replace("--no-", "--") for word in sys.argv[1:]}
     changed, run_dir = [], vars(args)["resume"]
-    for name, default in vars(type(args)()).items():
+    for name, default in defaults_of(type(args)).items():
         given, own = getattr(args, name), known.get(name, default)
         same = type(own) is type(default) or {type(own), type(default)} == {int, float}
-        if not (same or None in (own, default) or (name, own) == ("log_trajectories", "all")):
+        if not (same or default is MISSING or None in (own, default) or (name, own) == ("log_trajectories", "all")):
             raise SystemExit(f"--resume {run_dir}: {where} is damaged: its {flag(name)} is {own!r}")
         left_out = flag(name) not in words if "--resume" in words else given == default  # or a program made `args`
         if name == "resume" or given == own or left_out:

@@ -181,6 +181,34 @@ def test_every_flag_has_a_help(script):
     assert arguments.help_texts(kind).keys() == {field.name for field in fields(kind)}
 
 
+TYPED_IN = """
+from dataclasses import dataclass, field
+from llm_utils import arguments
+
+@dataclass(kw_only=True)
+class Args(arguments.Common):
+    exp_name: str = "mine"
+    layers: list[int] = field(default_factory=lambda: [1, 2])
+    needed: int
+    model: str = field()
+"""
+
+
+@pytest.mark.parametrize("script", ["<stdin>", "<string>"])
+def test_a_script_of_ones_own_may_have_lists_and_flags_without_a_default(script, capsys):
+    """Also where nobody can read its text, as in a notebook: its flags then have no help."""
+    space = {"__name__": "typed_in"}
+    exec(compile(TYPED_IN, script, "exec"), space)
+    args = arguments.read(space["Args"], args=["--needed", "3", "--model", "m"])
+    assert (args.needed, args.layers, args.exp_name, args.split, args.model) == (3, [1, 2], "mine", "train", "m")
+    assert args.layers is not arguments.read(space["Args"], args=["--needed", "3", "--model", "m"]).layers
+    assert arguments.read(space["Args"], args, args=["--layers", "7"]).layers == [7]
+    arguments.check_each(args)
+    with pytest.raises(SystemExit):
+        arguments.read(space["Args"], args=[], prog="mine.py")
+    assert "--needed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("script", [*PLAY, "sft_llm"])
 def test_tracking_without_its_package_is_refused(script, monkeypatch):
     monkeypatch.setattr(arguments, "find_spec", lambda module: None)
