@@ -28,7 +28,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import tyro
 from tqdm import tqdm
 
 RUNS = Path("runs")  # where the learners write, too
@@ -65,8 +64,14 @@ def make_job(words: Sequence[str]) -> Job:
     script, arguments = Path(words[scripts[0]]), list(words[scripts[0] + 1 :])
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
+    from llm_utils.arguments import defaults_of, read
+
     kind = importlib.import_module(script.stem).Args
-    args = tyro.cli(kind, args=arguments)
+    try:
+        args = read(kind, args=arguments, prog=shlex.join(words[: scripts[0] + 1]))
+    except SystemExit:
+        print(f"in the command: {shlex.join(words)}", file=sys.stderr)
+        raise
     if hasattr(args, "old_logprobs"):  # a run notes the defaults that suit its model
         from llm_utils.run import fill_defaults
 
@@ -76,7 +81,7 @@ def make_job(words: Sequence[str]) -> Job:
 
         fill_environment(args)
     words = [sys.executable if word in ("python", "python3") else word for word in words]
-    return Job(words, comparable(asdict(args)), asdict(kind()), getattr(args, "num_threads", None))
+    return Job(words, comparable(asdict(args)), defaults_of(kind), getattr(args, "num_threads", None))
 
 
 def comparable(args: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -195,13 +196,15 @@ def test_an_evaluation_of_a_run_is_named_by_what_it_plays(tmp_path, monkeypatch)
     assert (job.args["env_kwargs"], job.args["split"]) == ('{"max_turns": 4}', "more_steps")
 
 
-def test_what_makes_no_sense_ends_before_anything_runs(tmp_path, monkeypatch):
+def test_what_makes_no_sense_ends_before_anything_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     script = str(LEARNER / "ppo_llm.py")
     with pytest.raises(SystemExit, match="no learner"):
         sweep.make_job(["python", "nothing.py"])
     with pytest.raises(SystemExit):
         sweep.make_job(["python", script, "--no-such-flag"])
+    said = " ".join(re.sub("[│╭╮╰╯─]", "", capsys.readouterr().err).split())
+    assert f"{script} --no-such-flag" in said and "ppo_llm.py --help" in said and "sweep.py" not in said
     jobs = [sweep.make_job(["python", script, *more]) for more in ((), ("--gamma", "0.9"))]
     with pytest.raises(SystemExit, match="2 runs would be called .*ppo_llm__1.*--exp-name"):
         sweep.run_all(jobs, 1)
