@@ -127,8 +127,8 @@ def closed_book(env_class: type[ToolEnv]) -> type[ToolEnv]:
 def naive_rag(env_class: type[ToolEnv]) -> type[ToolEnv]:
     """An environment with the tasks and judgements of `env_class`, whose prompt holds the passages and no tools.
 
-    An episode is one turn. A search that faults is a fault of `reset`. The class raises ValueError where `env_class`
-    has no tool named search.
+    An episode is one turn. A search that faults is a fault of `reset`. The class raises ArgumentError where
+    `env_class` has no tool named search.
     """
 
     class NaiveRAG(closed_book(env_class)):  # type: ignore[misc]
@@ -139,7 +139,7 @@ def naive_rag(env_class: type[ToolEnv]) -> type[ToolEnv]:
             super().__init__(**kwargs)
             if "search" not in self.own_tools:
                 there = list(self.own_tools)
-                raise ValueError(f"naive RAG needs a tool named search, {env_class.__name__} has {there}")
+                raise ArgumentError(f"naive RAG needs a tool named search, {env_class.__name__} has {there}")
 
         def make_task(self, index: int) -> Task:
             task = super().make_task(index)

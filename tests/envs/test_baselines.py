@@ -38,7 +38,7 @@ def test_a_turn_without_an_answer_ends_it(plain, say):
 
 
 def test_a_search_tool_is_needed():
-    with pytest.raises(ValueError, match="needs a tool named search"):
+    with pytest.raises(ArgumentError, match="needs a tool named search"):
         naive_rag(ToolEnv)()
 
 
