@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from inspect import getattr_static
+from inspect import getattr_static, signature
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -89,6 +89,20 @@ def _asks(env: Any, name: str) -> property:
 def has_demonstration(env: Any) -> bool:
     """Whether the class of an environment defines a demonstration."""
     return getattr(type(env), "demonstration", Baselines.demonstration) is not Baselines.demonstration
+
+
+def careless_demonstration(env: Any, rng: np.random.Generator) -> list[str]:
+    """Return the turns of the demonstrator who makes mistakes, on the current task.
+
+    Raises ValueError where there are only experts, also where a class of your own has `demonstration(self)`.
+    """
+    show = baselines_of(env).demonstration
+    try:
+        signature(show).bind(rng)
+    except TypeError:  # it takes no generator
+        raise ValueError(ONLY_EXPERTS.format(name=type(env).__name__)) from None
+    turns: list[str] = show(rng)
+    return turns
 
 
 def question_with_passages(question: str, passages: str) -> str:

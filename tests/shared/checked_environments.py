@@ -308,6 +308,11 @@ class RefusesAll(Right):
         return super().demonstration()
 
 
+class HasOnlyAnExpert(Right):
+    def demonstration(self):
+        return super().demonstration()
+
+
 class ShowsNothing(Right):
     def demonstration(self, rng=None, teacher=None):
         raise NotImplementedError

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.baselines import baselines_of
+from agent_r1.baselines import baselines_of, careless_demonstration
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
 
@@ -99,8 +99,7 @@ def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:
 
 def careless(env: Any, rng: np.random.Generator) -> Iterable[str]:
     """The environment's demonstrator who makes mistakes."""
-    turns: list[str] = baselines_of(env).demonstration(rng)
-    return turns
+    return careless_demonstration(env, rng)
 
 
 def teachers(env: Any) -> dict[str, Probe]:

@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.baselines import baseline, baselines_of
+from agent_r1.baselines import baseline, careless_demonstration
 from agent_r1.faults import fault_line
 from agent_r1.ids import find_environment
 from agent_r1.validation import probes
@@ -84,7 +84,7 @@ class Demonstrations:
         env = self.make_env()
         env.reset(seed=self.seed, options={"task_index": 0})
         try:
-            baselines_of(env).demonstration(np.random.default_rng(self.seed))
+            careless_demonstration(env, np.random.default_rng(self.seed))
         except ValueError:
             return True
         finally:
@@ -160,7 +160,10 @@ class Demonstrations:
                 continue
             by_expert = self.teacher == "expert" if self.teacher else rng.random() < expert_share
             mistakes = None if by_expert else rng
-            turns = partial(env.demonstration, mistakes, **({"teacher": self.teacher} if self.teacher else {}))
+            if self.teacher:
+                turns = partial(env.demonstration, mistakes, teacher=self.teacher)
+            else:
+                turns = env.demonstration if by_expert else partial(careless_demonstration, env, rng)
             try:
                 row = demonstrate(env, index, turns, self.seed)
             except ValueError as error:

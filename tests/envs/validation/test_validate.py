@@ -60,7 +60,7 @@ def test_splits_may_share_a_task_and_have_two_names(one):
     CHECKS["splits"](subject(one, 5))
 
 
-@pytest.mark.parametrize("one", ["RefusesAll", "ShowsNothing"])
+@pytest.mark.parametrize("one", ["RefusesAll", "HasOnlyAnExpert", "ShowsNothing"])
 def test_nobody_needs_a_careless_demonstrator(one):
     CHECKS["careless"](subject(one, 5))
 

@@ -54,6 +54,13 @@ class OnlyExpertsEnv(SometimesLostEnv):
         return super().demonstration()
 
 
+class PlainEnv(SometimesLostEnv):
+    """Its demonstration takes no generator: there is only the expert."""
+
+    def demonstration(self):
+        return super().demonstration()
+
+
 class SilentEnv(SometimesLostEnv):
     """It shows nothing."""
 
@@ -63,6 +70,7 @@ class SilentEnv(SometimesLostEnv):
 @pytest.fixture(autouse=True)
 def registered():
     kinds = {"Lost/Sometimes-v0": SometimesLostEnv, "Lost/OnlyExperts-v0": OnlyExpertsEnv, "Lost/Silent-v0": SilentEnv}
+    kinds["Lost/Plain-v0"] = PlainEnv
     for name in kinds:
         gym.register(name, entry_point=kinds[name])
     yield
@@ -118,6 +126,13 @@ def test_where_there_are_only_experts_mistakes_are_an_error():
     assert [row.task_index for row in made("Lost/OnlyExperts-v0", 1.0, 5)] == [1, 2, 4]
     with pytest.raises(ValueError, match="only experts"):
         made("Lost/OnlyExperts-v0", 0.0)
+
+
+def test_a_demonstration_without_a_generator_is_an_experts():
+    assert [row.task_index for row in made("Lost/Plain-v0", 1.0, 5)] == [1, 2, 4]
+    assert Demonstrations("Lost/Plain-v0", "train", {}, None, 1).only_experts
+    with pytest.raises(ValueError, match="PlainEnv has no demonstrator that makes mistakes"):
+        made("Lost/Plain-v0", 0.0)
 
 
 def test_a_demonstration_that_is_one_text_is_refused():
