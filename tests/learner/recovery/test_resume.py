@@ -5,13 +5,14 @@ import os
 import random
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import kill_resume
 import pytest
 from safetensors import torch as safetensors
 
-from llm_utils import run
+from llm_utils import distributed, run
 from llm_utils.recovery import checkpoint
 
 SMALL = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", "8", "--temperature", "2"]
@@ -145,3 +146,17 @@ def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_fol
     state.write_text(json.dumps(content))
     with pytest.raises(SystemExit, match="doesn't fit this model"):
         learn("grpo_llm", "--resume", run_dir)
+
+
+def test_the_line_to_go_on_names_a_program_that_is_there(monkeypatch, tmp_path):
+    python = Path(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert distributed.launcher() == [str(python)]
+    monkeypatch.chdir(python.parents[1])
+    assert distributed.launcher() == [os.path.join(python.parent.name, python.name)]
+    monkeypatch.setenv("PATH", str(python.parent))
+    assert distributed.launcher() == [python.name]
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert distributed.launcher() == ["torchrun", "--nproc-per-node", "2"]
