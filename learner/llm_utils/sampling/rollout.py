@@ -159,7 +159,7 @@ def check_playable(envs: Any) -> None:
     """Raise SystemExit for a vector environment that begins episodes by itself, or speaks text."""
     inner = getattr(envs, "unwrapped", envs)
     if (mode := getattr(inner, "autoreset_mode", AutoresetMode.DISABLED)) != AutoresetMode.DISABLED:
-        raise SystemExit(f"the environment has autoreset_mode {mode.value}; a sampler begins episodes itself: leave it out")
+        raise SystemExit(f"the environment has autoreset_mode {mode.value}; a sampler begins them: leave it out")
     if getattr(inner, "text", False):
         raise SystemExit("the environment has text=True; a sampler sends and reads tokens: leave it out")
 
