@@ -218,6 +218,8 @@ class Run:
             row.ref_logprobs = scored[row.episode]
 
     def _score(self, rows: Sequence[Trajectory], model: Any) -> dict[int, np.ndarray]:
+        """Compute a model's log-probabilities of the rows, by episode number, which no two of them may share."""
+        assert len({row.episode for row in rows}) == len(rows), "two rows have the same episode number"
         batches = self.microbatches(distributed.scatter(rows))
         return distributed.gather(score(batches, model, self.vocab_size, self.args.temperature))
 
