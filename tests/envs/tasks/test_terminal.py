@@ -85,6 +85,7 @@ def test_what_is_ours_is_hidden_from_the_shell(env):
     assert env.unwrapped._hide[0] == str(Path(agent_r1.__file__).parent)
 
 
+@pytest.mark.bubblewrap
 def test_a_sandbox_that_dies_between_two_commands_is_no_failed_call(env):
     env.reset(options={"task_index": 0})
     do(env, "echo kept > kept.txt")
