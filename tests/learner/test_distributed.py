@@ -238,10 +238,18 @@ def trained_weights(run_dir):
     return torch.cat([weights[name].flatten() for name in sorted(weights)])
 
 
+def start_weights():
+    weights = safetensors.load_file(LEARNER.parent / "envs/agent_r1/policies/MultihopWorld-v0/model.safetensors")
+    return torch.cat([weights[name].float().flatten() for name in sorted(weights)])
+
+
 def assert_same_run(one, other):
-    """Same weights but for rounding, the same episodes, the same evaluation."""
+    """Same weights but for rounding, the same episodes, the same evaluation.
+
+    In norms: Adam makes a whole step of a gradient that is nothing but rounding, as a bias of the keys may have.
+    """
     weights, others = trained_weights(one), trained_weights(other)
-    assert (weights - others).abs().max() < 1e-4
+    assert (weights - others).norm() < 2e-3 * (weights - start_weights()).norm()
     rows, other_rows = ((run / "trajectories.jsonl").read_text().splitlines() for run in (one, other))
     assert [json.loads(row)["tokens"] for row in rows] == [json.loads(row)["tokens"] for row in other_rows]
     summary, other_summary = (json.loads((run / "summary.json").read_text()) for run in (one, other))
@@ -292,8 +300,7 @@ def test_two_processes_train_as_one_and_resume_what_one_began(pair, monkeypatch)
     wait = pair("train", *runs)
     one_lora = learn(monkeypatch, "grpo_llm.py", *lora, "--exp-name", "one_lora")
     wait()
-    start = safetensors.load_file(LEARNER.parent / "envs/agent_r1/policies/MultihopWorld-v0/model.safetensors")
-    start = torch.cat([start[name].flatten() for name in sorted(start)])
+    start = start_weights()
     assert (trained_weights(one) - start).abs().max() > 5e-4
     assert_same_run(one, newest("two"))
     assert_same_run(one, half)
