@@ -255,7 +255,7 @@ AT_IMPORT = [("ppo_llm", "missing", "torch", "--help"), ("sft_llm", "missing", "
 AT_IMPORT += [("evaluate_llm", "missing", "tyro", "--help"), ("grpo_llm", "Ctrl-C", "numpy", "--help")]
 AT_IMPORT += [("evaluate_llm", "Ctrl-C", "tyro"), ("ppo_llm", "missing", "gymnasium", "--help")]
 AT_IMPORT += [("sft_llm", "missing", "numpy", "--help")]
-AT_IMPORT += [("sweep", "missing", "tyro", "--help"), ("compare", "missing", "numpy", "--help")]
+AT_IMPORT += [("sweep", "missing", "tqdm", "--help"), ("compare", "missing", "numpy", "--help")]
 
 
 @pytest.mark.parametrize("what", AT_IMPORT, ids=" ".join)
