@@ -1,5 +1,6 @@
 """benchmarks/evidence/evidence.py: what a claim is worth, what is compared, and its parts in small."""
 
+import hashlib
 import importlib
 import json
 import shutil
@@ -17,6 +18,7 @@ import scores
 import sweep
 import tyro
 from evidence_parts import exploration, horizons, noise, page, paper, runs, smollm2, standard, teachers
+from safetensors.numpy import save_file
 
 from agent_r1 import tiny_policy
 from agent_r1.validation import probes
@@ -143,14 +145,28 @@ def test_the_weights_that_a_run_begins_with_are_in_its_key(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     keys = set()
-    for content in (b"one", b"two"):
-        (folder / "model.safetensors").write_bytes(content)
+    for content in (1, 2):
+        write_weights(folder, content)
         runs.weights.cache_clear()
         keys.add(run("--model", str(folder)))
     assert len(keys) == 2
     (tmp_path / "elsewhere").mkdir()
     shutil.copy(folder / "model.safetensors", tmp_path / "elsewhere")
     assert run("--model", str(tmp_path / "elsewhere")) in keys  # where they lie doesn't matter
+
+
+def write_weights(folder, content, **metadata):
+    weights = {"head": np.full(3, content, np.float32)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt", **metadata})
+
+
+def test_rounded_weights_have_the_key_of_what_they_were_rounded_from(tmp_path):
+    write_weights(tmp_path, 1)
+    exact = runs.weights(tmp_path / "model.safetensors")
+    assert exact == hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()[:16]
+    write_weights(tmp_path, 1.001, rounded_from=exact)
+    runs.weights.cache_clear()
+    assert runs.weights(tmp_path / "model.safetensors") == exact
 
 
 def write_evaluation(folder, rows):
@@ -189,7 +205,7 @@ def test_what_a_fault_ended_is_no_result(tmp_path, monkeypatch):
     here = [runs.Run(name, "evaluate_llm.py", 1, ("--model", str(tmp_path / name))) for name in "abc"]
     for folder in (tmp_path / name for name in "abc"):
         folder.mkdir(exist_ok=True)
-        (folder / "model.safetensors").write_text(folder.name)
+        write_weights(folder, ord(folder.name))
     for run, facts in zip(here, (clean, broken, clean), strict=True):
         runs.record(run.key, f"{run.label}, seed 1", facts, force=True)
     assert all(line["commit"].rstrip("+") in commits() for line in runs.recorded().values())

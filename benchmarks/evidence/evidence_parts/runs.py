@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from machine import RESULTS, append_line, describe_machine, read_lines, require_quiet_machine, where
+from safetensors import safe_open
 
 from agent_r1 import tiny_policy
 
@@ -113,8 +114,11 @@ def brief(facts: Sequence[object]) -> str:
 
 @cache
 def weights(path: Path) -> str:
-    """A file by what is in it, in a few letters."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    """Name the weights of a file of safetensors in 16 hex digits: SHA-256 of its bytes, or of the file that it was
+    rounded from, where its header says so. The shipped policies are bf16; recorded runs began with their float32."""
+    with safe_open(path, "np") as file:
+        rounded_from: str | None = (file.metadata() or {}).get("rounded_from")
+    return rounded_from or hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def recorded() -> dict[str, dict[str, Any]]:
