@@ -192,8 +192,9 @@ def test_a_monty_session_in_a_fork_says_why_it_does_not_work(session, in_fork):
 
 @pytest.mark.monty
 @pytest.mark.parametrize("code", ["_tell_()", "_ask_()", "_tell_()\n        print(x)\n        _ask_()", "nobody()"])
-def test_a_program_without_functions_gets_no_replies(code):
+def test_a_program_without_functions_gets_no_replies(code, monkeypatch):
     """And what it asks for takes time of ours that counts as its own."""
+    monkeypatch.setattr(monty, "MAX_STEPS", 1 << 30)  # a fast machine reaches this bound before the time is over
     loop = f"while True:\n    try:\n        {code}\n    except NameError as error:\n        seen = error"
     with open_sandbox("monty", Limits(wall_seconds=0.5)).session() as opened:
         opened.run("x = list(range(200_000))")
@@ -203,6 +204,14 @@ def test_a_program_without_functions_gets_no_replies(code):
         assert ran.status == "timeout" and ran.seconds < 20
         assert time.process_time() - used < 10
         assert opened.run(f"_ = {code.partition('(')[0]}()").error.startswith("NameError")
+
+
+@pytest.mark.monty
+def test_the_questions_of_a_program_are_counted(session, monkeypatch):
+    monkeypatch.setattr(monty, "MAX_STEPS", 100)
+    loop = "for _ in range({}):\n    try:\n        nobody()\n    except NameError:\n        pass"
+    assert session.run(loop.format(20)).status == "ok"
+    assert session.run(loop.format(200)).status == "died"
 
 
 @pytest.mark.monty
