@@ -179,7 +179,7 @@ def test_options_of_the_learners_exist(page):
         assert set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", line)) <= known, line
 
 
-BY_PPO = "are those of\n[`ppo_llm.py`](ppo_llm.md"  # what a page says where it leaves flags to PPO's
+BY_PPO = "All other flags are those of PPO ([`ppo_llm.py`](ppo_llm.md#flags))."  # what a page says where it leaves flags to PPO's
 
 
 @pytest.mark.parametrize("page", [p for p in LEARNERS if (ROOT / "learner" / f"{p.stem}.py").exists()], ids=name)
@@ -316,7 +316,6 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "estimators": "estimators faults stale_ratios",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
-    "scaling": "two_processes_grpo",
     "stable_baselines3": "sb3_choices",
     "vector": "vector_throughput",
 }  # fmt: skip
