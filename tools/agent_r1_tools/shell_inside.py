@@ -1,4 +1,4 @@
-"""What runs inside of the sandbox of the `shell` tool: it runs commands, and packs up their files.
+"""The program inside the sandbox of the `shell` tool. It runs commands and packs their files.
 
 A cell of the sandbox's Python session, as text; standard library only. Its process is number 1 of its namespace, so
 every process whose parent ends becomes its child, it can end them all, and a command's signals reach it only where it

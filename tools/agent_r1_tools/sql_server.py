@@ -86,7 +86,7 @@ _steps_left = 0
 
 
 class Refused(Exception):
-    """A query that gives no result; says why."""
+    """A query without a result; the message says why."""
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
@@ -174,7 +174,7 @@ def _name(name: str) -> str:
 
 @contextmanager
 def budget(steps: int, seconds: float) -> Iterator[None]:
-    """Inside, so many steps of SQLite's machine, and seconds of processor time, which end this process."""
+    """Limit the steps of SQLite's machine, and the processor seconds of this process, inside this context."""
     global _steps_left
     _steps_left = steps
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -187,7 +187,7 @@ def budget(steps: int, seconds: float) -> Iterator[None]:
 def run(
     connection: sqlite3.Connection, query: str, rows: int, steps: int = STEPS, seconds: float = CPU_SECONDS
 ) -> tuple[list[str], Rows, bool]:
-    """Columns, at most so many rows, and whether there are more. Raises Refused, or MemoryError."""
+    """Return columns, rows up to a maximum, and True if there are more. Raises Refused or MemoryError."""
     try:
         with budget(steps, seconds):
             cursor = connection.execute(query)
@@ -209,7 +209,7 @@ def run(
 
 
 def schema(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Tables and views with their columns and keys. May use as much as a gold query."""
+    """Return tables and views with their columns and keys. The limits are those of a gold query."""
     connection.set_authorizer(None)
     try:
         found = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
@@ -240,7 +240,7 @@ def plain(value: Any) -> Any:
 
 
 def equal(gold: Rows, rows: Rows, mode: str) -> bool:
-    """Whether two results are the same.
+    """Return True if two results are equal.
 
     Args:
         mode: "ordered"; "rows", in any order (as Spider's official script); "set", in any order and each once (BIRD's).
@@ -261,7 +261,7 @@ def equal(gold: Rows, rows: Rows, mode: str) -> bool:
 
 
 def same(database: dict[str, str], others: list[dict[str, str]], gold: str, answer: str, mode: str) -> dict[str, Any]:
-    """Whether a query answers as the gold query does: on the database and on others; without others, on part of it."""
+    """Compare a query with the gold query, on the database and on others (without others, on a part of it)."""
     places = [connect(one) for one in (database, *others)]
     first, *_ = _gold(places[0], gold)
     if not others:
@@ -285,7 +285,7 @@ def same(database: dict[str, str], others: list[dict[str, str]], gold: str, answ
 
 
 def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int | None:
-    """The copy on which the gold query gives something else, and rather not nothing; None where there is none."""
+    """Return the copy on which the gold query's result differs, if possible not empty; None if there is none."""
     empty = None
     for mutant in range(MUTANTS):
         try:
@@ -300,7 +300,7 @@ def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int 
 
 
 def _gold(connection: sqlite3.Connection, query: str) -> tuple[Rows, int, float]:
-    """What the gold query gives, and the steps and seconds of processor time that it used. Kept where it is small."""
+    """Return the gold query's result, steps and processor seconds. A small result is cached."""
     key = (connection, query)
     if key in _golds:
         _golds[key] = _golds.pop(key)
@@ -322,7 +322,7 @@ def _gold(connection: sqlite3.Connection, query: str) -> tuple[Rows, int, float]
 
 
 def answer(request: list[Any]) -> dict[str, Any]:
-    """What came of a request: {"columns", "rows", "more"}, {"tables"}, {"same"}, or {"error"}."""
+    """Answer a request: {"columns", "rows", "more"}, {"tables"}, {"same"}, or {"error"}."""
     kind, *arguments = request
     try:
         if kind == "same":
@@ -341,7 +341,7 @@ def answer(request: list[Any]) -> dict[str, Any]:
 
 
 def shown(cell: Any, chars: int) -> str:
-    """A cell as the policy reads it."""
+    """Format a cell for the policy."""
     text = "NULL" if cell is None else f"x'{cell[:chars].hex()}'" if isinstance(cell, bytes) else str(cell)
     text = re.sub(r"\s", " ", text[: chars + 1])
     return text if len(text) <= chars else text[:chars] + "..."

@@ -186,8 +186,11 @@ class RemoteSession(Session):
         return [cell.code for cell in self._cells]
 
     def _ask(self, cells: list[str], call: list[Any] | None) -> tuple[str, dict[str, Any] | None, bool]:
-        """What the last cell (or the call) printed; the guest's answer, None where that makes no sense; whether the
-        cells before it came to their end."""
+        """Run the cells on the server.
+
+        Returns:
+            The output of the last cell (or the call); the guest's answer, or None if it is nonsense; True if the
+            earlier cells ran to their end."""
         mark = secrets.token_hex(16)
         limits = self._limits
         arguments = (cells, call, limits.output, limits.cpu_seconds, mark)

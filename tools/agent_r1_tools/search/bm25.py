@@ -28,11 +28,11 @@ CACHED_CHARS = 256
 
 
 class BM25Retriever:
-    """Finds passages by words.
+    """A retriever that finds passages by words.
 
     Equal scores keep the order of the passages, so results are the same on every machine. A passage that shares no
-    word with the query is never returned: fewer than `top_k` hits, or none (an empty query, only stop words, only
-    unknown words), are an answer too.
+    word with the query is never returned. So there may be fewer than `top_k` hits, or none (an empty query, only stop
+    words, only unknown words).
 
     Args:
         passages: the corpus; may be empty. Ten passages take about a millisecond to index, so an episode can have
@@ -48,7 +48,7 @@ class BM25Retriever:
         self._others = _Index(map(_others, self.passages, texts))  # so that names in other scripts add no length
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """At most `top_k` hits for each query, best first, scores above zero."""
+        """Return at most `top_k` hits for each query, best first, with scores above zero."""
         return [self._search(query, top_k) for query in queries]
 
     def _search(self, query: str, top_k: int) -> list[Hit]:
@@ -61,7 +61,7 @@ class BM25Retriever:
 
 
 class _Index:
-    """Scores documents of stems."""
+    """Scores of documents of stems."""
 
     def __init__(self, documents: Iterable[Sequence[str]]) -> None:
         self._vocabulary: dict[str, int] = {}
@@ -70,14 +70,14 @@ class _Index:
         self._index = _build_index(ids, len(self._vocabulary))
 
     def scores(self, found: Sequence[str]) -> np.ndarray[Any, Any] | None:
-        """One of each document; None where no document has any of these stems."""
+        """Return the score of each document; None if no document has any of these stems."""
         ids = [self._vocabulary[stem] for stem in found if stem in self._vocabulary]
         scores: np.ndarray[Any, Any] | None = self._index.get_scores_from_ids(ids) if ids else None
         return scores
 
 
 def top_indexes(scores: np.ndarray[Any, Any], top_k: int) -> list[int]:
-    """The indexes of the `top_k` highest scores above zero, highest first, equal scores by index."""
+    """Return the indexes of the `top_k` highest scores above zero, highest first; equal scores by index."""
     import numpy as np
 
     candidates = np.flatnonzero(scores > 0)
@@ -103,7 +103,7 @@ _LOCK = threading.Lock()  # a stemmer is not safe to share between threads, nor 
 
 @lru_cache(maxsize=4096)
 def stems(text: str) -> tuple[str, ...]:
-    """The stems of a text's words, as `bm25s.tokenize(text, stopwords="en", stemmer=Stemmer("english"))` gives them."""
+    """Return the stems of the words, as `bm25s.tokenize` does with stopwords="en" and Snowball's English stemmer."""
     return _stems(all_words(text))
 
 
@@ -134,14 +134,15 @@ def _stems(found: Iterable[str]) -> tuple[str, ...]:
 
 
 def require_bm25() -> None:
-    """Raises ImportError without the extra `search`."""
+    """Raise ImportError without the extra `search`."""
     _libraries()
 
 
 @contextmanager
 def _without_jax() -> Iterator[None]:
-    """Inside, nobody can import JAX: bm25s has it start as soon as it is there, which takes three quarters of a GPU's
-    memory, and we need nothing of it."""
+    """Block the import of JAX inside this context.
+
+    bm25s starts JAX if it is installed. JAX then takes three quarters of a GPU's memory, and it is not needed."""
     modules: dict[str, Any] = sys.modules
     names = ("jax", "jax.lax") if "bm25s" not in modules else ()
     before = {name: modules[name] for name in names if name in modules}
@@ -156,7 +157,7 @@ def _without_jax() -> Iterator[None]:
 
 @cache
 def _libraries() -> tuple[Any, frozenset[str], Any]:
-    """bm25s, its stop words and the stemmer."""
+    """Return bm25s, its stop words and the stemmer."""
     try:
         with _LOCK, _without_jax():
             import bm25s

@@ -1,4 +1,4 @@
-"""A retriever that lives in another process, or on another machine, and is asked over HTTP."""
+"""A retriever in another process or on another machine, asked over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_ANSWER_BYTES = 1 << 26
 
 
 class HTTPRetriever:
-    """Asks a retrieval server.
+    """A client of a retrieval server.
 
     Two protocols are in use. "retrieve" is Search-R1's (`search_r1/search/retrieval_server.py`):
 
@@ -43,8 +43,8 @@ class HTTPRetriever:
     one, raises `QueryRefused`; so do several queries, at once, because one among them may be to blame. Proxy settings
     of the environment are respected and never changed.
 
-    Of an answer at most `most_bytes` are read, as UTF-8 and unpacked by nobody: a server that compresses it without
-    being asked to talks nonsense. Redirections are not followed, cookies not kept.
+    At most `most_bytes` of an answer are read, as UTF-8. A compressed answer is not unpacked and counts as nonsense.
+    Redirections are not followed, and cookies are not kept.
 
     Args:
         url: the server's address, such as "http://127.0.0.1:8000".
@@ -139,7 +139,7 @@ class HTTPRetriever:
         raise RetrievalError(f"{self._endpoint} failed ({said})")
 
     def _attempt(self, queries: list[str], top_k: int) -> tuple[int, list[list[Hit]] | str]:
-        """The status, 0 for no answer; and what was found, or what went wrong."""
+        """Make one attempt. Return the status (0 for no answer), and the result or the error."""
         body: dict[str, Any] = {"queries": queries}
         body |= {"topk": top_k, "return_scores": True} if self.protocol == "retrieve" else {"top_k": top_k}
         most = most_bytes(len(queries), top_k)
@@ -172,7 +172,7 @@ class HTTPRetriever:
         return 200, found
 
     def _takes_others(self) -> bool:
-        """Whether the server answers a query of ours."""
+        """Return True if the server answers a query of ours."""
         try:
             self._ask(CONTROL, 1, pauses=[])
         except RetrievalError:
@@ -185,7 +185,7 @@ class HTTPRetriever:
 
 
 def _hit(item: Any) -> Hit:
-    """A result in either protocol; without scores Search-R1's server gives the bare document."""
+    """Read a result in either protocol. Without scores, Search-R1's server returns the bare document."""
     if isinstance(item, dict) and "document" in item:
         score = float(item.get("score", 0.0))
         if not math.isfinite(score):
@@ -195,5 +195,5 @@ def _hit(item: Any) -> Hit:
 
 
 def most_bytes(queries: int, top_k: int) -> int:
-    """How long an answer may be: 1 MiB, and 256 KiB for each passage asked for, but never over `MAX_ANSWER_BYTES`."""
+    """Return the bound of an answer: 1 MiB, plus 256 KiB for each passage, but at most `MAX_ANSWER_BYTES`."""
     return min(MAX_ANSWER_BYTES, (1 << 20) + queries * top_k * (1 << 18))
