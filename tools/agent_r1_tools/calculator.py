@@ -276,9 +276,9 @@ def normalise(expression: str) -> str:
         in_call = bool(open_at) and open_at[-1][1]
         if not in_call and (grouped := _THOUSANDS.match(text, at)):
             token, kind, end = grouped[1].replace(",", ""), "number", grouped.end()
-        elif found := _TOKEN.match(text, at):
-            kind, end = str(found.lastgroup), found.end()
-            token = found[kind]
+        elif match := _TOKEN.match(text, at):
+            kind, end = str(match.lastgroup), match.end()
+            token = match[kind]
         else:
             raise CalculatorError(f"unknown character {text[at:].strip()[:1]!r}")
         if kind == "number":

@@ -31,8 +31,8 @@ class FunctionTool(Tool):
         self.function = function
         self.name = name if name is not None else getattr(function, "__name__", "")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):
-            what = f"{self.name!r} cannot be a tool's name ({function!r:.200})"
-            raise ValueError(f"{what}; pass from_function(..., name='my_tool')")
+            refusal = f"{self.name!r} cannot be a tool's name ({function!r:.200})"
+            raise ValueError(f"{refusal}; pass from_function(..., name='my_tool')")
         text, argument_texts = read_docstring(inspect.getdoc(function) or "")
         self.description = description if description is not None else text
         self._models: dict[str, Any] = {}

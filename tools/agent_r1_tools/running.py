@@ -78,10 +78,10 @@ def is_strict(strict: bool | None) -> bool:
     Raises ValueError for an unknown value of AGENT_R1_STRICT."""
     if strict is not None:
         return strict
-    said = os.environ.get("AGENT_R1_STRICT", "")
-    if said.lower() not in ("", "0", "1", "false", "true"):
-        raise ValueError(f"AGENT_R1_STRICT is 0, 1, true or false, got {said!r}")
-    return said.lower() in ("1", "true")
+    setting = os.environ.get("AGENT_R1_STRICT", "")
+    if setting.lower() not in ("", "0", "1", "false", "true"):
+        raise ValueError(f"AGENT_R1_STRICT is 0, 1, true or false, got {setting!r}")
+    return setting.lower() in ("1", "true")
 
 
 def describe(error: BaseException) -> str:

@@ -196,9 +196,9 @@ def function_schema(
                 schema = _type_schema(hint)
         except TypeError as error:
             raise TypeError(f"parameter {parameter.name!r} of {name}: {error}") from None
-        said = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]  # pydantic skips them
-        if said or (parameter.name in texts and (parameter.name in models or "description" not in schema)):
-            schema["description"] = said[-1] if said else texts[parameter.name]
+        notes = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]  # pydantic skips them
+        if notes or (parameter.name in texts and (parameter.name in models or "description" not in schema)):
+            schema["description"] = notes[-1] if notes else texts[parameter.name]
         if parameter.default is parameter.empty:
             required.append(parameter.name)
         elif isinstance(parameter.default, str | int | float | bool):
@@ -293,20 +293,20 @@ def _annotation(extra: Any, schema: dict[str, Any]) -> dict[str, Any]:
     ignored, as typing asks for."""
     if isinstance(extra, str):
         return {"description": extra}
-    found: dict[str, Any] = {}
+    annotation: dict[str, Any] = {}
     for name in ("description", "documentation", "pattern"):
         if isinstance(text := getattr(extra, name, None), str):
-            found["pattern" if name == "pattern" else "description"] = text
+            annotation["pattern" if name == "pattern" else "description"] = text
     for name, keyword in _BOUNDS.items():
         if isinstance(bound := getattr(extra, name, None), int | float):
-            found[keyword] = bound
+            annotation[keyword] = bound
     types = [option.get("type") for option in (schema, *schema.get("anyOf", ()))]
     for kind, word in _LENGTHS.items():
         if any(kind == of or isinstance(of, list) and kind in of for of in types):
             for name, prefix in (("min_length", "min"), ("max_length", "max")):
                 if isinstance(bound := getattr(extra, name, None), int):
-                    found[prefix + word] = bound
-    return found
+                    annotation[prefix + word] = bound
+    return annotation
 
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?|Attributes):\s*$")

@@ -157,13 +157,13 @@ def _lessen(connection: sqlite3.Connection, mutant: int, in_file: bool) -> None:
     share = 50 if mutant % 2 else 20
     for (table,) in connection.execute(tables).fetchall():
         name = _name(table)
-        kept = f"(rowid * 37 + {17 * mutant}) * 61 % 101 >= {share}"
+        condition = f"(rowid * 37 + {17 * mutant}) * 61 % 101 >= {share}"
         try:
             if hide:
-                connection.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {kept}")
+                connection.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {condition}")
                 connection.execute(f"SELECT 1 FROM {name} LIMIT 1")
             else:
-                connection.execute(f"DELETE FROM {name} WHERE NOT ({kept})")
+                connection.execute(f"DELETE FROM {name} WHERE NOT ({condition})")
         except sqlite3.Error:  # a table without rowid stays as it is
             connection.execute(f"DROP VIEW IF EXISTS temp.{name}")
 
@@ -193,7 +193,7 @@ def run(
             cursor = connection.execute(query)
             if cursor.description is None:
                 raise Refused("there is no SELECT in it")
-            found = cursor.fetchmany(rows + 1)
+            fetched = cursor.fetchmany(rows + 1)
             columns = [column[0] for column in cursor.description]
             cursor.close()
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
@@ -205,17 +205,17 @@ def run(
         elif "prohibited" in text or "not authorized" in text:
             text = f"{text}: only SELECT on the tables that schema shows, without PRAGMA or random numbers"
         raise Refused(text) from None
-    return columns, found[:rows], len(found) > rows
+    return columns, fetched[:rows], len(fetched) > rows
 
 
 def schema(connection: sqlite3.Connection) -> list[dict[str, Any]]:
     """Return tables and views with their columns and keys. The limits are those of a gold query."""
     connection.set_authorizer(None)
     try:
-        found = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
+        query = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
         tables = []
         with budget(10 * STEPS, 10 * CPU_SECONDS):
-            for (name,) in connection.execute(found).fetchall():
+            for (name,) in connection.execute(query).fetchall():
                 columns = connection.execute(f"PRAGMA table_info({_name(name)})").fetchall()
                 keys = connection.execute(f"PRAGMA foreign_key_list({_name(name)})").fetchall()
                 tables.append(
@@ -313,12 +313,12 @@ def _gold(connection: sqlite3.Connection, query: str) -> tuple[Rows, int, float]
     if more:
         raise Refused(f"gold: more than {MAX_ROWS} rows")
     used = 10 * STEPS - _steps_left
-    found = rows, used, max(used * CPU_SECONDS / STEPS, time.process_time() - began)
+    result = rows, used, max(used * CPU_SECONDS / STEPS, time.process_time() - began)
     if sum(map(sys.getsizeof, itertools.chain(rows, *rows))) <= GOLD_BYTES:
-        _golds[key] = found
+        _golds[key] = result
         if len(_golds) > GOLDS:
             del _golds[next(iter(_golds))]
-    return found
+    return result
 
 
 def answer(request: list[Any]) -> dict[str, Any]:

@@ -88,8 +88,8 @@ def printable(text: str) -> str:
 class PrintableMessage(Exception):
     """A base of errors that quote what a stranger wrote: their message is `printable`."""
 
-    def __init__(self, said: object = "") -> None:
-        super().__init__(printable(str(said)))
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 def _escaped(match: re.Match[str]) -> str:

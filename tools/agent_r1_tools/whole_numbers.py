@@ -48,14 +48,14 @@ class _Reader:
         """Convert `value`, for which all of `schemas` hold."""
         if not isinstance(value, list | dict | float) or (isinstance(value, float) and not value.is_integer()):
             return value
-        found = list(self.holding(schemas, value))
-        if not found:
+        same_value = list(self.holding(schemas, value))
+        if not same_value:
             return value
         if isinstance(value, list):
-            return [self.whole([_item(one, place) for one in found], item) for place, item in enumerate(value)]
+            return [self.whole([_item(one, place) for one in same_value], item) for place, item in enumerate(value)]
         if isinstance(value, dict):
-            return {name: self.whole([_property(one, name) for one in found], one) for name, one in value.items()}
-        kinds = {name for one in found for name in _kinds(one, value)}
+            return {name: self.whole([_property(one, name) for one in same_value], one) for name, one in value.items()}
+        kinds = {name for one in same_value for name in _kinds(one, value)}
         return int(value) if "integer" in kinds and "number" not in kinds else value
 
     def holding(self, schemas: Iterable[Any], value: Any) -> Iterator[dict[str, Any]]:
@@ -95,8 +95,8 @@ class _Reader:
             return True
         fields, required = option.get("properties", {}), option.get("required", ())
         self.look(len(fields) + len(required))
-        told = {name: field for name, field in fields.items() if name in value and isinstance(field, dict)}
-        return all(name in value for name in required) and all(self.named(told[name], value[name]) for name in told)
+        stated = {name: field for name, field in fields.items() if name in value and isinstance(field, dict)}
+        return all(name in value for name in required) and all(self.named(stated[name], value[name]) for name in stated)
 
     def named(self, schema: dict[str, Any], value: Any) -> bool:
         """Return True if `enum` and `const` of a schema allow a value. Lists and objects are not compared."""
@@ -110,14 +110,14 @@ class _Reader:
         self.look(len(reference) // 16)
         if reference != "#" and not reference.startswith("#/"):
             return None
-        found: Any = self.root
+        target: Any = self.root
         try:
             for part in unquote(reference).split("/")[1:]:
                 part = part.replace("~1", "/").replace("~0", "~")
-                found = found[int(part)] if isinstance(found, list) else found[part]
+                target = target[int(part)] if isinstance(target, list) else target[part]
         except (KeyError, IndexError, TypeError, ValueError):
             return None
-        return found
+        return target
 
     def look(self, times: int = 1) -> None:
         self.looks += times

@@ -23,8 +23,8 @@ MAX_LISTED = 10_000
 class Lost(Exception):
     """A server that is gone or never answered. `ran`: True if it may have executed the request, as in `ToolFault`."""
 
-    def __init__(self, why: str, ran: bool | None = True) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, ran: bool | None = True) -> None:
+        super().__init__(reason)
         self.ran = ran
 
 

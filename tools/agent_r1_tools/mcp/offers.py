@@ -80,15 +80,15 @@ def checked(schema: Any) -> dict[str, Any]:
         return {}
     if "$ref" in schema:  # what stands beside it may be meant to be read together with it
         return {}
-    kept = {key: schema[key] for key in _KEPT if key in schema}
+    supported = {key: schema[key] for key in _KEPT if key in schema}
     if isinstance(schema.get("items"), dict):
-        kept["items"] = checked(schema["items"])
+        supported["items"] = checked(schema["items"])
     if isinstance(schema.get("properties"), dict):
-        kept["properties"] = {key: checked(value) for key, value in schema["properties"].items()}
+        supported["properties"] = {key: checked(value) for key, value in schema["properties"].items()}
     if schema.get("additionalProperties") is False and "patternProperties" not in schema:
-        kept["additionalProperties"] = False
-        kept.setdefault("properties", {})
-    return kept
+        supported["additionalProperties"] = False
+        supported.setdefault("properties", {})
+    return supported
 
 
 def result_text(content: list[Any], structured: Any) -> str:

@@ -278,8 +278,8 @@ class MCPServer:
                     self._connected()
                 except ToolFault as fault:
                     raise ToolFault(str(fault), ran=True) from None
-        kept = {"episode": "; what it kept is lost", "replay": "; all is as it was before the call", "shared": ""}
-        return replace(failed, content=f"{failed.content}. The server was started anew{kept[self.session]}")
+        outcome = {"episode": "; what it kept is lost", "replay": "; all is as it was before the call", "shared": ""}
+        return replace(failed, content=f"{failed.content}. The server was started anew{outcome[self.session]}")
 
     def _ask(self, connection: Connection, name: str, sent: dict[str, Any]) -> ToolResult:
         """Make a call and return its result. Raises Lost and Late."""

@@ -82,9 +82,9 @@ class Notes:
 
     def why(self) -> str:
         """Return the reason for the loss of the server, if it is known."""
-        said = f"; it wrote: {printable(self.stderr[-MAX_STDERR:].strip())}" if self.stderr.strip() else ""
+        stderr_note = f"; it wrote: {printable(self.stderr[-MAX_STDERR:].strip())}" if self.stderr.strip() else ""
         status = f"HTTP {self.status}" if self.status else ""
-        return (self.problem or status or "it ended or closed the connection") + said
+        return (self.problem or status or "it ended or closed the connection") + stderr_note
 
 
 @asynccontextmanager

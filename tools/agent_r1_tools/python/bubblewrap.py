@@ -90,8 +90,8 @@ class Bubblewrap(ProcessSandbox):
             for file in files:
                 os.close(file)
         with open(told) as answer:
-            said = re.search(r'"child-pid": (\d+)', answer.read())
-        first = int(said[1]) if said else 0  # where bwrap has failed; it then prints why
+            match = re.search(r'"child-pid": (\d+)', answer.read())
+        first = int(match[1]) if match else 0  # where bwrap has failed; it then prints why
         pidfds = _pidfd(first, process.pid)
         guest = GuestProcess(control, output, functools.partial(_end, process, pidfds), settings)
         try:

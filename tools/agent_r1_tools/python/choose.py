@@ -162,11 +162,11 @@ def _try(sandbox: Sandbox) -> None:
             raise SandboxError(f"the probe program failed: {ran.output[-300:]}")
         os.chmod(planted.name, 0o644)
         try:
-            said = session.call("probe", [planted.name, server.getsockname()[1]])
+            answer = session.call("probe", [planted.name, server.getsockname()[1]])
         except CallError as error:
             raise SandboxError(f"the probe program failed: {error}") from error
-    if said != "contained":
-        raise SandboxError(f"it doesn't contain what it runs: {said}")
+    if answer != "contained":
+        raise SandboxError(f"it doesn't contain what it runs: {answer}")
 
 
 def _present() -> str:

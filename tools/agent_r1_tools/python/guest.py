@@ -399,8 +399,8 @@ def ask_kernel(call: str, *arguments: int | bytes) -> int:
     import _ctypes
 
     library = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]
-    found: int = _ctypes.call_cdeclfunction(_ctypes.dlsym(library, call), arguments)
-    return found
+    result: int = _ctypes.call_cdeclfunction(_ctypes.dlsym(library, call), arguments)
+    return result
 
 
 def main() -> None:

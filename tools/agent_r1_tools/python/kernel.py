@@ -69,9 +69,9 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 def bind_readable(source: str, target: str) -> None:
     """Mount a file or a folder at another path, read-only."""
     mount(source, target, None, MS_BIND | MS_REC)
-    kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | 8 | 1024 | 2048)  # those may not be taken off
-    kept |= 1 << 21 if os.statvfs(target).f_flag & 4096 else 0  # relatime has another number here
-    mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | kept)
+    locked_flags = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | 8 | 1024 | 2048)  # those may not be taken off
+    locked_flags |= 1 << 21 if os.statvfs(target).f_flag & 4096 else 0  # relatime has another number here
+    mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | locked_flags)
 
 
 def change_root(path: str) -> None:
@@ -112,8 +112,8 @@ def libc() -> ctypes.CDLL:
 _libc: ctypes.CDLL | None = None
 
 
-def _check(what: str, result: int) -> int:
+def _check(call: str, result: int) -> int:
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(code, f"{call}: {os.strerror(code)}")
     return result

@@ -30,20 +30,20 @@ def interpreter() -> str:
 @lru_cache
 def library() -> list[str]:
     """Return the files and folders that Python needs, none inside another. A sandbox shows them at the same paths."""
-    found = [interpreter(), *SYSTEM, *_standard_library()]
-    found.append(sysconfig.get_config_var("LIBDIR") or "")  # libpython, and what a relocatable Python brings along
-    kept: list[str] = []
-    for path in sorted({path for path in found if os.path.exists(path)}, key=len):
-        if not any(Path(path).is_relative_to(other) for other in kept):
-            kept.append(path)
-    return kept
+    candidates = [interpreter(), *SYSTEM, *_standard_library()]
+    candidates.append(sysconfig.get_config_var("LIBDIR") or "")  # libpython, and what a relocatable Python brings along
+    paths: list[str] = []
+    for path in sorted({path for path in candidates if os.path.exists(path)}, key=len):
+        if not any(Path(path).is_relative_to(other) for other in paths):
+            paths.append(path)
+    return paths
 
 
 @lru_cache
 def programs() -> list[str]:
     """Return the folders that a shell needs besides `library()`; /bin only if it is not a link."""
-    found = [path for path in PROGRAMS if os.path.exists(path) and not os.path.islink(path)]
-    return [path for path in found if not _inside(path, library())]
+    paths = [path for path in PROGRAMS if os.path.exists(path) and not os.path.islink(path)]
+    return [path for path in paths if not _inside(path, library())]
 
 
 def inside(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
@@ -54,16 +54,16 @@ def inside(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
 @lru_cache
 def hidden() -> list[str]:
     """Return the folders inside `library()` that hold other packages. A sandbox shows them empty."""
-    found = [*site.getsitepackages(), "/usr/lib/python3/dist-packages"]
-    found += [os.path.join(path, "site-packages") for path in _standard_library()]
-    shown = [path for path in found if os.path.isdir(path) and _inside(path, library())]
+    folders = [*site.getsitepackages(), "/usr/lib/python3/dist-packages"]
+    folders += [os.path.join(path, "site-packages") for path in _standard_library()]
+    shown = [path for path in folders if os.path.isdir(path) and _inside(path, library())]
     return sorted(set(shown))
 
 
 @lru_cache
 def packages() -> dict[str, str]:
     """Return the installed folders of PACKAGES: the path here, and the path in a sandbox."""
-    found = {}
+    folders = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:
@@ -71,8 +71,8 @@ def packages() -> dict[str, str]:
         folder = os.path.realpath(spec.submodule_search_locations[0])
         for path in (folder, f"{folder}.libs"):  # the second: C libraries that came in the wheel
             if os.path.isdir(path):
-                found[path] = f"{PACKAGES_AT}/{os.path.basename(path)}"
-    return found
+                folders[path] = f"{PACKAGES_AT}/{os.path.basename(path)}"
+    return folders
 
 
 def installed(name: str) -> bool:

@@ -94,11 +94,11 @@ class MontySession(Session):
     def run(self, code: str, functions: Functions | None = None) -> Run:
         begun = time.monotonic()
         note = self._restore()
-        printed, failure, kept = self._run(Cell(code, tuple(functions or ())), functions or {})
+        printed, failure, saved = self._run(Cell(code, tuple(functions or ())), functions or {})
         seconds = time.monotonic() - begun
         if failure is None:
             return Run(shown(note + printed, self._limits.output, ""), "ok", None, "monty", seconds)
-        ending = failure.shown if kept else UNCHANGED.format(failure.line)
+        ending = failure.shown if saved else UNCHANGED.format(failure.line)
         output = shown(note + printed, self._limits.output, ending)
         return Run(output, failure.status, failure.line, "monty", seconds)
 

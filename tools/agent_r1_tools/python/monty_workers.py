@@ -36,8 +36,8 @@ def pool_of_workers() -> pydantic_monty.Monty:
             pool = pydantic_monty.Monty(max_processes=MAX_WORKERS, checkout_timeout=START_SECONDS)
             pool.__enter__()
             _pools.append(pool)
-        found: pydantic_monty.Monty = _pools[0]
-        return found
+        shared_pool: pydantic_monty.Monty = _pools[0]
+        return shared_pool
 
 
 @atexit.register

@@ -96,8 +96,8 @@ class GuestProcess:
         except (Died, OutOfTime) as error:
             self.drain()
             self.close()
-            said = self.text.decode("utf-8", "replace").strip()[-500:]
-            reason = "it took too long" if isinstance(error, OutOfTime) else said or "its process ended"
+            last_output = self.text.decode("utf-8", "replace").strip()[-500:]
+            reason = "it took too long" if isinstance(error, OutOfTime) else last_output or "its process ended"
             raise SandboxError(f"the sandbox did not start: {reason}") from None
 
     def alive(self) -> bool:

@@ -53,10 +53,10 @@ class BM25Retriever:
 
     def _search(self, query: str, top_k: int) -> list[Hit]:
         plain, others = query_stems(query) if len(query) <= CACHED_CHARS else query_stems.__wrapped__(query)
-        found = [scores for scores in (self._plain.scores(plain), self._others.scores(others)) if scores is not None]
-        if not found or top_k < 1:
+        results = [scores for scores in (self._plain.scores(plain), self._others.scores(others)) if scores is not None]
+        if not results or top_k < 1:
             return []
-        scores = sum(found[1:], start=found[0])
+        scores = sum(results[1:], start=results[0])
         return [(self.passages[i], float(scores[i])) for i in top_indexes(scores, top_k)]
 
 
@@ -69,9 +69,9 @@ class _Index:
         ids = [[number(stem, len(self._vocabulary)) for stem in document] for document in documents]
         self._index = _build_index(ids, len(self._vocabulary))
 
-    def scores(self, found: Sequence[str]) -> np.ndarray[Any, Any] | None:
+    def scores(self, stems: Sequence[str]) -> np.ndarray[Any, Any] | None:
         """Return the score of each document; None if no document has any of these stems."""
-        ids = [self._vocabulary[stem] for stem in found if stem in self._vocabulary]
+        ids = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         scores: np.ndarray[Any, Any] | None = self._index.get_scores_from_ids(ids) if ids else None
         return scores
 
@@ -85,8 +85,8 @@ def top_indexes(scores: np.ndarray[Any, Any], top_k: int) -> list[int]:
         threshold = np.partition(scores[candidates], -top_k)[-top_k]
         candidates = candidates[scores[candidates] >= threshold]
     order = np.argsort(-scores[candidates], kind="stable")[:top_k]
-    found: list[int] = candidates[order].tolist()
-    return found
+    indexes: list[int] = candidates[order].tolist()
+    return indexes
 
 
 def _build_index(documents: Sequence[Sequence[int]], vocabulary_size: int) -> Any:
@@ -118,19 +118,19 @@ def query_stems(query: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _others(passage: Passage, text: str) -> tuple[str, ...]:
     """Return the terms of a passage besides plain words. A letter that stands alone counts as a whole title only."""
     letter = only_letter(passage.title)
-    found = words(text, inside=True)[1]
-    short = [word for word in found if len(word) < 3]  # their own stems, as most pairs are
-    return (*short, *_stems(word for word in found if len(word) > 2), *(() if letter is None else (_letter(letter),)))
+    others = words(text, inside=True)[1]
+    short = [word for word in others if len(word) < 3]  # their own stems, as most pairs are
+    return (*short, *_stems(word for word in others if len(word) > 2), *(() if letter is None else (_letter(letter),)))
 
 
 def _letter(letter: str) -> str:
     return f"{letter} alone"  # as no word is written
 
 
-def _stems(found: Iterable[str]) -> tuple[str, ...]:
+def _stems(text_words: Iterable[str]) -> tuple[str, ...]:
     _, stop_words, stemmer = _libraries()
     with _LOCK:
-        return tuple(stemmer.stemWords([word for word in found if word not in stop_words]))
+        return tuple(stemmer.stemWords([word for word in text_words if word not in stop_words]))
 
 
 def require_bm25() -> None:

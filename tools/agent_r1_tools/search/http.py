@@ -122,9 +122,9 @@ class HTTPRetriever:
     def _ask(self, queries: list[str], top_k: int, pauses: list[float]) -> list[list[Hit]]:
         one = len(queries) == 1
         for attempt, pause in enumerate([*pauses, None]):
-            status, said = self._attempt(queries, top_k)
-            if isinstance(said, list):
-                return said
+            status, reply = self._attempt(queries, top_k)
+            if isinstance(reply, list):
+                return reply
             last = pause is None or (200 <= status < 500 and status != 429)  # asked again it would say the same
             doubt = last or (attempt == 0 and not one)
             if doubt and status != 429 and queries != CONTROL and self._takes_others():
@@ -132,11 +132,11 @@ class HTTPRetriever:
                     _, again = self._attempt(queries, top_k)
                     if isinstance(again, list):
                         return again
-                raise QueryRefused(f"{self._endpoint} refuses the query ({said})")
+                raise QueryRefused(f"{self._endpoint} refuses the query ({reply})")
             if last or pause is None:
                 break
             time.sleep(pause * self._random.uniform(0.5, 1.0))
-        raise RetrievalError(f"{self._endpoint} failed ({said})")
+        raise RetrievalError(f"{self._endpoint} failed ({reply})")
 
     def _attempt(self, queries: list[str], top_k: int) -> tuple[int, list[list[Hit]] | str]:
         """Make one attempt. Return the status (0 for no answer), and the result or the error."""
@@ -163,13 +163,13 @@ class HTTPRetriever:
                 lists = answer["result"]
             else:
                 lists = [result["results"] for result in answer["query_results"]]
-            found = [[_hit(item) for item in items[:top_k]] for items in lists]
+            hits = [[_hit(item) for item in items[:top_k]] for items in lists]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             problem = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
             return 200, f"it doesn't answer as the protocol says: {problem}"
-        if len(found) != len(queries):
-            return 200, f"it gave {len(found)} results for {len(queries)} queries"
-        return 200, found
+        if len(hits) != len(queries):
+            return 200, f"it gave {len(hits)} results for {len(queries)} queries"
+        return 200, hits
 
     def _takes_others(self) -> bool:
         """Return True if the server answers a query of ours."""
