@@ -27,7 +27,7 @@ class FunctionTool(Tool):
         parameters: dict[str, Any] | None,
     ) -> None:
         if not callable(function):
-            raise TypeError(f"a tool is made of a function (f, and not what f(...) gives), got {function!r:.200}")
+            raise TypeError(f"from_function takes a function (f, and not the result of f(...)), got {function!r:.200}")
         self.function = function
         self.name = name if name is not None else getattr(function, "__name__", "")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):

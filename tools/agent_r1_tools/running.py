@@ -80,7 +80,7 @@ def is_strict(strict: bool | None) -> bool:
         return strict
     setting = os.environ.get("AGENT_R1_STRICT", "")
     if setting.lower() not in ("", "0", "1", "false", "true"):
-        raise ValueError(f"AGENT_R1_STRICT is 0, 1, true or false, got {setting!r}")
+        raise ValueError(f"AGENT_R1_STRICT must be 0, 1, true or false, got {setting!r}")
     return setting.lower() in ("1", "true")
 
 

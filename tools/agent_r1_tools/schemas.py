@@ -142,10 +142,10 @@ def check_schema(schema: Any, name: str) -> None:
     from jsonschema import Draft202012Validator, SchemaError
 
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-        raise TypeError(f"the parameters of {name} are a JSON schema of an object, got {schema!r}")
+        raise TypeError(f"the parameters of {name} must be the JSON schema of an object, got {schema!r}")
     if schema and not SAYING & schema.keys():  # unknown words check nothing
         form = '{"type": "object", "properties": {...}, "required": [...]}'
-        raise TypeError(f"the parameters of {name} are a JSON schema of an object, {form}; got {schema!r:.200}")
+        raise TypeError(f"the parameters of {name} must be the JSON schema of an object, {form}; got {schema!r:.200}")
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError):
@@ -155,7 +155,7 @@ def check_schema(schema: Any, name: str) -> None:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        raise TypeError(f"the parameters of {name} are no JSON schema: {error.message}") from None
+        raise TypeError(f"the parameters of {name} are not a JSON schema: {error.message}") from None
     if text is not None:
         _CHECKED.add(text)
 
@@ -230,10 +230,10 @@ def _model_schema(hint: Any, definitions: dict[str, Any]) -> tuple[Any, dict[str
         adapter: Any = TypeAdapter(hint)
         schema: dict[str, Any] = adapter.json_schema()
     except PydanticUserError as error:  # a TypedDict of typing, before Python 3.12
-        raise TypeError(f"pydantic takes no {hint!r}: {error.message}") from error
+        raise TypeError(f"pydantic does not accept {hint!r}: {error.message}") from error
     for name, definition in schema.pop("$defs", {}).items():
         if definitions.setdefault(name, definition) != definition:
-            raise TypeError(f"two models are named {name}; give one another name")
+            raise TypeError(f"two models are named {name}; rename one of them")
     return adapter, schema
 
 

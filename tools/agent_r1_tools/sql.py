@@ -41,7 +41,7 @@ class Database:
 
     def __post_init__(self) -> None:
         if (self.script is None) == (self.file is None):
-            raise ValueError("a database is a script or a file, one of the two")
+            raise ValueError("a database needs exactly one of script and file")
 
     @property
     def request(self) -> dict[str, str]:
@@ -188,7 +188,7 @@ def ask(request: list[Any]) -> dict[str, Any]:
             elif new:
                 return reply or {"error": f"it ended SQLite (status {status})"}
             process = None
-    raise ToolFault("the process that runs SQL is killed again and again")
+    raise ToolFault("the process that runs SQL was killed twice")
 
 
 def _idle_one() -> subprocess.Popen[bytes] | None:

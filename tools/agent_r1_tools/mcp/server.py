@@ -79,17 +79,17 @@ class MCPServer:
     ) -> None:
         _check_sdk()
         if (command is None) == (url is None):
-            raise ValueError("an MCP server has a command or a url, one of the two")
+            raise ValueError("an MCP server needs exactly one of command and url")
         if url is not None and (not url.startswith(("http://", "https://")) or env or cwd):
             raise ValueError(f"an MCP server's url begins with http:// or https://, without env or cwd; got {url!r}")
         words = shlex.split(command) if isinstance(command, str) else list(command or ())
         if url is None and (not words or headers or not all(isinstance(word, str) and word for word in words)):
             raise ValueError(f"an MCP server's command is a program with its arguments, without headers; got {command}")
         if session not in SESSIONS:
-            raise ValueError(f"session is one of {', '.join(map(repr, SESSIONS))}, got {session!r}")
+            raise ValueError(f"session must be one of {', '.join(map(repr, SESSIONS))}, got {session!r}")
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
             if not 0 < seconds < math.inf:
-                raise ValueError(f"{name} is a positive number of seconds, got {seconds!r}")
+                raise ValueError(f"{name} must be a positive number of seconds, got {seconds!r}")
         place = None if cwd is None else os.fspath(cwd)
         self.address = Address(tuple(words), _frozen(env), place, url, _frozen(headers))
         self.session = session
@@ -124,20 +124,20 @@ class MCPServer:
         taken = [tool for tool in listed if (only is None or tool.name in only) and tool.name not in skip]
         if len(taken) > MAX_TOOLS:
             problem = f"{self} offers {len(taken)} tools, more than {MAX_TOOLS}"
-            raise ValueError(f"{problem}; choose some by only=[...]: {shown}")
+            raise ValueError(f"{problem}; choose some with only=[...]: {shown}")
         tools: list[MCPTool] = []
         problems: list[str] = []
         for tool in taken:
             try:
                 offer = read_offer(tool, prefix, self.fixed)
                 if any(offer.name == other.name for other in tools):
-                    raise ValueError("another one has this name, too")
+                    raise ValueError("another tool has this name too")
                 tools.append(MCPTool(self, offer))
             except (TypeError, ValueError, RecursionError) as error:
                 problems.append(clean_text(printable(f"{tool.name!r} ({error})"), 300))
         if problems:
             shown = clean_text("; ".join(problems), 2000)
-            raise ValueError(f"tools of {self} that can't be taken, leave them out by skip=[...]: {shown}")
+            raise ValueError(f"these tools of {self} cannot be used; leave them out with skip=[...]: {shown}")
         self._known = {tool.name: frozenset(tool.input_schema.get("properties", {})) for tool in listed}
         return tools
 

@@ -107,10 +107,10 @@ def open_sandbox(
         return _pick(limits)
     local = LOCAL.get(backend)
     if local is None:
-        raise ValueError(f"unknown backend {backend!r}; there are auto, {', '.join(LOCAL)}, remote, subprocess")
+        raise ValueError(f"unknown backend {backend!r}; use auto, {', '.join(LOCAL)}, remote, subprocess")
     problem = probe(backend)
     if problem is not None:
-        raise SandboxError(f"{backend} doesn't work here: {problem}. Remedy: {local.remedy}. Else: {_present()}")
+        raise SandboxError(f"{backend} doesn't work here: {problem}. Remedy: {local.remedy}. Otherwise: {_present()}")
     return local.open(limits)
 
 
@@ -166,7 +166,7 @@ def _try(sandbox: Sandbox) -> None:
         except CallError as error:
             raise SandboxError(f"the probe program failed: {error}") from error
     if answer != "contained":
-        raise SandboxError(f"it doesn't contain what it runs: {answer}")
+        raise SandboxError(f"it does not contain the programs that it runs: {answer}")
 
 
 def _present() -> str:

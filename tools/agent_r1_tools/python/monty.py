@@ -279,7 +279,7 @@ def _drive(
         if isinstance(step, monty.NameLookupSnapshot):
             step = step.resume()
         elif isinstance(step, monty.FutureSnapshot):
-            raise RuntimeError("monty waits for what never comes")
+            raise RuntimeError("monty waits for a result that never arrives")
         elif step.is_os_function and step.function_name in ("system.sleep", "system.async_sleep"):
             seconds = float(step.args[0])  # Monty has made sure that it is a number
             time.sleep(max(0.0, min(seconds, deadline - time.monotonic())))

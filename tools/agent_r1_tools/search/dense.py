@@ -96,7 +96,7 @@ class DenseRetriever:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
         model = model if model is not None else settings["model"]
         if model is None:
-            raise ValueError(f"{folder} was made with a loaded model, whose name is not known; give it with model=")
+            raise ValueError(f"{folder} was made with a loaded model, whose name is not known; pass model=")
         retriever = cls.__new__(cls)
         retriever._prepare(load_corpus(folder / "passages.jsonl"), model, settings["query_prefix"], batch_size)
         retriever._model_name = settings["model"]
