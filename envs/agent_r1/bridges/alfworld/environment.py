@@ -52,7 +52,7 @@ class ALFWorldEnv(TextGameEnv):
 
     | argument | default | meaning |
     |---|---|---|
-    | `split` | `"train"` | `"train"`, `"valid_seen"`, `"valid_unseen"` (also `"test"`) |
+    | `split` | `"train"` | `"train"`, `"valid_seen"` or `"valid_unseen"` (also `"test"`) |
     | `games` | `"auto"` | `"generated"`, `"official"`, or `"auto"`: official games if there are some |
     | `data_dir` | `None` | the folder with `json_2.1.1`, which `alfworld-download` makes |
     | `kinds` | `None` | some of the six types of tasks; `None`: all |
