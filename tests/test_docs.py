@@ -331,7 +331,6 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
                   "tool_latency_128 tool_latency_512 trl_comparison two_candidates worlds",
     "bridges": "bridges_costs bridges_model bridges_tricks",
     "environments/arithmetic_world": "arithmetic_seeds arithmetic_splits",
-    "environments/gsm8k": "math_answers",
     "estimators": "estimators faults stale_ratios",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
