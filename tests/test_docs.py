@@ -30,7 +30,8 @@ from agent_r1 import Tool, adapters, wrappers
 from agent_r1.dialects import DIALECTS
 
 ROOT = Path(__file__).parents[1]
-TOP = [ROOT / f"{page}.md" for page in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "benchmarks/real_model/README")]
+READMES = ("benchmarks/evidence/README", "benchmarks/real_model/README")
+TOP = [ROOT / f"{page}.md" for page in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", *READMES)]
 PAGES = [page for page in [*TOP, *sorted((ROOT / "docs").rglob("*.md"))] if page.exists()]
 LEARNERS = [page for page in PAGES if page.parent == ROOT / "docs/learners"]
 FENCE = r"^(?P<{0}>`{{3,}})(?P<{1}>\w*)\n(?P<{2}>.*?)^(?P={0})$"
