@@ -48,7 +48,7 @@ def env_class(entry: Entry) -> type[ToolEnv]:
 def docstring(entry: Entry) -> str:
     """Return the docstring of an environment's class, without its indentation and with links to papers."""
     text = cleandoc(env_class(entry).__doc__ or "")
-    return re.sub(r"\barXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+    return re.sub(r"(?<!\[)\barXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
 
 
 def summary(entry: Entry) -> str:
@@ -115,7 +115,7 @@ def sections(text: str, page: str) -> list[str]:
         if rows[0] in ("Args:", "Arguments:"):
             rows = ["## Arguments", *cleandoc("\n" + "\n".join(rows[1:])).split("\n")]
         in_item = False
-        lines.append("")
+        lines += [""] * (not lines or lines[-1] != "")
         for row in rows:
             if row.startswith("#"):
                 in_arguments = row == "## Arguments"

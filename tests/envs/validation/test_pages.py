@@ -60,6 +60,9 @@ Rewards: docs/environments/x.md."""
         "## Arguments", "", "- `level`: a name,", "  or several.", "- `a`, `b`: two more.", "",
         "And those of `ToolEnv`.", "", "Raises: ImportError.",
     ]  # fmt: skip
+    assert pages.sections("Summary.\n\n## Tools\n\n- `a()` acts.\n- `b()` rests.", "x.md") == [
+        "## Tools", "", "- `a()` acts.", "- `b()` rests.",
+    ]  # fmt: skip
     assert pages.sections("Summary.\n\nArgs:\n    a: one,\n        two.\n    b: three.", "x.md") == [
         "## Arguments", "", "- `a`: one,", "  two.", "- `b`: three.",
     ]  # fmt: skip
