@@ -320,9 +320,10 @@ def test_the_page_of_bridges_has_the_figures_that_were_recorded():
     assert bridges.overview() in (ROOT / "docs" / "bridges.md").read_text(encoding="utf-8")
 
 
-def test_the_page_of_validation_has_the_table_that_was_recorded():
-    table = (ROOT / "benchmarks" / "results" / "validation.md").read_text(encoding="utf-8")
-    assert table in (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
+def test_the_page_of_validation_has_rows_that_were_recorded():
+    pages = [ROOT / "docs" / "validation.md", ROOT / "benchmarks" / "results" / "validation.md"]
+    rows, recorded = (re.findall(r"^\| \S+-v\d .*", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages)
+    assert len(rows) == 8 and set(rows) <= set(recorded)
 
 
 RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
