@@ -62,7 +62,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]  # MkDocs reports it
         return f"{match['before']}({posixpath.relpath(page_of(name), folder)}{match['anchor'] or ''})"
 
-    return outside_code(markdown, lambda line: LINK.sub(rewrite, line))
+    return outside_code(markdown, lambda prose: LINK.sub(rewrite, prose))
 
 
 def add(files: Files, config: MkDocsConfig, name: str) -> str:
@@ -111,20 +111,24 @@ def linked(text: str, here: str) -> set[str]:
         return match[0]
 
     if here.endswith(".md"):
-        outside_code(text, lambda line: LINK.sub(collect, line))
+        outside_code(text, lambda prose: LINK.sub(collect, prose))
     return found
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """Return the text with its lines changed, except the lines of code blocks."""
-    lines, fence = [], ""
+    """Return the text with the parts outside of code blocks changed."""
+    parts: list[list[str]] = [[]]
+    fence = ""
     for line in text.split("\n"):
-        if match := FENCE.match(line):
-            if not fence:
-                fence = match[1]
-            elif match[1].startswith(fence) and line.strip() == match[1]:
-                fence = ""
-        elif not fence:
-            line = change(line)
-        lines.append(line)
-    return "\n".join(lines)
+        match = FENCE.match(line)
+        if match and not fence:
+            fence = match[1]
+            parts.append([line])  # parts are prose and code in turn
+        elif match and match[1].startswith(fence) and line.strip() == match[1]:
+            fence = ""
+            parts[-1].append(line)
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    chunks = ["\n".join(lines) for lines in parts]
+    return "\n".join(chunk if number % 2 else change(chunk) for number, chunk in enumerate(chunks))
