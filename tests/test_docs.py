@@ -179,7 +179,7 @@ def test_options_of_the_learners_exist(page):
         assert set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", line)) <= known, line
 
 
-BY_PPO = "are those of\n[`ppo_llm.py`](ppo_llm.md"  # what a page says where it leaves flags to PPO's
+BY_PPO = "All other flags are those of PPO ([`ppo_llm.py`](ppo_llm.md#flags))."  # on a page that leaves flags to PPO's
 
 
 @pytest.mark.parametrize("page", [p for p in LEARNERS if (ROOT / "learner" / f"{p.stem}.py").exists()], ids=name)
@@ -193,6 +193,25 @@ def test_flags_of_the_learners_are_on_their_pages(page):
     for left_out in re.findall(r"\*\*What is left out:\*\* (.*?)\.\n", text, re.DOTALL):
         for thing in re.split(r",\s+", left_out):
             assert re.sub(r"^(an?|the) ", "", thing) not in helps, thing
+
+
+NO_DEFAULT = {"none", "by model", "by environment", "the model's"}
+
+
+@pytest.mark.parametrize("page", LEARNERS, ids=name)
+def test_tables_of_flags_have_the_defaults(page):
+    """`--name` | default | meaning: of several flags in a row one default for each, or one for all."""
+    rows = re.findall(r"^\| (`--[^|]+) \| ([^|]+) \| [^|]+ \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    if not rows:
+        return
+    fields = {field.name: field.default for field in dataclasses.fields(args_of(ROOT / "learner" / f"{page.stem}.py"))}
+    for flags, defaults in rows:
+        names, texts = re.findall(r"`--([a-z0-9-]+)`", flags), [text.strip("`") for text in defaults.split(", ")]
+        for flag, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):
+            default = fields.get(flag.replace("-", "_"), not fields.get(flag.removeprefix("no-").replace("-", "_")))
+            shown = NO_DEFAULT if default in (None, "") else {str(default)}
+            shown = {"on" if default else "off"} if isinstance(default, bool) else shown
+            assert text in shown or f"AgentR1/{text}-v0" == default, (flag, text, default)
 
 
 def commands(path: Path) -> list[tuple[Path, list[str], int]]:
@@ -315,7 +334,6 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "estimators": "estimators faults stale_ratios",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
-    "scaling": "two_processes_grpo",
     "stable_baselines3": "sb3_choices",
     "vector": "vector_throughput",
 }  # fmt: skip
