@@ -40,8 +40,8 @@ class MiniWoBEnv(FinalRewardEnv):
     its page says so. An `<answer>` gives up.
 
     The environment needs the extra `miniwob`, Chromium and its driver. On Debian both come by
-    `apt-get install chromium chromium-driver`. It was checked with miniwob 1.1.0 and Chromium 156. The variables MINIWOB_CHROME_BINARY and
-    MINIWOB_CHROMEDRIVER name a browser and a driver that are not on the PATH.
+    `apt-get install chromium chromium-driver`. It was checked with miniwob 1.1.0 and Chromium 156. The variables
+    MINIWOB_CHROME_BINARY and MINIWOB_CHROMEDRIVER name a browser and a driver that are not on the PATH.
 
     ## Tools
 
