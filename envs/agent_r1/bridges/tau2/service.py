@@ -180,8 +180,12 @@ class Tau2RetailEnv(Tau2ServiceEnv):
     | `max_turns` | `40` | the maximum number of turns |
     | `max_context_tokens` | `131_072` | the default with the built-in tokenizer |
 
-    The longest prompt has 5,340 tokens of SmolLM2's tokenizer, or 11,500 of the built-in one. The other arguments are
-    those of `ToolEnv`.
+    The other arguments are those of `ToolEnv`.
+
+    | tokenizer | longest prompt |
+    |---|---|
+    | SmolLM2's | 5,340 tokens |
+    | the built-in one | 11,500 tokens |
 
     Rewards and baselines: docs/environments/tau2_retail.md.
     """
@@ -220,8 +224,12 @@ class Tau2AirlineEnv(Tau2ServiceEnv):
     | `max_turns` | `40` | the maximum number of turns |
     | `max_context_tokens` | `131_072` | the default with the built-in tokenizer |
 
-    The longest prompt has 5,299 tokens of SmolLM2's tokenizer, or 10,000 of the built-in one. The other arguments are
-    those of `ToolEnv`.
+    The other arguments are those of `ToolEnv`.
+
+    | tokenizer | longest prompt |
+    |---|---|
+    | SmolLM2's | 5,299 tokens |
+    | the built-in one | 10,000 tokens |
 
     Rewards and baselines: docs/environments/tau2_airline.md.
     """
