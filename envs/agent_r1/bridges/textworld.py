@@ -1,4 +1,4 @@
-"""TextWorld: text adventures that Microsoft's generator writes, one for each seed."""
+"""TextWorld: text adventures by Microsoft's generator, a new one for each seed."""
 
 from __future__ import annotations
 
@@ -45,20 +45,32 @@ _ONE_AT_A_TIME = threading.Lock()  # the generator keeps a random state for its 
 
 
 class TextWorldEnv(TextGameEnv):
-    """TextWorld: text adventures written by a generator, a new one for each seed.
+    """Text adventures written by a generator, a new one for each seed (TextWorld, arXiv 1806.11532).
 
     ## Description
-    The agent reads where it is and what it is after, and gives commands such as "take the knife from the counter" to a
-    story that Inform 7 has compiled. `game="cooking"` has the rules of the First TextWorld Problems: find the cookbook,
-    fetch, cut and cook as it says, eat the meal.
+    The generator of [TextWorld](https://arxiv.org/abs/1806.11532) (MIT; its interpreter Jericho is GPL-2.0) writes a
+    story for each seed, and Inform 7 compiles it. By default the stories are the cooking games of the First TextWorld
+    Problems. The agent finds and reads the cookbook, fetches, cuts and cooks the ingredients, and eats the meal. An
+    `<answer>` gives up.
 
-    ## Rewards
-    TextWorld's own score divided by its greatest, at the end. Success is the game won; it ends the episode, as does a
-    game lost (burnt food, say), and an answer, which gives up.
+    The environment needs the extra `textworld` (Linux and macOS). It was checked with textworld 1.7.
 
-    Args:
-        game: the kind: "cooking", "coin_collector", "treasure_hunter", "simple" or "custom".
-        settings: some of the kind's settings, to change them: see `GAMES`.
+    ## Tools
+    `act(command)` gives a command to the story, such as `take the knife from the counter`.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"valid"` or `"test"` |
+    | `game` | `"cooking"` | also `"coin_collector"`, `"treasure_hunter"`, `"simple"` or `"custom"` |
+    | `settings` | `None` | a dict of the game's settings, under TextWorld's names; see `GAMES` |
+    | `max_turns` | `50` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    `"custom"` is a quest of a given length in a house of a given size. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/textworld.md.
     """
 
     instructions = (

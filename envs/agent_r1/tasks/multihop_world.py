@@ -1,8 +1,8 @@
 """MultihopWorld: multi-hop question answering over a generated world, with nothing to download.
 
-Every task has a world of its own: a dozen entities with a passage each, drawn from the task's seed, so no fact can be
-learned by heart. A question follows two or three relations ("Who is the rival of the mentor of Kelvon?") and each hop
-is one search.
+Every task has its own world: a dozen entities with a passage each, drawn from the task's seed. So a policy can learn no
+fact by heart. A question follows two or three relations ("Who is the rival of the mentor of Kelvon?"). Each hop is one
+search.
 """
 
 from __future__ import annotations
@@ -127,15 +127,31 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
     """Multi-hop questions over a generated world that is new in every task.
 
     ## Description
-    Entities with invented names, a passage each with three facts about it, and a question that follows two or three
-    relations from one entity to the answer. BM25 search over the task's own passages.
+    A world has a dozen invented entities. Each entity has a passage with three facts. A question follows two or three
+    relations from one entity to the answer, and each hop is one search. Nothing has to be downloaded.
+
+    A policy can learn no fact by heart. It learns to search, to read, and to use a result in the next query.
+
+    The environment needs the extra `search`.
+
+    ## Tools
+    `search(query)` returns the best passage of the task's world, by BM25. `lookup(title)` is optional, as in
+    `HotpotQAEnv`.
 
     ## Arguments
-    `world_seed` (default 0) picks the family of worlds; a task is a function of (world_seed, split, index). `top_k`
-    is 1 here: one search, one passage. `split`: train, test, or a zero-shot variant: more_hops, unseen_relations,
-    unseen_entities, other_phrasings.
 
-    The rest (spaces, rewards, end) is that of question answering: see docs/environments/multihop_world.md.
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `test`, or a zero-shot variant (below) |
+    | `world_seed` | `0` | the family of worlds |
+    | `top_k` | `1` | the maximum number of passages in a search result |
+    | `corpus` | `"own"` | the searched passages: `"own"`, a file, a server, or a `Retriever` |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    The zero-shot variants are `more_hops`, `unseen_relations`, `unseen_entities` and `other_phrasings`. A task is a
+    function of `world_seed`, split and index. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/multihop_world.md.
     """
 
     splits: ClassVar[Mapping[str, str]] = {

@@ -379,14 +379,22 @@ class MuSiQueEnv(MultihopQAEnv):
     """Questions of two to four hops that can't be answered by shortcuts: MuSiQue-Answerable (arXiv 2108.00573).
 
     ## Description
-    Twenty paragraphs for each question, of which two to four are gold; several may share a title, so supports are
-    counted by paragraph. Answers have aliases. Rows that are marked as not answerable are left out.
+    [MuSiQue-Answerable](https://github.com/StonyBrookNLP/musique) (Trivedi et al. 2022, [arXiv
+    2108.00573](https://arxiv.org/abs/2108.00573)) has questions of two to four hops. They are built so that no hop can
+    be skipped. Each question has twenty paragraphs, and two to four of them are gold. The policy searches and answers
+    as in HotpotQA. Agent-R1 uses this data set as its out-of-domain test.
 
-    ## Action space, observation space, rewards, episode end, arguments
-    As in `HotpotQAEnv`, except that F1 has no special rule for yes and no, as in the official evaluation.
+    The data is under CC BY 4.0 and is not part of this package. The environment needs the extra `search`.
 
-    ## Version history
-    v0: first version.
+    ## Tools
+    `search(query)` and, optionally, `lookup(title)`, as in `HotpotQAEnv`. A search for each hop and an answer need up
+    to five of the six turns.
+
+    ## Arguments
+    The arguments are those of `HotpotQAEnv`. The folder `data_dir` has `musique_ans_v1.0_train.jsonl` and
+    `musique_ans_v1.0_dev.jsonl`.
+
+    Rewards and baselines: docs/environments/musique.md.
     """
 
     data_set: ClassVar[str] = "musique"

@@ -1,4 +1,4 @@
-"""Questions from a file of one's own: tools by name, and a reward that is a name, a function, or a model's verdict."""
+"""Rows: questions from a user's file, with tools by name, and a reward by name, by function or by a model."""
 
 from __future__ import annotations
 
@@ -46,44 +46,38 @@ VERDICT = (
 
 
 class RowsEnv(Baselines, ToolEnv):
-    """Questions from a file of yours, with the tools that you name, paid as you say.
+    """Questions from your own file, with the tools and the reward that you choose.
 
     ## Description
-    A row has `question` and `answer` (a text, a number, or a list of texts of which any is right), and optionally `id`,
-    `system` (the system message), and `tools` (names: those of the environment's tools that this row may use). Its
-    other fields are in `Task.metadata`.
+    The file has one question and its answer in each row. You name the tools and the reward. No class has to be written.
 
-    ## Action space
-    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls of the tools are run, at most eight in one
-    turn; else an `<answer>...</answer>` ends the episode.
+    A row is a JSON object with `question` and `answer`. It may also have `id`, `system` (the system message) and
+    `tools`. The other fields are in `task.metadata`.
 
-    ## Observation space
-    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
-
-    ## Rewards
-    At the end equation 6 of Agent-R1 with the score that `reward` says (`outcome/score`, `outcome/format`,
-    `outcome/unfinished`). On the way, unless `process_reward=False`: `process/malformed_call` -0.1,
-    `process/failed_call` -0.05, `process/repeated_call` -0.05.
-
-    ## Episode end
-    Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out. The metrics
-    are `score`, and em and f1 where the reward is one of them; `info["is_success"]` is score = 1.
+    ## Tools
+    `"calculator"`, `"python"`, `"search"`, or `Tool` objects. By default there is none. A row may allow only some of
+    them. At most eight calls of one turn are run.
 
     ## Arguments
-    data: a file of JSON lines or a JSON list (or either with .gz), whose last tenth is the split "test"; a folder with
-        train and test, each such a file; a list of rows; None: the folder `data_dir`, or else "rows" in AGENT_R1_DATA.
-    tools: "calculator", "python", "search", or `Tool`s. corpus: what search searches, a file of passages, the address
-        of a server, or a `Retriever`; top_k: passages in one result. sandbox: where the code of python runs.
-    reward: "exact_match", "f1", "math" (math-verify), "model", or a function of the answer and the row that gives a
-        score from 0 to 1, also as "module:function".
-    judge_url, judge_model: with reward "model", the address of an OpenAI-compatible API, up to /v1, and the name of its
-        model; a key is read from OPENAI_API_KEY. The model is asked whether the answer says what a right one says.
-    And those of `ToolEnv`.
 
-    Raises: DataNotFoundError, DataFormatError (file, row and field are named).
+    | argument | default | meaning |
+    |---|---|---|
+    | `data` | `None` | a file, a folder with `train` and `test`, or a list of rows |
+    | `data_dir` | `None` | the folder, instead of `data` |
+    | `split` | `"train"` | `"train"` or `"test"` |
+    | `tools` | `()` | names of tools, or `Tool` objects |
+    | `corpus` | `None` | the corpus of `search`: a file of passages, a server's address, or a `Retriever` |
+    | `top_k` | `5` | the maximum number of passages in a search result |
+    | `sandbox` | `"auto"` | the sandbox of `python` |
+    | `reward` | `"exact_match"` | also `"f1"`, `"math"`, `"model"`, a function, or `"module:function"` |
+    | `judge_url`, `judge_model` | `None` | with `"model"`: the API's address up to /v1, and the model's name |
 
-    ## Version history
-    v0: first version.
+    A file ends in `.jsonl` (JSON lines) or `.json` (a JSON list), or in one of these and `.gz`. The last tenth of a
+    file is the split `test`: at least one row. A single row is in both splits. Without `data` and `data_dir`, the
+    folder is `rows` in `AGENT_R1_DATA`. The other arguments are those of `ToolEnv`. A missing file raises
+    DataNotFoundError. A wrong row raises DataFormatError with file, row and field.
+
+    Rewards and baselines: docs/environments/rows.md.
     """
 
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}

@@ -1,4 +1,4 @@
-"""MiniWoB++: small tasks on web pages, in a real browser, by the numbers of a page's elements."""
+"""MiniWoB++: small tasks on web pages in a real browser, with numbers for the elements of a page."""
 
 from __future__ import annotations
 
@@ -31,19 +31,39 @@ TOOLS = [
 
 
 class MiniWoBEnv(FinalRewardEnv):
-    """MiniWoB++: small tasks on web pages in a real, headless Chromium.
+    """Small tasks on web pages in a real, headless Chromium (MiniWoB++).
 
     ## Description
-    The agent reads what is asked and what stands on the page, a line an element with its number, clicks, types, chooses
-    and presses keys, and reads the page again. A task ends when its page says so.
+    Tasks of [MiniWoB++](https://miniwob.farama.org) (MIT) are, for example, to close a dialog, to log in, to read a
+    table, or to delete a mail. The first message has the task and the page as text, one element per line with its
+    number. The agent clicks, types, selects and presses keys. After each call it reads the page again. Its page
+    ends a task. An `<answer>` gives up.
 
-    ## Rewards
-    MiniWoB's own at the end, from -1 to 1, without its discount for time: a page has all the time there is. 1 is the
-    success. An answer gives up.
+    The environment needs the extra `miniwob`, Chromium and its driver. On Debian both come by
+    `apt-get install chromium chromium-driver`. It was checked with miniwob 1.1.0 and Chromium 156. The variables
+    MINIWOB_CHROME_BINARY and MINIWOB_CHROMEDRIVER name a browser and a driver that are not on the PATH.
 
-    Args:
-        tasks: names of MiniWoB's tasks, such as ("click-button", "login-user"); None for `SCRIPTS`, those with an
-            expert.
+    ## Tools
+
+    - `click(element)` clicks on an element by its number.
+    - `type(element, text)` clicks on an element and types one line of at most 200 characters.
+    - `select(element, option)` selects an option of a list by its text.
+    - `press(key)` presses a key: Enter, Tab, Backspace, Delete, Escape, Space, an arrow, Home, End, PageUp, PageDown or
+      Control+a.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"` or `"test"` |
+    | `tasks` | `None` | names of tasks, such as `("click-button", "login-user")`; `None`: the 34 with an expert |
+    | `max_turns` | `20` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    The 34 tasks with an expert are in `agent_r1.bridges.miniwob.scripts.SCRIPTS`. The other arguments are those of
+    `ToolEnv`.
+
+    Rewards and baselines: docs/environments/miniwob.md.
     """
 
     instructions = (

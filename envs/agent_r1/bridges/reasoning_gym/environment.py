@@ -1,4 +1,4 @@
-"""reasoning-gym: a hundred sets of generated problems, each scored by its own rule."""
+"""reasoning-gym: a hundred data sets of generated problems, each with its own scoring rule."""
 
 from __future__ import annotations
 
@@ -33,23 +33,36 @@ LEFT_OUT = {
 
 
 class ReasoningGymEnv(Baselines, ToolEnv):
-    """Problems of reasoning-gym: algebra, algorithms, games, graphs, logic, and more.
+    """Generated problems of reasoning-gym: algebra, algorithms, games, graphs, logic, and more.
 
     ## Description
-    A problem in words, answered in a turn. With `attempts` above 1 answers can be submitted by a tool, which says what
-    they score, until one is right or no attempt is left.
+    [reasoning-gym](https://github.com/open-thought/reasoning-gym) (Apache-2.0, [arXiv
+    2505.24760](https://arxiv.org/abs/2505.24760)) has 105 data sets of generated problems, from algebra to games. Each
+    data set has its own scoring rule. By default a task is one turn with an `<answer>`. A turn without an answer costs
+    nothing; with `max_turns=1` it ends the episode.
 
-    ## Rewards
-    At the end the score of the data set itself, from 0 to 1; success is 1. Two answers in a turn pay nothing.
+    The environment needs the extra `reasoning_gym`. It was checked with reasoning-gym 0.1.25.
 
-    Args:
-        dataset: the name of a data set, or names whose items come in turn, or a dict that gives a config for each;
-            "all" for all but `LEFT_OUT` (with a `level`, those that have levels).
-        config: settings of the data set, such as {"min_terms": 3}; not with several sets.
-        level: a level of the set's curriculum, from 0; beyond the last one it is the last.
-        attempts: how many answers there are.
+    ## Tools
+    With `attempts` above 1 there is one tool. `submit(answer)` returns the score of an answer and the number of
+    attempts that are left. A right answer or the last attempt ends the episode. With one attempt there is no tool.
 
-    Raises: ImportError without reasoning-gym; ArgumentError for a set or setting that there isn't.
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"` or `"test"` |
+    | `dataset` | `"all"` | a name; names, whose items come in turn; a dict from names to configs; or `"all"` |
+    | `config` | `None` | settings of the data set, such as `{"min_terms": 3}`; not with several data sets |
+    | `level` | `None` | a level of the data set's curriculum, from 0; `None`: its own defaults |
+    | `attempts` | `1` | the number of attempts |
+    | `max_turns` | `6` | the maximum number of turns; twice the attempts if this is more |
+    | `max_action_tokens` | `16_384` | the maximum number of tokens in a turn |
+
+    A wrong setting raises ArgumentError, which lists the settings. A level above the last one is the last one. `config`
+    overrides the level. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/reasoning_gym.md.
     """
 
     instructions = (  # the package's own default

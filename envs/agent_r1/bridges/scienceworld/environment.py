@@ -56,19 +56,36 @@ _ONE_AT_A_TIME = threading.Lock()  # starts: the package's way to start Java is 
 
 
 class ScienceWorldEnv(TextGameEnv):
-    """ScienceWorld: tasks of an elementary science class in a simulated house.
+    """Tasks of an elementary science class in a simulated house (ScienceWorld, arXiv 2203.07540).
 
     ## Description
-    The agent walks through ten places, opens, mixes, heats, connects and measures things, and focuses on what the task
-    asks for: boil water, find out whether a substance conducts, grow a fruit. Thirty tasks with 10 to 1,386 variations.
+    [ScienceWorld](https://arxiv.org/abs/2203.07540) (Apache-2.0) has thirty tasks, such as to boil water, to find out
+    if a substance conducts, or to grow a fruit. A task has 10 to 1,386 variations. The agent walks through ten places.
+    It opens, mixes, heats, connects and measures things, and focuses on the things that the task asks for. An
+    `<answer>` gives up.
 
-    ## Rewards
-    ScienceWorld's score, from 0 to 100, divided by 100, at the end. 100 is the success; it ends the episode, as does a
-    wrong focus (-100, paid 0) and an answer, which gives up.
+    The environment needs the extra `scienceworld` and Java (for example `apt-get install openjdk-17-jre-headless`). It
+    was checked with scienceworld 1.2.3 and Java 17.
 
-    Args:
-        tasks: names of tasks, of `TASKS`; None for all.
-        simplifications: ScienceWorld's, separated by commas, such as "easy" or "openDoors,teleportAction".
+    ## Tools
+    `act(command)` runs a command of ScienceWorld, such as `go to kitchen`, `move egg to red box` or `focus on
+    thermometer`.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"dev"` or `"test"` |
+    | `tasks` | `None` | names of tasks, of `agent_r1.bridges.scienceworld.environment.TASKS`; `None`: all |
+    | `simplifications` | `""` | `"easy"`, or some of ScienceWorld's simplifications, separated by commas |
+    | `max_turns` | `200` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+    | `max_context_tokens` | `65_536` | the default with the byte tokenizer; else that of `ToolEnv` |
+
+    The simplifications are `teleportAction`, `selfWateringFlowerPots`, `openContainers`, `openDoors` and
+    `noElectricalAction`. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/scienceworld.md.
     """
 
     instructions = (

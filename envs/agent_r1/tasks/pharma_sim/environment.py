@@ -34,42 +34,38 @@ NUM_TASKS = {"train": 1_000_000}
 
 
 class PharmaSimEnv(Baselines, ToolEnv):
-    """A pharmacist asks a customer questions, then names the cause of the problem (the role of PharmaSimText).
+    """Conversations in which a pharmacist questions a customer and names the cause of the problem.
 
     ## Description
-    A customer comes with a complaint. `ask(subject, topic)` puts a question, and so does plain speech: a turn with
-    neither a call nor an answer. `solve()` ends the conversation and opens the post-test, which names the possible
-    causes; the answer is one of them. What the scenarios say is invented and no medical advice.
+    A customer comes with a complaint. The first message lists subjects (people and things to ask about) and topics. The
+    policy asks questions, in calls or in plain speech, and then names the cause. So this is also the environment with a
+    user. Nothing has to be downloaded.
 
-    ## Action space
-    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls of `ask` and `solve` are run, at most eight in
-    one turn; else an `<answer>...</answer>` ends the episode; else the text is said to the customer.
+    The role is that of PharmaSimText ([arXiv 2404.18978](https://arxiv.org/abs/2404.18978)). **The scenarios are
+    invented. They are not medical advice.**
 
-    ## Observation space
-    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+    ## Tools
 
-    ## Rewards
-    `outcome/posttest`: 1 for the right cause, -1 for a wrong one, for none, and for an answer in a wrong format (a
-    format costs nothing else: a malformed call costs what `process/malformed_call` says). `process/interaction`: -0.01
-    for each question, also one in plain speech, and for `solve`, at the end where it was left out. The 20th
-    interaction is free: it is not answered, but opens the post-test.
-    `process/key_question`: newly asked key questions / all key questions, times 0 by default; a dict for
-    `process_reward` gives it a weight.
+    - `ask(subject, topic)` asks the customer a question. A turn with neither a call nor an answer does the same.
+    - `solve()` ends the conversation and opens the post-test, which lists the possible causes.
 
-    ## Episode end
-    Terminated by an answer; truncated when turns (`max_turns`, 24) or context run out. `info["metrics"]` has posttest
-    (0 or 1), trajectory_quality (key questions asked / key questions), combined (their product), and interactions.
+    At most eight calls of one turn are run. The answer names one cause and ends the episode.
 
     ## Arguments
-    `world_seed` (default 0): a task is a function of (world_seed, split, index). `split`: train, validation, test
-    (other wordings of the same customers), unseen_customers. `data_dir`: a folder with scenarios of PharmaSimText in
-    place of our own. `user`: who replies to plain speech in place of the script: a function of chat messages that
-    gives a text, or "module:function". And those of `ToolEnv`.
 
-    Raises: DataNotFoundError, DataFormatError (file and field are named).
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `validation`, `test` or `unseen_customers` |
+    | `world_seed` | `0` | the family of tasks |
+    | `data_dir` | `None` | a folder with scenarios of PharmaSimText, instead of ours |
+    | `user` | `None` | a function that replies to plain speech, or `"module:function"` |
+    | `max_turns` | `24` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
 
-    ## Version history
-    v0: first version.
+    `validation` and `test` have other wordings of the same customers. The other arguments are those of `ToolEnv`. A
+    missing or damaged file raises DataNotFoundError or DataFormatError, with file and field.
+
+    Rewards and baselines: docs/environments/pharma_sim.md.
     """
 
     instructions = (

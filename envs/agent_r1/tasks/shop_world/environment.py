@@ -1,4 +1,4 @@
-"""The environment: four tools, the customer's verdict, and scripted customers' agents of all qualities."""
+"""The environment ShopWorld: four tools, the score of a purchase, and scripted demonstrators of several qualities."""
 
 from __future__ import annotations
 
@@ -42,33 +42,40 @@ MAX_TITLE, MAX_ABOUT = 100, 1_000  # characters that a page shows of a title, an
 
 
 class ShopWorldEnv(Baselines, ToolEnv):
-    """Buy what a customer asks for, in a generated shop of thousands of products.
+    """Purchases for a customer in a generated shop of thousands of products.
 
     ## Description
-    A customer wants a product of a type, with attributes, with values of its options, below a price. The policy
-    searches (BM25), opens a product of the results, chooses options, and buys; that ends the episode.
+    A customer asks for a product of a type, with attributes, with options, below a price. The policy searches, opens a
+    product of the results, chooses its options, and buys it. The purchase ends the episode. WebShop's reward pays it: a
+    purchase that fits in part gets a part of the reward.
 
-    ## Rewards
-    At the end WebShop's score of the purchase (`outcome/score`), from 0 to 1, and 0 without a purchase. On the way,
-    unless `process_reward=False`: `process/malformed_call` -0.1, `process/failed_call` -0.05.
+    The role is that of WebShop ([arXiv 2207.01206](https://arxiv.org/abs/2207.01206)). The shop is generated, and
+    nothing has to be downloaded. With `data_dir` the shop is WebShop's. The environment needs the extra `search`.
 
-    ## Episode end
-    Terminated by `buy` (or by an answer, which is worth nothing); truncated when turns (`max_turns`, 10) or context run
-    out. `info["is_success"]` is score = 1; the metrics are the score and its parts.
+    ## Tools
+
+    - `search(query, page=1)` ranks products by BM25 over titles, descriptions and options.
+    - `open(item)` shows the page of a product that a search has shown.
+    - `choose(value)` chooses a value of an option of the open product. It replaces another value of this option.
+    - `buy()` buys the open product with the chosen options.
 
     ## Arguments
-    world_seed: picks the family of worlds; a task is a function of (world_seed, split, index).
-    split: train, validation, test, or a zero-shot variant: unseen_types, more_constraints, other_phrasings.
-    page_size: results on a page.
-    data_dir: a folder with WebShop's own files; its goals are split in train, validation and test as WebShop's are.
-    human_goals: with `data_dir`, the instructions that people wrote; False for the synthetic ones.
-    nouns: the nouns of a title, a function, in place of `title_nouns` (WebShop asks spaCy's en_core_web_lg).
-    And those of `ToolEnv`.
 
-    Raises: DataNotFoundError, DataFormatError (file, row and field are named).
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `validation`, `test`, or a zero-shot variant (below) |
+    | `world_seed` | `0` | the shop and its customers |
+    | `page_size` | `4` | the number of results on a page |
+    | `data_dir` | `None` | a folder with WebShop's own files |
+    | `human_goals` | `True` | with `data_dir`, instructions written by people; `False`: synthetic ones |
+    | `nouns` | `None` | a function that returns the nouns of a title; `None`: `title_nouns` |
+    | `max_turns` | `10` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
 
-    ## Version history
-    v0: first version.
+    The zero-shot variants are `unseen_types`, `more_constraints` and `other_phrasings`. The other arguments are those
+    of `ToolEnv`. A missing or damaged file raises DataNotFoundError or DataFormatError, with file, row and field.
+
+    Rewards and baselines: docs/environments/shop_world.md.
     """
 
     floors: ClassVar[Mapping[str, float]] = {  # with all words as the query the search engine does the reading

@@ -1,4 +1,4 @@
-"""SQLWorld: questions over SQLite databases; the answer is a query, and its results decide."""
+"""SQLWorld: questions over SQLite databases, answered by a query and judged by its result."""
 
 from __future__ import annotations
 
@@ -24,22 +24,36 @@ _QUERY = re.compile(r"(?:\s|\(|--[^\n]*|/\*.*?\*/)*+(?:SELECT|WITH|VALUES)\b", r
 
 
 class SQLWorldEnv(Baselines, ToolEnv):
-    """Questions over databases that are new in every task, or those of Spider and BIRD.
+    """Questions over databases that are new in every task, or over those of Spider and BIRD.
 
     ## Description
-    A database of two or three tables with names of their own, and a question about it. The policy looks at the schema,
-    may try queries, and answers with one SELECT. It is right if it gives what the gold query gives, on this database
-    and on another one with the same tables and other rows (of a file: on a part of it), so that a constant is wrong.
+    A database has two tables with drawn names, such as `lamp_list` and `shops`. The policy looks at the schema, may try
+    queries, and answers with one SELECT. The answer is right if it gives the result of the gold query. It must do so on
+    this database and on a second one, which the policy never sees. So a constant is a wrong answer.
+
+    Nothing has to be downloaded. With `data_dir` the questions are those of
+    [Spider](https://yale-lily.github.io/spider) or [BIRD](https://bird-bench.github.io).
+
+    ## Tools
+
+    - `schema(table)` shows the tables with their columns, types and keys. `table` is optional.
+    - `query(sql)` shows the first 30 rows of a result.
 
     ## Arguments
-    world_seed: which family of databases; a task is a function of (world_seed, split, index).
-    data_dir: a folder of Spider or BIRD as it was released; the splits are then train, dev (validation) and test, as
-        far as the folder has them.
-    And those of `ToolEnv`. `corpus` and `top_k` there are none: nothing is searched.
 
-    Raises: DataNotFoundError, DataFormatError (file, row and field are named).
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `test`, `more_tables`, `unseen_words` or `other_phrasings` |
+    | `world_seed` | `0` | the family of databases |
+    | `data_dir` | `None` | a folder of Spider or BIRD as it was released |
+    | `process_reward` | `True` | `False`: no process terms; a dict: new weights |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn; `None` with `data_dir` |
 
-    The rest (spaces, tools, rewards, end) is in docs/environments/sql_world.md.
+    With `data_dir` the splits are `train`, `dev` (also `validation`) and `test`, as far as the folder has them. The
+    other arguments are those of `ToolEnv`. A missing or damaged file raises DataNotFoundError or DataFormatError, with
+    file, row and field.
+
+    Rewards and baselines: docs/environments/sql_world.md.
     """
 
     instructions = (
