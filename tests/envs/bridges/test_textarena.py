@@ -114,7 +114,7 @@ def test_an_opponent_that_fails_is_a_fault():
         ({"game": [["TicTacToe-v0"]]}, "names no game: it is a name or a list of names"),
         ({"player": True}, "player must be an integer, got True"),
         ({"game": "TicTacToe-v0", "timeout": "long"}, "timeout must be a number of seconds"),
-        ({"game": "TicTacToe-v0", "opponent": 5}, "opponent is a function, or module:function; got 5"),
+        ({"game": "TicTacToe-v0", "opponent": 5}, "opponent must be a function or module:function, got 5"),
         ({"game": "TicTacToe-v0", "opponent": "nowhere:plays"}, "opponent 'nowhere:plays': No module"),
         ({"player": 2}, "player must be None, 0 or 1"),
     ],

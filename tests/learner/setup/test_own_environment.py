@@ -225,7 +225,7 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
               ("max_turns", 0, "max_turns must be at least 1, got 0"), ("dialect", "x", "unknown dialect 'x'"),
               ("fault_deadline", "x", "fault_deadline must be"), ("process_reward", 3, "process_reward must be"),
               ("process_reward", {"x": 1}, "no process reward is named 'x'")]],
-        (["--env-id", "CartPole-v1"], "CartPoleEnv is no ToolEnv"),
+        (["--env-id", "CartPole-v1"], "CartPoleEnv is not a ToolEnv"),
         (["--split", "tst"], "has no split 'tst'; it has train, test"),
         (["--env-kwargs", '{"max_turn": 4}'], "unexpected keyword argument 'max_turn'; it has .*max_turns"),
         (["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", '{"x": 1}'], "'x'; it has word, loud, .*max_turns"),
