@@ -219,7 +219,7 @@ def test_what_is_no_list_of_rows_is_said_with_the_remedy():
     pandas = pytest.importorskip("pandas")
     for data, message in (
         (pandas.DataFrame(ROWS), r'found a DataFrame; give df.to_dict\("records"\)'),
-        ({"train": ROWS}, "found a dict; .* the list of one, or data_dir=FOLDER with train.jsonl and test.jsonl"),
+        ({"train": ROWS}, "found a dict; .* the list of one split, or data_dir=FOLDER with train.jsonl and test.jsonl"),
         (3, "data: expected a file, a folder or a list of rows, found 3"),
     ):
         with pytest.raises(DataFormatError, match=message):
