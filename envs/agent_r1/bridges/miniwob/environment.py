@@ -97,7 +97,7 @@ class MiniWoBEnv(FinalRewardEnv):
         return [self.dialect.tool_call(tool, dict(arguments)) for tool, arguments in calls(**self.task.metadata)]
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def first_view(name: str, seed: int, mode: str) -> tuple[str, str]:
     """What is asked, and what stands on the page."""
     page = Page(name, seed, mode)

@@ -90,7 +90,7 @@ class ReasoningGymEnv(Baselines, ToolEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The items of the split."""
+        """The number of items of the split."""
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
@@ -197,9 +197,9 @@ def check_set(name: str, config: str, level: int | None) -> None:
         raise ArgumentError(str(error)) from None
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def make_item(name: str, config: str, level: int | None, index: int, seed: int) -> Task:
-    """An item of a data set. Don't change what is returned: it is kept."""
+    """An item of a data set. The result is cached: do not change it."""
     about = {"name": name, "config": json.loads(config), "level": level, "index": index}
     item = server.ask(**about)
     answers = [item["gold"]] if item["gold"] is not None else []

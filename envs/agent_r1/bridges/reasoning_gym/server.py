@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 SCORE_SECONDS = 3.0  # of processor time; the slowest right answers take 0.1
 MAKE_SECONDS = 120.0  # the slowest items take 5
-WALL_FACTOR = 10  # for a machine that is busy with other things
+WALL_FACTOR = 10  # long, because the machine may be busy
 MEMORY_BYTES = 2**32
 BLOCK = 10_000  # items of a seed: some sets make or draw all of them at once
 KEPT_SETS, KEPT_ITEMS = 256, 4096

@@ -229,7 +229,7 @@ class Simulator:
             raise
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self.env._gateway.java_process.poll() is None
 
     def end(self) -> None:
@@ -249,7 +249,7 @@ SIMULATORS = Pool(Simulator, MOST_IDLE)
 # ------------------------------------------------------------------------------------------------------- ScienceWorld
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def first_view(task: str, variation: int, simplifications: str) -> str:
     """What is asked, and what is seen first."""
     house = House()

@@ -111,7 +111,7 @@ class TextArenaEnv(FinalRewardEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The seeds of the split."""
+        """The number of seeds of the split."""
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
