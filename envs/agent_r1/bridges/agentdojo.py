@@ -259,9 +259,9 @@ def find_attack(version: str, suite: str, name: str) -> Any:
     """
     from agentdojo.attacks.attack_registry import ATTACKS, load_attack
 
-    there = [attack for attack, kind in ATTACKS.items() if attack != "manual" and not kind.is_dos_attack]
-    if name not in there:
-        raise ArgumentError(f"AgentDojo has no attack {name!r}; it has {', '.join(there)}")
+    attacks = [attack for attack, kind in ATTACKS.items() if attack != "manual" and not kind.is_dos_attack]
+    if name not in attacks:
+        raise ArgumentError(f"AgentDojo has no attack {name!r}; it has {', '.join(attacks)}")
     return load_attack(name, find_suite(version, suite), SimpleNamespace(name="local"))
 
 
