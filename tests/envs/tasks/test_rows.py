@@ -94,7 +94,7 @@ def test_search_goes_over_a_corpus(tmp_path):
     for wrong in ({"tools": ["search"]}, {"corpus": str(corpus)}):
         with pytest.raises(ArgumentError, match="give both of them or neither"):
             make(**wrong)
-    with pytest.raises(ArgumentError, match="no tool 'serch'; by name there are calculator, python, search"):
+    with pytest.raises(ArgumentError, match="no tool 'serch'; the names are calculator, python, search"):
         make(tools=["serch"])
 
 
@@ -155,7 +155,7 @@ def test_a_reward_function_that_is_none_or_async_is_refused_at_once():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [({"judge_url": "http://a/v1"}, "goes with"), ({"judge_model": "m"}, "goes with"),
-     ({"reward": "model", "judge_url": "127.0.0.1:9", "judge_model": "m"}, "judge_url is an address such as http://")],
+     ({"reward": "model", "judge_url": "127.0.0.1:9", "judge_model": "m"}, "judge_url must be an address such as http://")],
 )  # fmt: skip
 def test_half_a_judge_is_refused(kwargs, message):
     with pytest.raises(ArgumentError, match=message):
@@ -165,7 +165,7 @@ def test_half_a_judge_is_refused(kwargs, message):
 @pytest.mark.parametrize(
     ("reward", "message"),
     [("exact", "one of exact_match, f1"), ("no_module:f", "PYTHONPATH"), ("named:nothing", "no attribute"),
-     ("model", "goes with judge_url and judge_model")],
+     ("model", "needs judge_url and judge_model")],
 )  # fmt: skip
 def test_rewards_that_are_not_there(reward, message):
     with pytest.raises(ArgumentError, match=message):
