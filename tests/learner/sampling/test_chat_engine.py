@@ -118,8 +118,8 @@ def test_a_conversation_that_is_not_taken_ends_without_an_answer(evaluate, serve
         (200, b"{", "a reply that can't be read"),
         (200, b"[" * 100_000, "a reply that can't be read"),
         (200, {"choices": []}, "a reply that can't be read"),
-        (200, {"choices": [{"message": {"content": "", "tool_calls": ["x"]}}]}, "a call in a reply has"),
-        (200, {"choices": [{"message": {"text": "x"}}]}, "a reply is a message"),
+        (200, {"choices": [{"message": {"content": "", "tool_calls": ["x"]}}]}, "a call in a reply must have"),
+        (200, {"choices": [{"message": {"text": "x"}}]}, "a reply must be a message"),
     ],
 )
 def test_what_an_api_gets_wrong_is_said(evaluate, server, status, content, said):

@@ -17,7 +17,7 @@ from agent_r1.dialects import Call
 from agent_r1.tool_env import End, Task
 from agent_r1_tools import ToolResult
 
-SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
+SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; the seeds of test follow those of train
 
 
 TEXT = {"type": "string", "maxLength": MOST_TEXT}
@@ -83,29 +83,29 @@ class MiniWoBEnv(FinalRewardEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The seeds of the split, task by task."""
+        """The number of seeds of the split, over all tasks."""
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """Each task in turn, seed `index`, of `test` behind those of `train`; some pages draw otherwise for `test`."""
+        """Return seed `index`, each task in turn; `test` seeds follow `train`, and some pages draw differently."""
         name = self.names[index % len(self.names)]
         seed = index + (SPLITS["train"] if self.split == "test" else 0)
         utterance, page = first_view(name, seed, self.split)
         return Task(f"{name}-{seed}", f"{utterance}\n\n{page}", [], {"name": name, "seed": seed, "mode": self.split})
 
     def make_world(self, task: Task) -> World:
-        """The page at its beginning."""
+        """Make the page at its beginning."""
         return Page(**task.metadata)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """The page's end."""
+        """End the episode with the page."""
         if not result.done:
             return {}
         self.memory["reward"] = result.data["reward"]
         return End(float(result.data["reward"] == 1), metrics={"reward": self.final_reward()})
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """A script that reads the first page, a call a turn.
+        """Return the calls of a script that reads the first page, one call a turn.
 
         Raises: ValueError for a task without one, and with `rng`: there is only the expert.
         """
@@ -117,9 +117,9 @@ class MiniWoBEnv(FinalRewardEnv):
         return [self.dialect.tool_call(tool, dict(arguments)) for tool, arguments in calls(**self.task.metadata)]
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def first_view(name: str, seed: int, mode: str) -> tuple[str, str]:
-    """What is asked, and what stands on the page."""
+    """Return the instruction, and the text of the page."""
     page = Page(name, seed, mode)
     page.close()
     return page.utterance, str(page)
@@ -127,7 +127,7 @@ def first_view(name: str, seed: int, mode: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1024)
 def calls(name: str, seed: int, mode: str) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """The calls of a task's script."""
+    """Return the calls of a task's script."""
     page = Page(name, seed, mode)
     page.close()
     return tuple(SCRIPTS[name](page.utterance, page.elements))

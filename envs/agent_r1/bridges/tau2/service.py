@@ -55,7 +55,7 @@ class Tau2ServiceEnv(Tau2Env):
         self.floor = idle_share(self.domain, self.split)  # of tasks in which nothing is to be done or told
 
     def make_task(self, index: int) -> Task:
-        """Task number `index` of the split, in the original's order."""
+        """Return task number `index` of the split, in the original's order."""
         row = load_rows(self.domain, self.split)[index]
         scenario = row["user_scenario"]
         opening = NOTE + scenario["instructions"]["reason_for_call"].strip()
@@ -69,24 +69,24 @@ class Tau2ServiceEnv(Tau2Env):
         return make_desk(self.domain)
 
     def same_data(self) -> bool:
-        """Whether the same records have changed in the same way as by the gold actions."""
+        """Return whether the same records have changed in the same way as by the gold actions."""
         world: Any = self.world
         actions = self.task.metadata["evaluation_criteria"]["actions"] or []
         return changes(world.env.tools.db) == gold_changes(self.domain, json.dumps(actions))
 
     def said(self) -> list[str]:
-        """All that was said in plain text, also beside calls."""
+        """Return all plain text of the agent, also in turns with calls."""
         beside = [message["content"] or "" for message in self.episode.messages if message.get("tool_calls")]
         return [text for text, _ in self.memory.get("talk", ())] + beside
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """Notes who is transferred."""
+        """Note a transfer of the customer."""
         if call.name == TRANSFER and result.ok:
             self.memory["transferred"] = True
         return {}
 
     def user_turn(self, text: str) -> str | End:
-        """What the customer says, or the end, where they hang up."""
+        """Return the customer's reply, or the end if the customer hangs up."""
         talk = self.memory.setdefault("talk", [])
         talk.append([text, ""])
         if self.user is None:
@@ -101,13 +101,13 @@ class Tau2ServiceEnv(Tau2Env):
         return self.verdict() if over else reply
 
     def notes(self) -> list[str]:
-        """What the customer of the script tells after why they call."""
+        """Return the further notes of the scripted customer, told after the reason of the call."""
         words = self.task.metadata["user_scenario"]["instructions"]
         known = "\n".join(text for text in (words["known_info"], words["unknown_info"]) if text)
         return [text.strip() for text in (known, words["task_instructions"] or "") if text.strip(" .\n")]
 
     def user_messages(self) -> list[dict[str, str]]:
-        """What a `user` reads: tau2's guidelines with the scenario, then the conversation from the customer's side."""
+        """Return the messages for a `user`: tau2's guidelines with the scenario, then the customer's conversation."""
         guidelines = _guidelines()
         scenario = load("data_model.tasks").UserScenario.model_validate(self.task.metadata["user_scenario"])
         messages = [
@@ -120,9 +120,9 @@ class Tau2ServiceEnv(Tau2Env):
         return messages[:-1]
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The original's gold actions, a call a turn, with what has to be said around them.
+        """Return the original's gold actions, one call a turn, with the necessary texts around them.
 
-        Raises ValueError with `rng`: there are no others.
+        Raises ValueError with `rng`: there is only the expert.
         """
         self.only_expert(rng)
         questions = ["Could you tell me who you are?", "What else should I know?"]
@@ -145,7 +145,7 @@ class Tau2ServiceEnv(Tau2Env):
         return turns
 
     def shortcut_goodbye(self, rng: np.random.Generator) -> list[str]:
-        """Hangs up on every customer."""
+        """Hang up on every customer."""
         return ["Goodbye."]
 
 
@@ -241,9 +241,9 @@ class Tau2AirlineEnv(Tau2ServiceEnv):
 
 
 class Table(dict[str, Any]):
-    """Records of a data base that is shared: one that is looked up by its key becomes this table's own.
+    """Records of a shared data base, with a private copy of each record that is looked up by its key.
 
-    Who goes through all of them (`values`, `items`) reads the shared ones, which tau2's tools never change.
+    `values` and `items` return the shared records, which tau2's tools never change.
     """
 
     def __init__(self, shared: Mapping[str, Any]) -> None:
@@ -263,7 +263,7 @@ class Table(dict[str, Any]):
         return self[key] if key in self else default
 
     def changes(self) -> dict[str, str | None]:
-        """The records that are not as they were, as JSON; None for one that is gone."""
+        """Return the changed records as JSON; None for a removed record."""
         now = {key: _text(self[key]) for key in self.own if key in self}
         before = {key: _text(self.shared[key]) for key in now if key in self.shared}
         gone = dict.fromkeys(self.shared.keys() - self.keys())
@@ -271,7 +271,7 @@ class Table(dict[str, Any]):
 
 
 def _text(record: Any) -> str:
-    """A record as tau2 compares it."""
+    """Return a record in the form that tau2 compares."""
     try:
         return json.dumps(record.model_dump(), sort_keys=True, default=str)
     except ValueError:  # a number of more digits than Python writes
@@ -279,18 +279,18 @@ def _text(record: Any) -> str:
 
 
 def changes(db: Any) -> dict[str, dict[str, str | None]]:
-    """What has changed in a data base of `Table`s: two are equal, by tau2's hash, where the same has."""
+    """Return the changes in a data base of `Table`s. Equal changes mean an equal hash in tau2."""
     return {name: getattr(db, name).changes() for name in type(db).model_fields}
 
 
 @lru_cache(maxsize=2)
 def base(domain: str) -> Any:
-    """The original's environment, whose data are only read."""
+    """Return the original's environment, whose data are only read."""
     return load(f"domains.{domain}.environment").get_environment()
 
 
 def make_desk(domain: str) -> Desk:
-    """The original's environment at its beginning; only what it looks up is copied."""
+    """Make the original's environment at its beginning; only records that it looks up are copied."""
     original = base(domain)
     kind = type(original.tools.db)
     db = kind.model_construct(**{name: Table(getattr(original.tools.db, name)) for name in kind.model_fields})
@@ -299,7 +299,7 @@ def make_desk(domain: str) -> Desk:
 
 @lru_cache(maxsize=512)
 def gold_changes(domain: str, actions: str) -> dict[str, dict[str, str | None]]:
-    """What the gold actions (JSON) change. As in the original, one that fails is passed over."""
+    """Return the changes by the gold actions (JSON). As in the original, failing actions are skipped."""
     desk = make_desk(domain)
     for action in json.loads(actions):
         desk.act(action["name"], action["arguments"])
@@ -308,7 +308,7 @@ def gold_changes(domain: str, actions: str) -> dict[str, dict[str, str | None]]:
 
 @lru_cache(maxsize=16)
 def idle_share(domain: str, split: str) -> float:
-    """The share of tasks in which nothing changes and nothing has to be told."""
+    """Return the share of tasks without changes and without required information."""
     rows = [row["evaluation_criteria"] for row in load_rows(domain, split)]
     idle = [
         not row["communicate_info"] and not any(gold_changes(domain, json.dumps(row["actions"] or [])).values())
