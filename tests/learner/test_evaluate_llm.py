@@ -76,7 +76,7 @@ def test_a_context_beyond_the_models_positions_is_refused(monkeypatch, tmp_path,
     shutil.copytree(policy_folder, tmp_path / "few")
     config = json.loads((tmp_path / "few" / "config.json").read_text())
     (tmp_path / "few" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    with pytest.raises(SystemExit, match="the model has 64 positions: give the environment fewer"):
+    with pytest.raises(SystemExit, match="the model has 64 positions: limit them with --env-kwargs"):
         run(monkeypatch, tmp_path, "--model", tmp_path / "few", *SMALL)
 
 
@@ -167,7 +167,7 @@ def test_adapters_that_would_change_nothing_are_refused(tmp_path, policy_folder,
         "NaN": there | {one: torch.full_like(there[one], torch.nan)},
     }[wrong]
     safetensors.save_file(changed, file)
-    with pytest.raises(SystemExit, match="doesn't fit --model: .*(on one side only|no finite numbers)"):
+    with pytest.raises(SystemExit, match="does not fit --model: .*(on one side only|no finite numbers)"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), str(tmp_path))
 
 
@@ -197,11 +197,11 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
         model_source(str(tmp_path / "other"), ENV_ID)
     file = of_run / "adapter_config.json"
     file.write_text(file.read_text().replace('"r": 2', '"r": 3'))
-    with pytest.raises(SystemExit, match="doesn't fit --model: .*size mismatch") as caught:
+    with pytest.raises(SystemExit, match="does not fit --model: .*size mismatch") as caught:
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     assert len(str(caught.value)) < 1000 and "\n" not in str(caught.value)
     (of_run / "adapter_model.safetensors").write_bytes((of_run / "adapter_model.safetensors").read_bytes()[:5])
-    with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights can't be read"):
+    with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights cannot be read"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     file.write_text("{}")
     with pytest.raises(SystemExit, match=f"--adapter {of_run}: {file}: peft_type is None; only LORA can be added"):

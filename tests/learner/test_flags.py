@@ -105,11 +105,11 @@ def test_every_name_in_the_tables_is_a_flag():
         ("sft_llm", ["--model", "no-such-model", "--tokenizer", "byte"], "--model no-such-model: .*"),
         ("grpo_llm", ["--model", "no-such-model", "--tokenizer", "byte"], "--model no-such-model: .*"),
         ("grpo_llm", ["--model", "no-such-model"], "no-such-model"),
-        ("evaluate_llm", ["--model", ROOT / "docs"], "the folder holds no config.json"),
+        ("evaluate_llm", ["--model", ROOT / "docs"], "the folder has no config.json"),
         ("grpo_llm", ["--env-id", "AgentR1/SQLWorld-v0"], "no tiny policy is shipped for AgentR1/SQLWorld-v0"),
         ("evaluate_llm", ["--env-id", "AgentR1/PharmaSim-v0"], "--model tiny: no tiny policy is shipped"),
         ("sft_llm", ["--env-id", "AgentR1/SQLWorld-v0", "--model", "tiny"], "--model tiny: no tiny policy is shipped"),
-        ("grpo_llm", ["--sample-by-pass-rate", ROOT], "this is no file of evaluate_llm.py --profile"),
+        ("grpo_llm", ["--sample-by-pass-rate", ROOT], "this is not a file of evaluate_llm.py --profile"),
     ],
 )
 def test_what_isnt_there_ends_with_one_line(learn, monkeypatch, script, words, message):

@@ -272,7 +272,7 @@ def test_lora_trains_adapters_and_saves_them_merged(learn):
 
 def test_a_run_that_does_not_fit_is_refused_before_any_work(learn, monkeypatch):
     monkeypatch.setattr("llm_utils.setup.preflight.memory_of", lambda device: 10**6)
-    with pytest.raises(SystemExit, match="this run doesn't fit"):
+    with pytest.raises(SystemExit, match="this run does not fit"):
         learn("grpo_llm", *GROUPS)
     assert not Path("runs").exists()
 

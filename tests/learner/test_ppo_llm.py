@@ -137,7 +137,7 @@ def test_clear_errors_before_any_work(learn, policy_folder, tmp_path, vocab_size
     Qwen2ForCausalLM(tiny).save_pretrained(tmp_path / "short")
     (tmp_path / "empty").mkdir()
     for arguments, message in (
-        (["--model", tmp_path / "empty"], "holds no config.json"),
+        (["--model", tmp_path / "empty"], "has no config.json"),
         (["--model", tmp_path / "nowhere"], "no such folder"),
         (["--model", tmp_path / "short"], f"the tokenizer has {vocab_size} tokens"),
         (["--model", policy_folder, "--resume", tmp_path], "no checkpoint"),
