@@ -217,8 +217,8 @@ def test_each_seed_is_played_with_its_own_adapters(prepared, tmp_path):
     [
         (["--learners", "PPO", "PPO"], "--learners has 'PPO' 2 times"),
         (["--rl-flags", "--bogus 3"], "Unrecognized"),
-        (["--rl-flags", "--learning-rate -1"], "--learning-rate: a learning rate is at least 0"),
-        (["--rl-flags", "--total-episodes 63"], "--total-episodes 63 is no multiple of"),
+        (["--rl-flags", "--learning-rate -1"], "--learning-rate must be at least 0"),
+        (["--rl-flags", "--total-episodes 63"], "--total-episodes 63 is not a multiple of"),
         (["--rl-flags", "'open"], "No closing quotation"),
         (["--evaluate-flags", "--bogus 4"], "Unrecognized"),
         (["--evaluate-flags", "--top-p 0.5"], "--top-p does nothing without a --temperature above 0"),

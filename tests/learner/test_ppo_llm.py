@@ -141,7 +141,7 @@ def test_clear_errors_before_any_work(learn, policy_folder, tmp_path, vocab_size
         (["--model", tmp_path / "nowhere"], "no such folder"),
         (["--model", tmp_path / "short"], f"the tokenizer has {vocab_size} tokens"),
         (["--model", policy_folder, "--resume", tmp_path], "no checkpoint"),
-        (["--model", policy_folder, "--advantage", "turns", "--no-advantage-mask"], "--no-advantage-mask contradicts"),
+        (["--model", policy_folder, "--advantage", "turns", "--no-advantage-mask"], "with --no-advantage-mask"),
     ):
         with pytest.raises(SystemExit, match=message):
             learn("ppo_llm", *SMALL, *arguments)
@@ -162,5 +162,5 @@ def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_fol
     Qwen2ForCausalLM(wide).save_pretrained(tmp_path / "wide")
     state["args"]["model"] = str(tmp_path / "wide")
     (run_dir / "checkpoint" / "state.json").write_text(json.dumps(state))
-    with pytest.raises(SystemExit, match="doesn't fit this model"):
+    with pytest.raises(SystemExit, match="does not fit this model"):
         learn("ppo_llm", "--resume", run_dir)
