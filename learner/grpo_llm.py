@@ -269,9 +269,9 @@ if __name__ == "__main__":
 
             # update
             run.saver.begin_update()
-            for part in run.minibatches(rows, iteration):
-                metrics = backward(part, args, run)
-                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, part)[0]
+            for minibatch in run.minibatches(rows, iteration):
+                metrics = backward(minibatch, args, run)
+                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, minibatch)[0]
                 run.metrics.append(metrics)
             run.mark("train")
             run.end_iteration(iteration, rows, {"charts/groups_with_signal": signal, "charts/rejected": rejected})

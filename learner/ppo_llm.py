@@ -374,9 +374,9 @@ if __name__ == "__main__":
 
             # update
             run.saver.begin_update()
-            for part in run.minibatches(rows, iteration):
-                metrics = backward(part, args, run, train_policy=iteration > args.critic_warmup)
-                norms = run.optimizer.step(args.max_grad_norm, part)
+            for minibatch in run.minibatches(rows, iteration):
+                metrics = backward(minibatch, args, run, train_policy=iteration > args.critic_warmup)
+                norms = run.optimizer.step(args.max_grad_norm, minibatch)
                 run.metrics.append(metrics | {"grad_norm": norms[0], "critic_grad_norm": norms[1]})
                 if args.target_kl is not None and metrics.get("approx_kl", 0.0) > args.target_kl:
                     break

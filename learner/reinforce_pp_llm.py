@@ -131,7 +131,7 @@ def batch_advantages(
         table[of_group] -= others_mean(table[of_group]) if by_others else table[of_group].mean(0)
     counts = np.array([groups.count(group) > 1 for group in groups] if groups else [True] * len(table))
     table = table * counts[:, None]
-    values = [row[: len(own)] for row, own in zip(table, rewards, strict=True)]
+    values = [row[: len(turn_rewards)] for row, turn_rewards in zip(table, rewards, strict=True)]
     weights = [np.asarray(n, float) * counted for n, counted in zip(lengths, counts, strict=True)]
     return whiten(values, weights, by_others, groups) if whitened else values
 
@@ -238,9 +238,9 @@ if __name__ == "__main__":
 
             # update
             run.saver.begin_update()
-            for part in run.minibatches(rows, iteration):
-                metrics = backward(part, args, run)
-                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, part)[0]
+            for minibatch in run.minibatches(rows, iteration):
+                metrics = backward(minibatch, args, run)
+                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, minibatch)[0]
                 run.metrics.append(metrics)
             run.mark("train")
             run.end_iteration(iteration, rows, {"charts/rejected": rejected})

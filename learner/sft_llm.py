@@ -270,8 +270,8 @@ if __name__ == "__main__":
             some_tasks = min(args.tokenizer_demonstrations, env.num_tasks)
             share = 1.0 if maker.only_experts else 0.5
             with signals.ending(AGAIN):
-                some = maker.make(0, some_tasks, share, args.rag_share, args.num_workers, "rows for the vocabulary")
-            new_tokenizer = make_tokenizer(words, some)
+                samples = maker.make(0, some_tasks, share, args.rag_share, args.num_workers, "rows for the vocabulary")
+            new_tokenizer = make_tokenizer(words, samples)
             model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
             checkpoint.save_policy(model, Path(source), model.state_dict())
             new_tokenizer.save_pretrained(source)
@@ -289,7 +289,7 @@ if __name__ == "__main__":
     optimizer = Float32AdamW([policy], [learning_rate], betas=(0.9, 0.98), weight_decay=args.weight_decay)
     num_weights = sum(p.numel() for p in policy.parameters()) / 1e6
     print(f"{num_weights:.2f}M parameters in {policy.dtype}, {vocab_size} tokens, learning rate {learning_rate:g}")
-    saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer, most=2**26)  # steps are short
+    saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer, max_bytes=2**26)  # steps are short
 
     # demonstrations; held-out ones come from tasks after the training ones
     heldout: list[Demonstration] = []

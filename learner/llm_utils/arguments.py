@@ -362,8 +362,8 @@ def check(args: Any) -> None:
             raise SystemExit(message)
 
 
-def resumed(args: ArgsT, saved: Mapping[str, Any], where: str) -> ArgsT:
-    """Return the arguments of the run that `args.resume` names; `saved` comes from its file `where`.
+def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
+    """Return the arguments of the run that `args.resume` names; `saved` comes from its `file`.
 
     The command line may repeat the run's own arguments. It may raise the number of episodes, and change arguments
     without influence on the result (MAY_CHANGE); changes are printed. Raise SystemExit for other changes, and for a
@@ -377,7 +377,7 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], where: str) -> ArgsT:
         same_type = type(run_value) is type(default) or {type(run_value), type(default)} == {int, float}
         is_all = (name, run_value) == ("log_trajectories", "all")
         if not (same_type or default is MISSING or None in (run_value, default) or is_all):
-            raise SystemExit(f"--resume {run_dir}: {where} is damaged: its {flag(name)} is {run_value!r}")
+            raise SystemExit(f"--resume {run_dir}: {file} is damaged: its {flag(name)} is {run_value!r}")
         not_given = flag(name) not in words if "--resume" in words else value == default  # made by a program
         if name == "resume" or value == run_value or not_given:
             continue

@@ -148,8 +148,8 @@ class Run:
         """Start the clock and set the learning rate."""
         self.played, self.shown, self.metrics = [], [], []
         self.seconds, self.gap, self.last_mark = {}, {}, time.time()
-        left = 1 - (iteration - 1) / self.num_iterations
-        self.optimizer.scale_learning_rates(left if self.args.anneal_lr else 1.0)
+        remaining = 1 - (iteration - 1) / self.num_iterations
+        self.optimizer.scale_learning_rates(remaining if self.args.anneal_lr else 1.0)
 
     def mark(self, part: str) -> None:
         """End a part of the iteration, and note its time."""
@@ -241,9 +241,9 @@ class Run:
         trained = distributed.broadcast([bool(row.train_mask.any()) for row in rows])
         rng = np.random.default_rng([self.args.seed, Stream.ORDER, iteration])
         for _ in range(self.args.update_epochs):
-            for part in np.array_split(rng.permutation(len(trained)), self.args.num_minibatches):
-                if any(trained[i] for i in part):
-                    yield distributed.scatter([rows[i] for i in part] if distributed.rank() == 0 else [])
+            for indices in np.array_split(rng.permutation(len(trained)), self.args.num_minibatches):
+                if any(trained[i] for i in indices):
+                    yield distributed.scatter([rows[i] for i in indices] if distributed.rank() == 0 else [])
 
     def push_weights(self) -> None:
         """Give the trainer's current weights to the sampling engine."""

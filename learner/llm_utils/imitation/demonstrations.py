@@ -126,8 +126,8 @@ class Demonstrations:
             progress = stack.enter_context(tqdm(total=count, desc=kind, unit="task", dynamic_ncols=True))
             made: Iterator[tuple[list[Demonstration], list[tuple[str, str]]]] = map(self._make_some, jobs)
             for number, (indexes, *_) in enumerate(jobs):
-                left = (time.monotonic() - started) / TRIED * (stop - begun)
-                if number == 1 and num_workers and left > POOL_SECONDS:
+                seconds_left = (time.monotonic() - started) / TRIED * (stop - begun)
+                if number == 1 and num_workers and seconds_left > POOL_SECONDS:
                     pool = stack.enter_context(_pool(num_workers))
                     made = pool.imap(self._make_some, jobs[1:])
                 some_rows, some_left_out = next(made)
@@ -248,10 +248,10 @@ def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
             tokens, mask = np.array(row["tokens"], np.int32), np.array(row["action_mask"], bool)
             starts = [] if row.get("fault") else row.get("segment_starts", [0])
             for first, end in pairwise([*starts, len(tokens)]):
-                part = mask[first:end].copy()
-                part[:1] = False  # nothing predicts the first token
-                if part.any():
-                    rows.append(Demonstration(tokens[first:end], part, number))
+                segment_mask = mask[first:end].copy()
+                segment_mask[:1] = False  # nothing predicts the first token
+                if segment_mask.any():
+                    rows.append(Demonstration(tokens[first:end], segment_mask, number))
     if faults:
         print(f"{path}: {faults} episodes that ended in infrastructure errors are left out", file=sys.stderr)
     if not rows:
@@ -274,7 +274,7 @@ def check_row(row: Any, vocab_size: int) -> None:
     tokens, mask, starts = row.get("tokens"), row.get("action_mask"), row.get("segment_starts", [0])
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
         raise ValueError(f"`tokens` must be a list of numbers from 0 to below {vocab_size}, the vocabulary size")
-    if not isinstance(mask, list) or not all(type(own) in (bool, int) and own in (0, 1) for own in mask):
+    if not isinstance(mask, list) or not all(type(flag) in (bool, int) and flag in (0, 1) for flag in mask):
         raise ValueError("`action_mask` must be a list of 0 and 1")
     if not 0 < len(tokens) == len(mask):
         raise ValueError(f"`tokens` and `action_mask` have {len(tokens)} and {len(mask)} entries")

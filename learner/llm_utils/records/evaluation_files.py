@@ -135,9 +135,9 @@ class Episodes:
                 signals.ignore()
                 with suppress(OSError):  # a full disk may reject buffered data
                     self.file.close()
-                kept = sum(not episode.fault for episode in self.played.values())
+                num_kept = sum(not episode.fault for episode in self.played.values())
                 command = checkpoint.resume_command(self.path.parent)
-                remedy = f"{kept} of {total} episodes are kept; resume with\n  {command}"
+                remedy = f"{num_kept} of {total} episodes are kept; resume with\n  {command}"
                 if self.signal is None and (reason := disk.no_room(error)):
                     sys.exit(f"stopped: {reason}\n{remedy}")
                 signals.end(error, remedy, self.signal)

@@ -46,13 +46,13 @@ def proportion(tables: Array | Sequence[Array], seed: int = 0, resamples: int = 
 
 
 def difference(
-    one: Array | Sequence[Array], other: Array | Sequence[Array], seed: int = 0, resamples: int = 2000
+    first: Array | Sequence[Array], second: Array | Sequence[Array], seed: int = 0, resamples: int = 2000
 ) -> Interval:
     """Return the difference of two means over tables, with its interval. Tables as in `proportion`, of the same tasks.
 
     A side with a single seed counts as this one policy. Raise ValueError if the sides have different tasks.
     """
-    return _interval([one, other], seed, resamples)
+    return _interval([first, second], seed, resamples)
 
 
 def mean(values: Sequence[float], seed: int = 0, resamples: int = 10_000) -> Interval:
@@ -71,10 +71,10 @@ def mean(values: Sequence[float], seed: int = 0, resamples: int = 10_000) -> Int
     return (value, max(0.0, low), min(1.0, high)) if ((array >= 0) & (array <= 1)).all() else (value, low, high)
 
 
-def ratio(one: Sequence[float], other: Sequence[float]) -> Interval:
+def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Return the ratio of the geometric means of positive numbers, such as seconds of several runs, with Welch's
     interval of their logarithms."""
-    logs = [[np.log(np.asarray(side, float))[:, None]] for side in (one, other)]
+    logs = [[np.log(np.asarray(side, float))[:, None]] for side in (first, second)]
     value, (low, high) = _value(logs), _over_seeds(logs)
     return float(np.exp(value)), float(np.exp(low)), float(np.exp(high))
 

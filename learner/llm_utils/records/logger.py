@@ -106,9 +106,9 @@ class Logger:
         self.writer.flush()  # in case the run ends early
         wanted = self.args.log_trajectories
         trained = {row.episode: row for row in rows}
-        some = [trained.get(row.episode, row) for row in played] if wanted == "all" else rows[:wanted]
+        written_rows = [trained.get(row.episode, row) for row in played] if wanted == "all" else rows[:wanted]
         extra = {"iteration": run["iteration"], "env_id": self.args.env_id, "model": self.args.model}
-        run_files.append_rows(self.run_dir / "trajectories.jsonl", some, **extra)
+        run_files.append_rows(self.run_dir / "trajectories.jsonl", written_rows, **extra)
         self.summary(run)
         figures = [f"{name} {stats[name]:.2f}" for name in ("return", "success") if name in stats]
         self.bar.set_postfix_str(", ".join([*figures, f"{shown['charts/SPS']:.0f} turns/s"]))

@@ -87,13 +87,13 @@ class Checkpointer:
 
     def __init__(
         self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0,
-        most: int = MOST_BYTES,
+        max_bytes: int = MOST_BYTES,
     ) -> None:  # fmt: skip
-        """Prepare the folder. Weights and optimizer states of up to `most` bytes are copied at every boundary."""
+        """Prepare the folder. Weights and optimizer states of up to `max_bytes` are copied at every boundary."""
         self.folder, self.rank = run_dir / "checkpoint", rank
         self.policy, self.critic, self.optimizer = policy, critic, optimizer
         trained = [p for module in (policy, critic) if module for p in module.parameters() if p.requires_grad]
-        self.small = copied_bytes(trained) <= min(most, MOST_BYTES)
+        self.small = copied_bytes(trained) <= min(max_bytes, MOST_BYTES)
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
         self.spare: dict[str, Any] | None = None  # memory for the next one, so that Ctrl-C during copying is harmless
         self.signal: int | None = None  # the signal that ends the run
@@ -270,14 +270,14 @@ def find(run_dir: str | Path) -> Path:
     return folder
 
 
-def check_unchanged(run_dir: Path | str, saved: Mapping[str, Any], now: Mapping[str, Any], **what: str) -> None:
+def check_unchanged(run_dir: Path | str, saved: Mapping[str, Any], now: Mapping[str, Any], **descriptions: str) -> None:
     """Raise SystemExit if an entry of a run's summary differs from its value at the start; older runs lack some.
 
-    `what` describes the entries, by name.
+    `descriptions` has a text for each entry to compare.
     """
-    for name, words in what.items():
+    for name, description in descriptions.items():
         if saved.get(name, now[name]) != now[name]:
-            raise SystemExit(f"--resume {run_dir}: the {words} have changed since the run started")
+            raise SystemExit(f"--resume {run_dir}: the {description} have changed since the run started")
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -70,23 +70,23 @@ class Graphs:
         next call. An unused row may have any token at position 0."""
         step = max(self.STEP, 2 ** (width.bit_length() - 4))
         width = min(-(-width // step) * step, store.size[1])
-        given = torch.from_numpy(np.stack([tokens, positions])[..., None])
+        new_inputs = torch.from_numpy(np.stack([tokens, positions])[..., None])
         if width not in store.graphs and store.asked[width] == self.ASKED:
-            self._record(forward, store, given, width)
+            self._record(forward, store, new_inputs, width)
         if width not in store.graphs:
             store.asked[width] += 1
-            inputs = given.to(self.device)
+            inputs = new_inputs.to(self.device)
             logits = forward(store, inputs[0], inputs[1], width)
             if self.logits.shape[0] < logits.shape[0]:
                 self.logits = torch.empty_like(logits)
             return logits[:, 0]
         inputs, logits, replay = store.graphs[width]
-        inputs.copy_(given)
+        inputs.copy_(new_inputs)
         replay()
         return logits[:, 0]
 
-    def _record(self, forward: Forward, store: Store, given: torch.Tensor, width: int) -> None:
-        inputs, logits = given.to(self.device), self.logits[: given.shape[1]]
+    def _record(self, forward: Forward, store: Store, new_inputs: torch.Tensor, width: int) -> None:
+        inputs, logits = new_inputs.to(self.device), self.logits[: new_inputs.shape[1]]
 
         def run() -> None:
             logits.copy_(forward(store, inputs[0], inputs[1], width))

@@ -170,9 +170,9 @@ class SlotCache(DynamicCache):
                 copy_rows(old, self.row[slots].tolist(), new, rows, columns)
             for slot, row in old.drop(self.row[slots].tolist()).items():
                 self.row[slot] = row
-            left = len(old.slots)
-            if self.nbytes > self.KEPT_BYTES and left + left // 4 < old.size[0]:
-                old.resize(left + left // 8, old.size[1] if left else 0)
+            num_left = len(old.slots)
+            if self.nbytes > self.KEPT_BYTES and num_left + num_left // 4 < old.size[0]:
+                old.resize(num_left + num_left // 8, old.size[1] if num_left else 0)
         self.row[slots], self.capacity[slots] = rows, target
 
     @torch.inference_mode()

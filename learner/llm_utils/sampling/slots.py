@@ -61,14 +61,14 @@ class SlotModel:
         if self.graphs and not self.cache.stores:
             self.graphs.clear()
         self.length = np.zeros(self.num_slots, np.int64)
-        self.beginning: set[int] = set()  # slots whose next tokens begin an episode
+        self.new_episodes: set[int] = set()  # slots whose next tokens begin an episode
         self.forget_shared_prefixes()
 
     def forget_shared_prefixes(self) -> None:
         """Forget the slots' equal histories and the episodes' first tokens. Call this after new weights: they change
         the keys and values of equal tokens."""
         self.history = list(range(self.num_slots))  # of each slot: equal for slots with equal tokens so far
-        self.began: list[Array] = [np.zeros(0, np.int64)] * self.num_slots  # the first tokens of each slot's episode
+        self.first_tokens: list[Array] = [np.zeros(0, np.int64)] * self.num_slots  # of each slot's episode
 
     @property
     def replays(self) -> bool:
@@ -77,7 +77,7 @@ class SlotModel:
 
     def begin(self, slot: int) -> None:
         """Mark the slot: its next tokens begin an episode."""
-        self.beginning.add(slot)
+        self.new_episodes.add(slot)
 
     def copy(self, source: int, target: int) -> None:
         """Copy an episode (keys, values and length) from the slot `source` to the slot `target`."""
@@ -86,8 +86,8 @@ class SlotModel:
             self.cache.reserve(np.array([target]), np.array([0]), np.array([length]))
             self.cache.copy([source], [target], length)
         self.length[target], self.history[target] = length, self.history[source]
-        self.began[target] = self.began[source]
-        self.beginning.discard(target)
+        self.first_tokens[target] = self.first_tokens[source]
+        self.new_episodes.discard(target)
 
     def decode(self, slots: Array, tokens: Array) -> torch.Tensor:
         """Append one token to each of `slots` [n]. Return the logits of the next tokens [n, vocabulary], float32."""
@@ -135,12 +135,12 @@ class SlotModel:
         cache. Yield slots [n] and the logits of their next tokens.
         """
         for slot, new in pending.items():
-            begins = slot in self.beginning or not self.length[slot]
+            begins = slot in self.new_episodes or not self.length[slot]
             self.history[slot] = hash((None if begins else self.history[slot], new.astype(np.int64).tobytes()))
             if begins:
-                cached = min(in_common([self.began[slot], new]), len(new) - 1, int(self.length[slot]))
-                self.length[slot], self.began[slot], pending[slot] = cached, new, new[cached:]
-        self.beginning -= pending.keys()
+                cached = min(in_common([self.first_tokens[slot], new]), len(new) - 1, int(self.length[slot]))
+                self.length[slot], self.first_tokens[slot], pending[slot] = cached, new, new[cached:]
+        self.new_episodes -= pending.keys()
         all_slots, cache = np.array(list(pending)), self.cache
         lengths = self.length[all_slots]
         cache.reserve(all_slots, lengths, lengths + [len(new) for new in pending.values()])

@@ -69,9 +69,9 @@ class TransformersEngine:
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Load new weights. Rows continue under them; their keys and values from older weights stay until the rows
         end."""
-        own = dict(self.slots.model.named_parameters())
+        parameters = dict(self.slots.model.named_parameters())
         for name, weight in weights:
-            own[name].copy_(weight)
+            parameters[name].copy_(weight)
         self.version = version
         for engine in (self, *self.twins):
             engine.slots.forget_shared_prefixes()

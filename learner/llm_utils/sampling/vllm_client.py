@@ -152,22 +152,22 @@ class Server:
             f"  VLLM_SERVER_DEV_MODE=1 vllm serve {model} --enable-scale-out --logprobs-mode processed_logprobs"
         )
 
-    def _check_model(self, theirs: str, ours: str) -> None:
+    def _check_model(self, server_model: str, our_model: str) -> None:
         """Compare the shapes of two models if the server's folder is on this machine; otherwise the first update fails.
 
         The server's config is read as text: a file that a server names is not loaded.
         """
         try:
-            content = parse((Path(theirs) / "config.json").read_bytes())
+            content = parse((Path(server_model) / "config.json").read_bytes())
         except (OSError, ValueError):
             return
-        config, content = read_config(ours), content if isinstance(content, dict) else {}
+        config, content = read_config(our_model), content if isinstance(content, dict) else {}
         shapes = [config.get_text_config(), config]  # a file may hold the text model's sizes at either level
         for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers"):
             value, known = content.get(name), [getattr(shape, name, None) for shape in shapes]
             if value is not None and value not in known:
-                difference = f"whose {name} is {str(value)[:80]}, but the trainer's {ours} has {known[0]}"
-                raise self.misfit(f"it runs {theirs}, {difference}", ours)
+                difference = f"whose {name} is {str(value)[:80]}, but the trainer's {our_model} has {known[0]}"
+                raise self.misfit(f"it runs {server_model}, {difference}", our_model)
 
     def connect(self, source: Any) -> None:
         """Join an NCCL group with the server's workers over vLLM's weight-transfer API. Untested so far: it needs
@@ -294,7 +294,8 @@ class VLLMClient(TokenEngine):
         return await self._ask(url, body, max_bytes)
 
     async def _ask(self, url: str, body: dict[str, Any], max_bytes: int) -> tuple[int, bytes]:
-        """Wait for sampling without a limit, but for the rest of an answer that has begun only `PAGE_SECONDS`."""
+        """Wait for sampling without a time limit, but at most `PAGE_SECONDS` for the rest of an answer that has
+        begun."""
         async with self.http.stream("POST", url + "/inference/v1/generate", json=body) as answer:
             content = Body(max_bytes, PAGE_SECONDS)
             try:

@@ -16,7 +16,7 @@ PARSE_ERRORS = (ValueError, ZeroDivisionError)
 def memory_left() -> list[int]:
     """Return the bytes that each group leaves: its limit minus its use. Inactive pages of the file cache do not count
     as used. The list is empty if there is no known limit."""
-    names = {  # version 2; version 1, which writes a number of 19 digits where there is no limit
+    names = {  # version 2; version 1, which writes a number of 19 digits for no limit
         "memory.max": ("memory.current", "inactive_file"),
         "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
     }

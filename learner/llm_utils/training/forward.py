@@ -167,36 +167,36 @@ def policy_forward(
         n = ids.shape[1]
         paths = [i * n + np.arange(len(row.tokens)) for i, row in enumerate(rows)]
     predicting = np.concatenate([path[:-1][mask[1:]] for path, mask in zip(paths, masks, strict=True)])
-    nodes, which = np.unique(predicting, return_inverse=True)  # sorted: nodes[which] = predicting
-    at, which, targets = (torch.from_numpy(x).to(model.device) for x in (nodes, which.reshape(-1), targets))
+    nodes, node_index = np.unique(predicting, return_inverse=True)  # sorted: nodes[node_index] = predicting
+    at, node_index, targets = (torch.from_numpy(x).to(model.device) for x in (nodes, node_index.reshape(-1), targets))
     index = (at // n, at % n)
 
-    def log_probabilities(logits: torch.Tensor, which: torch.Tensor, targets: torch.Tensor) -> Any:
+    def log_probabilities(logits: torch.Tensor, node_index: torch.Tensor, targets: torch.Tensor) -> Any:
         logits = logits[:, :vocab_size].float()
         all_logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
-        return all_logprobs[which, targets], entropies[which]
+        return all_logprobs[node_index, targets], entropies[node_index]
 
     chunk = max(1, LOGITS_BYTES // (4 * vocab_size))  # positions
     if len(at) <= chunk:
         with logits_only_at(model, index):
             logits = model(input_ids=ids, **inputs).logits
-        return log_probabilities(logits, which, targets)
+        return log_probabilities(logits, node_index, targets)
 
     hidden, head = hidden_states(model, index, input_ids=ids, **inputs)
-    logprobs, entropies = (torch.empty(len(which), device=model.device) for _ in range(2))
+    logprobs, entropies = (torch.empty(len(node_index), device=model.device) for _ in range(2))
 
-    def part(states: torch.Tensor, which: torch.Tensor, targets: torch.Tensor) -> Any:
-        return log_probabilities(head(states), which, targets)
+    def logprobs_of_chunk(states: torch.Tensor, node_index: torch.Tensor, targets: torch.Tensor) -> Any:
+        return log_probabilities(head(states), node_index, targets)
 
     for first in range(0, len(at), chunk):
-        inside = ((which >= first) & (which < first + chunk)).nonzero()[:, 0]
-        arguments = hidden[first : first + chunk], which[inside] - first, targets[inside]
+        inside = ((node_index >= first) & (node_index < first + chunk)).nonzero()[:, 0]
+        arguments = hidden[first : first + chunk], node_index[inside] - first, targets[inside]
         if torch.is_grad_enabled():
-            results = checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False)
+            results = checkpoint(logprobs_of_chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
         else:
-            results = part(*arguments)
+            results = logprobs_of_chunk(*arguments)
         logprobs, entropies = (x.index_copy(0, inside, y) for x, y in zip((logprobs, entropies), results, strict=True))
     return logprobs, entropies
 
