@@ -105,7 +105,7 @@ def test_a_run_without_the_metric_is_left_out_and_named(runs, monkeypatch, capsy
     run_main(monkeypatch, "--runs", runs, "--exp-names", "ppo_llm")
     printed = capsys.readouterr()
     assert printed.out.strip().splitlines()[-1].startswith("| AgentR1/MultihopWorld-v0 | ppo_llm | 2 | 0.800 ")
-    assert f"left out, it logged no eval/em: {run_dir}" in printed.err
+    assert f"left out, as it logged no eval/em: {run_dir}" in printed.err
 
 
 def test_an_experiment_that_no_run_has_and_a_plot_of_no_kind_are_named(runs, monkeypatch, capsys, tmp_path):

@@ -108,7 +108,7 @@ def test_adapters_on_top_of_others_are_played_with_them(monkeypatch, tmp_path, p
     assert [row["tokens"] for row in rows] == [row["tokens"] for row in expected]
     assert report["model"] == f"{policy_folder} with sft and rl/grpo"
     said = capsys.readouterr().err
-    assert "--adapter rl/grpo goes on top of sft" in said and f"--model {policy_folder}" in said
+    assert "--adapter rl/grpo is applied on top of sft" in said and f"--model {policy_folder}" in said
     args = evaluate_llm.Args(model=str(policy_folder), adapter="rl/grpo")
     before = model_files(args)
     os.utime(tmp_path / "sft" / "adapter_model.safetensors", ns=(1, 1))
@@ -204,7 +204,7 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
     with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights cannot be read"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     file.write_text("{}")
-    with pytest.raises(SystemExit, match=f"--adapter {of_run}: {file}: peft_type is None; only LORA can be added"):
+    with pytest.raises(SystemExit, match=f"--adapter {of_run}: {file}: peft_type is None; only LORA is supported"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     with pytest.raises(SystemExit, match="--engine transformers"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--engine", "vllm")
@@ -272,7 +272,7 @@ def test_the_adapters_of_a_run_are_played_on_the_model_that_they_were_trained_on
 
     said, model = filled()
     assert model == args["model"] and f"taken from the run: --model {args['model']} --tokenizer byte " in said
-    assert "is not finished" not in said and "isn't finished" in unfinished()
+    assert "is not finished" not in said and "is not finished" in unfinished()
     assert filled(api="http://a")[1] == "tiny"  # and --adapter is refused
     said, model = filled(model=f"{policy_folder}/")  # the same
     assert Path(model) == policy_folder and "trained on --model" not in said
@@ -330,7 +330,7 @@ def test_other_arguments_of_the_environment_than_the_start_had_are_said(run_on_h
     assert said(env_id=ENV_ID, env_kwargs=other) == said(model="tiny", env_kwargs=other) == ""
     assert said(env_kwargs=other, data="rows.jsonl") == ""  # nothing is played
     assert said(env_kwargs=other) == (
-        f"--model {run_dir} was trained with --env-kwargs '{args['env_kwargs']}', this run has '{other}'"
+        f"--model {run_dir} was trained with --env-kwargs '{args['env_kwargs']}', but this run has '{other}'"
     )
 
 

@@ -48,7 +48,7 @@ def test_that_a_start_was_trained_with_other_arguments_is_said(learn, tmp_path, 
     args = {"env_id": "AgentR1/MultihopWorld-v0", "env_kwargs": kwargs}
     (start / "summary.json").write_text(json.dumps({"args": args}))
     learn("grpo_llm", *GROUPS, "--total-episodes", 16, "--model", start, "--tokenizer", "byte")
-    said = f"--model {start} was trained with --env-kwargs '{kwargs}', this run has '{SMALL[1]}'"
+    said = f"--model {start} was trained with --env-kwargs '{kwargs}', but this run has '{SMALL[1]}'"
     assert said in capsys.readouterr().err
     learn("grpo_llm", *GROUPS, "--total-episodes", 16, "--model", start, "--tokenizer", "byte", "--env-kwargs", kwargs)
     assert "was trained with" not in capsys.readouterr().err

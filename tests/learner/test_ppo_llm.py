@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_fol
     state = json.loads((run_dir / "checkpoint" / "state.json").read_text())
     other = {**state, "algorithm": "grpo_llm"}
     (run_dir / "checkpoint" / "state.json").write_text(json.dumps(other))
-    with pytest.raises(SystemExit, match="checkpoint is of grpo_llm.py, this is ppo_llm.py"):
+    with pytest.raises(SystemExit, match="checkpoint is of grpo_llm.py, but this is ppo_llm.py"):
         learn("ppo_llm", "--resume", run_dir)
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -104,4 +104,4 @@ def test_further_groups_have_the_horizon_of_their_iteration(learn):
 
 def test_a_stage_that_is_never_reached_is_named(learn, capfd):
     learn("grpo_llm", *SMALL, "--horizon-schedule", "1,2")
-    assert "its last stage begins after 20 iterations, and the run has 3: lower" in capfd.readouterr().err
+    assert "its last stage begins after 20 iterations, but the run has 3: lower" in capfd.readouterr().err

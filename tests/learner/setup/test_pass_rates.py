@@ -97,7 +97,7 @@ def test_what_an_evaluation_writes_a_learner_reads(learn, tmp_path, monkeypatch)
     (rows_file,) = Path("runs").glob("*grpo*/trajectories.jsonl")
     assert {json.loads(line)["task_index"] for line in rows_file.read_text().splitlines()} <= {0, 1, 2}
     path.write_text(json.dumps(found | {"successes": [4, 1, 0], "model": "somebody"}))
-    with pytest.raises(SystemExit, match="the pass rates in .* have changed since the run began"):
+    with pytest.raises(SystemExit, match="the pass rates in .* have changed since the run started"):
         learn("grpo_llm", "--resume", run_dir, "--total-episodes", 16)
 
 
