@@ -287,7 +287,7 @@ def test_adapters_that_are_added_otherwise_are_others(tmp_path):
         found.append(models.hash_of_adapters(tmp_path))
     assert found[:2] == [alone, alone] and len(set(found)) == len(found) - 1
     (tmp_path / "adapter_config.json").write_text("[")
-    with pytest.raises(SystemExit, match="adapter_config.json is no JSON"):
+    with pytest.raises(SystemExit, match="adapter_config.json is not JSON"):
         models.hash_of_adapters(tmp_path)
     recorded = ROOT / "benchmarks" / "results" / "real_model_wiki_curves.json"
     sft = models.ADAPTERS / "real_model_wiki"
