@@ -162,7 +162,7 @@ def test_splits_to_evaluate_on(tmp_path, monkeypatch):
 def test_it_is_trained_and_evaluated(learn, policy_folder, capsys, script):
     words = ["--env-id", "echo_world:Mine/Echo-v0", "--model", policy_folder, *SMALL, "--save-model"]
     learn(script, *words, *(["--critic-warmup", 0] if script == "ppo_llm" else ["--group-size", 4]))
-    assert "evaluations play the tasks of training, split train" in capsys.readouterr().err
+    assert "evaluations use the training tasks, split train" in capsys.readouterr().err
     (run,) = Path("runs").iterdir()
     assert run.name.startswith("echo_world_Mine_Echo-v0__")  # a colon would be no name everywhere
     summary = json.loads((run / "summary.json").read_text())
