@@ -36,8 +36,8 @@ class MiniWoBEnv(FinalRewardEnv):
     ## Description
     Tasks of [MiniWoB++](https://miniwob.farama.org) (MIT) are, for example, to close a dialog, to log in, to read a
     table, or to delete a mail. The first message has the task and the page as text, one element per line with its
-    number. The agent clicks, types, selects and presses keys. After each call it reads the page again. Its page
-    ends a task. An `<answer>` gives up.
+    number. The agent clicks, types, selects and presses keys. After each call it reads the page again. The page
+    decides when a task ends. An `<answer>` gives up.
 
     The environment needs the extra `miniwob`, Chromium and its driver. On Debian both come by
     `apt-get install chromium chromium-driver`. It was checked with miniwob 1.1.0 and Chromium 156. The variables

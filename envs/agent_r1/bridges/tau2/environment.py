@@ -134,8 +134,12 @@ class Tau2TelecomEnv(Tau2Env):
     | `max_turns` | `50` | the maximum number of turns |
     | `max_context_tokens` | `131_072` | the default with the built-in tokenizer |
 
-    The longest base prompt has 10,834 tokens of SmolLM2's tokenizer, or 31,000 of the built-in one. The other arguments
-    are those of `ToolEnv`.
+    The other arguments are those of `ToolEnv`.
+
+    | tokenizer | longest base prompt |
+    |---|---|
+    | SmolLM2's | 10,834 tokens |
+    | the built-in one | 31,000 tokens |
 
     Rewards and baselines: docs/environments/tau2_telecom.md.
     """
