@@ -1,4 +1,4 @@
-"""What bridges have in common: a simulator for each episode, and snapshots by doing again what was done."""
+"""Code that bridges share: a simulator for each episode, and snapshots that repeat the calls."""
 
 from __future__ import annotations
 

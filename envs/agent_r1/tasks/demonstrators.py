@@ -1,4 +1,4 @@
-"""Who shows a task: an expert, teachers who are right in a stated share of the episodes, and a sloppy demonstrator."""
+"""Demonstrators: an expert, teachers with a stated success rate, and a sloppy demonstrator for warm starts."""
 
 from __future__ import annotations
 
