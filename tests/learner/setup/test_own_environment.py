@@ -229,8 +229,8 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
         (["--split", "tst"], "has no split 'tst'; it has train, test"),
         (["--env-kwargs", '{"max_turn": 4}'], "unexpected keyword argument 'max_turn'; it has .*max_turns"),
         (["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", '{"x": 1}'], "'x'; it has word, loud, .*max_turns"),
-        (["--env-id", "AgentR1/HotpotQA-v0", "--data-dir", "nowhere"], "^--data-dir nowhere: there is nothing"),
-        (["--data-dir", "~nobody-of-this-name/x"], "^--data-dir ~nobody-of-this-name/x: there is nothing"),
+        (["--env-id", "AgentR1/HotpotQA-v0", "--data-dir", "nowhere"], "^--data-dir nowhere: there is no such file"),
+        (["--data-dir", "~nobody-of-this-name/x"], "^--data-dir ~nobody-of-this-name/x: there is no such file"),
         (["--data-dir", "s3://there"], "unexpected keyword argument 'data_dir'; it has world_seed, .*max_turns"),
     ],
 )
