@@ -296,12 +296,6 @@ def test_the_example_of_an_algorithm_trains(tmp_path):
         remax["check"](remax["Args"](kl_coef=0.1))
 
 
-def test_the_page_of_bridges_has_the_figures_that_were_recorded():
-    import bridges  # benchmarks/environments/bridges.py
-
-    assert bridges.overview() in (ROOT / "docs" / "bridges.md").read_text(encoding="utf-8")
-
-
 def test_the_page_of_validation_has_the_table_that_was_recorded():
     table = (ROOT / "benchmarks" / "results" / "validation.md").read_text(encoding="utf-8")
     assert table in (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
@@ -310,7 +304,6 @@ def test_the_page_of_validation_has_the_table_that_was_recorded():
 RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "benchmarks": "dtype_seeds fuzz_spans fuzz_worlds gpu real_data_baselines real_data_problems retrieval_recall "
                   "tool_latency_128 tool_latency_512 trl_comparison two_candidates worlds",
-    "bridges": "bridges_costs bridges_model bridges_tricks",
     "environments/arithmetic_world": "arithmetic_seeds arithmetic_splits",
     "environments/gsm8k": "math_answers",
     "estimators": "estimators faults stale_ratios",

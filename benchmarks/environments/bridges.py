@@ -230,7 +230,7 @@ def _shown(value: Any) -> str:
 
 
 def overview() -> str:
-    """What is recorded of experts and load, a row for each id: the table of docs/bridges.md."""
+    """Return the recorded figures of experts and load as a table, a row for each id."""
     files = {part: RESULTS / f"bridges_{part}.json" for part in ("oracle", "load")}
     records = {part: json.loads(file.read_text())["results"] for part, file in files.items() if file.is_file()}
     lines = ["| id | tasks | done by the expert | by saying nothing | steps/s of one episode | episodes at once "
@@ -286,7 +286,7 @@ def main() -> None:
     if newly:
         record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force, merged=True)
     if args.part in ("oracle", "load"):
-        print(f"\nThe table of docs/bridges.md:\n\n{overview()}")
+        (RESULTS / "bridges_overview.md").write_text(f"{overview()}\n")
 
 
 if __name__ == "__main__":
