@@ -305,7 +305,6 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "benchmarks": "dtype_seeds fuzz_spans fuzz_worlds gpu real_data_baselines real_data_problems retrieval_recall "
                   "tool_latency_128 tool_latency_512 trl_comparison two_candidates worlds",
     "environments/arithmetic_world": "arithmetic_seeds arithmetic_splits",
-    "environments/gsm8k": "math_answers",
     "estimators": "estimators faults stale_ratios",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",

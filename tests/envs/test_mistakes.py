@@ -231,7 +231,7 @@ def test_strict_is_a_truth(strict):
 
 def test_a_variable_that_nobody_knows_is_said_at_once(monkeypatch):
     monkeypatch.setenv("AGENT_R1_STRICT", "off")
-    with pytest.raises(ArgumentError, match="AGENT_R1_STRICT is 0, 1, true or false, got 'off'"):
+    with pytest.raises(ArgumentError, match="AGENT_R1_STRICT must be 0, 1, true or false, got 'off'"):
         Right()
 
 

@@ -430,7 +430,7 @@ def test_a_database_that_is_not_there_is_a_fault(tmp_path):
     for path in (tmp_path / "nowhere.sqlite", tmp_path / "text.sqlite"):
         assert run_tool(SchemaTool(Database(file=str(path))), {}).fault
     assert run_tool(QueryTool(), {"sql": "SELECT 1"}).fault
-    with pytest.raises(ValueError, match="one of the two"):
+    with pytest.raises(ValueError, match="exactly one of"):
         Database()
 
 

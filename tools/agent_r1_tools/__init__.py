@@ -1,8 +1,7 @@
-"""Tools that an agent can call. They know nothing of environments, rewards or tokens.
+"""Tools that an agent can call. They know nothing about environments, rewards or tokens.
 
-`Tool` and `ToolResult` are the contract, `run_tool` and `run_batch` the way to make calls that always answer, and
-`ToolFault` is what a tool raises when its machinery, not the policy, is at fault. `agent_r1_tools.search` has the
-retrievers.
+`Tool` and `ToolResult` are the contract. `run_tool` and `run_batch` make calls and always answer. A tool raises
+`ToolFault` for an infrastructure error, which is not the policy's. `agent_r1_tools.search` has the retrievers.
 """
 
 from agent_r1_tools.calculator import Calculator

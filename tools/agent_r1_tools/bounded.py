@@ -1,4 +1,4 @@
-"""Lines of files that strangers wrote: a line without end, or a small archive of a huge file, fills no memory."""
+"""Bounded reading of untrusted files: an endless line, or a small archive of a huge file, does not fill the memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SHORTEST = 256
 
 
 class TooLargeError(ValueError):
-    """A line, or an unpacked file, is larger than any that is meant well."""
+    """A line or an unpacked file that is larger than the bound."""
 
 
 def bounded_lines(file: IO[AnyStr], path: Path | None = None) -> Iterator[AnyStr]:
-    """The lines of an open file. With `path`, the archive it is unpacked from, all of them together are bounded, too.
+    """Yield the lines of an open file. With `path`, the archive that it is unpacked from, their total is bounded too.
 
     Raises TooLargeError at the line that is too much.
     """
@@ -35,7 +35,7 @@ def bounded_lines(file: IO[AnyStr], path: Path | None = None) -> Iterator[AnyStr
 
 
 def unpacked_bound(path: Path) -> int:
-    """The most characters in a file that is unpacked from this archive."""
+    """Return the maximum number of characters in a file that is unpacked from this archive."""
     return max(ALWAYS, MAX_RATIO * path.stat().st_size)
 
 

@@ -28,7 +28,7 @@ SIGNIFICANT_DIGITS = 12
 
 
 class CalculatorError(ValueError):
-    """The expression cannot be computed; the message says why."""
+    """An expression that cannot be computed; the message says why."""
 
 
 class Calculator(Tool):
@@ -58,7 +58,7 @@ class Calculator(Tool):
 
 
 def calculate(expression: str) -> Number:
-    """The value of an expression: an int where it is exact, else a finite float; a bool for a comparison.
+    """Return the value of an expression: an int if it is exact, else a finite float; a bool for a comparison.
 
     Raises:
         CalculatorError: it is not an expression of this language, or its value is too large or undefined.
@@ -83,7 +83,7 @@ def calculate(expression: str) -> Number:
 
 
 def format_number(value: Number) -> str:
-    """A number as the policy reads it: 5, 0.3, 1e+20, True."""
+    """Format a number for the policy: 5, 0.3, 1e+20, True."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     if isinstance(value, int):
@@ -182,7 +182,7 @@ def _extreme(choose: Callable[[tuple[Number, ...]], Number]) -> Callable[..., Nu
 
 
 def _equal(a: Number, b: Number) -> bool:
-    """Equal, or shown alike: 0.1 + 0.2 == 0.3."""
+    """Return True if two numbers are equal or are shown alike: 0.1 + 0.2 == 0.3."""
     exact = isinstance(a, int) and isinstance(b, int)
     return a == b if exact else math.isclose(a, b, rel_tol=10**-SIGNIFICANT_DIGITS)
 
@@ -250,7 +250,7 @@ _LEADING_ZEROS = re.compile(r"^0+(?=\d)")
 
 
 def normalise(expression: str) -> str:
-    """The expression as Python writes it.
+    """Rewrite an expression as Python writes it.
 
     - `×`, `·` and a lone `x` are `*`, `÷` is `/`, `^` is `**`, `−` and `–` are `-`, `≤ ≥ ≠` are comparisons, `π` is pi,
       square brackets are parentheses; a `$` before a number and a `=` at the end are dropped.
@@ -276,9 +276,9 @@ def normalise(expression: str) -> str:
         in_call = bool(open_at) and open_at[-1][1]
         if not in_call and (grouped := _THOUSANDS.match(text, at)):
             token, kind, end = grouped[1].replace(",", ""), "number", grouped.end()
-        elif found := _TOKEN.match(text, at):
-            kind, end = str(found.lastgroup), found.end()
-            token = found[kind]
+        elif match := _TOKEN.match(text, at):
+            kind, end = str(match.lastgroup), match.end()
+            token = match[kind]
         else:
             raise CalculatorError(f"unknown character {text[at:].strip()[:1]!r}")
         if kind == "number":
@@ -317,7 +317,7 @@ def normalise(expression: str) -> str:
 
 
 def _is_percent(text: str, end: int) -> bool:
-    """Whether the % that ends at `end` means percent, not the remainder."""
+    """Return True if the % that ends at `end` means percent and not the remainder."""
     rest = text[end:].lstrip()
     if not rest or rest[0] in "),*/<>=!" or _OF.match(text, end):
         return True

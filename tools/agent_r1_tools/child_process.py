@@ -1,5 +1,6 @@
-"""A program of ours in a process of its own, which answers requests over pipes: what a hostile request can make slow,
-large or fatal is kept out of this process."""
+"""A program of this package in its own process. It answers requests over pipes.
+
+A hostile request may make that process slow, large or end it. This process is not affected."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Answer = TypeVar("Answer")
 
 
 class Ended(ConnectionError):
-    """The process ended before it had answered.
+    """The process ended before it answered.
 
     Attributes:
         status: its exit status; -n where signal n ended it.
@@ -26,9 +27,11 @@ class Ended(ConnectionError):
 
 
 class ChildProcess:
-    """A process that is started by the first request, and by the next one after it has ended; it ends with this one.
+    """A process that starts with the first request, and again with the next request after it has ended.
 
-    Threads ask in turn, and a fork of this process starts a process of its own. A subclass says what runs, in
+    It ends with this process.
+
+    Threads ask in turn. A fork of this process starts its own process. A subclass names the program in
     `command`. Made once for a program, when its module is imported: it is closed at exit and never collected.
     """
 
@@ -39,7 +42,7 @@ class ChildProcess:
         os.register_at_fork(after_in_child=self.forget)
 
     def command(self) -> list[str]:
-        """The program and its arguments."""
+        """Return the program and its arguments."""
         raise NotImplementedError
 
     def exchange(self, request: bytes, read: Callable[[IO[bytes]], Answer]) -> Answer:
@@ -64,7 +67,7 @@ class ChildProcess:
             end(process)
 
     def forget(self) -> None:
-        """In a fork of this process: the lock and the process are its parent's."""
+        """Forget the lock and the process after a fork: they are the parent's."""
         self.lock = threading.Lock()
         process, self.process = self.process, None
         if process is not None:
@@ -72,14 +75,15 @@ class ChildProcess:
 
 
 def start(command: list[str]) -> subprocess.Popen[bytes]:
-    """A process whose pipes are unbuffered: a fork must find no lock of a buffer locked, and write no half request
-    once more."""
+    """Start a process with unbuffered pipes.
+
+    A fork must not find the lock of a buffer locked, and must not write half a request a second time."""
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=null)
 
 
 def exchange(process: subprocess.Popen[bytes], request: bytes, read: Callable[[IO[bytes]], Answer]) -> Answer:
-    """As `ChildProcess.exchange`; whatever is raised, the process has ended."""
+    """Exchange as `ChildProcess.exchange` does. After any exception the process has ended."""
     assert process.stdin is not None and process.stdout is not None
     try:
         rest = memoryview(request)
@@ -102,7 +106,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def disown(process: subprocess.Popen[bytes]) -> None:
-    """In a fork: a process of the parent's is nothing to wait for or to warn of."""
+    """Forget a process of the parent after a fork: do not wait for it or warn about it."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.close()  # or it would not see its parent end
     process.stdout.close()

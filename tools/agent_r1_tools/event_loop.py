@@ -1,5 +1,6 @@
-"""Event loops in threads of their own, for callers that may have a loop themselves. Imported where one is needed: it
-brings asyncio."""
+"""Event loops in their own threads, for callers that may already run a loop.
+
+Import it only where a loop is needed: it imports asyncio."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _lock = threading.Lock()
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:
-    """This process's loop of that name. What blocks one doesn't hold up another."""
+    """Return this process's loop of that name. A call that blocks one loop does not block another."""
     key = os.getpid(), name
     if key not in _loops:  # without the lock otherwise: a fork may find it locked for ever
         with _lock:

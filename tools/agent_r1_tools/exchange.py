@@ -1,4 +1,4 @@
-"""Requests over HTTP to servers that are trusted with their answer only.
+"""Requests over HTTP to servers that are not trusted.
 
 One deadline holds for a whole exchange, at most so many bytes are read, nothing is unpacked, redirections are not
 followed and cookies not kept. Imported where it is needed: it brings asyncio.
@@ -22,11 +22,11 @@ Answer = tuple[int, str, bytes]
 
 
 class ExchangeError(ConnectionError):
-    """There was no answer."""
+    """A request that got no answer."""
 
 
 class Exchange:
-    """A client for one server. Safe in threads and in forks, which get connections of their own.
+    """A client for one server. It is safe in threads. A fork gets its own connections.
 
     Args:
         seconds: what one exchange may take, from connecting to the last byte.
@@ -79,7 +79,7 @@ class Exchange:
             return response.status_code, coding, bytes(data)
 
     def _client(self) -> Any:
-        """This process's; asked for in the loop's thread only."""
+        """Return this process's client. Call it in the loop's thread only."""
         client = self._clients.get(os.getpid())
         if client is None:
             cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
@@ -100,7 +100,7 @@ def _close(clients: dict[int, Any]) -> Future[None] | None:
 
 
 def is_address(url: str) -> bool:
-    """Whether it is the address of a server, such as "http://127.0.0.1:8000"."""
+    """Return True for the address of a server, such as "http://127.0.0.1:8000"."""
     try:
         parts = urlsplit(url)
         url.encode()

@@ -1,4 +1,4 @@
-"""Functions as tools: plain ones, async ones, and those whose arguments are pydantic models."""
+"""Functions as tools: plain functions, async functions, and functions whose arguments are pydantic models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1_tools.tool import Tool, ToolResult
 
 
 class FunctionTool(Tool):
-    """What `Tool.from_function` makes."""
+    """The tool that `Tool.from_function` returns."""
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class FunctionTool(Tool):
         parameters: dict[str, Any] | None,
     ) -> None:
         if not callable(function):
-            raise TypeError(f"a tool is made of a function (f, and not what f(...) gives), got {function!r:.200}")
+            raise TypeError(f"from_function takes a function (f, and not the result of f(...)), got {function!r:.200}")
         self.function = function
         self.name = name if name is not None else getattr(function, "__name__", "")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):
-            what = f"{self.name!r} cannot be a tool's name ({function!r:.200})"
-            raise ValueError(f"{what}; pass from_function(..., name='my_tool')")
+            refusal = f"{self.name!r} cannot be a tool's name ({function!r:.200})"
+            raise ValueError(f"{refusal}; pass from_function(..., name='my_tool')")
         text, argument_texts = read_docstring(inspect.getdoc(function) or "")
         self.description = description if description is not None else text
         self._models: dict[str, Any] = {}
@@ -43,7 +43,7 @@ class FunctionTool(Tool):
         self.parameters = parameters
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        """Call the function, and wait for it where it is async."""
+        """Call the function, and wait for it if it is async."""
         for name in self._models.keys() & arguments.keys():
             from pydantic import ValidationError
 
@@ -60,7 +60,7 @@ class FunctionTool(Tool):
 
 
 def wait_for(awaitable: Any, timeout: float) -> Any:
-    """What an awaitable gives or raises. One beyond its time, for which nobody waits any more, is cancelled."""
+    """Return or raise the result of an awaitable. It is cancelled when its time is over and no caller waits for it."""
 
     async def bounded() -> Any:
         limit = None if timeout == math.inf else float(timeout) + 1  # `run_tool` says at `timeout` that it is late

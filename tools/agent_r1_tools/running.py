@@ -1,4 +1,4 @@
-"""Making calls: whatever a tool does, `run_tool` and `run_batch` answer."""
+"""Tool calls: whatever a tool does, `run_tool` and `run_batch` return a result."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ MAX_FAULT_CHARS = 300
 WATCHED_CALLS = 10  # the last calls of a tool, of which most must not fail
 
 
-def run_tool(
-    tool: Tool, arguments: Any, *, strict: bool | None = None, thread: OneThread | None = None
-) -> ToolResult:
+def run_tool(tool: Tool, arguments: Any, *, strict: bool | None = None, thread: OneThread | None = None) -> ToolResult:
     """Make one call and always answer.
 
-    Whatever goes wrong (arguments that don't fit, an exception, a timeout, a result of the wrong type) becomes a
-    `ToolResult(ok=False)` whose content the policy can read. What is the machinery's fault has `fault` set as well:
-    `ToolFault`, OSError (but for those that arguments cause, see `is_fault`), a result that says so, and a timeout of a
-    tool with `timeout_is_fault`. The content is bounded by `tool.max_result_chars` and is always encodable: lone
-    surrogates and NUL become U+FFFD. After a timeout the call goes on in a daemon thread (see `at_work`), which keeps
-    nobody from exiting. Only KeyboardInterrupt and SystemExit in the main thread pass through.
+    Every failure (wrong arguments, an exception, a timeout, a result of the wrong type) becomes a
+    `ToolResult(ok=False)` whose content the policy can read. Infrastructure errors set `fault` as well: `ToolFault`,
+    OSError (except those that arguments cause, see `is_fault`), a result with `fault`, and a timeout of a tool with
+    `timeout_is_fault`. The content is bounded by `tool.max_result_chars` and always encodable: lone surrogates and NUL
+    become U+FFFD. After a timeout the call continues in a daemon thread (see `at_work`), which does not block exit.
+    Only KeyboardInterrupt and SystemExit in the main thread pass through.
 
     A tool that fails in most of its last ten calls (raises, runs out of time, returns nonsense) is warned about, once.
 
@@ -70,23 +68,24 @@ def run_batch(tool: Tool, batch: Iterable[Any], *, strict: bool | None = None) -
 
 
 def at_work(tool: Tool) -> bool:
-    """Whether a call that ran out of time is still at work in the tool."""
+    """Return True if a call that ran out of time still runs in the tool."""
     return any(getattr(thread, "left_in", None) is tool for thread in threading.enumerate())
 
 
 def is_strict(strict: bool | None) -> bool:
-    """Whether a tool's own bug is raised: as it was asked for, or else as AGENT_R1_STRICT says. Raises ValueError where
-    that says what nobody knows."""
+    """Return True if a tool's own bug is raised: `strict` decides, or else AGENT_R1_STRICT.
+
+    Raises ValueError for an unknown value of AGENT_R1_STRICT."""
     if strict is not None:
         return strict
-    said = os.environ.get("AGENT_R1_STRICT", "")
-    if said.lower() not in ("", "0", "1", "false", "true"):
-        raise ValueError(f"AGENT_R1_STRICT is 0, 1, true or false, got {said!r}")
-    return said.lower() in ("1", "true")
+    setting = os.environ.get("AGENT_R1_STRICT", "")
+    if setting.lower() not in ("", "0", "1", "false", "true"):
+        raise ValueError(f"AGENT_R1_STRICT must be 0, 1, true or false, got {setting!r}")
+    return setting.lower() in ("1", "true")
 
 
 def describe(error: BaseException) -> str:
-    """An exception in words, also where its own `__str__` is broken."""
+    """Describe an exception, even if its `__str__` is broken."""
     try:
         message = str(error)
     except Exception:
@@ -140,7 +139,7 @@ def _execute_all(tool: Tool, batch: list[dict[str, Any]], strict: bool | None) -
 
 
 def _attempt(tool: Tool, function: Callable[[Any], Any], argument: Any, thread: OneThread | None = None) -> Any:
-    """The outcome of a call: whatever the tool returned, or `_Failed`."""
+    """Make a call and return its outcome: the tool's result, or `_Failed`."""
     thread = None if tool.concurrency_safe else thread
     if tool.timeout == math.inf:
         return _guarded(function if thread is None else partial(thread.run, function), argument)
@@ -185,7 +184,7 @@ def _start(thread: threading.Thread) -> bool:
 
 
 def _checked(tool: Tool, arguments: Any, strict: bool | None) -> tuple[ToolResult | None, Any]:
-    """What is wrong with the arguments, or None, and what the tool gets: an int where its schema says so."""
+    """Check the arguments. Return the error or None, and the arguments with ints where the schema says so."""
     try:
         problem = tool.validate(arguments)
         if problem is None:
@@ -198,7 +197,7 @@ def _checked(tool: Tool, arguments: Any, strict: bool | None) -> tuple[ToolResul
 
 
 def _finish(tool: Tool, outcome: Any, strict: bool | None) -> ToolResult:
-    """A result that is safe to hand on: right types, clean and bounded content."""
+    """Return a safe result: right types, clean and bounded content."""
     if isinstance(outcome, str):
         outcome = ToolResult(outcome)
     if not isinstance(outcome, ToolResult | _Failed):
@@ -221,7 +220,7 @@ def _finish(tool: Tool, outcome: Any, strict: bool | None) -> ToolResult:
 
 
 def _raise_bug(tool: Tool, failed: _Failed, strict: bool | None) -> None:
-    """Raise what a tool raised that is no fault, where that is asked for."""
+    """Raise a tool's exception if it is not an infrastructure error and `strict` asks for it."""
     if failed.error is not None and not failed.fault and is_strict(strict):
         failed.error.add_note(f"raised in a call of the tool {tool.name}, which is strict")
         raise failed.error
@@ -232,7 +231,7 @@ _warned: set[tuple[type, str]] = set()
 
 
 def _watch(tool: Tool, outcome: Any) -> None:
-    """Warn, once, of a tool that fails in most of its last calls: only a policy would read of it."""
+    """Warn once about a tool that fails in most of its last calls. Otherwise only a policy would see it."""
     key = type(tool), tool.name
     calls = _last_calls.get(key) or _last_calls.setdefault(key, deque(maxlen=WATCHED_CALLS))
     failed = isinstance(outcome, _Failed) and not outcome.fault

@@ -1,4 +1,4 @@
-"""JSON schemas: checking arguments against them, and writing them for a function."""
+"""JSON schemas: check arguments, and write the schema of a function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1_tools.text import clean_text
 
 
 class _SchemaKey:
-    """Makes a schema hashable by identity; it holds the schema, so that the identity stays its own."""
+    """A key that makes a schema hashable by identity. It holds the schema, so that the identity stays unique."""
 
     __slots__ = ("schema",)
 
@@ -37,12 +37,12 @@ def _checker(key: _SchemaKey) -> Checker:
 
 
 def checker(schema: dict[str, Any]) -> Checker:
-    """The checker of a schema; made once for each schema object, which must not change afterwards."""
+    """Return the checker of a schema. It is made once per schema object, which must not change afterwards."""
     return _checker(_SchemaKey(schema))
 
 
 class Checker:
-    """Checks arguments against a JSON schema.
+    """A check of arguments against a JSON schema.
 
     jsonschema decides. For flat schemas (properties that have a plain type and nothing else to say) a check by hand
     comes first; it accepts less than jsonschema does and never more, so it only saves the time of asking.
@@ -68,7 +68,7 @@ class Checker:
         return schema["type"] in self._PLAIN_TYPES and schema.keys() <= self._ANNOTATIONS
 
     def surely_valid(self, arguments: dict[str, Any]) -> bool:
-        """True only where jsonschema would agree; False means nothing."""
+        """Return True only if jsonschema would agree. False means nothing."""
         types_of = self._types
         if types_of is None:
             return False
@@ -82,7 +82,7 @@ class Checker:
         return True
 
     def problems(self, arguments: dict[str, Any]) -> list[str]:
-        """The first three things that are wrong; empty where the arguments are valid."""
+        """Return the first three errors; an empty list if the arguments are valid."""
         if not all(isinstance(name, str) for name in arguments):
             return ["argument names must be strings"]
         if self._validator is None:
@@ -95,7 +95,7 @@ class Checker:
 
 
 def _problem(error: Any) -> str:
-    """A jsonschema error in words, without the value where that would be long."""
+    """Describe a jsonschema error, without the value if it is long."""
     where = ".".join(str(part) for part in error.absolute_path)
     if error.validator == "required":
         missing = [name for name in error.validator_value if name not in error.instance]
@@ -119,7 +119,7 @@ def _problem(error: Any) -> str:
 
 
 def kind(schema: Any) -> str:
-    """What a property may be, in a word or two."""
+    """Describe the type of a property in a word or two."""
     if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
         return " or ".join(json.dumps(value) for value in schema["enum"][:8])
     types = schema.get("type", "any") if isinstance(schema, dict) else "any"
@@ -138,14 +138,14 @@ SAYING = frozenset(
 
 
 def check_schema(schema: Any, name: str) -> None:
-    """TypeError where this is no JSON schema of an object, such as the arguments of the tool `name`."""
+    """Raise TypeError unless this is the JSON schema of an object, such as the arguments of the tool `name`."""
     from jsonschema import Draft202012Validator, SchemaError
 
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-        raise TypeError(f"the parameters of {name} are a JSON schema of an object, got {schema!r}")
+        raise TypeError(f"the parameters of {name} must be the JSON schema of an object, got {schema!r}")
     if schema and not SAYING & schema.keys():  # unknown words check nothing
         form = '{"type": "object", "properties": {...}, "required": [...]}'
-        raise TypeError(f"the parameters of {name} are a JSON schema of an object, {form}; got {schema!r:.200}")
+        raise TypeError(f"the parameters of {name} must be the JSON schema of an object, {form}; got {schema!r:.200}")
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError):
@@ -155,7 +155,7 @@ def check_schema(schema: Any, name: str) -> None:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        raise TypeError(f"the parameters of {name} are no JSON schema: {error.message}") from None
+        raise TypeError(f"the parameters of {name} are not a JSON schema: {error.message}") from None
     if text is not None:
         _CHECKED.add(text)
 
@@ -169,7 +169,7 @@ _CHECKED: set[str | None] = set()
 def function_schema(
     function: Callable[..., Any], name: str, texts: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The JSON schema of a function's arguments, and pydantic's `TypeAdapter` of each that holds a model.
+    """Return the JSON schema of a function's arguments, and pydantic's `TypeAdapter` of each that holds a model.
 
     `texts` has descriptions of arguments; those of `Annotated` come first. TypeError where there is no schema.
     """
@@ -196,9 +196,9 @@ def function_schema(
                 schema = _type_schema(hint)
         except TypeError as error:
             raise TypeError(f"parameter {parameter.name!r} of {name}: {error}") from None
-        said = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]  # pydantic skips them
-        if said or (parameter.name in texts and (parameter.name in models or "description" not in schema)):
-            schema["description"] = said[-1] if said else texts[parameter.name]
+        notes = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]  # pydantic skips them
+        if notes or (parameter.name in texts and (parameter.name in models or "description" not in schema)):
+            schema["description"] = notes[-1] if notes else texts[parameter.name]
         if parameter.default is parameter.empty:
             required.append(parameter.name)
         elif isinstance(parameter.default, str | int | float | bool):
@@ -209,8 +209,9 @@ def function_schema(
 
 
 def _holds_model(hint: Any) -> bool:
-    """Whether a type hint names what pydantic makes: a model, a dataclass, an Enum, a TypedDict. pydantic itself is not
-    needed to see that."""
+    """Return True if a type hint names a model, a dataclass, an Enum or a TypedDict, which pydantic makes.
+
+    pydantic itself is not needed to see that."""
     if hasattr(hint, "__pydantic_core_schema__") or hasattr(hint, "__required_keys__"):  # typing_extensions' TypedDict
         return True
     if isinstance(hint, type) and (issubclass(hint, Enum) or dataclasses.is_dataclass(hint)):
@@ -219,7 +220,7 @@ def _holds_model(hint: Any) -> bool:
 
 
 def _model_schema(hint: Any, definitions: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """pydantic's adapter and schema of a type hint. What that refers to is added to `definitions`."""
+    """Return pydantic's adapter and schema of a type hint. Referenced schemas are added to `definitions`."""
     try:
         from pydantic import TypeAdapter
         from pydantic.errors import PydanticUserError
@@ -229,10 +230,10 @@ def _model_schema(hint: Any, definitions: dict[str, Any]) -> tuple[Any, dict[str
         adapter: Any = TypeAdapter(hint)
         schema: dict[str, Any] = adapter.json_schema()
     except PydanticUserError as error:  # a TypedDict of typing, before Python 3.12
-        raise TypeError(f"pydantic takes no {hint!r}: {error.message}") from error
+        raise TypeError(f"pydantic does not accept {hint!r}: {error.message}") from error
     for name, definition in schema.pop("$defs", {}).items():
         if definitions.setdefault(name, definition) != definition:
-            raise TypeError(f"two models are named {name}; give one another name")
+            raise TypeError(f"two models are named {name}; rename one of them")
     return adapter, schema
 
 
@@ -248,7 +249,7 @@ _TYPE_NAMES: dict[Any, str] = {
 
 
 def _type_schema(hint: Any) -> dict[str, Any]:
-    """The JSON schema of a type hint."""
+    """Return the JSON schema of a type hint."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
@@ -286,31 +287,33 @@ _LENGTHS = {"string": "Length", "array": "Items", "object": "Properties"}
 
 
 def _annotation(extra: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """What an entry of `Annotated` says: a text is the description; others (of annotated_types, pydantic, msgspec)
-    have attributes by the same names. What says nothing that we know is left out, as typing asks for."""
+    """Read an entry of `Annotated`. A text is the description.
+
+    Other entries (of annotated_types, pydantic, msgspec) have attributes by the same names. Unknown entries are
+    ignored, as typing asks for."""
     if isinstance(extra, str):
         return {"description": extra}
-    found: dict[str, Any] = {}
+    annotation: dict[str, Any] = {}
     for name in ("description", "documentation", "pattern"):
         if isinstance(text := getattr(extra, name, None), str):
-            found["pattern" if name == "pattern" else "description"] = text
+            annotation["pattern" if name == "pattern" else "description"] = text
     for name, keyword in _BOUNDS.items():
         if isinstance(bound := getattr(extra, name, None), int | float):
-            found[keyword] = bound
+            annotation[keyword] = bound
     types = [option.get("type") for option in (schema, *schema.get("anyOf", ()))]
     for kind, word in _LENGTHS.items():
         if any(kind == of or isinstance(of, list) and kind in of for of in types):
             for name, prefix in (("min_length", "min"), ("max_length", "max")):
                 if isinstance(bound := getattr(extra, name, None), int):
-                    found[prefix + word] = bound
-    return found
+                    annotation[prefix + word] = bound
+    return annotation
 
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?|Attributes):\s*$")
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The text before the first section of a Google-style docstring, and the description of each argument."""
+    """Return the text before the first section of a Google-style docstring, and each argument's description."""
     lead: list[str] = []
     texts: dict[str, str] = {}
     section, current, margin = "", "", 0

@@ -53,9 +53,9 @@ def pack(files: Mapping[str, tuple[int, bytes]]) -> bytes:
 
 
 def part(packed: bytes, folder: str) -> bytes:
-    """What lies in one folder of packed files.
+    """Return the files of one folder of packed files.
 
-    Raises SandboxError where they aren't packed files.
+    Raises SandboxError if they are not packed files.
     """
     try:
         header, _, rest = packed.partition(b"\n")
@@ -118,13 +118,13 @@ class Machine:
         return self._session.call(name, arguments)
 
     def alive(self) -> bool:
-        """Whether its processes run; a machine in which nothing was done has none."""
+        """True if its processes run. A machine that was not used yet has none."""
         return self._session is not None and self._session.alive()
 
     def run(self, command: str, variables: Mapping[str, str] | None = None) -> tuple[str, int | None]:
-        """What a command wrote, cut, and its exit status; None where it ran out of time. All its processes end with it.
+        """Run a command and end its processes. Return its output, cut, and its exit status (None: it ran out of time).
 
-        Raises: CallError where the machine is lost, and its files with it; SandboxError where it doesn't start.
+        Raises: CallError if the machine and its files are lost; SandboxError if it does not start.
         """
         limits = self.limits
         arguments = (command, self.folder, limits.wall_seconds, 4 * limits.output + 4, dict(variables or {}))

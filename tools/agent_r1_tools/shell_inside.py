@@ -1,4 +1,4 @@
-"""What runs inside of the sandbox of the `shell` tool: it runs commands, and packs up their files.
+"""The program inside the sandbox of the `shell` tool. It runs commands and packs their files.
 
 A cell of the sandbox's Python session, as text; standard library only. Its process is number 1 of its namespace, so
 every process whose parent ends becomes its child, it can end them all, and a command's signals reach it only where it
@@ -117,28 +117,28 @@ def pack(folders: list[str], most: int, known: str) -> int | None:
     names: dict[tuple[int, int], str] = {}
     while waiting:
         path, root = waiting.pop()
-        found = os.lstat(path)
-        mode, changed = stat.S_IMODE(found.st_mode), found.st_mtime_ns
-        if stat.S_ISSOCK(found.st_mode):
+        entry = os.lstat(path)
+        mode, changed = stat.S_IMODE(entry.st_mode), entry.st_mtime_ns
+        if stat.S_ISSOCK(entry.st_mode):
             continue
-        first = names.setdefault((found.st_dev, found.st_ino), path)
+        first = names.setdefault((entry.st_dev, entry.st_ino), path)
         if first != path:
             entries.append([path, "same", 0, 0, first])
-        elif stat.S_ISLNK(found.st_mode):
+        elif stat.S_ISLNK(entry.st_mode):
             entries.append([path, "link", mode, changed, os.readlink(path)])
-            left[root] -= found.st_blocks // 8  # a short one has none
-        elif stat.S_ISDIR(found.st_mode):
+            left[root] -= entry.st_blocks // 8  # a short one has none
+        elif stat.S_ISDIR(entry.st_mode):
             if mode & 0o700 != 0o700:
                 os.chmod(path, 0o700)
                 modes.append((path, mode))
             if path not in folders:
                 entries.append([path, "folder", mode, changed, 0])
             waiting += [(f"{path}/{name}", root) for name in sorted(os.listdir(path), reverse=True)]
-        elif stat.S_ISFIFO(found.st_mode):
+        elif stat.S_ISFIFO(entry.st_mode):
             entries.append([path, "pipe", mode, changed, 0])
         else:
-            left[root] -= -(-found.st_size // 4096)
-            if left[root] < 0 or not stat.S_ISREG(found.st_mode):
+            left[root] -= -(-entry.st_size // 4096)
+            if left[root] < 0 or not stat.S_ISREG(entry.st_mode):
                 raise ValueError(f"there is no room for {path}, or it is a device")
             if not mode & 0o400:
                 os.chmod(path, 0o600)

@@ -41,7 +41,7 @@ class Database:
 
     def __post_init__(self) -> None:
         if (self.script is None) == (self.file is None):
-            raise ValueError("a database is a script or a file, one of the two")
+            raise ValueError("a database needs exactly one of script and file")
 
     @property
     def request(self) -> dict[str, str]:
@@ -51,7 +51,7 @@ class Database:
 def same_result(
     database: Database, gold: str, answer: str, mode: str = "rows", others: Sequence[Database] = ()
 ) -> tuple[bool, str]:
-    """Whether a query answers as the gold query does, on the database and on every other one; and if not, why.
+    """Compare a query with the gold query, on the database and on all others. Return the verdict and the reason.
 
     Without others it has to do so on a part of the database too, on which the gold query gives another result (the
     first found of eight that lack some rows of every table): a constant is no answer. "why" is then "", or "no copy"
@@ -137,7 +137,7 @@ def _known(database: Database | None) -> Database:
 
 
 def _answer(reply: dict[str, Any]) -> dict[str, Any]:
-    """The reply to a request in which the policy has no part."""
+    """Return the reply to a request that the policy does not influence."""
     if "error" in reply:
         raise ToolFault(reply["error"])
     return reply
@@ -188,7 +188,7 @@ def ask(request: list[Any]) -> dict[str, Any]:
             elif new:
                 return reply or {"error": f"it ended SQLite (status {status})"}
             process = None
-    raise ToolFault("the process that runs SQL is killed again and again")
+    raise ToolFault("the process that runs SQL was killed twice")
 
 
 def _idle_one() -> subprocess.Popen[bytes] | None:
@@ -218,7 +218,7 @@ def _end_all() -> None:
 
 
 def _forget() -> None:
-    """In a fork of this process: the processes are its parent's."""
+    """Forget the processes after a fork: they are the parent's."""
     global _lanes
     _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)
     for process in _idle:

@@ -24,7 +24,7 @@ _kept: list[Any] = []  # what SQLite has the addresses of
 
 
 def stop() -> bool:
-    """Stop the clock; whether it stands. It goes on where Python lacks ctypes, or SQLite's VFS isn't found."""
+    """Stop the clock. Return False if it still runs: Python lacks ctypes, or SQLite's VFS is not found."""
     for find in WAYS:
         try:
             _replace(find())
@@ -37,8 +37,9 @@ def stop() -> bool:
 
 
 def _replace(address: int) -> None:
-    """Put clocks that stand into the VFS at an address (its fields: sqlite.org/c3ref/vfs.html). Raises ValueError where
-    there is something else."""
+    """Put stopped clocks into the VFS at an address (its fields: sqlite.org/c3ref/vfs.html).
+
+    Raises ValueError if there is no VFS."""
     import ctypes
 
     class VFS(ctypes.Structure):
@@ -72,7 +73,7 @@ def _replace(address: int) -> None:
 
 
 def by_symbol() -> int:
-    """The address of the default VFS, as the library that Python's module is linked to says."""
+    """Return the address of the default VFS, from the library that Python's module is linked to."""
     import _sqlite3
     import ctypes
 
@@ -84,8 +85,10 @@ def by_symbol() -> int:
 
 
 def by_connection() -> int:
-    """The same where the library is linked statically and its names are hidden: the first field of a connection of
-    Python's is SQLite's connection (Modules/_sqlite/connection.h), and the first of that is its VFS (sqliteInt.h)."""
+    """Return the same address if the library is linked statically and its names are hidden.
+
+    The first field of Python's connection is SQLite's connection (Modules/_sqlite/connection.h). The first field of
+    that is its VFS (sqliteInt.h)."""
     import ctypes
 
     if sys.implementation.name != "cpython":

@@ -86,7 +86,7 @@ _steps_left = 0
 
 
 class Refused(Exception):
-    """A query that gives no result; says why."""
+    """A query without a result; the message says why."""
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
@@ -157,13 +157,13 @@ def _lessen(connection: sqlite3.Connection, mutant: int, in_file: bool) -> None:
     share = 50 if mutant % 2 else 20
     for (table,) in connection.execute(tables).fetchall():
         name = _name(table)
-        kept = f"(rowid * 37 + {17 * mutant}) * 61 % 101 >= {share}"
+        condition = f"(rowid * 37 + {17 * mutant}) * 61 % 101 >= {share}"
         try:
             if hide:
-                connection.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {kept}")
+                connection.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {condition}")
                 connection.execute(f"SELECT 1 FROM {name} LIMIT 1")
             else:
-                connection.execute(f"DELETE FROM {name} WHERE NOT ({kept})")
+                connection.execute(f"DELETE FROM {name} WHERE NOT ({condition})")
         except sqlite3.Error:  # a table without rowid stays as it is
             connection.execute(f"DROP VIEW IF EXISTS temp.{name}")
 
@@ -174,7 +174,7 @@ def _name(name: str) -> str:
 
 @contextmanager
 def budget(steps: int, seconds: float) -> Iterator[None]:
-    """Inside, so many steps of SQLite's machine, and seconds of processor time, which end this process."""
+    """Limit the steps of SQLite's machine, and the processor seconds of this process, inside this context."""
     global _steps_left
     _steps_left = steps
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -187,13 +187,13 @@ def budget(steps: int, seconds: float) -> Iterator[None]:
 def run(
     connection: sqlite3.Connection, query: str, rows: int, steps: int = STEPS, seconds: float = CPU_SECONDS
 ) -> tuple[list[str], Rows, bool]:
-    """Columns, at most so many rows, and whether there are more. Raises Refused, or MemoryError."""
+    """Return columns, rows up to a maximum, and True if there are more. Raises Refused or MemoryError."""
     try:
         with budget(steps, seconds):
             cursor = connection.execute(query)
             if cursor.description is None:
                 raise Refused("there is no SELECT in it")
-            found = cursor.fetchmany(rows + 1)
+            fetched = cursor.fetchmany(rows + 1)
             columns = [column[0] for column in cursor.description]
             cursor.close()
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
@@ -205,17 +205,17 @@ def run(
         elif "prohibited" in text or "not authorized" in text:
             text = f"{text}: only SELECT on the tables that schema shows, without PRAGMA or random numbers"
         raise Refused(text) from None
-    return columns, found[:rows], len(found) > rows
+    return columns, fetched[:rows], len(fetched) > rows
 
 
 def schema(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Tables and views with their columns and keys. May use as much as a gold query."""
+    """Return tables and views with their columns and keys. The limits are those of a gold query."""
     connection.set_authorizer(None)
     try:
-        found = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
+        query = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
         tables = []
         with budget(10 * STEPS, 10 * CPU_SECONDS):
-            for (name,) in connection.execute(found).fetchall():
+            for (name,) in connection.execute(query).fetchall():
                 columns = connection.execute(f"PRAGMA table_info({_name(name)})").fetchall()
                 keys = connection.execute(f"PRAGMA foreign_key_list({_name(name)})").fetchall()
                 tables.append(
@@ -240,7 +240,7 @@ def plain(value: Any) -> Any:
 
 
 def equal(gold: Rows, rows: Rows, mode: str) -> bool:
-    """Whether two results are the same.
+    """Return True if two results are equal.
 
     Args:
         mode: "ordered"; "rows", in any order (as Spider's official script); "set", in any order and each once (BIRD's).
@@ -261,7 +261,7 @@ def equal(gold: Rows, rows: Rows, mode: str) -> bool:
 
 
 def same(database: dict[str, str], others: list[dict[str, str]], gold: str, answer: str, mode: str) -> dict[str, Any]:
-    """Whether a query answers as the gold query does: on the database and on others; without others, on part of it."""
+    """Compare a query with the gold query, on the database and on others (without others, on a part of it)."""
     places = [connect(one) for one in (database, *others)]
     first, *_ = _gold(places[0], gold)
     if not others:
@@ -285,7 +285,7 @@ def same(database: dict[str, str], others: list[dict[str, str]], gold: str, answ
 
 
 def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int | None:
-    """The copy on which the gold query gives something else, and rather not nothing; None where there is none."""
+    """Return the copy on which the gold query's result differs, if possible not empty; None if there is none."""
     empty = None
     for mutant in range(MUTANTS):
         try:
@@ -300,7 +300,7 @@ def _choose(database: dict[str, str], gold: str, first: Rows, mode: str) -> int 
 
 
 def _gold(connection: sqlite3.Connection, query: str) -> tuple[Rows, int, float]:
-    """What the gold query gives, and the steps and seconds of processor time that it used. Kept where it is small."""
+    """Return the gold query's result, steps and processor seconds. A small result is cached."""
     key = (connection, query)
     if key in _golds:
         _golds[key] = _golds.pop(key)
@@ -313,16 +313,16 @@ def _gold(connection: sqlite3.Connection, query: str) -> tuple[Rows, int, float]
     if more:
         raise Refused(f"gold: more than {MAX_ROWS} rows")
     used = 10 * STEPS - _steps_left
-    found = rows, used, max(used * CPU_SECONDS / STEPS, time.process_time() - began)
+    result = rows, used, max(used * CPU_SECONDS / STEPS, time.process_time() - began)
     if sum(map(sys.getsizeof, itertools.chain(rows, *rows))) <= GOLD_BYTES:
-        _golds[key] = found
+        _golds[key] = result
         if len(_golds) > GOLDS:
             del _golds[next(iter(_golds))]
-    return found
+    return result
 
 
 def answer(request: list[Any]) -> dict[str, Any]:
-    """What came of a request: {"columns", "rows", "more"}, {"tables"}, {"same"}, or {"error"}."""
+    """Answer a request: {"columns", "rows", "more"}, {"tables"}, {"same"}, or {"error"}."""
     kind, *arguments = request
     try:
         if kind == "same":
@@ -341,7 +341,7 @@ def answer(request: list[Any]) -> dict[str, Any]:
 
 
 def shown(cell: Any, chars: int) -> str:
-    """A cell as the policy reads it."""
+    """Format a cell for the policy."""
     text = "NULL" if cell is None else f"x'{cell[:chars].hex()}'" if isinstance(cell, bytes) else str(cell)
     text = re.sub(r"\s", " ", text[: chars + 1])
     return text if len(text) <= chars else text[:chars] + "..."

@@ -1,4 +1,4 @@
-"""Text that can be encoded and has a bounded length, or can be shown: what tools and environments hand on."""
+"""Text that is encodable and bounded, or printable, as tools and environments pass it on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def as_text(value: Any) -> str:
-    """What a policy reads of a value: text as it is, anything else as JSON. TypeError for what has no such form."""
+    """Return a value as text for the policy: text unchanged, anything else as JSON. Raises TypeError otherwise."""
     if isinstance(value, bytes | bytearray):
         return value.decode(errors="replace")
     if isinstance(value, str):
@@ -36,7 +36,7 @@ def _key(key: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A step towards JSON for what Python's json doesn't know."""
+    """Convert a value that Python's json does not know."""
     if hasattr(value, "model_dump"):  # pydantic
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -64,7 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 def clean_text(text: str, max_chars: int) -> str:
-    """Text of at most `max_chars` characters that can be encoded; what was cut is counted in a marker at the end."""
+    """Return encodable text of at most `max_chars` characters. A marker at the end counts the cut characters."""
     if len(text) > max_chars:
         room = max_chars - len(f"... [{len(text)} characters cut]")
         text = f"{text[:room]}... [{len(text) - room} characters cut]" if room > 0 else text[:max_chars]
@@ -72,7 +72,7 @@ def clean_text(text: str, max_chars: int) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with U+FFFD for lone surrogates, which UTF-8 cannot encode, and for NUL, which ends strings in C."""
+    """Return the text with U+FFFD for lone surrogates (UTF-8 cannot encode them) and for NUL (it ends strings in C)."""
     if not text.isascii():
         text = _SURROGATES.sub("\ufffd", text)
     return text.replace("\0", "\ufffd") if "\0" in text else text
@@ -88,8 +88,8 @@ def printable(text: str) -> str:
 class PrintableMessage(Exception):
     """A base of errors that quote what a stranger wrote: their message is `printable`."""
 
-    def __init__(self, said: object = "") -> None:
-        super().__init__(printable(str(said)))
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 def _escaped(match: re.Match[str]) -> str:

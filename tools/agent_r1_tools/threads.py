@@ -1,4 +1,4 @@
-"""Threads for calls, and one for an episode: what it opens, a connection of sqlite3 say, may serve no other."""
+"""Threads for calls, and one thread per episode: a connection of sqlite3, say, must not serve another thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Work = tuple[Callable[[], None], threading.Event]  # what is to be done, and wha
 
 
 class CallThread(threading.Thread):
-    """Makes calls. `left_in` is the tool of a call that nobody waits for any more, as long as it is at work."""
+    """A thread that makes calls. `left_in` is the tool of an abandoned call while it still runs."""
 
     def __init__(self, name: str) -> None:
         super().__init__(daemon=True, name=name)
@@ -22,7 +22,7 @@ class CallThread(threading.Thread):
         self._lock = threading.Lock()
 
     def give(self, function: Callable[[], None]) -> threading.Event:
-        """Have a function called, which must not raise. The event is set when it has returned."""
+        """Call a function that must not raise. The event is set when it has returned."""
         finished = threading.Event()
         with self._lock:
             self.pending += 1
@@ -30,7 +30,7 @@ class CallThread(threading.Thread):
         return finished
 
     def run(self) -> None:
-        """Do what there is, until None comes."""
+        """Run functions from the queue until None arrives."""
         while (work := self.todo.get()) is not None:
             work[0]()
             with self._lock:
@@ -40,7 +40,7 @@ class CallThread(threading.Thread):
             del work  # it may hold what keeps this thread from being told to end
 
     def leave(self, tool: Any, finished: threading.Event) -> bool:
-        """Note that nobody waits any more. False where the call has just ended."""
+        """Note that no caller waits any more. Return False if the call has just ended."""
         with self._lock:
             if not finished.is_set():
                 self.left_in = tool
@@ -48,7 +48,7 @@ class CallThread(threading.Thread):
 
 
 def start_call(name: str, function: Callable[[], None]) -> tuple[CallThread, threading.Event]:
-    """Have a function called in a thread that ends with it. RuntimeError where the machine has no thread left."""
+    """Call a function in a new thread. Raises RuntimeError if the machine has no thread left."""
     thread = CallThread(name)
     thread.start()
     finished = thread.give(function)
@@ -57,10 +57,10 @@ def start_call(name: str, function: Callable[[], None]) -> tuple[CallThread, thr
 
 
 class OneThread:
-    """Calls functions one after the other, in one daemon thread, which begins when it is needed.
+    """A daemon thread that calls functions one after the other. It starts when it is needed.
 
-    A call that was left goes on in it. Where it has not ended when the next one comes, that one gets a new thread,
-    which is then the one. Copies and pickles have a thread of their own.
+    An abandoned call continues in it. If that call still runs when the next one comes, a new thread takes over. Copies
+    and pickles have their own thread.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class OneThread:
         self._end: Any = None
 
     def start(self, function: Callable[[], None]) -> tuple[CallThread, threading.Event]:
-        """Have a function called. RuntimeError where the machine has no thread left."""
+        """Call a function. Raises RuntimeError if the machine has no thread left."""
         thread = self._thread
         if thread is None or thread.left_in is not None or not thread.is_alive():  # of a fork it isn't
             if self._end is not None:
@@ -79,7 +79,7 @@ class OneThread:
         return thread, thread.give(function)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the function returns, or raises, in the thread. Waits for it as long as it takes."""
+        """Call the function in the thread and wait for it without limit. Return or raise its result."""
         if threading.current_thread() is self._thread:
             return function(*arguments)
         returned: list[Any] = []
@@ -98,7 +98,7 @@ class OneThread:
 
     @property
     def free(self) -> bool:
-        """Whether nothing is under way in the thread."""
+        """Return True if the thread has no work."""
         return self._thread is None or not self._thread.pending
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,5 +106,5 @@ class OneThread:
 
 
 def call_on(thread: OneThread | None, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a thread, or here where that is None."""
+    """Call a function in a thread, or here if the thread is None."""
     return function(*arguments) if thread is None else thread.run(function, *arguments)

@@ -1,13 +1,13 @@
-"""What an agent can call: a `Tool` takes JSON arguments and reports what happened in a `ToolResult`.
+"""The interface of tools: a `Tool` takes JSON arguments and reports what happened in a `ToolResult`.
 
 A tool knows nothing of environments, rewards or tokens: it says what happened, and the environment decides what
 that means. A tool may raise, hang or return nonsense; `run_tool` and `run_batch` (in `running.py`) are the way to call
 it, and they always answer.
 
-What goes wrong is one of two things. A failed call is the policy's: bad arguments, a title that isn't there, code that
-raises, a path that leads nowhere, and any exception of a tool that isn't named here. A fault is the machinery's (a
-server that is down, a lost sandbox) and is never held against the policy: a tool raises `ToolFault`, ConnectionError,
-TimeoutError or another OSError that arguments don't cause, or returns a result with `fault`; see `is_fault`.
+There are two kinds of failure. A failed call is the policy's: bad arguments, an unknown title, code that raises, a
+missing path, and any exception that is not named here. An infrastructure error (`fault`: a server that is down, a lost
+sandbox) never costs the policy anything. A tool reports it by raising `ToolFault`, ConnectionError, TimeoutError or
+another OSError that arguments do not cause, or by a result with `fault`; see `is_fault`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULT_MAX_RESULT_CHARS = 8192
 
 
 class ToolFault(Exception):
-    """A tool could not do its work, through no fault of the arguments: what it depends on is down, lost or broken.
+    """An infrastructure error: a part that a tool depends on is down, lost or broken. The arguments are not the cause.
 
     The message goes to whoever runs the experiment.
 
@@ -75,9 +75,10 @@ POLICY_NAMES = frozenset(
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether an exception says that the machinery is at fault: `ToolFault`, or an OSError that no value which the
-    policy chose brings about (POLICY_ERRORS, POLICY_NUMBERS, POLICY_NAMES, and what is a ValueError too, such as
-    io.UnsupportedOperation). A tool whose arguments have no part in its OSErrors turns them into `ToolFault`."""
+    """Return True if the error is an infrastructure error and not caused by the policy's arguments.
+
+    These are `ToolFault`, and OSErrors outside POLICY_ERRORS, POLICY_NUMBERS and POLICY_NAMES that are not a ValueError
+    too, such as io.UnsupportedOperation. A tool whose arguments never cause OSErrors turns them into `ToolFault`."""
     if not isinstance(error, OSError):
         return isinstance(error, ToolFault)
     if isinstance(error, POLICY_ERRORS) or (type(error) is OSError and error.errno in POLICY_NUMBERS):
@@ -88,13 +89,14 @@ def is_fault(error: BaseException) -> bool:
 
 
 def may_have_run(error: BaseException) -> bool | None:
-    """`ran` of a fault, as `ToolFault` has it. Any other exception doesn't say what was done before it: a connection
-    that nobody took may be the second of a call."""
+    """Return the attribute `ran` of a `ToolFault`.
+
+    Other exceptions do not say what happened before them: a refused connection may be the second one of a call."""
     return error.ran if isinstance(error, ToolFault) else True
 
 
 def check_limits(tool: Tool) -> None:
-    """Raise ValueError where the bounds of a tool's calls would break every call."""
+    """Raise ValueError if the bounds of a tool would break every call."""
     seconds: Any = tool.timeout
     longest: Any = tool.max_result_chars
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
@@ -106,14 +108,14 @@ def check_limits(tool: Tool) -> None:
 
 
 def inner(function: Any) -> Any:
-    """The function inside of a `functools.partial`; any other as it is."""
+    """Return the function inside a `functools.partial`; any other function unchanged."""
     while isinstance(function, partial):
         function = function.func
     return function
 
 
 class _Missing:
-    """Stands for an attribute that a subclass has to set, and says so."""
+    """A placeholder for an attribute that a subclass must set. Reading it raises an error."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -129,18 +131,18 @@ def _missing() -> Any:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What happened in one call.
+    """The result of one call.
 
     Attributes:
-        content: what the policy reads.
-        ok: whether the call did what it is for. A search that finds nothing is ok, one that could not be made is not.
-        data: the same for programs. Failures made by `run_tool` carry `{"error": kind}` with the kind
+        content: the text that the policy reads.
+        ok: True if the call did its work. A search without hits is ok; a search that could not run is not.
+        data: the same information for programs. Failures made by `run_tool` carry `{"error": kind}` with the kind
             "bad_arguments", "timeout", "exception" or "bad_result".
-        done: the tool has nothing more to do, such as a game that is over. What that means is the environment's
-            decision.
-        fault: what broke in the machinery, in a line for people; None where nothing did. `run_tool` makes such a
+        done: the tool has nothing more to do, such as a game that is over. The environment decides what that
+            means.
+        fault: the infrastructure error, in a line for people; None if there was none. `run_tool` makes such a
             result not ok.
-        ran: of a fault, whether the call may have had an effect; see `ToolFault`.
+        ran: for an infrastructure error, True if the call may have had an effect; see `ToolFault`.
     """
 
     content: str
@@ -156,20 +158,20 @@ class ToolResult:
 
 
 class Tool(ABC):
-    """Something that an agent can call by `name` with arguments that fit `parameters`.
+    """A tool that an agent calls by `name` with arguments that fit `parameters`.
 
     Attributes:
-        name: what the policy writes to call it.
-        description: what the policy reads about it.
+        name: the name by which the policy calls it.
+        description: its description for the policy.
         parameters: the JSON schema (type "object") of the arguments; not to be changed after the first call.
-        timeout: seconds that one call (or one `batch_execute`) may take; `math.inf` says that the tool never blocks,
-            and it then runs in the caller's thread, which is much cheaper.
-        concurrency_safe: calls don't influence each other: they may run at the same time, in any threads, and equal
-            calls in a batch may share one execution. False for a tool with a session: every call is executed, in order,
-            and in an environment all calls of an episode are made in one thread.
+        timeout: seconds that one call (or one `batch_execute`) may take. `math.inf`: the tool never blocks. It then
+            runs in the caller's thread, which is much cheaper.
+        concurrency_safe: True if calls do not influence each other. They may run at the same time in any threads, and
+            equal calls in a batch may share one execution. False for a tool with a session: every call is executed in
+            order, and an environment makes all calls of an episode in one thread.
         max_result_chars: the length to which `run_tool` cuts the content, marker included.
-        timeout_is_fault: what a call beyond `timeout` means. False: it was too costly as it was written, a failed call.
-            True: the machinery hangs, a fault; for a tool that bounds by itself what its arguments can cost.
+        timeout_is_fault: the meaning of a call beyond `timeout`. False: the call was too costly and failed. True: an
+            infrastructure error, for a tool that itself bounds the cost of its arguments.
         repeatable: whether a call that faulted may be made again although it may have run: it has no effect (a search),
             or none beyond what `set_state` takes back. None: True where `concurrency_safe`, or where the class has its
             own `get_state`.
@@ -203,12 +205,12 @@ class Tool(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool in the form that chat templates take."""
+        """Return the tool in the form that chat templates take."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
     def validate(self, arguments: Any) -> str | None:
-        """Say what is wrong with the arguments, in a line that the policy can act on, or None where they are right."""
+        """Return an error in a line that the policy can act on, or None if the arguments are right."""
         if not isinstance(arguments, dict):
             return f"arguments must be a JSON object, not {json_type(arguments)}. {self.expected()}"
         check = checker(self.parameters)
@@ -226,7 +228,7 @@ class Tool(ABC):
         return self.concurrency_safe or type(self).get_state is not Tool.get_state
 
     def expected(self) -> str:
-        """One line that lists the parameters."""
+        """Return one line that lists the parameters."""
         required = self.parameters.get("required", [])
         parts = [
             f"{name} ({kind(schema)}{'' if name in required else ', optional'})"
@@ -235,34 +237,34 @@ class Tool(ABC):
         return f"Expected: {', '.join(parts) or 'no arguments'}."
 
     def get_state(self) -> Any:
-        """The state of the tool's session, from which `set_state` can branch; None for a tool without one.
+        """Return the state of the tool's session, from which `set_state` can branch; None for a tool without one.
 
-        A session that can't tell its state raises: a call that may have run is made once, and its fault ends the
-        episode.
+        A session that does not know its state raises. A call that may have run is then made once, and its
+        infrastructure error ends the episode.
         """
         return None
 
     def set_state(self, state: Any) -> None:
-        """Go back to what `get_state` gave; nothing to do for a tool without a session."""
+        """Return to a state of `get_state`. A tool without a session does nothing."""
         return None
 
     def new_session(self) -> bool:
-        """Leave the session to a call that ran out of time, and may still be at work in it, and begin one that this
-        call cannot reach. False where that can't be done: the next episode then waits until the call has ended.
+        """Leave the session to a call that ran out of time and may still run, and begin one that it cannot reach.
 
-        What stands here is enough for a tool without a session.
+        Return False if that is not possible. The next episode then waits until the call has ended. This default is
+        enough for a tool without a session.
         """
         return type(self).set_state is Tool.set_state
 
     def lane(self) -> AbstractContextManager[Any]:
-        """What a call waits for and holds while it is made, such as one of a few processors; its time begins then.
+        """Return a context that a call waits for and holds, such as one of a few processors. Its time begins then.
 
-        Not for a tool with `timeout=math.inf`.
+        It is not used for a tool with `timeout=math.inf`.
         """
         return nullcontext()
 
     def close(self) -> None:
-        """End what runs for the tool's session, such as a process; nothing to do for a tool without one."""
+        """End the tool's session, such as a process. A tool without one does nothing."""
         return None
 
     @classmethod
@@ -287,10 +289,10 @@ class Tool(ABC):
         come as an int where the schema says integer. `parameters` takes its place; the function is then called with the
         arguments by name. An async function runs on an event loop that all of them share, in a thread of its own.
 
-        The function may return a `ToolResult`. Of any other value text is the `content` as it is, everything else as
-        JSON; `data` is the value itself. A function that fetches what the policy names, a host say, catches the errors
-        of that itself: an OSError is a fault of the machinery, except where arguments cause it as a path does that
-        leads nowhere (see `is_fault`).
+        The function may return a `ToolResult`. Any other value becomes the `content`: text unchanged, everything else
+        as JSON; `data` is the value itself. A function that fetches something the policy names, such as a host, must
+        catch its OSErrors: an OSError counts as an infrastructure error, except if arguments cause it, such as a
+        missing path (see `is_fault`).
 
         Args:
             concurrency_safe: None: True, but False for an object that is called, or a method of one: it has its state.

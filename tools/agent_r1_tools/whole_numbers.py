@@ -39,27 +39,27 @@ def _any_whole(value: Any) -> bool:
 
 
 class _Reader:
-    """Reads a value by its schema, and counts its looks."""
+    """A reader of values by their schema that counts its steps."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.root, self.looks = root, 0
 
     def whole(self, schemas: Iterable[Any], value: Any) -> Any:
-        """`value`, for which all of `schemas` hold."""
+        """Convert `value`, for which all of `schemas` hold."""
         if not isinstance(value, list | dict | float) or (isinstance(value, float) and not value.is_integer()):
             return value
-        found = list(self.holding(schemas, value))
-        if not found:
+        same_value = list(self.holding(schemas, value))
+        if not same_value:
             return value
         if isinstance(value, list):
-            return [self.whole([_item(one, place) for one in found], item) for place, item in enumerate(value)]
+            return [self.whole([_item(one, place) for one in same_value], item) for place, item in enumerate(value)]
         if isinstance(value, dict):
-            return {name: self.whole([_property(one, name) for one in found], one) for name, one in value.items()}
-        kinds = {name for one in found for name in _kinds(one, value)}
+            return {name: self.whole([_property(one, name) for one in same_value], one) for name, one in value.items()}
+        kinds = {name for one in same_value for name in _kinds(one, value)}
         return int(value) if "integer" in kinds and "number" not in kinds else value
 
     def holding(self, schemas: Iterable[Any], value: Any) -> Iterator[dict[str, Any]]:
-        """These schemas and those that they name for the same value, each once: one may name itself."""
+        """Return these schemas and all that they reference for the same value, each once, even in a cycle."""
         todo, seen = list(schemas), set()
         while todo:
             self.look()
@@ -76,7 +76,7 @@ class _Reader:
                 todo.append(self.referred(schema["$ref"]))
 
     def may_be(self, option: Any, value: Any) -> bool:
-        """Whether a value has the type that a branch asks for and, of an object, its fields, and what those name."""
+        """Return True if a value has a branch's type and, for an object, its fields and their named values."""
         for _ in range(MOST_REFERENCES):
             self.look()
             if not isinstance(option, dict):
@@ -95,29 +95,29 @@ class _Reader:
             return True
         fields, required = option.get("properties", {}), option.get("required", ())
         self.look(len(fields) + len(required))
-        told = {name: field for name, field in fields.items() if name in value and isinstance(field, dict)}
-        return all(name in value for name in required) and all(self.named(told[name], value[name]) for name in told)
+        stated = {name: field for name, field in fields.items() if name in value and isinstance(field, dict)}
+        return all(name in value for name in required) and all(self.named(stated[name], value[name]) for name in stated)
 
     def named(self, schema: dict[str, Any], value: Any) -> bool:
-        """Whether `enum` and `const` of a schema, where they are there, name a value; no list or object is compared."""
+        """Return True if `enum` and `const` of a schema allow a value. Lists and objects are not compared."""
         if isinstance(value, list | dict):
             return True
         self.look(len(schema.get("enum", ())) // 16)
         return ("const" not in schema or schema["const"] == value) and ("enum" not in schema or value in schema["enum"])
 
     def referred(self, reference: str) -> Any:
-        """What a JSON pointer names; None where it is another kind of reference."""
+        """Return the target of a JSON pointer; None for another kind of reference."""
         self.look(len(reference) // 16)
         if reference != "#" and not reference.startswith("#/"):
             return None
-        found: Any = self.root
+        target: Any = self.root
         try:
             for part in unquote(reference).split("/")[1:]:
                 part = part.replace("~1", "/").replace("~0", "~")
-                found = found[int(part)] if isinstance(found, list) else found[part]
+                target = target[int(part)] if isinstance(target, list) else target[part]
         except (KeyError, IndexError, TypeError, ValueError):
             return None
-        return found
+        return target
 
     def look(self, times: int = 1) -> None:
         self.looks += times
@@ -137,7 +137,7 @@ def _property(schema: dict[str, Any], name: str) -> Any:
 
 
 def _kinds(schema: dict[str, Any], value: float) -> list[str]:
-    """What a schema says that a number is; the values that it names say more than its type."""
+    """Return the type that a schema gives to a number. Its named values say more than its type."""
     named = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
     equal = [one for one in named if type(one) in (int, float) and one == value]
     if equal:

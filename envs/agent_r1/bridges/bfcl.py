@@ -1,4 +1,4 @@
-"""BFCL's multi-turn tasks through bfcl-eval: a user asks one thing after the other, simulated services take calls."""
+"""BFCL's multi-turn tasks through bfcl-eval: a user makes requests, and simulated services run the calls."""
 
 from __future__ import annotations
 
@@ -42,18 +42,37 @@ ADDED = "I have updated some more functions you can choose from. What about now?
 
 
 class BFCLMultiTurnEnv(BridgeEnv):
-    """BFCL's multi-turn tasks: a user asks one thing after the other, and services of a simulated world take calls.
+    """Multi-turn tasks of the Berkeley function calling leaderboard: a user's requests to simulated services.
 
     ## Description
-    Each request may take several calls. A turn without a call says that the request is done (or that it can't be), and
-    the user goes on with the next one, as the task's script has it. In `miss_func` a function that is needed is told
-    only after the request that needs it, in `miss_param` a request lacks what the next one gives, and `long_context`
-    has long files, lists and records.
+    The tasks are those of the
+    [Berkeley function calling leaderboard](https://gorilla.cs.berkeley.edu/leaderboard.html). They come with the
+    package [bfcl-eval](https://pypi.org/project/bfcl-eval/) (Apache-2.0), checked with version 2026.3. A user makes one
+    request after another. Eight simulated services run the calls, for example a file system, a car and a stock broker.
 
-    ## Rewards
-    1 if after each request (but those that can't be done) the services are in the state in which the task's own calls
-    leave them, and all that those calls answered was answered; else 0. The first request of which that isn't so ends
-    the episode, as do more than 20 turns with calls for one.
+    A turn with calls gets their results. A turn without a call says that the request is done, or that it cannot be
+    done. It is checked, and the user makes the next request of the task's script. An `<answer>` to the last request
+    counts as plain text. An `<answer>` to an earlier request gives up.
+
+    The environment needs the extra `bfcl` and the package itself. bfcl-eval pins numpy 1.26 and a dozen SDKs that are
+    not used here. So install it without its dependencies: `pip install --no-deps "bfcl-eval>=2026.3,<2026.4"`.
+
+    ## Tools
+    The tools are the functions of the task's one or two services. In `base` a task has 18 to 39 of the 128 functions.
+    The prompt describes each service once. It does not describe the return values of functions.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"base"` | `"base"`, `"miss_func"`, `"miss_param"` or `"long_context"` |
+    | `max_turns` | `64` | the maximum number of turns |
+    | `max_context_tokens` | `131_072` | the maximum number of tokens in an episode |
+    | `max_action_tokens` | `8_192` | the maximum number of tokens in a turn |
+
+    The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/bfcl_multi_turn.md.
     """
 
     instructions = (

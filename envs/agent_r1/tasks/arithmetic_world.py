@@ -1,8 +1,7 @@
-"""ArithmeticWorld: word problems over a generated world, with nothing to download.
+"""ArithmeticWorld: word problems with new numbers in every task.
 
-Someone has a number of things, and on two or three days in a row it changes ("on Friday she sells 24"). Each day is one
-calculation on the result of the day before. The numbers are drawn anew in every task, so nothing can be learned by
-heart, and a small model that cannot calculate has to let a tool do it.
+Each problem changes a number of things on two or three days in a row. Each day is one calculation on the result of the
+day before. The problems are generated, so nothing has to be downloaded.
 """
 
 from __future__ import annotations
@@ -89,18 +88,33 @@ def generate_task(seed: int, split: str, index: int) -> Task:
 
 
 class ArithmeticWorldEnv(MathematicsEnv):
-    """Word problems over a generated world that is new in every task.
+    """Generated word problems with new numbers in every task.
 
     ## Description
-    Someone has a number of things, and on two or three days in a row the number changes. The policy lets a tool
-    calculate, a day at a time, and answers with the last result.
+    Someone has a number of things. On two or three days in a row the number changes, for example "on Friday she sells
+    24". Each day is one calculation on the result of the day before. The policy calculates with a tool, one day at a
+    time, and answers with the last result.
+
+    The numbers are drawn in every task, so they cannot be learned by heart. A small model cannot calculate. It learns
+    to let a tool do it, one step at a time, and to stop after the last day. Nothing has to be downloaded.
+
+    ## Tools
+    `calculator(expression)` returns the value of an expression. `tools=("python",)` gives `python(code)` instead, and
+    `tools=("calculator", "python")` gives both.
 
     ## Arguments
-    `world_seed` (default 0) picks the family of worlds; a task is a function of (world_seed, split, index). `tools` is
-    ("calculator",) by default, so that nothing beyond the core is needed; "python" by choice. `split`: train, test, or
-    a zero-shot variant: more_steps, larger_numbers, unseen_words, other_phrasings.
 
-    The rest (spaces, rewards, end) is that of mathematics: see docs/environments/arithmetic_world.md.
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `test`, `more_steps`, `larger_numbers`, `unseen_words`, `other_phrasings` |
+    | `world_seed` | `0` | the family of worlds |
+    | `tools` | `("calculator",)` | `"calculator"`, `"python"` or both |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    A task is a function of `world_seed`, split and index. The calculator needs no extra of the package. The other
+    arguments are those of `GSM8KEnv` without `data_dir`.
+
+    Rewards and baselines: docs/environments/arithmetic_world.md.
     """
 
     instructions = (

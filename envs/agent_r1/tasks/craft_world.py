@@ -1,8 +1,7 @@
-"""CraftWorld: crafting by recipes that are new in every task, with nothing to download.
+"""CraftWorld: crafting tasks with recipes that are new in every task.
 
-A goal ("Make 2 lamp.") needs other items, which need others, down to what can simply be got. The recipes are drawn from
-the task's seed, so none can be learned by heart: each has to be looked up, every count worked out, and nothing may be
-left over. The role of TextCraft (arXiv 2311.05772), with recipes and rules of our own.
+The recipes are drawn from the task's seed, so nothing has to be downloaded and no recipe can be learned by heart.
+TextCraft (arXiv 2311.05772) has the same role; the recipes and rules here are ours.
 """
 
 from __future__ import annotations
@@ -238,22 +237,46 @@ def play(task: Task, rng: np.random.Generator | None = None, mistakes: float = 0
 
 
 class CraftWorldEnv(Baselines, ToolEnv):
-    """Crafting by recipes that are new in every task.
+    """Crafting tasks with recipes that are new in every task.
 
     ## Description
-    A goal ("Make 2 lamp.") of depth 1 to 5: what is crafted from things that can be got has depth 1, what needs
-    something of depth 1 has depth 2. The best way has 3 to 20 turns of one call each. The episode ends by itself when
-    the goal is crafted; it is a success if nothing is left over. An `<answer>` gives up.
+    A task asks for a number of pieces of one item, for example "Make 2 lamp.". This item is crafted from other items,
+    and some of these are crafted too. The basic items can be got directly. The recipes are drawn from the task's seed,
+    so a policy cannot learn them by heart. It has to look up recipes and compute counts. Over up to twenty turns it has
+    to remember what is still missing. Nothing has to be downloaded.
+
+    TextCraft ([arXiv 2311.05772](https://arxiv.org/abs/2311.05772)) has the same role. The recipes and rules here are
+    ours:
+
+    - An item of depth 1 is crafted from basic items. An item of depth 2 needs an item of depth 1, and so on.
+    - Goals have depth 1 to 5. The shortest solution has 3 to 20 turns of one call each.
+    - A recipe has one to three ingredients and needs 1 to 3 pieces of each.
+    - Every item is an ingredient of one recipe only. No task needs more than 9 pieces of an item.
+    - In a quarter of the tasks of depth 3 and more, one recipe has two crafted ingredients.
+
+    The episode ends when the goal is made. It is a success if nothing is left over. An `<answer>` gives up.
 
     ## Tools
-    `recipe(item)`, `get(item, count)`, `craft(item, count)`, `inventory()`.
+
+    - `recipe(item)` shows the ingredients of one piece.
+    - `get(item, count)` gets pieces of a basic item.
+    - `craft(item, count)` crafts pieces of an item and uses up the ingredients.
+    - `inventory()` lists the pieces that are there.
 
     ## Arguments
-    `world_seed` (default 0) picks the family of worlds; a task is a function of (world_seed, split, index, depth).
-    `split`: train, test (depth 1 to 3), or a zero-shot variant: depth_4, depth_5, unseen_items, other_phrasings.
-    `depth` (1 to 5): tasks of this depth only.
 
-    Rewards and floors: docs/environments/craft_world.md.
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `test`, `depth_4`, `depth_5`, `unseen_items`, `other_phrasings` |
+    | `depth` | `None` | tasks of this depth only, 1 to 5; `None`: the depths of the split |
+    | `world_seed` | `0` | the family of worlds |
+    | `max_turns` | `30` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    A task is a function of `world_seed`, split, index and `depth`. The splits `depth_4` and `depth_5` only allow their
+    own depth. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/craft_world.md.
     """
 
     instructions = (

@@ -1,8 +1,7 @@
-r"""Mathematics with a calculator and Python: GSM8K and MATH.
+"""Mathematics with a calculator and Python: GSM8K and MATH.
 
-The policy calculates as often as it needs (or turns allow) and answers in `<answer>...</answer>`. `MathematicsEnv`
-holds what all of them share: the tools, what a result means and what an answer is worth. A set of its own only says
-which problems there are.
+The policy calculates as often as it wants, within its turns, and answers in `<answer>...</answer>`. `MathematicsEnv`
+has the tools, the process terms and the judge. A data set only adds its problems.
 """
 
 from __future__ import annotations
@@ -188,39 +187,36 @@ def _written(text: str) -> set[float]:
 
 
 class GSM8KEnv(MathematicsEnv):
-    """Word problems of grade school mathematics, with a whole number as the answer (arXiv 2110.14168).
+    """Word problems of grade school mathematics, each with a number as the answer (GSM8K, arXiv 2110.14168).
 
     ## Description
-    A problem takes two to eight steps of arithmetic. The policy may calculate and run Python, and answers.
+    [GSM8K](https://github.com/openai/grade-school-math) (Cobbe et al. 2021, [arXiv
+    2110.14168](https://arxiv.org/abs/2110.14168)) has problems of two to eight steps of arithmetic. The policy may
+    calculate and run Python in every turn. It ends the episode with `<answer>...</answer>`.
 
-    ## Action space
-    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls of `python(code)` (state is kept within the
-    episode) and `calculator(expression)` are run, at most eight in one turn; else an `<answer>...</answer>` ends the
-    episode.
+    The data is under the MIT licence and is not part of this package. The environment needs the extra `math`. The tool
+    `python` also needs a sandbox. Most Linux systems have one. Elsewhere the extra `python` provides one.
 
-    ## Observation space
-    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+    ## Tools
 
-    ## Rewards
-    At the end equation 6 of Agent-R1, with the verdict of math-verify as the score (`outcome/correct`,
-    `outcome/format`, `outcome/unfinished`). On the way, unless `process_reward=False`: `process/code_ran` +0.05 (once),
-    `process/code_failed` -0.05, `process/unused_result` -0.02 (at the end), `process/malformed_call` -0.1,
-    `process/failed_call` -0.05, `process/repeated_call` -0.05. By choice, `process_reward={"step_found": 1.0}`, also
-    `process/step_found`: that weight x results of the official solution's annotated steps that a call comes to for the
-    first time / all of them; which ones count: docs/environments/gsm8k.md.
+    - `python(code)` runs code like a cell of a notebook. Names are kept until the episode ends.
+    - `calculator(expression)` returns the value of an expression.
 
-    ## Episode end
-    Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
-    `info["metrics"]` then has em (and, where steps are paid, step_recall, the share that was found), and
-    `info["is_success"]` is em = 1. An answer that cannot be read as one expression scores 0; a judge that is broken is
-    a fault (`info["fault"]`).
+    At most eight calls of one turn are run.
 
     ## Arguments
-    `data_dir`, `split` ("train" or "test"), `tools` (("python", "calculator")), `sandbox` ("auto"), and those of
-    `ToolEnv`.
 
-    ## Version history
-    v0: first version.
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"` or `"test"` |
+    | `data_dir` | `None` | the folder with `train.jsonl` and `test.jsonl` |
+    | `tools` | `("python", "calculator")` | one or both of these tools |
+    | `sandbox` | `"auto"` | the sandbox of `python` |
+    | `process_reward` | `True` | `False`: no process terms; a dict: new weights, such as `{"code_ran": 0}` |
+
+    The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/gsm8k.md.
     """
 
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
@@ -283,18 +279,33 @@ class GSM8KEnv(MathematicsEnv):
 
 
 class MATHEnv(GSM8KEnv):
-    r"""Problems of mathematics competitions, with an expression as the answer (arXiv 2103.03874).
+    r"""Problems of mathematics competitions, with an expression as the answer (MATH, arXiv 2103.03874).
 
     ## Description
-    Seven subjects, five levels. The gold answer is what stands in the last `\boxed{}` of the official solution; an
-    answer counts if it is the same expression (`\frac{14}{3}`, `14/3`), also where it stands in `$...$` or a box.
+    [MATH](https://github.com/hendrycks/math) (Hendrycks et al. 2021,
+    [arXiv 2103.03874](https://arxiv.org/abs/2103.03874)) has problems of seven subjects and five levels. The gold
+    answer is the content of the last `\boxed{}` (or `\fbox{}`) of the official solution, as in the official code. An
+    answer is right if it is the same expression, for example `14/3` for `\frac{14}{3}`.
 
-    ## Action space, observation space, rewards, episode end, arguments
-    As in `GSM8KEnv`, without annotated steps; `split` is "train", "test" or "math500" (the 500 problems of arXiv
-    2305.20050).
+    The data is under the MIT licence and is not part of this package. The environment needs the extra `math`. The tool
+    `python` also needs a sandbox. Most Linux systems have one. Elsewhere the extra `python` provides one.
 
-    ## Version history
-    v0: first version.
+    ## Tools
+    `python(code)` and `calculator(expression)`, as in `GSM8KEnv`.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"test"` or `"math500"` |
+    | `data_dir` | `None` | the folder with the files of the splits |
+    | `tools` | `("python", "calculator")` | one or both of these tools |
+    | `sandbox` | `"auto"` | the sandbox of `python` |
+    | `process_reward` | `True` | `False`: no process terms; a dict: new weights |
+
+    The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/math.md.
     """
 
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test", "math500": "math500"}

@@ -1,8 +1,8 @@
 """Programming: HumanEval and MBPP as iterative debugging over turns.
 
-The policy is asked for a function. It may try code (`python`) and run its program against the tests of the prompt
-(`run_tests`), reads what fails, repairs, and answers with the whole program. The official tests decide; the policy
-never sees them. `judges.programs` runs both.
+The policy writes a function. It may try code (`python`) and run its program against the tests of the prompt
+(`run_tests`). It reads the failures, repairs the program, and answers with the whole program. The official tests
+decide, and the policy never sees them. `judges.programs` runs both.
 """
 
 from __future__ import annotations
@@ -173,35 +173,38 @@ _FUTURE = re.compile(
 
 
 class HumanEvalEnv(ProgrammingEnv):
-    """Python functions from a signature and a docstring (arXiv 2107.03374).
+    """Python functions from a signature and a docstring (HumanEval, arXiv 2107.03374).
 
     ## Description
-    164 problems. The prompt is the beginning of a program; the examples of its docstring are the tests that
-    `run_tests` runs. The answer is the whole program, the function, or its body.
+    [HumanEval](https://github.com/openai/human-eval) (Chen et al. 2021,
+    [arXiv 2107.03374](https://arxiv.org/abs/2107.03374)) has 164 problems. The prompt is the beginning of a program: a
+    signature and a docstring. The policy tries code, runs its program against the examples of the docstring, and
+    repairs it over several turns. The answer is the whole program, the function, or the body of the function. The
+    official tests decide.
 
-    ## Action space
-    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls of `python(code)` (state is kept within the
-    episode) and `run_tests(code)` are run, at most eight in one turn; else an `<answer>...</answer>` ends the episode.
+    The data is under the MIT licence and is not part of this package. The environment needs a sandbox. Most Linux
+    systems have one; bubblewrap runs all of Python. Elsewhere the extra `python` provides a sandbox.
 
-    ## Observation space
-    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+    ## Tools
 
-    ## Rewards
-    At the end equation 6 of Agent-R1, with 1 for a program that passes all official tests as the score
-    (`outcome/tests_passed`, `outcome/format`, `outcome/unfinished`). On the way, unless `process_reward=False`:
-    `process/tests_passed` 0.3 x newly passed official tests that the prompt does not show / all of them,
-    `process/error_removed` +0.05, `process/malformed_call` -0.1, `process/failed_call` -0.05,
-    `process/repeated_call` -0.05.
+    - `python(code)` runs code like a cell of a notebook. Names are kept until the episode ends.
+    - `run_tests(code)` runs a whole program against the tests of the prompt.
 
-    ## Episode end
-    Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
-    `info["metrics"]` then has em (all official tests pass) and shown_tests_passed; `info["is_success"]` is em = 1.
+    At most eight calls of one turn are run.
 
     ## Arguments
-    `data_dir`, `split` ("test"), `tools` (("python", "run_tests")), `sandbox` ("auto"), and those of `ToolEnv`.
 
-    ## Version history
-    v0: first version.
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"test"` | the only split |
+    | `data_dir` | `None` | the folder with `HumanEval.jsonl.gz` (or unpacked) |
+    | `tools` | `("python", "run_tests")` | one or both of these tools |
+    | `sandbox` | `"auto"` | the sandbox in which code runs |
+    | `process_reward` | `True` | `False`: no process terms; a dict: new weights, such as `{"tests_passed": 0.5}` |
+
+    The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/humaneval.md.
     """
 
     splits: ClassVar[Mapping[str, str]] = {"test": "test"}
@@ -221,20 +224,39 @@ class HumanEvalEnv(ProgrammingEnv):
 
 
 class MBPPEnv(ProgrammingEnv):
-    """Mostly basic Python problems: a function from one sentence (arXiv 2108.07732).
+    """Mostly basic Python problems: a function from one sentence (MBPP, arXiv 2108.07732).
 
     ## Description
-    974 problems in four splits. The prompt has the sentence and the first `shown_tests` (1) asserts of the official
-    test, which name the function; `run_tests` runs these. All asserts decide.
+    [MBPP](https://github.com/google-research/google-research/tree/master/mbpp) (Austin et al. 2021,
+    [arXiv 2108.07732](https://arxiv.org/abs/2108.07732)) has 974 problems. The prompt has one sentence and the first
+    `shown_tests` asserts of the official test, because an assert names the function. The policy runs its program
+    against these asserts and repairs it over several turns. The answer is the whole program. All official asserts
+    decide.
 
-    ## Action space, observation space, rewards, episode end
-    As in `HumanEvalEnv`.
+    The data is under CC BY 4.0 and is not part of this package. The environment needs a sandbox. Most Linux systems
+    have one; bubblewrap runs all of Python. Elsewhere the extra `python` provides a sandbox.
+
+    ## Tools
+
+    - `python(code)` runs code like a cell of a notebook. Names are kept until the episode ends.
+    - `run_tests(code)` runs a whole program against the asserts of the prompt.
+
+    At most eight calls of one turn are run.
 
     ## Arguments
-    `shown_tests` (1); `split` is "train", "validation", "test" or "prompt"; the rest as in `HumanEvalEnv`.
 
-    ## Version history
-    v0: first version.
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"validation"`, `"test"` or `"prompt"` |
+    | `data_dir` | `None` | the folder with `mbpp.jsonl` |
+    | `shown_tests` | `1` | the number of official asserts in the prompt, at least 1 |
+    | `tools` | `("python", "run_tests")` | one or both of these tools |
+    | `sandbox` | `"auto"` | the sandbox in which code runs |
+    | `process_reward` | `True` | `False`: no process terms; a dict: new weights |
+
+    The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/mbpp.md.
     """
 
     splits: ClassVar[Mapping[str, str]] = {name: name for name in ("train", "validation", "test", "prompt")}

@@ -1,8 +1,8 @@
 """Multi-hop question answering with a search tool: HotpotQA, 2WikiMultihopQA and MuSiQue.
 
-The policy gets a question, searches as often as it needs (or turns allow) and answers in `<answer>...</answer>`.
-`QuestionAnsweringEnv` holds what all of them share: the corpora, what a search result means and what an answer is
-worth. A set of its own only says which questions there are.
+The policy gets a question, searches as often as it wants within its turns, and answers in `<answer>...</answer>`.
+`QuestionAnsweringEnv` has the corpora, the process terms and the score of an answer. A data set only adds its
+questions.
 """
 
 from __future__ import annotations
@@ -307,53 +307,69 @@ class MultihopQAEnv(QuestionAnsweringEnv):
 
 
 class HotpotQAEnv(MultihopQAEnv):
-    """Questions over two Wikipedia paragraphs, in the distractor setting (arXiv 1809.09600).
+    """Questions over two Wikipedia paragraphs, in the distractor setting (HotpotQA, arXiv 1809.09600).
 
     ## Description
-    A question needs two gold paragraphs: a bridge from one to the other, or a comparison of the two. The policy
-    searches them among ten (`corpus="own"`), or in a larger corpus, and answers.
+    A question of [HotpotQA](https://hotpotqa.github.io) (Yang et al. 2018,
+    [arXiv 1809.09600](https://arxiv.org/abs/1809.09600)) needs two gold paragraphs: a bridge from one to the other, or
+    a comparison of the two. The policy searches among ten paragraphs, or in a larger corpus, as often as its turns
+    allow. It ends the episode with `<answer>...</answer>`. The prompt has the instructions, the tools' schemas and the
+    question. Paragraphs only come through tools.
 
-    ## Action space
-    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls of `search(query)` are run, at most eight in
-    one turn; else an `<answer>...</answer>` ends the episode.
+    The data is under CC BY-SA 4.0 and is not part of this package. The environment needs the extra `search`.
 
-    ## Observation space
-    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+    ## Tools
 
-    ## Rewards
-    At the end equation 6 of Agent-R1: the exact match (0 or 1, official normalisation) if the last turn has exactly
-    one non-empty answer and no call was malformed; -0.5 if one of these is wrong; -1 if both are
-    (`outcome/exact_match`, `outcome/format`, `outcome/unfinished`). On the way, unless `process_reward=False`:
-    `process/support_found` 0.3 x newly found gold paragraphs / all gold paragraphs, `process/malformed_call` -0.1,
-    `process/failed_call` -0.05, `process/repeated_call` -0.05.
+    - `search(query)` returns up to `top_k` passages, best first.
+    - `lookup(title)` returns the passages with this title. It is optional: `tools=("search", "lookup")`.
 
-    ## Episode end
-    Terminated by an answer; truncated when turns (`max_turns`) or context (`max_context_tokens`) run out.
-    `info["metrics"]` then has em, f1, support_recall and tool_bugs; `info["is_success"]` is em = 1.
+    At most eight calls of one turn are run.
 
     ## Arguments
-    `data_dir`, `split` ("train", "dev" or "validation"), `corpus` ("own", "pooled", a file, an address, a
-    `Retriever`), `top_k` (5), `tools` (("search",); "lookup" by choice), and those of `ToolEnv`.
 
-    ## Version history
-    v0: first version.
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"` or `"dev"` (also `"validation"`) |
+    | `data_dir` | `None` | the folder with the data files |
+    | `corpus` | `"own"` | the searched passages (below) |
+    | `top_k` | `5` | the maximum number of passages in a search result |
+    | `tools` | `("search",)` | `"search"`, `"lookup"` or both |
+    | `process_reward` | `True` | `False`: no process terms; a dict: new weights, such as `{"support_found": 0.5}` |
+
+    `corpus` is one of these:
+
+    - `"own"`: the paragraphs of the question;
+    - `"pooled"`: the paragraphs of all questions of the split;
+    - a file of JSON lines with `title` and `text`;
+    - the address of a retrieval server, or a `Retriever`; both without `lookup`.
+
+    The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/hotpotqa.md.
     """
 
     data_set: ClassVar[str] = "hotpotqa"
 
 
 class TwoWikiMultihopQAEnv(MultihopQAEnv):
-    """Questions over two to four Wikipedia paragraphs, made from relations of Wikidata (arXiv 2011.01060).
+    """Questions over two to four Wikipedia paragraphs, made from Wikidata (2WikiMultihopQA, arXiv 2011.01060).
 
     ## Description
-    Compositional, inference, comparison and bridge-comparison questions, each with ten paragraphs of which two or four
-    are gold. Where the folder has the official id_aliases.json, an answer may be any alias of the gold answer.
+    [2WikiMultihopQA](https://github.com/Alab-NII/2wikimultihop) (Ho et al. 2020,
+    [arXiv 2011.01060](https://arxiv.org/abs/2011.01060)) has compositional, inference, comparison and bridge-comparison
+    questions, made from relations of Wikidata. Two or four of the ten paragraphs of a question are gold. The policy
+    searches and answers as in HotpotQA.
 
-    ## Action space, observation space, rewards, episode end, arguments
-    As in `HotpotQAEnv`.
+    The data is under Apache-2.0 and is not part of this package. The environment needs the extra `search`.
 
-    ## Version history
-    v0: first version.
+    ## Tools
+    `search(query)` and, optionally, `lookup(title)`, as in `HotpotQAEnv`.
+
+    ## Arguments
+    The arguments are those of `HotpotQAEnv`. The folder `data_dir` has `train.json` and `dev.json`. If it also has the
+    official `id_aliases.json`, any alias or demonym of the gold answer is right.
+
+    Rewards and baselines: docs/environments/2wikimultihopqa.md.
     """
 
     data_set: ClassVar[str] = "2wikimultihopqa"

@@ -332,7 +332,7 @@ def test_a_server_that_is_killed_again_and_again_is_a_fault_of_its_episode_alone
     with monkeypatch.context() as patch:
         patch.setattr(child_process, "exchange", killed)
         total, terminated, info = play(lost, [right if where == "judge" else calls(lost, "SELECT 1")])
-    assert info["fault"].startswith(f"{where}: ") and "killed again and again" in info["fault"]
+    assert info["fault"].startswith(f"{where}: ") and "was killed twice" in info["fault"]
     assert info["truncation_reason"] == "fault" and (total, terminated, info["is_success"]) == (0.0, False, False)
     assert play(other, [calls(other), right])[2]["is_success"]
     assert answered(lost, lost.task.answers[0])[2]["is_success"]

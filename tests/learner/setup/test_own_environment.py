@@ -243,7 +243,7 @@ def test_mistakes_end_with_one_line(learn, policy_folder, script, words, message
 def test_a_variable_that_nobody_knows_ends_with_one_line(learn, policy_folder, monkeypatch):
     monkeypatch.setenv("AGENT_R1_STRICT", "off")
     words = ["--env-id", "echo_world:Mine/Echo-v0", "--model", policy_folder, "--tokenizer", "byte", "--no-cuda"]
-    with pytest.raises(SystemExit, match="AGENT_R1_STRICT is 0, 1, true or false, got 'off'"):
+    with pytest.raises(SystemExit, match="AGENT_R1_STRICT must be 0, 1, true or false, got 'off'"):
         learn("evaluate_llm", *words)
 
 

@@ -390,7 +390,7 @@ def test_a_list_that_is_none_is_refused(make: Any, what: str, said: str) -> None
 
 
 def test_a_thousand_tools_are_for_their_user_to_choose_from(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"1000 tools, more than 128; choose some by only=\[...\]: tool0, tool1, "):
+    with pytest.raises(ValueError, match=r"1000 tools, more than 128; choose some with only=\[...\]: tool0, tool1, "):
         make(plain("thousand"))
     tools = make(plain("thousand"), only=["tool999", "tool3"])
     assert list(tools) == ["tool3", "tool999"] and run_tool(tools["tool3"], {}).content == "said"

@@ -1,4 +1,4 @@
-"""MCP: the tools of any server of the Model Context Protocol, in the policy's hands."""
+"""MCP: the tools of any server of the Model Context Protocol, for the policy."""
 
 from agent_r1_tools.mcp.server import MCPServer, MCPTool
 

@@ -1,4 +1,4 @@
-"""A session with an MCP server, which lives on an event loop that all of them share."""
+"""A session with an MCP server. All sessions share one event loop."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MAX_LISTED = 10_000
 
 
 class Lost(Exception):
-    """The server is gone, or never answered. `ran`: whether it may have done what it was asked, as in `ToolFault`."""
+    """A server that is gone or never answered. `ran`: True if it may have executed the request, as in `ToolFault`."""
 
-    def __init__(self, why: str, ran: bool | None = True) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, ran: bool | None = True) -> None:
+        super().__init__(reason)
         self.ran = ran
 
 
 class Late(Exception):
-    """There was no result in time. `args[0]`: whether the session goes on."""
+    """A result that did not arrive in time. `args[0]`: True if the session continues."""
 
 
 class Connection:
-    """A session with one server, from its beginning to its end. Its calls may be made in any thread.
+    """A session with one server, from beginning to end. Any thread may make its calls.
 
     Raises Lost where it doesn't begin within `seconds`.
     """
@@ -50,19 +50,19 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether it is of this process, and the server still there, as far as one knows."""
+        """True if the session belongs to this process and the server seems to run."""
         running = self._task is not None and not self._task.done() and not self.notes.ended
         return running and self.pid == os.getpid()
 
     def call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:
-        """What a tool of the server answers: a `CallToolResult` of the SDK.
+        """Call a tool of the server and return its answer, a `CallToolResult` of the SDK.
 
         Raises: Lost; Late; `MCPError`, the server's own; ValueError for an answer that can't be read.
         """
         return self._wait(self._call(name, arguments, seconds))
 
     def list_tools(self, seconds: float) -> list[Any]:
-        """The tools that the server offers. Raises as `call`."""
+        """Return the tools that the server offers. Raises as `call` does."""
         return self._wait(self._list(seconds))
 
     def end(self) -> None:
@@ -71,7 +71,7 @@ class Connection:
             self._wait(self._finish(self._task))
 
     def abandon(self) -> None:
-        """End it at once, and wait for nothing: when nobody has it any more, or at exit."""
+        """End it at once without waiting: when it is garbage, or at exit."""
         if self.pid == os.getpid():
             if self.notes.group is not None:
                 signal_group(self.notes.group, signal.SIGKILL)
@@ -165,7 +165,7 @@ class Connection:
             raise Lost(describe(error), fate.ran) from None
 
     async def _answers(self) -> bool:
-        """Whether the server still answers."""
+        """Return True if the server still answers."""
         from mcp import MCPError
         from mcp_types import EmptyResult, PingRequest
 
@@ -209,5 +209,5 @@ def _words(error: BaseException) -> str:
 
 
 def _code(error: BaseException) -> Any:
-    """The number of an error of the server's."""
+    """Return the number of the server's error."""
     return next((leaf.code for leaf in _leaves(error) if hasattr(leaf, "code")), None)

@@ -1,4 +1,4 @@
-"""What an MCP server offers and answers: read, bounded, and refused where it makes no tool."""
+"""Reading of an MCP server's offers and answers. They are bounded; an offer that makes no tool is rejected."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Offer:
 
 
 def read_offer(tool: Any, prefix: str = "", fixed: Collection[str] = ()) -> Offer:
-    """A tool as the SDK lists it, without the arguments that are `fixed`.
+    """Read a tool as the SDK lists it, without the arguments in `fixed`.
 
-    Raises ValueError (TypeError for what is no schema) that says why it can't be taken.
+    Raises ValueError (TypeError if it is no schema); the message says why it is rejected.
     """
     name = prefix + re.sub(r"[^A-Za-z0-9_-]", "_", str(tool.name))
     name = name if re.match(r"[A-Za-z_]", name) else f"_{name}"
@@ -75,24 +75,24 @@ _KEPT = (
 
 
 def checked(schema: Any) -> dict[str, Any]:
-    """The part of a schema that takes little time to check: no patterns, no references, no branches."""
+    """Return the part of a schema that is quick to check: no patterns, no references, no branches."""
     if not isinstance(schema, dict):
         return {}
     if "$ref" in schema:  # what stands beside it may be meant to be read together with it
         return {}
-    kept = {key: schema[key] for key in _KEPT if key in schema}
+    supported = {key: schema[key] for key in _KEPT if key in schema}
     if isinstance(schema.get("items"), dict):
-        kept["items"] = checked(schema["items"])
+        supported["items"] = checked(schema["items"])
     if isinstance(schema.get("properties"), dict):
-        kept["properties"] = {key: checked(value) for key, value in schema["properties"].items()}
+        supported["properties"] = {key: checked(value) for key, value in schema["properties"].items()}
     if schema.get("additionalProperties") is False and "patternProperties" not in schema:
-        kept["additionalProperties"] = False
-        kept.setdefault("properties", {})
-    return kept
+        supported["additionalProperties"] = False
+        supported.setdefault("properties", {})
+    return supported
 
 
 def result_text(content: list[Any], structured: Any) -> str:
-    """What a policy reads of a result: its texts, and a word on what is none."""
+    """Return the text of a result for the policy, and a short note for each part that is no text."""
     parts: list[str] = []
     for block in content:
         resource = getattr(block, "resource", block)
@@ -106,7 +106,7 @@ def result_text(content: list[Any], structured: Any) -> str:
 
 
 def _plain(schema: Any) -> Any:
-    """A schema whose branches are objects: true and false are schemas, too, and few readers know that."""
+    """Return a schema whose branches are objects. True and false are schemas too, but few readers know that."""
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}
     for key in ("anyOf", "oneOf", "allOf"):
@@ -116,7 +116,7 @@ def _plain(schema: Any) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """How deep JSON is nested; it may be very deep."""
+    """Return the depth of nested JSON. It may be very deep."""
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:
         level = [

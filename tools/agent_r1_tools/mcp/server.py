@@ -79,17 +79,17 @@ class MCPServer:
     ) -> None:
         _check_sdk()
         if (command is None) == (url is None):
-            raise ValueError("an MCP server has a command or a url, one of the two")
+            raise ValueError("an MCP server needs exactly one of command and url")
         if url is not None and (not url.startswith(("http://", "https://")) or env or cwd):
             raise ValueError(f"an MCP server's url begins with http:// or https://, without env or cwd; got {url!r}")
         words = shlex.split(command) if isinstance(command, str) else list(command or ())
         if url is None and (not words or headers or not all(isinstance(word, str) and word for word in words)):
             raise ValueError(f"an MCP server's command is a program with its arguments, without headers; got {command}")
         if session not in SESSIONS:
-            raise ValueError(f"session is one of {', '.join(map(repr, SESSIONS))}, got {session!r}")
+            raise ValueError(f"session must be one of {', '.join(map(repr, SESSIONS))}, got {session!r}")
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
             if not 0 < seconds < math.inf:
-                raise ValueError(f"{name} is a positive number of seconds, got {seconds!r}")
+                raise ValueError(f"{name} must be a positive number of seconds, got {seconds!r}")
         place = None if cwd is None else os.fspath(cwd)
         self.address = Address(tuple(words), _frozen(env), place, url, _frozen(headers))
         self.session = session
@@ -104,7 +104,7 @@ class MCPServer:
     def tools(
         self, only: Collection[str] | None = None, *, skip: Collection[str] = (), prefix: str = ""
     ) -> list[MCPTool]:
-        """The tools that the server offers, in its order; it is asked once for a process.
+        """Return the server's tools in its order. The server is asked once per process.
 
         Args:
             only: the names of those to take, as the server knows them. None: all.
@@ -124,20 +124,20 @@ class MCPServer:
         taken = [tool for tool in listed if (only is None or tool.name in only) and tool.name not in skip]
         if len(taken) > MAX_TOOLS:
             problem = f"{self} offers {len(taken)} tools, more than {MAX_TOOLS}"
-            raise ValueError(f"{problem}; choose some by only=[...]: {shown}")
+            raise ValueError(f"{problem}; choose some with only=[...]: {shown}")
         tools: list[MCPTool] = []
         problems: list[str] = []
         for tool in taken:
             try:
                 offer = read_offer(tool, prefix, self.fixed)
                 if any(offer.name == other.name for other in tools):
-                    raise ValueError("another one has this name, too")
+                    raise ValueError("another tool has this name too")
                 tools.append(MCPTool(self, offer))
             except (TypeError, ValueError, RecursionError) as error:
                 problems.append(clean_text(printable(f"{tool.name!r} ({error})"), 300))
         if problems:
             shown = clean_text("; ".join(problems), 2000)
-            raise ValueError(f"tools of {self} that can't be taken, leave them out by skip=[...]: {shown}")
+            raise ValueError(f"these tools of {self} cannot be used; leave them out with skip=[...]: {shown}")
         self._known = {tool.name: frozenset(tool.input_schema.get("properties", {})) for tool in listed}
         return tools
 
@@ -160,7 +160,7 @@ class MCPServer:
             return self._exchange(self._connected(), name, sent, self._log)
 
     def close(self) -> None:
-        """End the session, and the process; a later call begins anew."""
+        """End the session and the process. A later call starts a new one."""
         with self._lock:
             self._end()
             self._log = []
@@ -171,7 +171,7 @@ class MCPServer:
     # ------------------------------------------------------------------ for its tools
 
     def get_state(self) -> Any:
-        """The calls of the session, which is its state. Raises RuntimeError where they can't be made again."""
+        """Return the calls of the session, which are its state. Raises RuntimeError if they cannot be made again."""
         if self.session == "shared":
             return None
         if self.session == "episode" and self._log:
@@ -179,14 +179,14 @@ class MCPServer:
         return list(self._log)
 
     def set_state(self, state: Any) -> None:
-        """Go back to a session in which these calls were made; none for None. They are made when they are needed."""
+        """Return to a session in which these calls were made (None: no calls). They are made when they are needed."""
         if self.session != "shared" and self._log != (state or []):
             with self._lock:
                 self._end()
                 self._log = list(state or [])
 
     def renew(self) -> None:
-        """Leave the session to a call that is still at work in it."""
+        """Leave the session to a call that still runs in it."""
         connection, self._connection = self._connection, None
         self._locks, self._log = {}, []
         if connection is not None:
@@ -211,7 +211,7 @@ class MCPServer:
         return _LISTS[self.address]
 
     def _connected(self) -> Connection:
-        """The session, in which the calls of the log were made."""
+        """Return the session, after the calls of the log were made in it."""
         if self._connection is not None and self._connection.alive:
             return self._connection
         if self._log and self.session == "episode":
@@ -265,8 +265,9 @@ class MCPServer:
         return result
 
     def _anew(self, connection: Connection, failed: ToolResult) -> ToolResult:
-        """The result of a call that was too much for the server, after which there is a new session. Raises ToolFault
-        where there is none: the server is down, which is no call's fault."""
+        """Return the result of a call that the server could not finish, and begin a new session.
+
+        Raises ToolFault if no new session begins: then the server is down, and the call is not the cause."""
         with self._lock:
             if self._connection is connection:  # or others have seen it, too
                 connection.abandon()
@@ -277,11 +278,11 @@ class MCPServer:
                     self._connected()
                 except ToolFault as fault:
                     raise ToolFault(str(fault), ran=True) from None
-        kept = {"episode": "; what it kept is lost", "replay": "; all is as it was before the call", "shared": ""}
-        return replace(failed, content=f"{failed.content}. The server was started anew{kept[self.session]}")
+        outcome = {"episode": "; what it kept is lost", "replay": "; all is as it was before the call", "shared": ""}
+        return replace(failed, content=f"{failed.content}. The server was started anew{outcome[self.session]}")
 
     def _ask(self, connection: Connection, name: str, sent: dict[str, Any]) -> ToolResult:
-        """The result of a call. Raises Lost and Late."""
+        """Make a call and return its result. Raises Lost and Late."""
         from mcp_types import INVALID_PARAMS
 
         try:
@@ -318,7 +319,7 @@ class MCPTool(Tool):
         self.timeout = 3 * server.timeout + 4 * (server.start_timeout + END_SECONDS)
 
     def validate(self, arguments: Any) -> str | None:
-        """What is plainly wrong with the arguments; the server checks the rest."""
+        """Return an error for arguments that are clearly wrong, else None. The server checks the rest."""
         if not isinstance(arguments, dict):
             return super().validate(arguments)
         problems = checker(self.offer.checked).problems(arguments)

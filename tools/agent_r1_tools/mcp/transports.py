@@ -1,4 +1,4 @@
-"""How messages get to an MCP server and back, bounded: over the pipes of a process, or over HTTP.
+"""Bounded transports to an MCP server and back: the pipes of a process, or HTTP.
 
 The SDK's own transports keep a message of any size in memory, and a server may write without end.
 """
@@ -34,7 +34,7 @@ TOO_LARGE = -31999
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is: a command, or a URL."""
+    """The address of a server: a command or a URL."""
 
     command: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
@@ -64,7 +64,7 @@ FATE: ContextVar[Fate] = ContextVar("FATE")
 
 @dataclass
 class Notes:
-    """What a transport knows of a connection, and its session doesn't."""
+    """Facts that a transport knows about a connection and the session does not."""
 
     group: int | None = None  # of the server's processes
     folder: str = ""
@@ -77,19 +77,19 @@ class Notes:
     traffic: int = 0
 
     def forget(self) -> None:
-        """A call begins."""
+        """Note that a call begins."""
         self.status, self.too_large = 0, False
 
     def why(self) -> str:
-        """Why the server is lost, as far as one knows."""
-        said = f"; it wrote: {printable(self.stderr[-MAX_STDERR:].strip())}" if self.stderr.strip() else ""
+        """Return the reason for the loss of the server, if it is known."""
+        stderr_note = f"; it wrote: {printable(self.stderr[-MAX_STDERR:].strip())}" if self.stderr.strip() else ""
         status = f"HTTP {self.status}" if self.status else ""
-        return (self.problem or status or "it ended or closed the connection") + said
+        return (self.problem or status or "it ended or closed the connection") + stderr_note
 
 
 @asynccontextmanager
 async def open_transport(address: Address, notes: Notes) -> AsyncIterator[Any]:
-    """The two streams of messages that a session of the SDK takes. All of it has ended afterwards."""
+    """Open the two message streams that a session of the SDK takes. Both have ended when the context ends."""
     if address.url is None:
         async with _stdio(address, notes) as streams:
             yield streams
@@ -171,7 +171,7 @@ async def _read(process: Any, into: Any, notes: Notes) -> None:
 
 
 async def _line(stream: asyncio.StreamReader, notes: Notes) -> bytes | None:
-    """The next line with its end; b"" for one that is too long, None at the end, or of what goes on without end."""
+    """Read the next line with its end. Return b"" if it is too long, None at the end or for an endless line."""
     dropped = False
     while notes.traffic <= MAX_TRAFFIC:
         try:
@@ -207,7 +207,7 @@ async def _read_stderr(process: Any, notes: Notes) -> None:
 
 
 async def _end(process: Any) -> None:
-    """Let a server end by itself; then end it, and what it has started."""
+    """Let a server end by itself. Then end it and the processes that it started."""
     process.stdin.close()
     for seconds, number in ((GRACE_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
         await _ended(process, seconds)
@@ -220,7 +220,7 @@ async def _end(process: Any) -> None:
 
 
 async def _ended(process: Any, seconds: float) -> None:
-    """Wait for the end of a process: not `wait`, which waits for the end of its pipes, too."""
+    """Wait for the end of a process. `wait` would also wait for the end of its pipes."""
     end = asyncio.get_running_loop().time() + seconds
     while process.returncode is None and asyncio.get_running_loop().time() < end:
         await asyncio.sleep(0.01)
@@ -236,7 +236,7 @@ def signal_group(group: int, number: int) -> None:
 
 
 def _http_client(address: Address, notes: Notes) -> Any:
-    """A client that stops reading what is too long, and takes nothing compressed, which may become any length."""
+    """Make a client that stops reading at a bound. It rejects compressed answers: they can unpack to any length."""
     import httpx2
 
     class Stream(httpx2.AsyncByteStream):

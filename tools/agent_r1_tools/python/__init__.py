@@ -1,7 +1,7 @@
-"""Python in a sandbox: code that a model wrote is run where it can do no harm.
+"""Python in a sandbox: code that a model wrote runs where it can do no harm.
 
 `open_sandbox` finds one, `Sandbox.run` runs a program, `Sandbox.session` keeps names between runs, and `PythonTool`
-puts that into the policy's hands. `Session.call` calls a function that a program defined and gets a plain value back.
+is the tool that a policy calls. `Session.call` calls a function that a program defined and gets a plain value back.
 """
 
 from agent_r1_tools.python.choose import open_sandbox, probe

@@ -1,7 +1,7 @@
-"""Full CPython inside bubblewrap: new namespaces, a root that holds only Python's libraries, a user of its own.
+"""Full CPython inside bubblewrap: new namespaces, a root that holds only Python's libraries, its own user.
 
-bubblewrap (`bwrap`) is what Flatpak runs programs in; it needs no daemon and no image. Started by root, every session
-gets a user number that nobody else has; started by anyone else, it lives in a user namespace.
+Flatpak runs programs in bubblewrap (`bwrap`). It needs no daemon and no image. If root starts it, every session gets an
+unused user number. If another user starts it, it is in a user namespace.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Bubblewrap(ProcessSandbox):
             for file in files:
                 os.close(file)
         with open(told) as answer:
-            said = re.search(r'"child-pid": (\d+)', answer.read())
-        first = int(said[1]) if said else 0  # where bwrap has failed; it then prints why
+            match = re.search(r'"child-pid": (\d+)', answer.read())
+        first = int(match[1]) if match else 0  # where bwrap has failed; it then prints why
         pidfds = _pidfd(first, process.pid)
         guest = GuestProcess(control, output, functools.partial(_end, process, pidfds), settings)
         try:
@@ -105,7 +105,7 @@ class Bubblewrap(ProcessSandbox):
 
 
 def _pidfd(pid: int, parent: int) -> list[int]:
-    """A pidfd of this process; none where it has ended, and another one may have its number."""
+    """Return a pidfd of this process, or None if it has ended (another process may then have its number)."""
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, ValueError):
@@ -132,7 +132,7 @@ def _end(process: subprocess.Popen[bytes], pidfds: list[int]) -> None:
 
 @lru_cache
 def compiled_guest() -> bytes:
-    """`guest.py` as a .pyc file: compiling it takes as long as starting Python."""
+    """Return `guest.py` as a .pyc file: compiling it takes as long as starting Python."""
     code = compile(GUEST.read_bytes(), GUEST_AT, "exec")
     return MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
@@ -147,14 +147,14 @@ def _memory_file(content: bytes) -> int:
 
 
 def _users(uid: int | None) -> dict[str, bytes]:
-    """A name for the user, whose number is another one every time."""
+    """Return a file of users with a name for this user. Its number differs every time."""
     number = 65534 if uid is None else uid
     users = f"root:x:0:0::/:/bin/bash\nagent:x:{number}:{number}::/tmp:/bin/bash\n"
     return {"/etc/passwd": users.encode(), "/etc/group": f"root:x:0:\nagent:x:{number}:\n".encode()}
 
 
 def _folders(paths: Sequence[str]) -> list[str]:
-    """Arguments that make the folders around these paths, or bwrap makes them for its own user only."""
+    """Return arguments that make the parent folders of these paths. Otherwise bwrap makes them for its user only."""
     folders = sorted({str(parent) for path in paths for parent in Path(path).parents} - {"/"})
     return [word for folder in folders for word in ("--perms", "0755", "--dir", folder)]
 

@@ -1,4 +1,4 @@
-"""Which sandbox: names, probes, and the choice that "auto" makes."""
+"""Choice of a sandbox: names, probes, and the choice that "auto" makes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def probe(path, port):
 def open_sandbox(
     backend: str = "auto", limits: Limits | None = None, *, unsafe: bool = False, url: str | None = None
 ) -> Sandbox:
-    """A place to run code that nobody trusts.
+    """Open a sandbox for untrusted code.
 
     Args:
         backend: "monty", "bubblewrap", "fork_server" (the names in `LOCAL`), "remote" (a SandboxFusion server at
@@ -107,15 +107,15 @@ def open_sandbox(
         return _pick(limits)
     local = LOCAL.get(backend)
     if local is None:
-        raise ValueError(f"unknown backend {backend!r}; there are auto, {', '.join(LOCAL)}, remote, subprocess")
+        raise ValueError(f"unknown backend {backend!r}; use auto, {', '.join(LOCAL)}, remote, subprocess")
     problem = probe(backend)
     if problem is not None:
-        raise SandboxError(f"{backend} doesn't work here: {problem}. Remedy: {local.remedy}. Else: {_present()}")
+        raise SandboxError(f"{backend} doesn't work here: {problem}. Remedy: {local.remedy}. Otherwise: {_present()}")
     return local.open(limits)
 
 
 def probe(backend: str) -> str | None:
-    """Run a program in a local sandbox: None where it ran and was contained, else why not. Tried once per process."""
+    """Run a program in a local sandbox. Return None if it was contained, else the reason. It runs once per process."""
     with _lock:
         if backend not in _probed:
             _probed[backend] = _problem(backend)
@@ -127,7 +127,7 @@ _lock = threading.Lock()
 
 
 def _forget_probes() -> None:
-    """In a fork of this process not everything works that worked before."""
+    """Forget the probes after a fork: some backends no longer work there."""
     global _lock
     _lock = threading.Lock()
     _probed.clear()
@@ -162,11 +162,11 @@ def _try(sandbox: Sandbox) -> None:
             raise SandboxError(f"the probe program failed: {ran.output[-300:]}")
         os.chmod(planted.name, 0o644)
         try:
-            said = session.call("probe", [planted.name, server.getsockname()[1]])
+            answer = session.call("probe", [planted.name, server.getsockname()[1]])
         except CallError as error:
             raise SandboxError(f"the probe program failed: {error}") from error
-    if said != "contained":
-        raise SandboxError(f"it doesn't contain what it runs: {said}")
+    if answer != "contained":
+        raise SandboxError(f"it does not contain the programs that it runs: {answer}")
 
 
 def _present() -> str:
@@ -209,7 +209,7 @@ _SUBSTITUTES = re.compile(r"\bsubn?\b")
 
 
 class Auto(Sandbox):
-    """Monty, and where a program needs what it lacks, a sandbox with all of Python."""
+    """Monty, and a sandbox with all of Python for programs that need more."""
 
     def __init__(self, first: Sandbox, full: Sandbox) -> None:
         self.limits = first.limits
@@ -222,9 +222,9 @@ class Auto(Sandbox):
 
 
 class AutoSession(Session):
-    """Begins in Monty. A cell that seems to need more runs again in CPython, after all cells before it.
+    """A session that begins in Monty. A cell that seems to need more runs again in CPython, after all earlier cells.
 
-    Where CPython fails in the same way, Monty was right, and the session stays there; else it goes on in CPython.
+    If CPython fails in the same way, Monty was right and the session stays there. Otherwise it continues in CPython.
     """
 
     def __init__(self, sandbox: Auto) -> None:
@@ -261,13 +261,13 @@ class AutoSession(Session):
         return self._session.call(name, args, kwargs)
 
     def _go_on(self, state: State) -> None:
-        """Go on in CPython."""
+        """Continue in CPython."""
         self._session.close()
         self._session, self._in_first = self._sandbox.full.session(), False
         self._session.set_state(State(state.cells))
 
     def _has_more(self) -> bool:
-        """Whether CPython may use more memory than Monty."""
+        """Return True if CPython may use more memory than Monty."""
         return self._sandbox.limits.memory > MAX_MEMORY
 
     def get_state(self) -> State:
@@ -295,6 +295,6 @@ def _lacks(error: str | None) -> bool:
 
 
 def _misread(state: State, code: str) -> bool:
-    """Whether this may be a replacement by `re.sub` with a backslash, which Monty takes for something else."""
+    """Return True if this may be an `re.sub` replacement with a backslash, which Monty reads differently."""
     codes = [*(cell.code for cell in state.cells), code]
     return any(map(_SUBSTITUTES.search, codes)) and any("\\" in code for code in codes)

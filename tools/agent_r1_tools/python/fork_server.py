@@ -2,7 +2,7 @@
 
 One process is started with an empty environment and told nothing of any task; it becomes a sandbox (namespaces, a
 root with only Python's libraries, no network) and imports what programs often need. Each session is a child of it,
-with a user number of its own (or a user namespace), resource limits, no capabilities, Landlock and seccomp.
+with its own user number (or a user namespace), resource limits, no capabilities, Landlock and seccomp.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Server:
             raise SandboxError(f"the fork server did not start: {answer['error']}")
 
     def spawn(self, settings: dict[str, object], control: int, output: int) -> int:
-        """Fork a session: a pidfd of process 1 of its namespace."""
+        """Fork a session and return a pidfd of process 1 of its namespace."""
         try:
             with self._lock:
                 socket.send_fds(self._socket, [json.dumps(settings).encode()], [control, output])
@@ -130,7 +130,7 @@ _servers_lock = threading.Lock()
 
 
 def _server(large: tuple[str, ...]) -> _Server:
-    """The server that has imported these; a new one where it has ended."""
+    """Return the server that has imported these packages; start one if there is none."""
     with _servers_lock:
         server = _servers.get(large)
         if server is None or not server.close.alive:
@@ -139,7 +139,7 @@ def _server(large: tuple[str, ...]) -> _Server:
 
 
 def _forget_servers() -> None:
-    """In a fork of this process: the servers are its parent's."""
+    """Forget the servers after a fork: they are the parent's."""
     global _servers_lock
     _servers_lock = threading.Lock()
     for server in _servers.values():

@@ -48,9 +48,9 @@ def main() -> None:
 
 
 def enclose(settings: dict[str, Any]) -> int:
-    """New namespaces around this process, and a root that holds only the libraries (and devices).
+    """Put this process into new namespaces, with a root that holds only the libraries and devices.
 
-    The process number of the child in the parent, 0 in the child.
+    Returns the child's process number in the parent, and 0 in the child.
     """
     kernel.die_with_parent()
     uid, gid = os.getuid(), os.getgid()
@@ -91,7 +91,7 @@ def enclose(settings: dict[str, Any]) -> int:
 
 
 def warm_up(modules: list[str]) -> None:
-    """Import what children would otherwise import each for themselves."""
+    """Import packages once, so that children need not import them."""
     for name in modules:
         importlib.import_module(name)
     gc.collect()
@@ -124,7 +124,7 @@ def serve(host: socket.socket, readable: list[str]) -> None:
 
 
 def become_session(settings: dict[str, Any], control: int, output: int, readable: list[str], program: bytes) -> None:
-    """In the child: give everything up, then serve the session. Process 1 of a namespace of its own."""
+    """Give up all rights in the child, then serve the session. The child is process 1 of its own namespace."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -1,7 +1,7 @@
-"""What runs inside a sandbox: keeps the names of a session, runs its cells, and answers over one socket.
+"""The program inside a sandbox: it keeps the names of a session, runs its cells, and answers over one socket.
 
 Standard library only, and nothing of this project: the sandboxes see this file and no other. The code that it runs
-shares the process, so nothing that comes out of here is trusted: a program that forges an answer only fools itself.
+shares the process, so no answer of this program is trusted: a program that forges an answer only fools itself.
 
 A message is four bytes (its length, big-endian), and marshal on the way in, JSON on the way out, which is safe to read
 whoever wrote it. The outside sends {"run": code, "functions": names} or {"call": name, "arguments": encoded}; the
@@ -86,7 +86,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """The value that `encode` wrote.
+    """Return the value that `encode` wrote.
 
     Raises:
         ValueError, TypeError, KeyError, OverflowError or RecursionError: the data were not written by `encode`.
@@ -112,14 +112,14 @@ def decode(data: Any) -> Any:
 
 
 def _hashable(items: list[Any]) -> list[Any]:
-    """The items; a set of many with the same hash would take minutes to make."""
+    """Return the items. A large set of items with equal hashes would take minutes to make."""
     if len(items) - len({hash(item) for item in items}) > MAX_COLLISIONS:
         raise ValueError(f"more than {MAX_COLLISIONS} values of a set or keys of a dict have the hash of another")
     return items
 
 
 def exception(kind: str, message: str) -> Exception:
-    """The exception of this name, or a RuntimeError where it is not a built-in one, or one that ends an iteration.
+    """Return the exception of this name, or a RuntimeError if it is not built in or would end an iteration.
 
     PEP 479 says the same of generators: `all(map(f, items))` would pass where f raises StopIteration.
     """
@@ -145,7 +145,7 @@ def send(fd: int, message: dict[str, Any]) -> None:
 
 
 def check_size(text: str) -> None:
-    """Raises NotLiteral where a message is too long, or has too many parts."""
+    """Raise NotLiteral if a message is too long or has too many parts."""
     if len(text) > MAX_MESSAGE:
         raise NotLiteral(f"the value is larger than {MAX_MESSAGE} bytes")
     if _parts(text) > MAX_PARTS and _parts(_without_texts(text)) > MAX_PARTS:
@@ -162,7 +162,7 @@ def _without_texts(text: str) -> str:
 
 
 def receive(fd: int) -> dict[str, Any] | None:
-    """The next message, or None where the outside has hung up."""
+    """Return the next message, or None if the outside has hung up."""
     head = _read(fd, 4)
     body = _read(fd, int.from_bytes(head, "big")) if head else None
     message: dict[str, Any] | None = marshal.loads(body) if body else None
@@ -170,7 +170,7 @@ def receive(fd: int) -> dict[str, Any] | None:
 
 
 def to_json(value: Any) -> str:
-    """JSON of what `encode` makes; the module json would bring half the library with it."""
+    """Return the JSON of an encoded value. The module json would import half the library."""
     if value is None:
         return "null"
     if value is True or value is False:
@@ -203,7 +203,7 @@ class OutOfTime(BaseException):
 
 
 class Output(io.TextIOWrapper):
-    """sys.stdout and sys.stderr: what goes beyond the limit is dropped here, before it costs anyone anything."""
+    """sys.stdout and sys.stderr. Output beyond the limit is dropped here, where it costs nothing."""
 
     left = 0
 
@@ -295,7 +295,7 @@ class Guest:
         return function
 
     def _attempt(self, action: Any, show: bool = True) -> dict[str, Any]:
-        """What the action returns; or the error that it raised, shown as a notebook would."""
+        """Return the action's result, or its error as a notebook shows it."""
         signal.signal(signal.SIGXCPU, _out_of_time)  # the program may have set another
         used = resource.getrusage(resource.RUSAGE_SELF)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -320,7 +320,7 @@ class Guest:
         return answer
 
     def _traceback(self, error: BaseException) -> str:
-        """Only the program's own lines: those of libraries say little to whoever wrote the program."""
+        """Return a traceback of the program's own lines. Lines of libraries do not help its author."""
         lines: list[str] = []
         trace = error.__traceback__
         while trace is not None:
@@ -342,7 +342,7 @@ class Guest:
 
 
 def _describe(error: BaseException) -> list[str]:
-    """[type, message]; an exception of the program may do anything when it is asked."""
+    """Return [type, message]. An exception of the program may do anything when it is asked."""
     kind = type(error).__name__
     try:
         message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
@@ -359,7 +359,7 @@ def _out_of_time(number: int, frame: Any) -> None:
 
 
 def tmp_options(files: int) -> str:
-    """How /tmp is mounted. Names, links and empty files cost memory, too, which `size` does not count."""
+    """Return the mount options of /tmp. Names, links and empty files cost memory too, which `size` does not count."""
     return f"size={max(files, 4096)},nr_inodes=1024,mode=1777"
 
 
@@ -399,8 +399,8 @@ def ask_kernel(call: str, *arguments: int | bytes) -> int:
     import _ctypes
 
     library = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]
-    found: int = _ctypes.call_cdeclfunction(_ctypes.dlsym(library, call), arguments)
-    return found
+    result: int = _ctypes.call_cdeclfunction(_ctypes.dlsym(library, call), arguments)
+    return result
 
 
 def main() -> None:
@@ -434,9 +434,9 @@ def give_up_capabilities() -> None:
 
 
 def wait_as_process_1(child: int, control: int) -> None:
-    """Be process 1 of the namespace for a guest that is another user's: wait for all, and end with the guest.
+    """Be process 1 of the namespace for a guest of another user: wait for all processes, and end with the guest.
 
-    bwrap's own process 1 does the same, but then the outer bwrap ends before it, and nobody waits for it.
+    bwrap's own process 1 does the same, but the outer bwrap ends before it, and then no process waits for it.
     """
     give_up_capabilities()
     os.close(control)
@@ -448,7 +448,7 @@ def wait_as_process_1(child: int, control: int) -> None:
 def replay(cells: list[str], call: list[Any] | None, output: int, cpu_seconds: float, mark: str) -> None:
     """Run cells, then show what the last one (or the call after them) did, between two lines that begin with `mark`.
 
-    For servers that keep no session: what they send back is standard output.
+    For servers without sessions: they return standard output only.
     """
     guest = Guest(output, cpu_seconds)
     for cell in cells[:-1] if call is None else cells:

@@ -17,7 +17,7 @@ LANDLOCK_FILE_ONLY = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 
 
 def landlock_version() -> int:
-    """The version of Landlock in this kernel; 0 where there is none."""
+    """Return the version of Landlock in this kernel; 0 if there is none."""
     return max(0, int(libc().syscall(444, None, ctypes.c_size_t(0), 1)))
 
 
@@ -57,7 +57,7 @@ def unshare(flags: int) -> None:
 
 
 def enter_pid_namespace(fd: int) -> None:
-    """Children that are started from now on are in this namespace."""
+    """Start all later children in this namespace."""
     _check("the pid namespace", libc().setns(fd, CLONE_NEWPID))
 
 
@@ -67,15 +67,15 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 
 
 def bind_readable(source: str, target: str) -> None:
-    """Show a file or a folder at another place, where nobody can write to it."""
+    """Mount a file or a folder at another path, read-only."""
     mount(source, target, None, MS_BIND | MS_REC)
-    kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | 8 | 1024 | 2048)  # those may not be taken off
-    kept |= 1 << 21 if os.statvfs(target).f_flag & 4096 else 0  # relatime has another number here
-    mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | kept)
+    locked_flags = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | 8 | 1024 | 2048)  # those may not be taken off
+    locked_flags |= 1 << 21 if os.statvfs(target).f_flag & 4096 else 0  # relatime has another number here
+    mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | locked_flags)
 
 
 def change_root(path: str) -> None:
-    """Make `path` (a mount point) the root, and let go of everything else."""
+    """Make `path` (a mount point) the root, and unmount everything else."""
     os.chdir(path)
     _check("a new root", libc().syscall({"x86_64": 155, "aarch64": 41}[platform.machine()], b".", b"."))
     _check("leaving the old root", libc().umount2(b".", 2))  # MNT_DETACH
@@ -83,7 +83,7 @@ def change_root(path: str) -> None:
 
 
 def apply_seccomp(program: bytes) -> None:
-    """Put this process, and all that it starts, under the filter; needs `forbid_new_privileges`."""
+    """Put this process and its children under the filter. Needs `forbid_new_privileges`."""
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     _check("seccomp", libc().prctl(22, 2, ctypes.c_char_p(header), 0, 0))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
@@ -112,8 +112,8 @@ def libc() -> ctypes.CDLL:
 _libc: ctypes.CDLL | None = None
 
 
-def _check(what: str, result: int) -> int:
+def _check(call: str, result: int) -> int:
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(code, f"{call}: {os.strerror(code)}")
     return result

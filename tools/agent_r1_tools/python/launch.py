@@ -1,4 +1,4 @@
-"""Starting the processes of sandboxes, and ending them."""
+"""Start and end of a sandbox's processes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _T = TypeVar("_T")
 
 
 def unused_uid() -> int:
-    """A user number that nobody has: the kernel counts processes by it, and lets its processes signal one another."""
+    """Return an unused user number. The kernel counts processes by it and lets its processes signal one another."""
     return (1 << 30) + secrets.randbelow(1 << 29)
 
 
 def start_process(
     command: list[str], *, cwd: str = "/", pass_fds: tuple[int, ...] = ()
 ) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a guest: its process, its socket (its standard input), and the pipe with everything that it prints."""
+    """Start a guest. Return its process, its socket (standard input), and the pipe of its output."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
 
@@ -64,7 +64,7 @@ def start_process(
 
 
 def kill_namespace(pidfd: int) -> None:
-    """Kill process 1 of a namespace, and thereby all that are in it; returns when they are gone. Closes the pidfd."""
+    """Kill process 1 of a namespace, and so all its processes. Return when they are gone. Closes the pidfd."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -76,7 +76,7 @@ def kill_namespace(pidfd: int) -> None:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a group, and the group with it; nothing where it was waited for already."""
+    """Kill a process group and its leader. Do nothing if the leader was waited for already."""
     if process.returncode is None:  # else its number may be another group's by now
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ _starter_lock = threading.Lock()
 
 
 def from_lasting_thread(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread that lives as long as this process.
+    """Call a function in a thread that runs as long as this process.
 
     The kernel ends a child "with its parent" when the thread that started it ends; tools are called in short ones.
     """

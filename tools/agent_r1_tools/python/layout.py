@@ -1,4 +1,4 @@
-"""Which files a sandboxed Python sees: the interpreter, its library, the C libraries, and a few packages."""
+"""Files that a sandboxed Python sees: the interpreter, its library, the C libraries, and a few packages."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ SYSTEM = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
 
 
 def interpreter() -> str:
-    """This Python, without the virtual environment around it."""
+    """Return this Python's interpreter outside its virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @lru_cache
 def library() -> list[str]:
-    """The files and folders that Python itself needs, none inside another; a sandbox shows them where they are."""
-    found = [interpreter(), *SYSTEM, *_standard_library()]
-    found.append(sysconfig.get_config_var("LIBDIR") or "")  # libpython, and what a relocatable Python brings along
-    kept: list[str] = []
-    for path in sorted({path for path in found if os.path.exists(path)}, key=len):
-        if not any(Path(path).is_relative_to(other) for other in kept):
-            kept.append(path)
-    return kept
+    """Return the files and folders that Python needs, none inside another. A sandbox shows them at the same paths."""
+    candidates = [interpreter(), *SYSTEM, *_standard_library()]
+    candidates.append(sysconfig.get_config_var("LIBDIR") or "")  # libpython, and what a relocatable Python brings along
+    paths: list[str] = []
+    for path in sorted({path for path in candidates if os.path.exists(path)}, key=len):
+        if not any(Path(path).is_relative_to(other) for other in paths):
+            paths.append(path)
+    return paths
 
 
 @lru_cache
 def programs() -> list[str]:
-    """What a shell needs besides `library()`; /bin only where it is a folder of its own."""
-    found = [path for path in PROGRAMS if os.path.exists(path) and not os.path.islink(path)]
-    return [path for path in found if not _inside(path, library())]
+    """Return the folders that a shell needs besides `library()`; /bin only if it is not a link."""
+    paths = [path for path in PROGRAMS if os.path.exists(path) and not os.path.islink(path)]
+    return [path for path in paths if not _inside(path, library())]
 
 
 def inside(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """Those of these folders, with links followed, that lie in one of the others."""
+    """Return the folders, with links followed, that are inside one of the others."""
     return [path for path in map(os.path.realpath, paths) if _inside(path, list(folders))]
 
 
 @lru_cache
 def hidden() -> list[str]:
-    """Folders inside `library()` that hold other packages, this one perhaps; a sandbox shows them empty."""
-    found = [*site.getsitepackages(), "/usr/lib/python3/dist-packages"]
-    found += [os.path.join(path, "site-packages") for path in _standard_library()]
-    shown = [path for path in found if os.path.isdir(path) and _inside(path, library())]
+    """Return the folders inside `library()` that hold other packages. A sandbox shows them empty."""
+    folders = [*site.getsitepackages(), "/usr/lib/python3/dist-packages"]
+    folders += [os.path.join(path, "site-packages") for path in _standard_library()]
+    shown = [path for path in folders if os.path.isdir(path) and _inside(path, library())]
     return sorted(set(shown))
 
 
 @lru_cache
 def packages() -> dict[str, str]:
-    """The folders of PACKAGES that are installed: where they are, and where a sandbox shows them."""
-    found = {}
+    """Return the installed folders of PACKAGES: the path here, and the path in a sandbox."""
+    folders = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:
@@ -71,12 +71,12 @@ def packages() -> dict[str, str]:
         folder = os.path.realpath(spec.submodule_search_locations[0])
         for path in (folder, f"{folder}.libs"):  # the second: C libraries that came in the wheel
             if os.path.isdir(path):
-                found[path] = f"{PACKAGES_AT}/{os.path.basename(path)}"
-    return found
+                folders[path] = f"{PACKAGES_AT}/{os.path.basename(path)}"
+    return folders
 
 
 def installed(name: str) -> bool:
-    """Whether programs find this package."""
+    """Return True if programs find this package."""
     return f"{PACKAGES_AT}/{name}" in packages().values()
 
 

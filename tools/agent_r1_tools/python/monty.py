@@ -1,11 +1,11 @@
 """Pydantic's Monty: a Python interpreter written in Rust, without a way out.
 
-By far the fastest backend: a session is a few kilobytes that are loaded into whichever worker is free. It knows the
-core of the language and a few modules: no numpy, no `yield`, no `del`. Programs that need more get the status
-"exception" with a NotImplementedError, ModuleNotFoundError or the like; `backend="auto"` then goes on elsewhere.
+By far the fastest backend: a session is a few kilobytes that any free worker loads. It knows the core of the language
+and a few modules: no numpy, no `yield`, no `del`. Programs that need more get the status "exception" with a
+NotImplementedError, ModuleNotFoundError or the like; `backend="auto"` then continues in another sandbox.
 
-No value of a program crosses as it is: one that contains itself many times over is small in the worker and without end
-in this process. What crosses is text, which the worker makes within its limits.
+Values of a program cross as text only, which the worker makes within its limits. A value that contains itself many
+times is small in the worker, but endless in this process.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Monty(Sandbox):
 
 
 class MontySession(Session):
-    """A session is a snapshot, which is loaded, run and taken again; it has no process between runs."""
+    """A session as a snapshot. Each run loads it and takes it again; there is no process between runs."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -94,11 +94,11 @@ class MontySession(Session):
     def run(self, code: str, functions: Functions | None = None) -> Run:
         begun = time.monotonic()
         note = self._restore()
-        printed, failure, kept = self._run(Cell(code, tuple(functions or ())), functions or {})
+        printed, failure, saved = self._run(Cell(code, tuple(functions or ())), functions or {})
         seconds = time.monotonic() - begun
         if failure is None:
             return Run(shown(note + printed, self._limits.output, ""), "ok", None, "monty", seconds)
-        ending = failure.shown if kept else UNCHANGED.format(failure.line)
+        ending = failure.shown if saved else UNCHANGED.format(failure.line)
         output = shown(note + printed, self._limits.output, ending)
         return Run(output, failure.status, failure.line, "monty", seconds)
 
@@ -131,7 +131,7 @@ class MontySession(Session):
         pass
 
     def _restore(self) -> str:
-        """Have a snapshot, also where the state comes from another backend; a note where that fails."""
+        """Make a snapshot if the state comes from another backend. Return a note if that fails."""
         if self._state.dump is not None or not self._state.cells:
             return ""
         cells, self._state = self._state.cells, State()
@@ -149,13 +149,13 @@ class MontySession(Session):
         recorded: Sequence[dict[str, Any]] = (),
         latest: float = float("inf"),
     ) -> tuple[str, _Failure | None, bool]:
-        """Run a cell and take a snapshot: what it printed, what went wrong, and whether there is a snapshot."""
+        """Run a cell and take a snapshot. Return its output, its failure, and True if there is a snapshot."""
         answers: list[dict[str, Any]] = []
         known = iter(recorded)
         left = MAX_CROSSED
 
         def ask(message: str) -> Any:
-            """Have one of our functions answer a program. Only literals cross, and what it says is written down."""
+            """Call one of our functions for a program. Only literals cross, and the answer is recorded."""
             nonlocal left
             left -= len(message)
             if len(answers) >= MAX_ASKED or left < 0:
@@ -279,7 +279,7 @@ def _drive(
         if isinstance(step, monty.NameLookupSnapshot):
             step = step.resume()
         elif isinstance(step, monty.FutureSnapshot):
-            raise RuntimeError("monty waits for what never comes")
+            raise RuntimeError("monty waits for a result that never arrives")
         elif step.is_os_function and step.function_name in ("system.sleep", "system.async_sleep"):
             seconds = float(step.args[0])  # Monty has made sure that it is a number
             time.sleep(max(0.0, min(seconds, deadline - time.monotonic())))
@@ -307,7 +307,7 @@ _TIMEOUTS = ("feed time limit exceeded", "turn time limit exceeded", "sleep limi
 
 
 class _Printed:
-    """Collects what is printed, up to a length; what is printed while it listens is a message to us.
+    """A collector of printed text, up to a length. Text that is printed while it listens is a message to us.
 
     Attributes:
         worker: the process that prints, which is killed once it has printed `FLOOD_BYTES`. An exception here would not
@@ -348,7 +348,7 @@ class _Printed:
 
 
 class _Ended(Exception):
-    """A program may not go on."""
+    """A program that must stop."""
 
     def __init__(self, status: Status, line: str) -> None:
         super().__init__(line)
@@ -357,7 +357,7 @@ class _Ended(Exception):
 
 
 class _Failure:
-    """What went wrong, in the forms that are asked for."""
+    """A failure, in the forms that callers need."""
 
     def __init__(self, kind: str, message: str, status: Status = "exception") -> None:
         self.kind = kind
@@ -368,7 +368,7 @@ class _Failure:
 
 
 def _failure(error: Any, limits: Limits) -> _Failure:
-    """An exception of Monty, shown as `guest.py` shows it: the last lines of the program that led there."""
+    """Describe an exception of Monty as `guest.py` does: with the program's last lines before it."""
     kind, _, message = str(error.display("type-msg")).partition(": ")
     message = message[:1000]
     if kind == "TimeoutError" and message.startswith(_TIMEOUTS):

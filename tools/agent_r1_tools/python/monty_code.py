@@ -1,4 +1,4 @@
-"""The lines of ours that run inside Monty, around those of a program."""
+"""Code of this package that runs inside Monty, around a program."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ None if _shown_ is None else (f"{{_shown_!r}}"[:{}], _shown_ := None)[0]
 
 
 def mark_value(code: str) -> str | None:
-    """The cell, so that it keeps the value of its last expression; None where it has none, or doesn't parse here."""
+    """Change a cell to keep the value of its last expression. Return None if it has none or does not parse here."""
     if len(code) > MAX_PARSED:
         return None
     try:

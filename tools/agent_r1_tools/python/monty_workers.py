@@ -1,4 +1,4 @@
-"""The worker processes that Monty runs in, which all sessions of this process share."""
+"""Monty's worker processes. All sessions of this process share them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def pool_of_workers() -> pydantic_monty.Monty:
-    """The pool of this process."""
+    """Return the pool of this process."""
     if _abandoned:
         raise SandboxError(
             "monty doesn't work in a fork of a process that has used it; start processes with 'spawn', or use another "
@@ -36,8 +36,8 @@ def pool_of_workers() -> pydantic_monty.Monty:
             pool = pydantic_monty.Monty(max_processes=MAX_WORKERS, checkout_timeout=START_SECONDS)
             pool.__enter__()
             _pools.append(pool)
-        found: pydantic_monty.Monty = _pools[0]
-        return found
+        shared_pool: pydantic_monty.Monty = _pools[0]
+        return shared_pool
 
 
 @atexit.register
@@ -47,7 +47,7 @@ def _close_pool() -> None:
 
 
 def _forget_pool() -> None:
-    """In a fork of this process: the workers are its parent's, and so are the threads that would start others."""
+    """Forget the pool after a fork: the workers are the parent's, and so are the threads that would start others."""
     global _lock
     _lock = threading.Lock()
     _abandoned.extend(_pools)

@@ -1,4 +1,4 @@
-"""Sessions in a process of their own, which runs `guest.py`: what all backends with CPython share."""
+"""Sessions in their own process, which runs `guest.py`. All backends with CPython share this code."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError, Attrib
 
 
 class Died(Exception):
-    """The guest's process is gone, or talks nonsense."""
+    """A guest whose process is gone or sends nonsense."""
 
 
 class OutOfTime(Exception):
-    """The guest did not answer in time."""
+    """A guest that did not answer in time."""
 
 
 class GuestProcess:
@@ -96,12 +96,12 @@ class GuestProcess:
         except (Died, OutOfTime) as error:
             self.drain()
             self.close()
-            said = self.text.decode("utf-8", "replace").strip()[-500:]
-            reason = "it took too long" if isinstance(error, OutOfTime) else said or "its process ended"
+            last_output = self.text.decode("utf-8", "replace").strip()[-500:]
+            reason = "it took too long" if isinstance(error, OutOfTime) else last_output or "its process ended"
             raise SandboxError(f"the sandbox did not start: {reason}") from None
 
     def alive(self) -> bool:
-        """Whether its process runs, as far as we know."""
+        """True if its process seems to run."""
         if self.pidfd is None:
             return True
         poll = select.poll()
@@ -285,7 +285,7 @@ class ProcessSession(Session):
             raise CallError("Died", "the process ended") from None
 
     def alive(self) -> bool:
-        """Whether there is a guest, and it runs."""
+        """True if there is a guest and it runs."""
         return self._guest is not None and self._guest.alive()
 
     def get_state(self) -> State:
@@ -355,7 +355,7 @@ class ProcessSession(Session):
 
 
 def parsed(text: str) -> Any:
-    """What a guest has written.
+    """Parse a guest's message.
 
     Raises:
         NotLiteral, ValueError or RecursionError: it is too much, or no JSON.
@@ -420,7 +420,7 @@ def encodable(text: str) -> str:
 
 
 def guest_settings(limits: Limits) -> dict[str, Any]:
-    """What a guest needs to know of the limits."""
+    """Return the limits that a guest needs to know."""
     names = ("cpu_seconds", "memory", "output", "processes", "files")
     others: dict[str, Any] = {"uid": None, "path": [], "mounts": [], "child": False}
     return {name: getattr(limits, name) for name in names} | others

@@ -91,9 +91,9 @@ class Remote(Sandbox):
         for attempt in range(RETRIES + 1):
             if attempt:
                 time.sleep(0.5 * 2 ** (attempt - 1))
-            status, said = self._attempt(body, cells)
-            if isinstance(said, dict):
-                return said
+            status, reply = self._attempt(body, cells)
+            if isinstance(reply, dict):
+                return reply
             if 200 <= status < 500 and status != 429:
                 break  # asked again it would say the same
         if status != 429 and isinstance(self._attempt(body | {"code": "1 + 1"})[1], dict):
@@ -101,9 +101,9 @@ class Remote(Sandbox):
                 again = self._attempt(body, cells)[1]
                 if isinstance(again, dict):
                     return again
-            why = f"status {status}" if status >= 400 else "it gets no answer that can be read"
-            raise Refused(f"the sandbox does not take this program ({why})")
-        raise SandboxError(f"{self._endpoint} failed ({said})")
+            reason = f"status {status}" if status >= 400 else "it gets no answer that can be read"
+            raise Refused(f"the sandbox does not take this program ({reason})")
+        raise SandboxError(f"{self._endpoint} failed ({reply})")
 
     def _attempt(self, body: dict[str, Any], cells: int = 1) -> tuple[int, dict[str, Any] | str]:
         """The status, 0 for no answer; and `run_result`, or what went wrong."""
@@ -186,8 +186,11 @@ class RemoteSession(Session):
         return [cell.code for cell in self._cells]
 
     def _ask(self, cells: list[str], call: list[Any] | None) -> tuple[str, dict[str, Any] | None, bool]:
-        """What the last cell (or the call) printed; the guest's answer, None where that makes no sense; whether the
-        cells before it came to their end."""
+        """Run the cells on the server.
+
+        Returns:
+            The output of the last cell (or the call); the guest's answer, or None if it is nonsense; True if the
+            earlier cells ran to their end."""
         mark = secrets.token_hex(16)
         limits = self._limits
         arguments = (cells, call, limits.output, limits.cpu_seconds, mark)

@@ -1,4 +1,4 @@
-"""What every sandbox offers: limits, runs, sessions. The backends are in the files next to this one."""
+"""The interface of all sandboxes: limits, runs, sessions. The backends are in the files next to this one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ENDED = "the process ended: it left by itself, crashed, or used too much memory"
 
 
 class SandboxError(ToolFault, RuntimeError):
-    """The sandbox is at fault, not the code: it isn't there, or it broke. The message says what would help."""
+    """An error of the sandbox and not of the code: it is missing or broke. The message names a remedy."""
 
 
 class CallError(Exception):
-    """A function inside a sandbox gave no value.
+    """A function inside a sandbox that returned no value.
 
     Attributes:
         kind: the name of the exception that it raised; or "Timeout", "Died" (the process ended or was killed),
@@ -43,7 +43,7 @@ class CallError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use. The same for every backend; each run of a session gets the time and the output anew.
+    """Limits of a program, the same for every backend. Time and output count for each run of a session.
 
     Attributes:
         wall_seconds: time until the process is killed.
@@ -75,7 +75,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run did.
+    """The result of one run.
 
     Attributes:
         output: what a notebook would show: prints and the value of a last expression, cut with a marker, and a short
@@ -100,7 +100,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """Code that a session ran, and what the functions outside answered it, so that it can be run again as it was."""
+    """Code that a session ran, with the answers of outside functions, so that it can run again unchanged."""
 
     code: str
     functions: tuple[str, ...] = ()
@@ -109,14 +109,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class State:
-    """A snapshot of a session: the cells that lead there, and what the backend itself knows about it."""
+    """A snapshot of a session: the cells that led to it, and the backend's own data."""
 
     cells: tuple[Cell, ...] = ()
     dump: bytes | None = None
 
 
 class Session(ABC):
-    """Names that are kept between runs. Not for many threads at once."""
+    """A session that keeps names between runs. Only one thread may use it at a time."""
 
     @abstractmethod
     def run(self, code: str, functions: Functions | None = None) -> Run:
@@ -147,11 +147,11 @@ class Session(ABC):
 
     @abstractmethod
     def get_state(self) -> State:
-        """A snapshot, which can be pickled."""
+        """Return a snapshot, which can be pickled."""
 
     @abstractmethod
     def set_state(self, state: State | None) -> None:
-        """Go to a snapshot, of this or another session; None: begin anew."""
+        """Restore a snapshot of this or another session. None: begin again."""
 
     @abstractmethod
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     def session(self) -> Session:
-        """A new session. Its process starts with its first run."""
+        """Return a new session. Its process starts with its first run."""
 
     def run(self, code: str) -> Run:
         """Run a program by itself."""
@@ -186,7 +186,7 @@ class Sandbox(ABC):
 
 
 def cut(text: str, limit: int) -> str:
-    """The text, or as much of it as fits with a marker that says so."""
+    """Return the text, cut to the limit with a marker."""
     if len(text) <= limit:
         return text
     marker = f"\n... [cut: longer than {limit} characters]"
@@ -194,7 +194,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def shown(printed: str, limit: int, ending: str) -> str:
-    """What was printed, cut, and then how it ended (a traceback, say), which is short and never cut off."""
+    """Return the output, cut, followed by its ending, such as a traceback. The ending is short and never cut."""
     text = cut(printed, limit)
     newline = "\n" if ending and text and not text.endswith("\n") else ""
     return text + newline + cut(ending, MAX_ENDING)

@@ -1,4 +1,4 @@
-"""What a sandboxed program may ask the kernel for: a list of calls, and for some of them, with which arguments.
+"""System calls that a sandboxed program may make, and for some of them the allowed arguments.
 
 Everything else is "not permitted": a call that uses up what the whole machine shares, or that a later kernel brings,
 needs no line here. Standard library only, because the fork server runs this file before it gives everything else up.
@@ -112,7 +112,7 @@ LOAD, EQUAL, GREATER, ANY_BIT, GIVE = 0x20, 0x15, 0x25, 0x45, 0x06
 
 
 def seccomp_filter(network: bool, also: tuple[Numbers, ...] = ()) -> bytes:
-    """The filter as the kernel reads it: an array of `struct sock_filter`.
+    """Return the filter in the kernel's form: an array of `struct sock_filter`.
 
     Args:
         network: whether internet sockets may be opened.
@@ -160,7 +160,7 @@ def seccomp_filter(network: bool, also: tuple[Numbers, ...] = ()) -> bytes:
 
 
 def _where(alternatives: list[Wanted], action: int) -> list[Instruction]:
-    """What gives this answer where the arguments are as one of the alternatives says."""
+    """Return instructions that give this answer if the arguments match one of the alternatives."""
     code: list[Instruction] = []
     for wanted in alternatives:
         for index, (position, value) in enumerate(wanted):

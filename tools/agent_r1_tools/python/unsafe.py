@@ -14,7 +14,7 @@ from agent_r1_tools.python.process import GuestProcess, ProcessSandbox, guest_se
 
 
 class BareProcess(ProcessSandbox):
-    """Sessions in plain processes of this user, who may read, write, connect and kill whatever this user may."""
+    """Sessions in plain processes of this user. They may read, write, connect and kill whatever this user may."""
 
     backend = "subprocess"
 

@@ -1,4 +1,4 @@
-"""Search: passages, retrievers, and the tool that puts a retriever into the policy's hands."""
+"""Search: passages, retrievers, and the tool by which a policy calls a retriever."""
 
 from agent_r1_tools.search.bm25 import BM25Retriever
 from agent_r1_tools.search.dense import DenseRetriever

@@ -28,11 +28,11 @@ CACHED_CHARS = 256
 
 
 class BM25Retriever:
-    """Finds passages by words.
+    """A retriever that finds passages by words.
 
     Equal scores keep the order of the passages, so results are the same on every machine. A passage that shares no
-    word with the query is never returned: fewer than `top_k` hits, or none (an empty query, only stop words, only
-    unknown words), are an answer too.
+    word with the query is never returned. So there may be fewer than `top_k` hits, or none (an empty query, only stop
+    words, only unknown words).
 
     Args:
         passages: the corpus; may be empty. Ten passages take about a millisecond to index, so an episode can have
@@ -48,20 +48,20 @@ class BM25Retriever:
         self._others = _Index(map(_others, self.passages, texts))  # so that names in other scripts add no length
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """At most `top_k` hits for each query, best first, scores above zero."""
+        """Return at most `top_k` hits for each query, best first, with scores above zero."""
         return [self._search(query, top_k) for query in queries]
 
     def _search(self, query: str, top_k: int) -> list[Hit]:
         plain, others = query_stems(query) if len(query) <= CACHED_CHARS else query_stems.__wrapped__(query)
-        found = [scores for scores in (self._plain.scores(plain), self._others.scores(others)) if scores is not None]
-        if not found or top_k < 1:
+        results = [scores for scores in (self._plain.scores(plain), self._others.scores(others)) if scores is not None]
+        if not results or top_k < 1:
             return []
-        scores = sum(found[1:], start=found[0])
+        scores = sum(results[1:], start=results[0])
         return [(self.passages[i], float(scores[i])) for i in top_indexes(scores, top_k)]
 
 
 class _Index:
-    """Scores documents of stems."""
+    """Scores of documents of stems."""
 
     def __init__(self, documents: Iterable[Sequence[str]]) -> None:
         self._vocabulary: dict[str, int] = {}
@@ -69,15 +69,15 @@ class _Index:
         ids = [[number(stem, len(self._vocabulary)) for stem in document] for document in documents]
         self._index = _build_index(ids, len(self._vocabulary))
 
-    def scores(self, found: Sequence[str]) -> np.ndarray[Any, Any] | None:
-        """One of each document; None where no document has any of these stems."""
-        ids = [self._vocabulary[stem] for stem in found if stem in self._vocabulary]
+    def scores(self, stems: Sequence[str]) -> np.ndarray[Any, Any] | None:
+        """Return the score of each document; None if no document has any of these stems."""
+        ids = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         scores: np.ndarray[Any, Any] | None = self._index.get_scores_from_ids(ids) if ids else None
         return scores
 
 
 def top_indexes(scores: np.ndarray[Any, Any], top_k: int) -> list[int]:
-    """The indexes of the `top_k` highest scores above zero, highest first, equal scores by index."""
+    """Return the indexes of the `top_k` highest scores above zero, highest first; equal scores by index."""
     import numpy as np
 
     candidates = np.flatnonzero(scores > 0)
@@ -85,8 +85,8 @@ def top_indexes(scores: np.ndarray[Any, Any], top_k: int) -> list[int]:
         threshold = np.partition(scores[candidates], -top_k)[-top_k]
         candidates = candidates[scores[candidates] >= threshold]
     order = np.argsort(-scores[candidates], kind="stable")[:top_k]
-    found: list[int] = candidates[order].tolist()
-    return found
+    indexes: list[int] = candidates[order].tolist()
+    return indexes
 
 
 def _build_index(documents: Sequence[Sequence[int]], vocabulary_size: int) -> Any:
@@ -103,7 +103,7 @@ _LOCK = threading.Lock()  # a stemmer is not safe to share between threads, nor 
 
 @lru_cache(maxsize=4096)
 def stems(text: str) -> tuple[str, ...]:
-    """The stems of a text's words, as `bm25s.tokenize(text, stopwords="en", stemmer=Stemmer("english"))` gives them."""
+    """Return the stems of the words, as `bm25s.tokenize` does with stopwords="en" and Snowball's English stemmer."""
     return _stems(all_words(text))
 
 
@@ -118,30 +118,31 @@ def query_stems(query: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _others(passage: Passage, text: str) -> tuple[str, ...]:
     """Return the terms of a passage besides plain words. A letter that stands alone counts as a whole title only."""
     letter = only_letter(passage.title)
-    found = words(text, inside=True)[1]
-    short = [word for word in found if len(word) < 3]  # their own stems, as most pairs are
-    return (*short, *_stems(word for word in found if len(word) > 2), *(() if letter is None else (_letter(letter),)))
+    others = words(text, inside=True)[1]
+    short = [word for word in others if len(word) < 3]  # their own stems, as most pairs are
+    return (*short, *_stems(word for word in others if len(word) > 2), *(() if letter is None else (_letter(letter),)))
 
 
 def _letter(letter: str) -> str:
     return f"{letter} alone"  # as no word is written
 
 
-def _stems(found: Iterable[str]) -> tuple[str, ...]:
+def _stems(text_words: Iterable[str]) -> tuple[str, ...]:
     _, stop_words, stemmer = _libraries()
     with _LOCK:
-        return tuple(stemmer.stemWords([word for word in found if word not in stop_words]))
+        return tuple(stemmer.stemWords([word for word in text_words if word not in stop_words]))
 
 
 def require_bm25() -> None:
-    """Raises ImportError without the extra `search`."""
+    """Raise ImportError without the extra `search`."""
     _libraries()
 
 
 @contextmanager
 def _without_jax() -> Iterator[None]:
-    """Inside, nobody can import JAX: bm25s has it start as soon as it is there, which takes three quarters of a GPU's
-    memory, and we need nothing of it."""
+    """Block the import of JAX inside this context.
+
+    bm25s starts JAX if it is installed. JAX then takes three quarters of a GPU's memory, and it is not needed."""
     modules: dict[str, Any] = sys.modules
     names = ("jax", "jax.lax") if "bm25s" not in modules else ()
     before = {name: modules[name] for name in names if name in modules}
@@ -156,7 +157,7 @@ def _without_jax() -> Iterator[None]:
 
 @cache
 def _libraries() -> tuple[Any, frozenset[str], Any]:
-    """bm25s, its stop words and the stemmer."""
+    """Return bm25s, its stop words and the stemmer."""
     try:
         with _LOCK, _without_jax():
             import bm25s

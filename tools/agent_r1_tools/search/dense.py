@@ -21,7 +21,7 @@ DEFAULT_QUERY_PREFIX = "Represent this sentence for searching relevant passages:
 
 
 class DenseRetriever:
-    """Finds passages by meaning.
+    """A retriever that finds passages by meaning.
 
     What is encoded is the title, a newline and the text. The index is exact (flat); its size in memory is
     4 bytes x dimensions x passages. Hits of equal score keep the order of the passages.
@@ -51,7 +51,7 @@ class DenseRetriever:
             self._index.add(self._encode([f"{passage_prefix}{p.title}\n{p.text}" for p in self.passages]))
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """At most `top_k` hits for each query, best first; scores are cosines.
+        """Return at most `top_k` hits for each query, best first. Scores are cosines.
 
         Raises:
             RetrievalError: the encoder failed, on a GPU without memory, say.
@@ -80,7 +80,7 @@ class DenseRetriever:
 
     @classmethod
     def load(cls, folder: str | Path, model: Any = None, *, batch_size: int = 64) -> DenseRetriever:
-        """The retriever that `save` wrote.
+        """Load the retriever that `save` wrote.
 
         Args:
             folder: where it was written.
@@ -96,7 +96,7 @@ class DenseRetriever:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
         model = model if model is not None else settings["model"]
         if model is None:
-            raise ValueError(f"{folder} was made with a loaded model, whose name is not known; give it with model=")
+            raise ValueError(f"{folder} was made with a loaded model, whose name is not known; pass model=")
         retriever = cls.__new__(cls)
         retriever._prepare(load_corpus(folder / "passages.jsonl"), model, settings["query_prefix"], batch_size)
         retriever._model_name = settings["model"]
@@ -127,7 +127,7 @@ class DenseRetriever:
         return int(self._encode([""]).shape[1])  # the method that says so has changed its name between versions
 
     def _encode(self, texts: list[str]) -> np.ndarray[Any, Any]:
-        """Unit vectors, float32 of shape (texts, dimensions). Composed and decomposed accents are the same."""
+        """Return unit vectors, float32 of shape (texts, dimensions). Composed and decomposed accents are equal."""
         vectors = self._model.encode(
             [unicodedata.normalize("NFC", text) for text in texts],
             batch_size=self._batch_size,

@@ -1,4 +1,4 @@
-"""A retriever that lives in another process, or on another machine, and is asked over HTTP."""
+"""A retriever in another process or on another machine, asked over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_ANSWER_BYTES = 1 << 26
 
 
 class HTTPRetriever:
-    """Asks a retrieval server.
+    """A client of a retrieval server.
 
     Two protocols are in use. "retrieve" is Search-R1's (`search_r1/search/retrieval_server.py`):
 
@@ -43,8 +43,8 @@ class HTTPRetriever:
     one, raises `QueryRefused`; so do several queries, at once, because one among them may be to blame. Proxy settings
     of the environment are respected and never changed.
 
-    Of an answer at most `most_bytes` are read, as UTF-8 and unpacked by nobody: a server that compresses it without
-    being asked to talks nonsense. Redirections are not followed, cookies not kept.
+    At most `most_bytes` of an answer are read, as UTF-8. A compressed answer is not unpacked and counts as nonsense.
+    Redirections are not followed, and cookies are not kept.
 
     Args:
         url: the server's address, such as "http://127.0.0.1:8000".
@@ -122,9 +122,9 @@ class HTTPRetriever:
     def _ask(self, queries: list[str], top_k: int, pauses: list[float]) -> list[list[Hit]]:
         one = len(queries) == 1
         for attempt, pause in enumerate([*pauses, None]):
-            status, said = self._attempt(queries, top_k)
-            if isinstance(said, list):
-                return said
+            status, reply = self._attempt(queries, top_k)
+            if isinstance(reply, list):
+                return reply
             last = pause is None or (200 <= status < 500 and status != 429)  # asked again it would say the same
             doubt = last or (attempt == 0 and not one)
             if doubt and status != 429 and queries != CONTROL and self._takes_others():
@@ -132,14 +132,14 @@ class HTTPRetriever:
                     _, again = self._attempt(queries, top_k)
                     if isinstance(again, list):
                         return again
-                raise QueryRefused(f"{self._endpoint} refuses the query ({said})")
+                raise QueryRefused(f"{self._endpoint} refuses the query ({reply})")
             if last or pause is None:
                 break
             time.sleep(pause * self._random.uniform(0.5, 1.0))
-        raise RetrievalError(f"{self._endpoint} failed ({said})")
+        raise RetrievalError(f"{self._endpoint} failed ({reply})")
 
     def _attempt(self, queries: list[str], top_k: int) -> tuple[int, list[list[Hit]] | str]:
-        """The status, 0 for no answer; and what was found, or what went wrong."""
+        """Make one attempt. Return the status (0 for no answer), and the result or the error."""
         body: dict[str, Any] = {"queries": queries}
         body |= {"topk": top_k, "return_scores": True} if self.protocol == "retrieve" else {"top_k": top_k}
         most = most_bytes(len(queries), top_k)
@@ -163,16 +163,16 @@ class HTTPRetriever:
                 lists = answer["result"]
             else:
                 lists = [result["results"] for result in answer["query_results"]]
-            found = [[_hit(item) for item in items[:top_k]] for items in lists]
+            hits = [[_hit(item) for item in items[:top_k]] for items in lists]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             problem = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
             return 200, f"it doesn't answer as the protocol says: {problem}"
-        if len(found) != len(queries):
-            return 200, f"it gave {len(found)} results for {len(queries)} queries"
-        return 200, found
+        if len(hits) != len(queries):
+            return 200, f"it gave {len(hits)} results for {len(queries)} queries"
+        return 200, hits
 
     def _takes_others(self) -> bool:
-        """Whether the server answers a query of ours."""
+        """Return True if the server answers a query of ours."""
         try:
             self._ask(CONTROL, 1, pauses=[])
         except RetrievalError:
@@ -185,7 +185,7 @@ class HTTPRetriever:
 
 
 def _hit(item: Any) -> Hit:
-    """A result in either protocol; without scores Search-R1's server gives the bare document."""
+    """Read a result in either protocol. Without scores, Search-R1's server returns the bare document."""
     if isinstance(item, dict) and "document" in item:
         score = float(item.get("score", 0.0))
         if not math.isfinite(score):
@@ -195,5 +195,5 @@ def _hit(item: Any) -> Hit:
 
 
 def most_bytes(queries: int, top_k: int) -> int:
-    """How long an answer may be: 1 MiB, and 256 KiB for each passage asked for, but never over `MAX_ANSWER_BYTES`."""
+    """Return the bound of an answer: 1 MiB, plus 256 KiB for each passage, but at most `MAX_ANSWER_BYTES`."""
     return min(MAX_ANSWER_BYTES, (1 << 20) + queries * top_k * (1 << 18))

@@ -51,10 +51,10 @@ class LookupTool(Tool):
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         title: str = arguments["title"]
-        found = self._by_title.get(title) or self._by_key.get(fold_title(title))
-        if found:
-            data = {"titles": [p.title for p in found], "texts": [p.text for p in found]}
-            return ToolResult("\n".join(f"{one_line(p.title)}: {one_line(p.text)}" for p in found), data=data)
+        passages = self._by_title.get(title) or self._by_key.get(fold_title(title))
+        if passages:
+            data = {"titles": [p.title for p in passages], "texts": [p.text for p in passages]}
+            return ToolResult("\n".join(f"{one_line(p.title)}: {one_line(p.text)}" for p in passages), data=data)
         suggestions = self._suggest(fold_title(title[:MAX_TITLE_CHARS]))
         hint = f" Titles like it: {'; '.join(one_line(s) for s in suggestions)}." if suggestions else ""
         content = f"There is no passage with the title {one_line(title[:MAX_TITLE_CHARS])!r}.{hint}"

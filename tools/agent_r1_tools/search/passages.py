@@ -113,11 +113,11 @@ def load_corpus(path: str | Path, source: str | None = None) -> list[Passage]:
                     continue
                 row, passage = _read_row(line, f"{path}, row {number}")
                 if source is not None:
-                    found = row.get("source")
-                    if not isinstance(found, str | None):
+                    source_name = row.get("source")
+                    if not isinstance(source_name, str | None):
                         raise ValueError(f"{path}, row {number}: field 'source' must be a string")
-                    sources.add(found)
-                    if found != source:
+                    sources.add(source_name)
+                    if source_name != source:
                         continue
                 passages.append(passage)
     except TooLargeError as error:

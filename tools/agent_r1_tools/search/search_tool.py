@@ -48,7 +48,7 @@ class SearchTool(Tool):
 
     def batch_execute(self, batch: list[dict[str, Any]]) -> list[ToolResult]:
         try:
-            found = self.retriever.search([_clean(arguments["query"]) for arguments in batch], self.top_k)
+            results = self.retriever.search([_clean(arguments["query"]) for arguments in batch], self.top_k)
         except (RetrievalError, OSError) as error:  # a query names no path
             data = {"error": "retrieval_unavailable", "message": str(error)}
             content = "The search is not available at the moment."
@@ -57,7 +57,7 @@ class SearchTool(Tool):
             if len(batch) > 1:  # which one?
                 return [self.execute(arguments) for arguments in batch]
             return [ToolResult("The search does not take this query.", ok=False, data={"error": "query_refused"})]
-        return [_result(hits) for hits in found]
+        return [_result(hits) for hits in results]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SearchTool) and (other.retriever is self.retriever) and other.top_k == self.top_k

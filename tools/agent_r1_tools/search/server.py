@@ -254,7 +254,7 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
 
 
 async def _unless_gone(request: Request, search: Coroutine[Any, Any, list[list[Hit]]]) -> list[list[Hit]]:
-    """What a search finds; where the client goes away before, the search is cancelled."""
+    """Return the search's result. Cancel the search if the client disconnects."""
 
     async def wait_until_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

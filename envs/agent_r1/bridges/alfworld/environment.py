@@ -1,4 +1,4 @@
-"""ALFWorld: household tasks in text, in rooms drawn from the floor plans of its wheel, or in the official games."""
+"""The environment ALFWorld: household tasks in text, in generated rooms or in the official games."""
 
 from __future__ import annotations
 
@@ -30,21 +30,40 @@ _LIBRARIES: list[Any] = []  # Fast Downward, a copy for each game at work: unloa
 
 
 class ALFWorldEnv(TextGameEnv):
-    """ALFWorld: household tasks in a room that is described in text.
+    """Household tasks in a room that is described in text (ALFWorld, arXiv 2010.03768).
 
     ## Description
-    The agent goes to pieces of furniture, opens them, and takes, moves, cleans, heats and cools things, until the task
-    is done: "put a clean mug in coffeemachine". ALFWorld's PDDL domain and grammar play, the six types of tasks in
-    turn.
+    A task of [ALFWorld](https://arxiv.org/abs/2010.03768) (MIT) is, for example, "put a clean mug in coffeemachine".
+    The agent goes to pieces of furniture and opens them. It takes, moves, cleans, heats and cools things until the task
+    is done. There are six types of tasks. ALFWorld's PDDL domain and grammar define the game.
 
-    ## Rewards
-    1 for the task done, which ends the episode, 0 else. An answer gives up.
+    ALFWorld's wheel has the domain and the grammar, but no games. So by default the rooms are generated from the floor
+    plans in the wheel. If the official games are there, the environment uses them.
 
-    Args:
-        games: "generated" draws rooms from the floor plans in ALFWorld's wheel, "official" reads the games that
-            `alfworld-download` fetches, "auto" is the latter where there are some.
-        data_dir: the folder with `json_2.1.1` of the official games; None: what ALFWORLD_DATA says.
-        kinds: of the six types of tasks, those wanted; None for all.
+    The environment needs the extra `alfworld` (Linux and macOS). It was checked with alfworld 0.4.2, textworld 1.7 and
+    fast-downward-textworld 20.6.
+
+    ## Tools
+    `act(command)` runs one of ALFWorld's commands: `go to cabinet 2`, `open cabinet 2`, `take mug 1 from cabinet 2`,
+    `clean mug 1 with sinkbasin 1`, `move mug 1 to coffeemachine 1`, `use desklamp 1`. This version of ALFWorld has
+    `move ... to ...` where older prompts have `put ... in/on ...`.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"valid_seen"` or `"valid_unseen"` (also `"test"`) |
+    | `games` | `"auto"` | `"generated"`, `"official"`, or `"auto"`: official games if there are some |
+    | `data_dir` | `None` | the folder with `json_2.1.1`, which `alfworld-download` makes |
+    | `kinds` | `None` | some of the six types of tasks; `None`: all |
+    | `max_turns` | `50` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    Without `data_dir` the folder is that of the variable ALFWORLD_DATA, or else `~/.cache/alfworld`. If ALFWORLD_DATA
+    or `data_dir` is given and has no games, the constructor raises an error. With `games="generated"` it reads no
+    folder. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/alfworld.md.
     """
 
     instructions = (

@@ -1,4 +1,4 @@
-"""DeepSearch: questions that are answered by searching, opening and reading linked pages, with citations."""
+"""DeepSearch: questions answered by searching, opening and reading linked pages, with citations."""
 
 from agent_r1.tasks.deep_search.environment import DeepSearchEnv
 from agent_r1.tasks.deep_search.generator import generate_task

@@ -1,4 +1,4 @@
-"""The environment DeepSearch: its tools, what a cited answer is worth, and its scripted demonstrators."""
+"""The environment DeepSearch: its tools, the score of a cited answer, and its scripted demonstrators."""
 
 from __future__ import annotations
 
@@ -50,43 +50,55 @@ _CITATION = re.compile(r"\[([^\[\]]*)\]")
 
 
 class DeepSearchEnv(Baselines, ToolEnv):
-    """Questions that are answered by searching, opening and reading linked pages; the answer cites its pages.
+    """Questions about linked pages that the policy searches, opens, reads and cites.
 
     ## Description
-    `search(query)` lists pages by title, year and first line, `open(page)` shows how a page begins, and `find(text)`
-    the lines of the open page that contain a text. The default web is generated, new in every task: people with
-    invented names, a fact of the question on each of several pages, bystanders, and pages that contradict each other,
-    of which the newer one is right.
+    A question follows relations from one person to the next: "Who is the pilot of the deputy of Lobrek?". Each fact is
+    on its own page. The answer cites its pages in square brackets: `<answer>Kelvon [p12] [p34]</answer>`. An answer
+    ends the episode.
 
-    ## Action space
-    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls are run, at most eight in one turn; else an
-    `<answer>...</answer>` ends the episode. It cites pages in square brackets: `<answer>Kelvon [p12] [p34]</answer>`.
+    The default web is generated for every task, with invented names, so nothing has to be downloaded. The environment
+    needs the extra `search`. A web has these traps:
 
-    ## Observation space
-    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+    - A search for a name finds a person's page. Where a person has two pages, the newer one is right. The older one
+      leads to another answer. Every task has at least one such pair on its way.
+    - Some pages do not contain the name (a portrait of "this person"). Only a link finds such a page: "is described on
+      page [p31]".
+    - A long page shows its fact only to `find`.
+    - Every person in a fact has a page, with facts about the same relations.
 
-    ## Rewards
-    At the end equation 6 of Agent-R1 with the score exact match x F1 of the cited pages (`outcome/cited_answer`). A
-    citation is right if the page is gold and was opened in this episode. So an answer without a right citation pays
-    0, and each page that is cited without need makes all the others worth less. On the way, unless
-    `process_reward=False`: `process/page_found` 0.3 x newly opened gold pages / all gold pages,
-    `process/malformed_call` -0.1, `process/failed_call` -0.05, `process/repeated_call` -0.05.
+    Questions of HotpotQA, 2WikiMultihopQA or MuSiQue can replace the generated ones.
 
-    ## Episode end
-    Terminated by an answer; truncated when turns (`max_turns`, 30) or context run out. `info["metrics"]` has em, f1,
-    citation_precision, citation_recall and page_recall (gold pages that were opened); `info["is_success"]` is a right
-    answer that cites the gold pages and no other.
+    ## Tools
+
+    - `search(query)` lists pages by title, year and first line.
+    - `open(page)` shows the beginning of a page.
+    - `find(text)` shows the lines of the open page that contain a text.
+
+    At most eight calls of one turn are run.
 
     ## Arguments
-    `world_seed` (default 0): a task is a function of (world_seed, split, index). `split`: train and test (two or three
-    pages), by pages needed pages_2, pages_3, pages_4, pages_6 and pages_8, and unseen_entities, other_phrasings.
-    `questions`: "hotpotqa", "2wikimultihopqa" or "musique" in place of the generated ones, from `data_dir` as in their
-    environments; test is then the dev set, and pages_N its questions with N gold pages. `corpus`: "own" (the task's
-    pages), a file, the address of a server, a `Retriever`, and with `questions` "pooled". `top_k` (5). And those of
-    `ToolEnv`.
 
-    ## Version history
-    v0: first version.
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `test`, `pages_N` (N = 2, 3, 4, 6, 8), `unseen_entities`, `other_phrasings` |
+    | `world_seed` | `0` | the family of worlds |
+    | `questions` | `None` | `"hotpotqa"`, `"2wikimultihopqa"` or `"musique"` instead of generated questions |
+    | `data_dir` | `None` | the folder with the files of `questions` |
+    | `corpus` | `"own"` | the searched pages (below) |
+    | `top_k` | `5` | the maximum number of pages in a search result |
+    | `max_turns` | `30` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    `corpus` is one of these:
+
+    - `"own"`: the pages of the task;
+    - `"pooled"`, with `questions`: the pages of all questions in the file;
+    - a file of passages, the address of a retrieval server, or a `Retriever`.
+
+    A generated task is a function of `world_seed`, split and index. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/deep_search.md.
     """
 
     instructions = (
