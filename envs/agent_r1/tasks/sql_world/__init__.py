@@ -1,4 +1,4 @@
-"""SQLWorld: questions over SQLite databases; the answer is a query, and its results decide."""
+"""SQLWorld: questions about SQLite databases, answered by a query whose result decides."""
 
 from agent_r1.tasks.sql_world.environment import SQLWorldEnv
 

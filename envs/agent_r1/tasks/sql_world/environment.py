@@ -1,4 +1,4 @@
-"""SQLWorld: questions over SQLite databases; the answer is a query, and its results decide."""
+"""SQLWorld: questions about SQLite databases, answered by a query whose result decides."""
 
 from __future__ import annotations
 
@@ -24,22 +24,38 @@ _QUERY = re.compile(r"(?:\s|\(|--[^\n]*|/\*.*?\*/)*+(?:SELECT|WITH|VALUES)\b", r
 
 
 class SQLWorldEnv(Baselines, ToolEnv):
-    """Questions over databases that are new in every task, or those of Spider and BIRD.
+    """Questions about SQL databases that are new in every task.
 
     ## Description
-    A database of two or three tables with names of their own, and a question about it. The policy looks at the schema,
-    may try queries, and answers with one SELECT. It is right if it gives what the gold query gives, on this database
-    and on another one with the same tables and other rows (of a file: on a part of it), so that a constant is wrong.
+    A task has an SQLite database and a question about it. The policy looks at the schema, may try queries, and answers
+    with one SELECT. The result of this query decides. An answer ends the episode.
+
+    A database has two or three tables. The names of tables and columns are drawn for each task, for example `lamp_list`
+    and `shops`. So a policy cannot know them and has to look. Nothing has to be downloaded.
+
+    With `data_dir` the questions are those of [Spider](https://yale-lily.github.io/spider) or
+    [BIRD](https://bird-bench.github.io).
+
+    ## Tools
+
+    - `schema(table)` shows the tables with their columns, types and keys. `table` is optional.
+    - `query(sql)` runs a query and shows its first rows.
 
     ## Arguments
-    world_seed: which family of databases; a task is a function of (world_seed, split, index).
-    data_dir: a folder of Spider or BIRD as it was released; the splits are then train, dev (validation) and test, as
-        far as the folder has them.
-    And those of `ToolEnv`. `corpus` and `top_k` there are none: nothing is searched.
 
-    Raises: DataNotFoundError, DataFormatError (file, row and field are named).
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `test`, `more_tables`, `unseen_words`, `other_phrasings` |
+    | `world_seed` | `0` | the family of databases |
+    | `data_dir` | `None` | a folder of Spider or BIRD as it was released |
+    | `max_turns` | `6` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn; 2,048 with `data_dir` |
 
-    The rest (spaces, tools, rewards, end) is in docs/environments/sql_world.md.
+    With `data_dir` the splits are `train`, `dev` and `test`. A folder has those for which it has a file. A generated
+    task is a function of `world_seed`, split and index. The other arguments are those of `ToolEnv`. The constructor
+    raises DataNotFoundError or DataFormatError for a bad folder.
+
+    Rewards and baselines: docs/environments/sql_world.md.
     """
 
     instructions = (

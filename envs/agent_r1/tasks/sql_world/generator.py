@@ -1,7 +1,7 @@
-"""The databases and questions of SQLWorld: two or three tables with names of their own in every task, and a query.
+"""Databases and questions of SQLWorld, with two or three tables and new names in every task.
 
-Every task has two databases with the same tables and other rows. An answer has to give what the gold query gives on
-both, so a constant is none.
+Every task has two databases with the same tables and other rows. An answer must give the gold query's result on both,
+so an answer that only writes the result down is wrong.
 """
 
 from __future__ import annotations
