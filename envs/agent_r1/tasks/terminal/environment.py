@@ -46,23 +46,37 @@ with open("/logs/verifier/reward.txt", "w") as file:  # and not after the proces
 
 
 class TerminalEnv(Baselines, ToolEnv):
-    """Tasks for a shell, in bubblewrap.
+    """Small tasks for a shell in a sandbox, judged by hidden tests.
 
     ## Description
-    An instruction, a folder, and bash. The policy runs commands and submits. Its folder is then carried into another
-    sandbox, where the tests are, and their verdict is the score.
+    A task is an instruction and a folder: count, sum, rename, unpack, set rights, join tables, fix a script. The policy
+    has bash in a sandbox, and submits. Its folder is then carried into another sandbox with the tests. Their result is
+    the score. The policy never sees the tests.
+
+    Tasks are folders in [Harbor's layout](https://www.harborframework.com/docs/tasks), which Terminal-Bench 2 also
+    uses. The package generates sixteen kinds. The environment also runs other folders that need no image.
+
+    The environment needs Linux with bubblewrap. Elsewhere it raises SandboxError, which names what to install.
+
+    ## Tools
+
+    - `shell(command)` runs a command in bash.
+    - `submit()` ends the episode.
 
     ## Arguments
-    world_seed: which family of tasks; a task is a function of (world_seed, split, index).
-    data_dir: a folder of task folders in Harbor's layout (for training), or with folders train and test of such;
-        the tasks with an image that would have to be built are refused.
-    limits: what a command may use (`agent_r1_tools.shell.LIMITS`).
-    And those of `ToolEnv`.
 
-    Raises: SandboxError where bubblewrap isn't there, with what to install; DataNotFoundError, DataFormatError (file,
-    line and reason).
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `test` or `unseen_kinds` |
+    | `world_seed` | `0` | the family of tasks |
+    | `data_dir` | `None` | a folder of task folders, or one with such folders `train` and `test` |
+    | `limits` | `None` | an `agent_r1_tools.python.Limits`; `None`: `agent_r1_tools.shell.LIMITS` |
+    | `max_turns` | `12` | the maximum number of turns |
 
-    The rest (spaces, tools, rewards, end) is in docs/environments/terminal.md.
+    The other arguments are those of `ToolEnv`. A missing folder raises DataNotFoundError. A task that cannot be used
+    raises DataFormatError with file, line and reason.
+
+    Rewards and baselines: docs/environments/terminal.md.
     """
 
     instructions = (
