@@ -1,4 +1,4 @@
-"""Terminal: small shell tasks in Harbor's layout, in a sandbox; tests that the policy never meets decide."""
+"""Terminal: small shell tasks in Harbor's layout, in a sandbox, graded by hidden tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tasks of Terminal that come with the package: sixteen kinds, drawn anew from a seed, in Harbor's layout.
+"""Generated tasks of Terminal: sixteen kinds, drawn from a seed, in Harbor's layout.
 
-The tests of all of them are one program that compares files with what is expected. Where a script of the policy has to
-be run for that, `tests/run.sh` says how: it runs before the tests come, in a machine of its own.
+The tests of all kinds are one program that compares files with the expected ones. If a script of the policy has to run
+first, `tests/run.sh` runs it in a separate machine, before the tests are there.
 """
 
 from __future__ import annotations
