@@ -1,4 +1,4 @@
-"""TextArena: games for one player and for two, in words."""
+"""TextArena: text games for one or two players."""
 
 from agent_r1.bridges.textarena.environment import TextArenaEnv
 

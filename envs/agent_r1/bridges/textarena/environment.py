@@ -1,4 +1,4 @@
-"""TextArena: games for one player and for two, in words."""
+"""TextArena: text games for one or two players."""
 
 from __future__ import annotations
 
@@ -59,25 +59,44 @@ GAMES = tuple(f"{name}-v0" for name in (*SOLVED, *MOVES) if name not in LEFT_OUT
 
 
 class TextArenaEnv(FinalRewardEnv):
-    """Games of TextArena, alone or against another player.
+    """Text games of TextArena, alone or against another player (arXiv 2504.11442).
 
     ## Description
-    The rules stand in the first message, as the game tells them; `play` makes a move, and says what the game and the
-    other player did then.
+    The policy plays games such as TicTacToe, Mastermind or LiarsDice. The games are those of
+    [TextArena](https://github.com/LeonGuertler/TextArena) (MIT, [paper](https://arxiv.org/abs/2504.11442)). The first
+    message has the rules, in the words of the game. The policy makes a move and reads the game's reply. In a game for
+    two, the other player is a script or any function.
 
-    ## Rewards
-    At the end TextArena's own: 1 won, -1 lost, 0 a draw; alone often a share of the task. Success is a game won. A
-    second move in a row that the rules don't allow ends a game. An answer gives up: it pays as a game lost for two, 0
-    alone; so does a game that isn't ended.
+    The episode ends with the game. An `<answer>` gives up.
 
-    Args:
-        game: the name of a game, such as "TicTacToe-v0" or "Mastermind-v0-hard"; names, which come in turn; or "all".
-        opponent: plays the other side: `opponent(observation, rng)` gives an action for all that it has read so far;
-            also as "module:function". None for a scripted player, who makes random moves that the rules allow.
-        player: which side is played, 0 or 1; None for both, in turn.
-        timeout: seconds of a move, for an opponent that blocks; with all moves before it where the game was lost.
+    The environment needs the extra `textarena` and was checked with textarena 0.7.4.
 
-    Raises: ImportError without textarena or what a game needs; ArgumentError for a game that cannot be played.
+    ## Tools
+    `play(action)` makes a move or says something. `action` has the form that the rules ask for, usually with square
+    brackets. It has at most 1,000 characters.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"` or `"test"` |
+    | `game` | `"all"` | a game of TextArena, a list of games, or `"all"` |
+    | `opponent` | `None` | the other player: a function, or `"module:function"`; `None`: a script |
+    | `player` | `None` | the side of the policy, 0 or 1; `None`: both in turn |
+    | `timeout` | infinite | the time limit of a call in seconds, for an opponent that blocks |
+    | `max_turns` | `100` | the maximum number of turns |
+
+    - `game` may name a variant: "Mastermind-v0-hard". Several games take turns. `"all"` is the set of 18 games that the
+      expert knows.
+    - `opponent(observation, rng)` returns an action. `observation` is everything that this player has read so far.
+      `rng` is a `random.Random` that depends on the task and the turn.
+    - The script draws a move from those that the rules allow.
+    - If a running game breaks and is made again, `timeout` covers all earlier calls, too.
+
+    The other arguments are those of `ToolEnv`. A missing package raises ImportError. A game that does not work here
+    raises ArgumentError.
+
+    Rewards and baselines: docs/environments/textarena.md.
     """
 
     instructions = (

@@ -1,4 +1,4 @@
-"""What is known of TextArena's games, for `environment.py`: what may be a move, and how some are won."""
+"""Knowledge about TextArena's games: possible moves, and solutions of some games."""
 
 from __future__ import annotations
 
