@@ -1,4 +1,4 @@
-"""TextWorld: text adventures that Microsoft's generator writes, one for each seed."""
+"""TextWorld: generated text adventures, one for each seed."""
 
 from __future__ import annotations
 
@@ -45,20 +45,50 @@ _ONE_AT_A_TIME = threading.Lock()  # the generator keeps a random state for its 
 
 
 class TextWorldEnv(TextGameEnv):
-    """TextWorld: text adventures written by a generator, a new one for each seed.
+    """Generated text adventures of TextWorld, a new story for each seed (arXiv 1806.11532).
 
     ## Description
-    The agent reads where it is and what it is after, and gives commands such as "take the knife from the counter" to a
-    story that Inform 7 has compiled. `game="cooking"` has the rules of the First TextWorld Problems: find the cookbook,
-    fetch, cut and cook as it says, eat the meal.
+    The policy reads a description of a room and a goal. It gives commands such as "take the knife from the counter".
+    [TextWorld](https://arxiv.org/abs/1806.11532) (MIT) generates each story, and Inform 7 compiles it. TextWorld's
+    interpreter Jericho is GPL-2.0.
 
-    ## Rewards
-    TextWorld's own score divided by its greatest, at the end. Success is the game won; it ends the episode, as does a
-    game lost (burnt food, say), and an answer, which gives up.
+    The default games are the cooking games of the First TextWorld Problems. The policy reads the cookbook, then
+    fetches, cuts and cooks the ingredients, and eats the meal.
 
-    Args:
-        game: the kind: "cooking", "coin_collector", "treasure_hunter", "simple" or "custom".
-        settings: some of the kind's settings, to change them: see `GAMES`.
+    A story ends when it is won or lost. An `<answer>` gives up.
+
+    The environment needs the extra `textworld` (Linux and macOS) and was checked with textworld 1.7.
+
+    ## Tools
+    `act(command)` gives a command to the story. A command is one line of at most 150 letters and digits. It begins with
+    a verb of the game.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"valid"` (also `"validation"`) or `"test"` |
+    | `game` | `"cooking"` | the kind of game (below) |
+    | `settings` | `None` | changes to the settings of the kind, under TextWorld's names |
+    | `max_turns` | `50` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    | `game` | settings and defaults |
+    |---|---|
+    | `"cooking"` | `recipe` 1, `take` 1, `go` 6, `open` True, `cook` True, `cut` True, `drop` False |
+    | `"coin_collector"` | `level` 5, from 1 to 300 |
+    | `"treasure_hunter"` | `level` 10, from 1 to 30 |
+    | `"simple"` | `rewards` "balanced" ("dense", "sparse"), `goal` "detailed" ("brief", "none") |
+    | `"custom"` | `rooms` 5, `objects` 10, `quest_length` 5 |
+
+    - In cooking games, `recipe` is the number of ingredients. `take` is the number of ingredients that have to be
+      found. `go` is the number of rooms: 1, 6, 9 or 12. `drop` limits the inventory.
+    - The last two digits of the level of a coin collector are the length of the quest. There are at most 100 rooms.
+    - A custom game has a quest of given length in a house of given size.
+
+    The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/textworld.md.
     """
 
     instructions = (
