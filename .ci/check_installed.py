@@ -1,5 +1,5 @@
 """Checks an installed wheel or sdist: it imports with the core dependencies alone, quickly, carries its data, plays
-what docs/index.md says that it plays, and its commands start."""
+what the registry says that it plays, and its commands start."""
 
 import importlib.util
 import os
@@ -22,44 +22,31 @@ def import_seconds(statement: str) -> float:
     return min(float(run.stdout) for run in runs)
 
 
-def documented() -> dict[str, str | None]:
-    """What docs/index.md says of every environment: the extra that it needs, or None."""
-    table = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("| environment | needs |")[2]
-    rows = re.findall(r"^\| ([\w, ]+) \| (.+) \|$", table.partition("\n\n")[0], re.MULTILINE)
-    found = {}
-    for names, needs in rows:
-        extra = re.match(r"`(\w+)`", needs)
-        found |= dict.fromkeys(names.split(", "), extra[1] if extra else None)
-    return found
-
-
-def check_environments(env_ids: list[str]) -> None:
-    """Every environment plays with the core alone or says which extra it needs, as documented."""
+def check_environments() -> None:
+    """Check that every environment plays with the core alone or names the extra of its registry row."""
     import gymnasium as gym
 
+    import agent_r1
     from agent_r1.validation.probes import expert, play
     from agent_r1_tools.python import SandboxError
 
     sys.path.insert(0, str(ROOT / "benchmarks" / "common"))
     from made_up_data import write_made_up_data
 
-    needs = documented()
-    assert {env_id.split("/")[1].rpartition("-")[0] for env_id in env_ids} == needs.keys(), needs
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AGENT_R1_DATA"] = str(write_made_up_data(Path(folder)))
-        for env_id in env_ids:
-            extra = needs[env_id.split("/")[1].rpartition("-")[0]]
+        for env_id, entry in agent_r1.ENVIRONMENTS.items():
             try:
                 for env in (gym.make(env_id).unwrapped, gym.make_vec(env_id, num_envs=1).envs[0]):
                     assert play(env, 0, expert).success, env_id
                     env.close()
-                assert extra is None, f"{env_id} plays without [{extra}]; docs/index.md says otherwise"
+                assert not entry.extra, f"{env_id} plays without [{entry.extra}]; the registry says otherwise"
             except SandboxError as error:
                 assert env_id == "AgentR1/Terminal-v0", error
                 print(f"{env_id} was not played: {error}")
             except ImportError as error:
                 named = re.search(r"agent-r1\[(\w+)\]", str(error))
-                assert named and named[1] == extra, f"{env_id} needs {error}; docs/index.md says {extra}"
+                assert named and named[1] == entry.extra, f"{env_id} needs {error}; the registry says {entry.extra}"
 
 
 def check_commands() -> None:
@@ -82,7 +69,7 @@ def main() -> None:
         assert (files(package) / "py.typed").is_file(), f"{package}/py.typed is not in the wheel"
     for world in ("AgentR1/MultihopWorld-v0", "AgentR1/ArithmeticWorld-v0"):
         agent_r1.tiny_policy(world)  # raises where the policy's files are missing
-    check_environments(list(agent_r1.ENVIRONMENTS))
+    check_environments()
     check_commands()
     added = import_seconds("import gymnasium, agent_r1") - import_seconds("import gymnasium")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -155,17 +155,6 @@ def append_line(path: Path, facts: Any) -> None:
         file.write(b"\n" * cut + json.dumps(facts).encode() + b"\n")
 
 
-def put_tables(page: Path, name: str, tables: str) -> bool:
-    """Put tables between the marks `<!-- NAME -->` and `<!-- end of NAME -->` of a page; say whether it has them."""
-    first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    before, found, rest = text.partition(first)
-    _, ends, after = rest.partition(last)
-    if found and ends:
-        page.write_text(f"{before}{first}\n{tables}\n\n{last}{after}", encoding="utf-8")
-    return bool(found and ends)
-
-
 def _lacks(new: Any, old: Any, levels: int = 2) -> bool:
     """Whether results leave out rows of others: keys of two levels, and items of lists, by what names them."""
     if isinstance(new, list) and isinstance(old, list):

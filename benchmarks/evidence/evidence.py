@@ -11,9 +11,8 @@
 What a run showed stands in results/evidence_runs.jsonl from its end on and is not measured again, here or elsewhere;
 after Ctrl-C the same command goes on. Intervals are 95 %, those of llm_utils/records/intervals.py; the noise of
 gradients has a bootstrap over the batches of one run. Differences are of the same tasks.
-Writes benchmarks/results/evidence_PART.json and .md and the part's tables and plot in docs/evidence.md; what isn't
-asked for stays in them. The command in the first line of that .md makes what stands there once more, of the record
-alone.
+Writes benchmarks/results/evidence_PART.json and .md, and the plot docs/images/evidence_PART.png; rows that are not
+asked for stay in them. The command in the first line of that .md writes them again, from the record alone.
 """
 
 import argparse
@@ -109,7 +108,7 @@ def main() -> None:
     command = " && ".join(f"python benchmarks/evidence/evidence.py --part {args.part}{stands}{more}"
                           for stands in what_stands(list(part.PLACES), all_rows, results))  # fmt: skip
     record_results(f"evidence_{args.part}", results, tables, command, forced, merged=True)
-    page.write(f"evidence_{args.part}", results, words, part.PLOT)
+    page.write_plot(f"evidence_{args.part}", results, part.PLOT)
 
 
 if __name__ == "__main__":

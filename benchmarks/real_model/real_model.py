@@ -20,7 +20,7 @@ results/NAME_episodes.jsonl, and what stands there is neither trained nor played
 the adapters of a supervised training on demonstrations (RUN/checkpoint/policy of a run with --lora-rank) in place of
 that run; `GRPO=FOLDER` beside it evaluates those of a learner, on top, in place of its run with seed 1, a second
 `GRPO=FOLDER` in place of that with seed 2, and so on.
-Tables and JSON go to results/, tables to docs/real_model.md, where it has marks of that name.
+Tables and JSON are written to results/NAME.md and NAME.json, the picture to docs/images/NAME.png.
 """
 
 import argparse

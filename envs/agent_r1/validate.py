@@ -5,9 +5,10 @@
     python -m agent_r1.validate my_module:Mine/Guess-v0          one of your own
     python -m agent_r1.validate --data-dir DATA --write benchmarks/results/validation.md
     python -m agent_r1.validate AgentR1/ShopWorld-v0 --write benchmarks/results/validation.md     its row, no other
+    python -m agent_r1.validate --index docs/environments        write the index and the heads of the pages
 
-Of `validation/`, `checks.py` has the checks, `probes.py` the players, `record.py` the table. The status is 1 where a
-check fails. Rows are written one by one.
+Of `validation/`, `checks.py` has the checks, `probes.py` the players, `record.py` the table, `pages.py` the generated
+parts of docs/environments. The status is 1 where a check fails. Rows are written one by one.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gymnasium.envs.registration import load_env_creator
-
 import agent_r1
 from agent_r1.arguments import ArgumentError, share
 from agent_r1.baselines import baselines_of
@@ -36,11 +35,12 @@ from agent_r1.task_data import DataNotFoundError
 from agent_r1.tool_env import ToolEnv
 from agent_r1.validation import probes
 from agent_r1.validation.checks import CHECKS, Failed, Subject, digest_elsewhere, has_expert
+from agent_r1.validation.pages import write as write_pages
 from agent_r1.validation.probes import Played, Probe, play
 from agent_r1.validation.record import Report, machine, read, table, write
 from agent_r1_tools.text import printable
 
-__all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "index", "main", "measure", "table", "validate"]
+__all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "main", "measure", "table", "validate"]
 
 # ------------------------------------------------------------------------------------------------------------- figures
 
@@ -157,17 +157,6 @@ def validate(subject: Subject) -> Report:
     return report
 
 
-def index(pages: Path) -> str:
-    """A table of all ids with what they ask of a policy. `pages` holds a page for each, titled by the id."""
-    page_of = {page.read_text().partition("\n")[0].removeprefix("# "): page.name for page in sorted(pages.glob("*.md"))}
-    lines = ["| id | | needs | observability | turns of an expert |", "|---|---|---|---|---|"]
-    for env_id, entry in (agent_r1.ENVIRONMENTS | agent_r1.BRIDGES).items():
-        what = (load_env_creator(entry.entry_point).__doc__ or "").partition("\n")[0].rstrip(".")
-        link = f"[{env_id.removeprefix('AgentR1/')}]({page_of[env_id]})" if env_id in page_of else env_id
-        lines.append(f"| {link} | {what} | {', '.join(entry.needs)} | {entry.observability} | {entry.horizon} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """The command line."""
     description, _, examples = (__doc__ or "").partition("\n\n")
@@ -182,11 +171,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--env-kwargs", default="{}", help="arguments of the environments, as JSON")
     parser.add_argument("--data-dir", help="a folder with a folder for each data set, as AGENT_R1_DATA")
     parser.add_argument("--write", type=Path, help="a Markdown file for the table, JSON beside it; other rows stay")
-    parser.add_argument("--index", type=Path, metavar="PAGES", help="print what the ids ask of a policy, and be done")
+    parser.add_argument("--index", type=Path, metavar="PAGES", help="only write the index and the heads of these pages")
     parser.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     if args.index:
-        print(index(args.index), end="")
+        for path in write_pages(args.index):
+            print(f"wrote {path}")
         return 0
     if args.tasks < 1:
         parser.error("--tasks is at least 1")

@@ -20,7 +20,7 @@ import pytest
 from made_up_data import write_made_up_data
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks/real_model/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LEARNING = ("torch", "transformers", "tyro", "tensorboard", "tqdm", "matplotlib", "safetensors", "bm25s")
 TINY = ROOT / "envs" / "agent_r1" / "policies" / "MultihopWorld-v0"
 RUN = "--num-envs 8 --total-episodes 8 --episodes-per-iteration 8 --num-minibatches 1"
@@ -192,7 +192,6 @@ def make_clone(folder: Path) -> Path:
     for name in ("envs", "tools"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "docs").mkdir()
-    shutil.copy(ROOT / "docs" / "evidence.md", folder / "docs")
     return folder
 
 

@@ -352,29 +352,14 @@ FOUND = {
 
 
 @pytest.mark.parametrize("part", evidence.PARTS)
-def test_tables_and_plots_stand_on_the_page(part, tmp_path):
-    name, kind = f"evidence_{part}", evidence.PARTS[part].PLOT
-    marks = [f"<!-- evidence_{one} -->\nold\n<!-- end of evidence_{one} -->\nwords\n" for one in evidence.PARTS]
-    (tmp_path / "evidence.md").write_text("".join(marks))
-    found = {place: FOUND[part] | {"table": f"| {place} |"} for place in ("one", "two")}
-    for _ in range(2):
-        page.write(name, found, "On it.", kind, tmp_path)
-    text = (tmp_path / "evidence.md").read_text()
-    begin, end = text.index(f"<!-- {name} -->"), text.index(f"<!-- end of {name} -->")
-    assert f"images/{name}.png)\n\n| one |\n\n| two |\n\nOn it.\n" in text[begin:end]
-    assert "  " not in text[begin:end]  # an alternative text is a line
-    assert text.count("old") == 5 and text.count("words") == 6 and text.count("| one |") == 1
-    assert (tmp_path / f"images/{name}.png").stat().st_size > 5_000
-    (tmp_path / "evidence.md").write_text("no marks")
-    with pytest.raises(ValueError, match=f"has no marks of {name}"):
-        page.write(name, {}, "", kind, tmp_path)
+def test_a_part_writes_its_plot(part, tmp_path):
+    found = {place: FOUND[part] for place in ("one", "two")}
+    page.write_plot(f"evidence_{part}", found, evidence.PARTS[part].PLOT, tmp_path)
+    assert (tmp_path / f"images/evidence_{part}.png").stat().st_size > 5_000
 
 
-def test_without_noise_the_page_has_no_plot_of_it(tmp_path):
-    (tmp_path / "evidence.md").write_text("<!-- evidence_horizons -->\n<!-- end of evidence_horizons -->\n")
-    found = {"one": {"steps": {"a": 9.3}, "noise": {}, "table": "| one |"}}
-    page.write("evidence_horizons", found, "On it.", horizons.PLOT, tmp_path)
-    assert (tmp_path / "evidence.md").read_text().startswith("<!-- evidence_horizons -->\n\n| one |\n\nOn it.\n")
+def test_without_noise_there_is_no_plot_of_it(tmp_path):
+    page.write_plot("evidence_horizons", {"one": {"steps": {"a": 9.3}, "noise": {}}}, horizons.PLOT, tmp_path)
     assert not (tmp_path / "images").exists()
 
 

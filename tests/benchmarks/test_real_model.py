@@ -296,7 +296,7 @@ def test_adapters_that_are_added_otherwise_are_others(tmp_path):
 
 @pytest.mark.parametrize("name", json.loads((models.ADAPTERS / "deleted.json").read_text()))
 def test_deleted_adapters_are_known_by_what_is_recorded_and_named_with_their_commands(name, prepared, monkeypatch):
-    folder, page = models.ADAPTERS / name, (ROOT / "docs" / "real_model.md").read_text().splitlines()
+    folder, page = models.ADAPTERS / name, (ROOT / "benchmarks/real_model/README.md").read_text().splitlines()
     gone = models.deleted(folder)
     results = ROOT / "benchmarks" / "results"
     rows = [json.loads(line) for path in results.glob("real_model_*_episodes.jsonl") for line in path.open()]

@@ -1,4 +1,4 @@
-"""Tables and plots of docs/evidence.md, from what stands in benchmarks/results."""
+"""Plots of the parts in docs/images, drawn from the recorded results."""
 
 from __future__ import annotations
 
@@ -8,26 +8,20 @@ from typing import Any
 
 import numpy as np
 from compare import save_plot
-from machine import DOCS, put_tables
+from machine import DOCS
 from scores import Interval
 
 Plot = Callable[[Any, Mapping[str, Any]], None]
 COLOURS = [f"C{number}" for number in range(10)]
 
 
-def write(name: str, results: Mapping[str, Any], words: str, kind: tuple[Plot, str, float], docs: Path = DOCS) -> None:
-    """Put a part's tables between its marks in evidence.md, with words about where they were made, and its plot into
-    images. `kind`: what draws a place, which of its results that shows, and the height. ValueError without the marks.
+def write_plot(name: str, results: Mapping[str, Any], kind: tuple[Plot, str, float], docs: Path = DOCS) -> None:
+    """Draw a part's plot as docs/images/NAME.png, if its results have what the plot shows.
+
+    `kind` is the function that draws one place, the key of the results that it shows, and the height.
     """
-    plot, what, _ = kind
-    shown = "\n\n".join([*(found["table"] for found in results.values()), words])
-    if any(found[what] for found in results.values()):
-        image = f"images/{name}.png"
-        alt = " ".join((plot.__doc__ or "").split())
-        shown = f"![{alt}]({image})\n\n{shown}"
-        draw(results, docs / image, kind)
-    if not put_tables(docs / "evidence.md", name, shown):
-        raise ValueError(f"{docs / 'evidence.md'} has no marks of {name}")
+    if any(found[kind[1]] for found in results.values()):
+        draw(results, docs / "images" / f"{name}.png", kind)
 
 
 def draw(results: Mapping[str, Any], path: Path, kind: tuple[Plot, str, float]) -> None:

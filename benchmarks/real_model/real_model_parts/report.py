@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from compare import read_curve, save_plot
-from machine import DOCS, RESULTS, put_tables, record_results
+from machine import DOCS, RESULTS, record_results
 from scores import Scores, cell, interval
 from sweep import Job, find
 
@@ -297,4 +297,3 @@ def write_report(
         if getattr(args, flag):
             command += f' --{flag.replace("_", "-")} "{getattr(args, flag)}"'
     record_results(name, numbers, table, command, merged=True)
-    put_tables(DOCS / "real_model.md", name, table)

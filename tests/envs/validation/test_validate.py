@@ -327,13 +327,6 @@ def test_random_values_fit_their_schema():
     assert {value["count"] for value in values} == {3, 4} and {value["kind"] for value in values} == {"a", "b"}
 
 
-def test_the_index_names_every_id():
-    pages = ROOT / "docs" / "environments"
-    assert (pages / "index.md").read_text().endswith(validate.index(pages))
-    ids = agent_r1.ENVIRONMENTS | agent_r1.BRIDGES
-    assert all(f"[{env_id.removeprefix('AgentR1/')}](" in validate.index(pages) for env_id in ids)
-
-
 def test_random_calls_know_what_a_schema_refers_to():
     """As pydantic writes it."""
     place = {"type": "object", "properties": {"side": {"$ref": "#/$defs/Side"}}, "required": ["side"]}
