@@ -3,12 +3,12 @@
     python learner/compare.py --exp-names ppo_llm grpo_llm --plot curves.png
     python learner/compare.py --metric charts/success --x seconds --group-by exp_name learning_rate
 
-Everything is read from disk: the arguments from summary.json, the curves from TensorBoard's event files. Runs that
-aren't finished, or lack the scalar, are left out and named. Where the runs of a group differ in more
-than their seeds, that is said.
+Everything is read from disk: the arguments from summary.json, the curves from TensorBoard's event files. Unfinished
+runs, and runs without the scalar, are left out and named. A warning names groups whose runs differ in more than their
+seeds.
 """
 
-import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
 import argparse
 import json
@@ -23,13 +23,14 @@ import numpy as np
 from agent_r1_tools.text import printable
 from llm_utils.records.intervals import mean
 
-Curve = tuple[np.ndarray, np.ndarray]  # x, rising; values
+Curve = tuple[np.ndarray, np.ndarray]  # increasing x, and values
 
 
 def read_curve(run_dir: Path, metric: str, x: str = "steps") -> Curve:
-    """A scalar of a run, against "steps" (turns), "episodes" or "seconds". KeyError if it isn't there.
+    """Read a scalar of a run against "steps" (turns), "episodes" or "seconds". Raise KeyError if the run has no such
+    scalar.
 
-    Seconds are those of the clock since the log was opened, evaluations and pauses of an interrupted run included.
+    Seconds are wall-clock time since the log was opened, with evaluations and pauses of an interrupted run.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -39,14 +40,14 @@ def read_curve(run_dir: Path, metric: str, x: str = "steps") -> Curve:
         at = [event.wall_time - events.FirstEventTimestamp() for event in scalars]
     else:
         at = [event.step for event in scalars]
-    if x == "episodes":  # all that were played until then; an iteration logs once, at the step where it ends
+    if x == "episodes":  # episodes until then; an iteration logs once, at its last step
         played = {event.step: event.value for event in events.Scalars("charts/episodes")}
         at = [max((value for end, value in played.items() if end <= step), default=0) for step in at]
     return np.array(at, float), np.array([event.value for event in scalars])
 
 
 def area(curve: Curve, until: float = np.inf) -> float:
-    """The mean height of a curve over x, up to `until` (trapezoids)."""
+    """Return the mean height of a curve over x, up to `until` (trapezoids)."""
     x, values = curve
     if x[-1] > until:
         inside = x < until
@@ -56,44 +57,44 @@ def area(curve: Curve, until: float = np.inf) -> float:
 
 
 def find_runs(runs: Path, group_by: Sequence[str], only: dict[str, list[str]]) -> dict[tuple[str, ...], list[Path]]:
-    """Finished runs whose arguments are among `only` (name -> values as text), grouped by arguments.
+    """Return finished runs whose arguments are among `only` (name -> values as text), grouped by arguments.
 
-    A group is named by the id of the environment and the arguments `group_by`. Where others fit, values that no run
-    has are named.
+    A group is named by the environment's id and the arguments `group_by`. Values that no run has are printed, if other
+    values match.
     """
     groups: dict[tuple[str, ...], list[Path]] = defaultdict(list)
-    found: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for path in sorted(runs.glob("*/summary.json")):
         report: dict[str, Any] = json.loads(path.read_text())
         args = {name: str(value) for name, value in report["args"].items()}
         if all(args.get(name) in values for name, values in only.items()):
             if report.get("finished"):
                 groups[tuple(args.get(name, "-") for name in ("env_id", *group_by))].append(path.parent)
-                found |= args.items()
+                seen |= args.items()
             else:
-                print(f"left out, not finished: {path.parent}", file=sys.stderr)
+                print(f"left out, as it is not finished: {path.parent}", file=sys.stderr)
     for name, values in only.items() if groups else ():
-        for value in sorted(value for value in set(values) if (name, value) not in found):
-            print(f"no finished run that fits has {name} {value}", file=sys.stderr)
+        for value in sorted(value for value in set(values) if (name, value) not in seen):
+            print(f"no matching finished run has {name} {value}", file=sys.stderr)
     return dict(sorted(groups.items()))
 
 
 def differences(folders: Sequence[Path]) -> list[str]:
-    """What keeps runs from being seeds of one experiment: arguments that differ, seeds that don't."""
+    """Return the reasons why runs are not seeds of one experiment: different arguments, equal seeds."""
     args: list[dict[str, Any]] = [json.loads((folder / "summary.json").read_text())["args"] for folder in folders]
-    found = []
+    reasons = []
     for name in dict.fromkeys(name for run in args for name in run):
         values = dict.fromkeys(str(run.get(name, "-")) for run in args)
         if len(values) > 1 and name not in ("seed", "resume", "memory_gb"):  # older runs have a --memory-gb
-            found.append(f"its runs differ in {name}: {', '.join(values)}")
+            reasons.append(f"its runs differ in {name}: {', '.join(values)}")
     for seed, count in Counter(run.get("seed") for run in args).items():
         if count > 1:
-            found.append(f"{count} of its runs have seed {seed}")
-    return found
+            reasons.append(f"{count} of its runs have seed {seed}")
+    return reasons
 
 
 def table(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str) -> str:
-    """A markdown table. The areas of an environment's groups end where its shortest curve ends."""
+    """Format a markdown table. The areas of an environment's groups end where its shortest curve ends."""
     rows = [f"| environment | group | runs | final `{metric}` | area under the curve over {x} |"]
     rows.append("|---|---|---|---|---|")
     for (env_id, *names), group in curves.items():
@@ -107,7 +108,7 @@ def table(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str) -> st
 
 
 def plot(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str, path: Path) -> None:
-    """A panel for each environment: every run as a thin line, the mean of a group as a thick one."""
+    """Draw a panel for each environment: every run as a thin line, the mean of a group as a thick one."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -130,13 +131,13 @@ def plot(curves: dict[tuple[str, ...], list[Curve]], metric: str, x: str, path: 
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         save_plot(figure, path, bbox_inches="tight")
-    except ValueError as error:  # an ending that matplotlib doesn't know
+    except ValueError as error:  # a file extension that matplotlib does not support
         sys.exit(f"--plot {path}: {error}")
     print(f"written to {path}", file=sys.stderr)
 
 
 def save_plot(figure: Any, path: Path, dpi: int = 130, **options: Any) -> None:
-    """Save a figure of matplotlib, a PNG in 256 colours: a third of the bytes."""
+    """Save a figure of matplotlib. A PNG gets 256 colours, which takes a third of the bytes."""
     figure.savefig(path, dpi=dpi, **options)
     if path.suffix == ".png":
         from PIL import Image
@@ -148,14 +149,14 @@ def save_plot(figure: Any, path: Path, dpi: int = 130, **options: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of the runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs")
     parser.add_argument("--env-ids", nargs="+", help="only these environments")
     parser.add_argument("--exp-names", nargs="+", help="only these experiments")
     parser.add_argument("--where", nargs="+", default=[], metavar="NAME=VALUE", help="only runs with these arguments")
-    parser.add_argument("--group-by", nargs="+", default=["exp_name"], help="arguments that tell the curves apart")
-    parser.add_argument("--metric", default="eval/em", help="the scalar that is compared")
-    parser.add_argument("--x", default="episodes", choices=["episodes", "steps", "seconds"], help="the horizontal axis")
-    parser.add_argument("--plot", type=Path, help="also draw the curves into this file")
+    parser.add_argument("--group-by", nargs="+", default=["exp_name"], help="arguments that define the groups")
+    parser.add_argument("--metric", default="eval/em", help="scalar to compare")
+    parser.add_argument("--x", default="episodes", choices=["episodes", "steps", "seconds"], help="horizontal axis")
+    parser.add_argument("--plot", type=Path, help="file to draw the curves into")
     args = parser.parse_args()
     only = {name: values for name, values in (("env_id", args.env_ids), ("exp_name", args.exp_names)) if values}
     only |= {name: [value] for name, _, value in (condition.partition("=") for condition in args.where)}
@@ -169,7 +170,7 @@ def main() -> None:
             try:
                 curve = read_curve(folder, args.metric, args.x)
             except KeyError:
-                print(f"left out, it logged no {args.metric}: {folder}", file=sys.stderr)
+                print(f"left out, as it logged no {args.metric}: {folder}", file=sys.stderr)
             else:
                 curves[group].append(curve)
                 used.append(folder)

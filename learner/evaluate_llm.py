@@ -1,15 +1,15 @@
 # docs and results: docs/learners/evaluate_llm.md
-"""Evaluates a policy on held-out tasks, as an agent or as a baseline without tools.
+"""Evaluation of a policy on held-out tasks, as an agent or as a baseline without tools.
 
-python learner/evaluate_llm.py                                         # the tiny policy as it is shipped
-python learner/evaluate_llm.py --model runs/RUN                        # what a run has learned, where it was trained
-python learner/evaluate_llm.py --model runs/RUN --mode base_tool_call  # what it began with
+python learner/evaluate_llm.py                                         # the shipped policy
+python learner/evaluate_llm.py --model runs/RUN                        # a run's trained policy, on its own environment
+python learner/evaluate_llm.py --model runs/RUN --mode base_tool_call  # the model that the run started from
 python learner/evaluate_llm.py --model NAME --env-id AgentR1/HotpotQA-v0 --split dev --mode naive_rag
 python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME --num-envs 8
-python learner/evaluate_llm.py --resume runs/EVALUATION                # go on with one that was stopped
+python learner/evaluate_llm.py --resume runs/EVALUATION                # continue a stopped evaluation
 """
 
-import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
 import shlex
 import sys
@@ -47,104 +47,105 @@ from llm_utils.trajectory import OF_TURNS
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem
-    """the name of this experiment"""
+    """name of this experiment"""
     seed: int = 1
     """seed of sampling and of the bootstrap"""
     cuda: bool = True
-    """use a GPU where there is one"""
+    """use a GPU if there is one"""
     num_threads: int = 0
-    """CPU threads of torch (0: as many as others leave cores free)"""
+    """CPU threads of torch (0: as many as there are free cores)"""
     resume: str | None = None
-    """the folder of an evaluation: play what it lacks, in the same folder, with its arguments"""
+    """folder of an evaluation: run the missing episodes, in the same folder, with its arguments"""
 
     env_id: str | None = None
-    """the id of the environment (None: the one that a run in --model was trained on; else AgentR1/MultihopWorld-v0)"""
+    """id of the environment (None: the one that a run in --model was trained on, else AgentR1/MultihopWorld-v0)"""
     split: str | None = None
-    """the split whose tasks are played (None: that run's --eval-split, if the environment is its own;
-    else test, validation or dev where there is one, else train)"""
+    """split of the tasks (None: that run's --eval-split, if the environment is its own; else test, validation or dev if
+    there is one, else train)"""
     data_dir: str | None = None
-    """the folder of the data set, for environments that have one"""
+    """folder of the data set, for environments that have one"""
     env_kwargs: str | None = None
     """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}' (None: that run's; '{}': none)"""
     model: str = "tiny"
-    """a Hugging Face name, a folder, a run's folder, or "tiny": the policy shipped for the environment"""
+    """Hugging Face name, folder, run folder, or "tiny": the policy shipped for the environment"""
     api: str | None = None
-    """address of a chat API, up to /v1, that plays in the place of --model; its key is in OPENAI_API_KEY"""
+    """address of a chat API, up to /v1, to evaluate instead of --model; its key is in OPENAI_API_KEY"""
     api_model: str | None = None
-    """what the API of --api calls its model"""
+    """name of the model at the API of --api"""
     adapter: str | None = None
-    """a folder with LoRA adapters for --model, such as runs/RUN/checkpoint/policy (which goes on top of that run's own
-    --model, where none is given); with --engine transformers"""
+    """folder of LoRA adapters for --model, e.g. runs/RUN/checkpoint/policy (without --model: for that run's own
+    --model); with --engine transformers"""
     tokenizer: str | None = None
-    """a tokenizer's name or folder (None: the model's own, with --api "byte"; "byte": the built-in byte tokenizer)"""
+    """name or folder of a tokenizer (None: the model's own, with --api "byte"; "byte": the built-in byte tokenizer)"""
     mode: Literal["agent", "base_tool_call", "naive_rag", "closed_book"] = "agent"
-    """agent: with tools, as trained. base_tool_call: the same with the model that a run began with.
-    naive_rag: one retrieval with the question, the passages in the prompt, one answer, no tools.
-    closed_book: the question alone, one answer"""
+    """agent: with tools, as trained. base_tool_call: the same with the model that a run started from. naive_rag: one
+    retrieval with the question, the passages in the prompt, one answer, no tools. closed_book: the question alone, one
+    answer"""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """what the model computes in (auto: float32 on a CPU, bfloat16 on a GPU)"""
+    """dtype of the model's computations (auto: float32 on a CPU, bfloat16 on a GPU)"""
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
-    """what samples: transformers or vLLM in this process, or running `vllm serve` processes"""
+    """sampling engine: transformers or vLLM in this process, or running `vllm serve` processes"""
     vllm_url: str = "http://localhost:8000"
     """address of the server of --engine vllm-server"""
 
     episodes: int = 1000
-    """tasks to play (fewer if the split has fewer)"""
+    """number of tasks (fewer if the split has fewer)"""
     first_episode: int = 0
-    """the first of these tasks, counted from 0: other ones for each seed, say"""
+    """index of the first task, counted from 0, e.g. another one for each seed"""
     profile: int = 0
-    """play every task so many times, and write their pass rates for --sample-by-pass-rate (0: once)"""
+    """run every task this many times, and write pass rates for --sample-by-pass-rate (0: run it once, write none)"""
     num_envs: int = 128
-    """episodes that run at the same time"""
+    """number of parallel episodes"""
     temperature: float = 0.0
     """sampling temperature (0: greedy)"""
     top_p: float | None = None
-    """nucleus sampling (1: off; None: off, but what the server does by default with --api)"""
+    """nucleus sampling (1: off; None: off, or the server's default with --api)"""
 
 
 def check_api(args: Args) -> None:
-    """Refuse arguments that do nothing with --api, or lack. What a run says of the others has no part in it."""
+    """Raise SystemExit for arguments that do nothing with --api, or are missing. Values taken from a run are not
+    checked."""
     if args.api is not None:
         if args.api_model is None:
-            raise SystemExit("--api needs --api-model, what the API calls its model")
+            raise SystemExit("--api needs --api-model, the model's name at the API")
         if args.mode == "base_tool_call":
-            raise SystemExit("--mode base_tool_call is of a run; with --api it is --mode agent")
+            raise SystemExit("--mode base_tool_call needs a run; with --api use --mode agent")
         for name in ("model", "adapter", "dtype", "engine"):
             if getattr(args, name) != getattr(Args, name):
                 raise SystemExit(f"{arguments.flag(name)} does nothing with --api")
 
 
 def check(args: Args) -> None:
-    """Refuse arguments that are out of range, or do nothing, before any work."""
+    """Raise SystemExit for arguments that are out of range, or do nothing, before any work."""
     arguments.check_each(args)
     if args.profile and args.first_episode:
-        raise SystemExit("--profile counts from the first task; leave out --first-episode")
+        raise SystemExit("--profile starts at the first task; leave out --first-episode")
     if args.top_p is not None and args.top_p < 1 and args.temperature == 0:
         raise SystemExit("--top-p does nothing without a --temperature above 0")
     if args.profile and args.temperature == 0:
-        raise SystemExit("--profile needs a --temperature above 0: a greedy policy answers alike every time")
+        raise SystemExit("--profile needs a --temperature above 0: a greedy policy always gives the same answer")
     if args.engine != "transformers" and args.dtype != "auto":
         raise SystemExit(f"--dtype does nothing with --engine {args.engine}")
     if args.mode == "base_tool_call" and args.adapter is not None:
-        raise SystemExit("--mode base_tool_call plays what a run began with, without adapters: leave out --adapter")
+        raise SystemExit("--mode base_tool_call evaluates a run's initial model, without adapters: leave out --adapter")
     if args.engine != "transformers" and args.adapter is not None:
-        raise SystemExit("--adapter goes with --engine transformers; for vLLM merge it with peft's merge_and_unload()")
+        raise SystemExit("--adapter needs --engine transformers; for vLLM use peft's merge_and_unload()")
 
 
 # ----------------------------------------------------------------------------------------------------------- statistics
 
 
 def well_formed(reward_terms: Mapping[str, float]) -> bool:
-    """Whether an episode with these terms ended as it should: one answer, and no malformed call before it."""
-    paid = {name for name in reward_terms if name.startswith("outcome/")}  # nothing where gymnasium's limit cut it off
+    """Return True if an episode with these terms ended properly: one answer, and no malformed call before it."""
+    paid = {name for name in reward_terms if name.startswith("outcome/")}  # none if gymnasium's limit ended it
     return bool(paid) and not paid & {"outcome/format", "outcome/unfinished"}
 
 
 def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
-    """Mean and 95 % interval of every statistic in the `stats` of the rows, over those that have it.
+    """Return mean and 95 % interval of every statistic in the `stats` of the rows, over those that have it.
 
-    Where tasks were played several times, of tasks' means: intervals speak of other tasks.
+    If tasks ran several times, the means of tasks are used, so that intervals generalise over tasks.
     """
     names = {"em": "exact_match", "f1": "f1", "success": "success", "format": "format", "return": "return"}
     names |= {name: name for row in rows for name in row.stats if name not in names}
@@ -155,13 +156,13 @@ def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
             if name in row.stats:
                 of_tasks.setdefault(row.task_index, []).append(float(row.stats[name]))
         values = [float(np.mean(of_task)) for of_task in of_tasks.values()]
-        if values and shown not in table:  # ours come first
+        if values and shown not in table:  # our statistics come first
             is_count = name in (*OF_TURNS, "tokens", "sampled_tokens")
             if not is_count and 0 <= min(values) and max(values) <= 1:
-                found = proportion(np.array(values))
+                interval = proportion(np.array(values))
             else:
-                found = mean(values, seed, resamples=2000)
-            table[shown] = dict(zip(("mean", "low", "high"), found, strict=True))
+                interval = mean(values, seed, resamples=2000)
+            table[shown] = dict(zip(("mean", "low", "high"), interval, strict=True))
     return table
 
 
@@ -183,7 +184,7 @@ if __name__ == "__main__":
     stack = stack_of_adapters(args.adapter) if args.adapter is not None else []
     trained_on = summary_of_run(args.adapter).get("model_files") if args.adapter is not None else None
     if trained_on not in (None, fingerprint(source)):
-        print(f"{source} may not be what the run of {args.adapter} began with (other names, times)", file=sys.stderr)
+        print(f"{source} may not be the initial model of {args.adapter} (other names or times)", file=sys.stderr)
     tokenizer = tokenizer_source(args.tokenizer or ("byte" if args.api is not None else None), source, args.env_id)
     spec = environment_spec(args.env_id)
     kwargs = {"tokenizer": tokenizer, "split": args.split, **env_kwargs(args), "observation": "new"}
@@ -206,7 +207,7 @@ if __name__ == "__main__":
     else:
         engine = make_engine(args, source, vocab_size, policy, tokenizer, longest)
 
-    # play; what is over is kept at once
+    # episodes; each is saved when it ends
     first, times = args.first_episode, args.profile or 1
     num_tasks = min(args.episodes, envs.envs[0].num_tasks - first)
     if num_tasks < 1:
@@ -215,13 +216,13 @@ if __name__ == "__main__":
     if num_tasks < args.episodes:
         print(f"the split {args.split} has {num_tasks} tasks from {first} on, fewer than --episodes", file=sys.stderr)
     if args.resume is None and run_dir.exists():
-        raise SystemExit(f"{run_dir}: this evaluation began in the same second; begin again, or give an --exp-name")
+        raise SystemExit(f"{run_dir}: another evaluation has this name; start again, or use another --exp-name")
     run_files.claim(run_dir)
-    played_by = f"{source} with {' and '.join(stack)}" if stack else source
-    model = {"model": played_by, "model_files": model_files(args)}
+    model_name = f"{source} with {' and '.join(stack)}" if stack else source
+    model = {"model": model_name, "model_files": model_files(args)}
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
-    told = {"mode": args.mode, "env_id": args.env_id, "model": played_by}
+    labels = {"mode": args.mode, "env_id": args.env_id, "model": model_name}
     with episodes.keeping(len(tasks)):
         run_files.write_json(run_dir / REPORT, report)
         sampler = Sampler(envs, engine, args.seed)
@@ -231,7 +232,7 @@ if __name__ == "__main__":
                 for row in sampler.stream():
                     if not row.fault:
                         row.stats["format"] = float(well_formed(row.reward_terms))
-                    episodes.add(row, **told)
+                    episodes.add(row, **labels)
                     bar.update()
             except EngineDied as error:
                 raise SystemExit(str(error)) from error
@@ -240,11 +241,12 @@ if __name__ == "__main__":
         played = episodes.close()
         seconds = episodes.seconds + time.time() - started
 
-        # what came out
+        # figures
         rows = [episode for episode in played if not episode.fault]
         if len(rows) < len(played):
             fault = next(episode.fault for episode in played if episode.fault)
-            print(f"{len(played) - len(rows)} of {len(played)} episodes were ended by faults and don't count: {fault}")
+            failed = f"{len(played) - len(rows)} of {len(played)} episodes"
+            print(f"{failed} failed because of infrastructure errors and are not counted: {fault}")
         if not rows:
             raise SystemExit("no episode is left to evaluate")
         table = summarize(rows, args.seed)
@@ -253,7 +255,7 @@ if __name__ == "__main__":
         counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
         report = {**model, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
         run_files.write_json(run_dir / REPORT, report | {"finished": True})
-    print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {played_by} as {args.mode}, {seconds:.0f} s")
+    print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {model_name} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
         print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]")
     print(f"written to {run_dir}; python -m agent_r1.show {shlex.quote(str(run_dir))} prints episodes")

@@ -1,17 +1,16 @@
 # docs and results: docs/learners/grpo_llm.md
-"""GRPO for language models that call tools, in one file; by flags also Dr. GRPO, DAPO and GSPO.
+"""GRPO for language models that call tools, in one file; with flags also Dr. GRPO, DAPO and GSPO.
 
-The episodes of a group play the same task; a turn's advantage is what was earned from it on above what the others
-earned, so there is no critic. An episode is one growing row of tokens, never decoded and encoded again; only sampled
-tokens are trained on.
+The episodes of a group share a task. A turn's advantage is its return above the returns of the other episodes, so there
+is no critic. An episode is one growing row of tokens, which is never re-tokenised. Only sampled tokens are trained on.
 
-    python learner/grpo_llm.py                                            # tiny policy, generated world, laptop CPU
+    python learner/grpo_llm.py                                            # shipped policy, generated world, laptop CPU
     torchrun --nproc-per-node 4 learner/grpo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # GPUs
     python learner/grpo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct \\
         --engine vllm --lora-rank 16 --gradient-checkpointing             # one GPU of 80 GB
 """
 
-import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,75 +42,75 @@ class Args(Common):
     exp_name: str = Path(__file__).stem
 
     total_episodes: int = 5_120
-    """episodes of training"""
+    """number of training episodes"""
     episodes_per_iteration: int = 256
     """episodes collected before each update"""
     temperature: float = 1.0
-    """sampling temperature; the trainer's log-probabilities are taken at the same temperature"""
+    """sampling temperature; the trainer computes log-probabilities at the same temperature"""
     group_size: int = 8
     """episodes of the same task"""
     dynamic_sampling: int = 0
-    """rounds of further groups, while groups in which all returns are equal leave the batch short (DAPO; 0: off)"""
+    """rounds of extra groups, while groups with equal returns leave the batch too small (DAPO; 0: off)"""
     credit: Literal["turn", "episode"] = "turn"
-    """what a turn is credited with: the rewards from this turn on, or those of the whole episode (the original)"""
+    """rewards that a turn is credited with: those from this turn on, or of the whole episode (the original)"""
     gamma: float = 1.0
     """discount per turn"""
     scale_rewards: bool = True
     """divide advantages by a standard deviation of returns (Dr. GRPO: no)"""
     scale_by: Literal["auto", "others", "group"] = "auto"
-    """whose: that of the other groups' episodes, which keeps the direction of the gradient, or that of the group itself
-    (as published; biased). auto: others with --credit turn, group with --credit episode"""
+    """standard deviation that scales advantages: others = over all other groups (unbiased direction), group = this
+    group (as published, biased). auto: others with --credit turn, group with --credit episode"""
 
     learning_rate: float | None = None
-    """learning rate (None: 3e-4 for the tiny policy, 1e-6 for other models, 1e-5 for LoRA adapters on them)"""
+    """learning rate (None: 3e-4 for the shipped policy, 1e-6 for other models, 1e-5 for LoRA adapters)"""
     anneal_lr: bool = True
     """anneal the learning rate linearly to 0"""
     update_epochs: int = 1
     """passes over the collected episodes"""
     num_minibatches: int = 4
-    """optimizer steps in a pass"""
+    """optimizer steps per pass"""
     ratio: Literal["token", "turn", "sequence"] = "token"
-    """importance ratio of a token, or the geometric mean over its turn or its row (GSPO: sequence)"""
+    """importance ratio of a token, or the geometric mean over its turn or its sequence (GSPO: sequence)"""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
-    """mean over tokens (DAPO), over episodes of their means (GRPO), or the sum over episodes x constant (Dr. GRPO)"""
+    """mean over tokens (DAPO), mean over episodes of token means (GRPO), or sum over episodes x constant (Dr. GRPO)"""
     constant_length: int = 256
-    """tokens of an episode by which --loss-aggregation constant divides"""
+    """tokens per episode that --loss-aggregation constant divides by"""
     clip_coef: float = 0.2
-    """the ratio is clipped at 1 - clip_coef ..."""
+    """the ratio is clipped below at 1 - clip_coef ..."""
     clip_coef_high: float = 0.28
-    """... and at 1 + clip_coef_high"""
+    """... and above at 1 + clip_coef_high"""
     ent_coef: float = 0.0
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
-    """weight of the KL divergence to the first policy (0: no reference model is loaded)"""
+    """weight of the KL divergence to the initial policy (0: no reference model is loaded)"""
     kl_in: Literal["loss", "reward"] = "loss"
-    """is the KL divergence added to the loss, or taken from the reward of every turn?"""
+    """add the KL divergence to the loss, or subtract it from the reward of every turn"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """estimator in the loss; k1 has no gradient on average, k2 the right one (in the reward it is always k1)"""
+    """estimator in the loss: k1 has zero mean gradient, k2 the right one (--kl-in reward always uses k1)"""
     max_grad_norm: float = 1.0
-    """clipping of the gradient norm"""
+    """maximum gradient norm"""
     old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
-    """log-probabilities in the ratio's denominator: as sampled, or computed again by the trainer before the update.
+    """log-probabilities in the ratio's denominator: the sampler's, or recomputed by the trainer before the update.
     auto: the trainer's, unless the sampler is the same program in float32 with the same weights"""
     importance_cap: float = 2.0
-    """with --old-logprobs trainer: bound of the weight trainer / sampler of a token (truncated importance sampling)"""
+    """with --old-logprobs trainer: maximum weight trainer / sampler of a token (truncated importance sampling)"""
     reject_ratio: float = 0.0
-    """with --old-logprobs trainer: train nothing on episodes whose geometric mean of trainer / sampler is beyond this
-    factor (0: train on all)"""
+    """with --old-logprobs trainer: drop episodes whose geometric mean of trainer / sampler is beyond this factor or its
+    inverse (0: keep all)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
-    """advantages on sampled tokens only; --no-advantage-mask puts a turn's also on what the environment answered"""
+    """advantages on sampled tokens only; --no-advantage-mask also puts a turn's on the environment's reply"""
 
 
 def check(args: Args) -> None:
-    """Refuse arguments that contradict each other, before any work."""
+    """Raise SystemExit for arguments that contradict each other, before any work."""
     arguments.check(args)
     arguments.check_groups(args)
     if args.dynamic_sampling and args.kl_in == "reward":
-        raise SystemExit("--dynamic-sampling leaves out groups of equal rewards, which --kl-in reward would train on")
+        raise SystemExit("--dynamic-sampling is incompatible with --kl-in reward: it drops groups that the KL needs")
     if args.loss_mask and not args.advantage_mask:
-        raise SystemExit("--no-advantage-mask changes nothing without --no-loss-mask: only the loss reads advantages")
+        raise SystemExit("--no-advantage-mask has no effect without --no-loss-mask: only the loss reads advantages")
 
 
 # ------------------------------------------------------------------------------------------------------- advantages
@@ -121,13 +120,13 @@ def group_advantages(
     returns: Array, credit: str = "episode", scale: bool = True, eps: float = 1e-6, scale_by: str = "auto",
     deviation: float | None = None,
 ) -> Array:  # fmt: skip
-    """Advantages of the turns of the episodes of one group from their returns. Both [episodes, turns].
+    """Compute the advantages of one group's turns from their returns. Both are [episodes, turns].
 
     credit "episode" is GRPO: (R - mean R) / (std R + eps), std with Bessel's correction (DeepSeekMath, section 4.1.2).
-    credit "turn" compares what was earned from turn k on with what the others earned from there, 0 after their end.
-    Divided by the others' deviation (`deviation`: that of other groups; None: that of the other episodes), baseline and
-    scale depend on nothing that the episode did: the expected gradient has the direction of the true one, also when the
-    policy decides when to stop. The group's own deviation is biased.
+    credit "turn" compares the return from turn k on with the others' returns from there, 0 after their end. With the
+    others' deviation (`deviation`: of other groups; None: of the other episodes), baseline and scale do not depend on
+    the episode's own actions. Then the expected gradient has the true direction, even if the policy decides when to
+    stop. The group's own deviation is biased.
     """
     totals = returns[:, :1].sum(1)
     if credit == "episode":
@@ -135,16 +134,16 @@ def group_advantages(
     if scale_by == "auto":
         scale_by = "others" if credit == "turn" else "group"
     if not scale:
-        return returns - returns.mean(0)  # as published: (G - 1) / G of what the mean of the others would leave
+        return returns - returns.mean(0)  # as published: (G - 1) / G times the difference from the others' mean
     if scale_by == "others":
         return (returns - others_mean(returns)) / (deviation or others_deviation(totals)[:, None])
-    least = len(totals) ** -0.5 if credit == "turn" else 0.0  # equal returns may be earned in different turns
+    minimum = len(totals) ** -0.5 if credit == "turn" else 0.0  # equal returns may come from different turns
     spread = totals.std(ddof=1) if len(totals) > 1 else 0.0
-    return (returns - returns.mean(0)) / (max(spread, least) + eps)
+    return (returns - returns.mean(0)) / (max(spread, minimum) + eps)
 
 
 def compute_advantages(groups: Sequence[Group], args: Args) -> None:
-    """Fill `advantages` of all rows. An episode that is alone in its group, as the others were dropped, gets 0."""
+    """Fill `advantages` of all trajectories. An episode without others in its group gets 0."""
     groups = [group for group in groups if len(group.rows) > 1]
     by_others = args.scale_rewards and (args.scale_by == "others" or args.scale_by == "auto" and args.credit == "turn")
     totals = [group.returns[:, :1].sum(1) for group in groups]
@@ -152,7 +151,7 @@ def compute_advantages(groups: Sequence[Group], args: Args) -> None:
         advantages = group_advantages(
             group.returns, args.credit, args.scale_rewards, scale_by=args.scale_by, deviation=deviation
         )
-        if args.kl_in == "reward":  # not scaled: in a solved group that would blow its noise up
+        if args.kl_in == "reward":  # not scaled: in a solved group scaling would amplify its noise
             costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in group.rows]
             to_go = returns_to_go(costs, args.gamma)
             advantages = advantages + group_advantages(to_go, args.credit, by_others, scale_by="others", deviation=1.0)
@@ -167,10 +166,10 @@ def policy_loss(
     new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float,
     segments: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
-    """The clipped objective of PPO per token [N], to be minimised, and figures per token for the log.
+    """Return PPO's clipped objective per token [N], to be minimised, and figures per token for the log.
 
-    `segments` [N] numbers the stretches over which the ratio is the geometric mean (GSPO, arXiv 2507.18071, eq. 7);
-    every token keeps its own advantage and gradient (GSPO-token, eq. 14).
+    `segments` [N] numbers the parts over which the ratio is the geometric mean (GSPO, arXiv 2507.18071, eq. 7). Every
+    token keeps its own advantage and gradient (GSPO-token, eq. 14).
     """
     logratio = (new - old).clamp(-20, 20)
     if segments is not None:
@@ -184,10 +183,9 @@ def policy_loss(
 
 
 def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, float]:
-    """Add the gradient of one optimizer step on `rows`, and return what is logged about it.
+    """Add the gradient of one optimizer step on `rows`, and return its logged figures.
 
-    Every mean is over the whole step, so the gradient does not depend on how the step is cut into microbatches and
-    processes.
+    Every mean is over the whole step, so the gradient does not depend on the split into microbatches and processes.
     """
     lengths = [int(row.train_mask.sum()) for row in rows]
     num_tokens, num_rows = map(int, distributed.all_reduce_sum(sum(lengths), sum(map(bool, lengths))))
@@ -224,7 +222,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
 if __name__ == "__main__":
     args = prepare(arguments.read(Args), check)
     envs = eval_envs = None
-    if distributed.rank() == 0:  # one process plays
+    if distributed.rank() == 0:  # only one process runs environments
         kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **env_kwargs(args), "observation": "new"}
         spec = environment_spec(args.env_id)
         with plain_errors(args.env_id):
@@ -234,7 +232,8 @@ if __name__ == "__main__":
     count = args.episodes_per_iteration
 
     def episodes(iteration: int, attempt: int = 0) -> list[tuple[int, int]]:
-        """Numbers and tasks of an iteration's episodes, a group side by side; `attempt` counts its further batches."""
+        """Return numbers and tasks of an iteration's episodes, groups side by side; `attempt` counts its extra
+        batches."""
         first = ((iteration - 1) * (1 + args.dynamic_sampling) + attempt) * count
         return draw_episodes(args.seed, iteration, count, run.tasks, args.group_size, first, attempt)
 
@@ -262,7 +261,7 @@ if __name__ == "__main__":
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.kl_coef > 0:
                 run.score_reference(rows)
-            if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
+            if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for tool results
                 run.score_policy(rows)
             compute_advantages(groups, args)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
@@ -270,9 +269,9 @@ if __name__ == "__main__":
 
             # update
             run.saver.begin_update()
-            for part in run.minibatches(rows, iteration):
-                metrics = backward(part, args, run)
-                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, part)[0]
+            for minibatch in run.minibatches(rows, iteration):
+                metrics = backward(minibatch, args, run)
+                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, minibatch)[0]
                 run.metrics.append(metrics)
             run.mark("train")
             run.end_iteration(iteration, rows, {"charts/groups_with_signal": signal, "charts/rejected": rejected})

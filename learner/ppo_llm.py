@@ -1,16 +1,16 @@
 # docs and results: docs/learners/ppo_llm.md
 """PPO for language models that call tools, in one file.
 
-An episode is one growing row of tokens: prompt, sampled span, what the environment wrote, sampled span, ... The row is
-never decoded and encoded again. A mask says which tokens were sampled; only those carry advantages and loss.
+An episode is one growing row of tokens: prompt, sampled span, tool results, sampled span, ... The row is never
+re-tokenised. A mask marks the sampled tokens; only those carry advantages and loss.
 
-    python learner/ppo_llm.py                                             # tiny policy, generated world, laptop CPU
+    python learner/ppo_llm.py                                             # shipped policy, generated world, laptop CPU
     torchrun --nproc-per-node 4 learner/ppo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # GPUs
     python learner/ppo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-0.5B-Instruct \\
         --engine vllm --gradient-checkpointing                            # one GPU of 80 GB
 """
 
-import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
 import json
 from collections.abc import Sequence
@@ -45,66 +45,66 @@ Array = np.ndarray
 class Args(Common):
     exp_name: str = Path(__file__).stem
     gradient_checkpointing: bool = False
-    """compute activations again in the backward pass, the critic's too: less memory, more time"""
+    """recompute activations in the backward pass, the critic's too: less memory, more time"""
 
     total_episodes: int = 5_120
-    """episodes of training"""
+    """number of training episodes"""
     episodes_per_iteration: int = 256
     """episodes collected before each update"""
     temperature: float = 1.0
-    """sampling temperature; the trainer's log-probabilities are taken at the same temperature"""
+    """sampling temperature; the trainer computes log-probabilities at the same temperature"""
     truncation: Literal["outcome", "bootstrap"] = "outcome"
-    """a truncated episode is paid `outcome/unfinished` by the environment, or bootstraps from the critic"""
+    """a truncated episode gets the environment's `outcome/unfinished` reward, or bootstraps from the critic"""
 
     learning_rate: float | None = None
-    """learning rate of the policy (None: 3e-4 for tiny, 1e-6 for other models, 1e-5 for LoRA adapters on them)"""
+    """learning rate of the policy (None: 3e-4 for tiny, 1e-6 for other models, 1e-5 for LoRA adapters)"""
     critic_learning_rate: float | None = None
-    """learning rate of the critic (None: 1e-3 for the tiny policy, 1e-5 for other models)"""
+    """learning rate of the critic (None: 1e-3 for the shipped policy, 1e-5 for other models)"""
     anneal_lr: bool = True
     """anneal both learning rates linearly to 0"""
     critic_warmup: int = 1
-    """iterations at the start in which only the critic learns"""
+    """iterations at the start that train only the critic"""
     update_epochs: int = 1
     """passes over the collected episodes"""
     num_minibatches: int = 4
-    """optimizer steps in a pass"""
+    """optimizer steps per pass"""
     advantage: Literal["tokens", "turns", "bilevel"] = "tokens"
-    """what GAE runs over: action tokens, turns, or turns and then the tokens of each turn"""
+    """steps of GAE: action tokens, turns, or turns and then the tokens of each turn"""
     gamma: float = 1.0
     """discount per action token (per turn with --advantage turns)"""
     gae_lambda: float = 1.0
     """lambda of GAE"""
     gamma_turn: float = 1.0
-    """discount per turn of the upper level of --advantage bilevel (VAGEN: 0.95, which favours short episodes)"""
+    """discount per turn in the upper level of --advantage bilevel (VAGEN: 0.95, which favours short episodes)"""
     adv_norm: Literal["others", "token", "turn", "none"] = "others"
-    """whitening: with mean and deviation of the batch's other episodes, which keeps the direction of the gradient; or,
-    both biased, of the whole batch, where every action token counts the same (as published) or every turn; or none"""
+    """whitening of advantages. others: mean and deviation of the batch's other episodes (unbiased direction). token (as
+    published) and turn: of the whole batch, where every action token or every turn counts the same (biased)"""
     clip_coef: float = 0.2
-    """the ratio is clipped at 1 - clip_coef ..."""
+    """the ratio is clipped below at 1 - clip_coef ..."""
     clip_coef_high: float = 0.28
-    """... and at 1 + clip_coef_high"""
+    """... and above at 1 + clip_coef_high"""
     clip_coef_value: float = 0.2
-    """range in which the new value may move from the old one in the value loss (0: no clipping)"""
+    """maximum change of the value in the value loss (0: no clipping)"""
     ent_coef: float = 0.0
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
-    """weight of the KL divergence to the first policy (0: no reference model is loaded)"""
+    """weight of the KL divergence to the initial policy (0: no reference model is loaded)"""
     kl_in: Literal["loss", "reward"] = "loss"
-    """is the KL divergence added to the loss, or taken from the reward of every sampled token?"""
+    """add the KL divergence to the loss, or subtract it from the reward of every sampled token"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """estimator in the loss; k1 has no gradient on average, k2 the right one (in the reward it is always k1)"""
+    """estimator in the loss: k1 has zero mean gradient, k2 the right one (--kl-in reward always uses k1)"""
     target_kl: float | None = None
-    """stop the passes of an iteration when the approximate KL to the sampling policy exceeds this"""
+    """end an iteration's passes when the approximate KL to the sampling policy exceeds this"""
     max_grad_norm: float = 1.0
-    """clipping of the gradient norm, policy and critic apart"""
+    """maximum gradient norm, separately for policy and critic"""
     old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
-    """log-probabilities in the ratio's denominator: as sampled, or computed again by the trainer before the update.
+    """log-probabilities in the ratio's denominator: the sampler's, or recomputed by the trainer before the update.
     auto: the trainer's, unless the sampler is the same program in float32 with the same weights"""
     importance_cap: float = 2.0
-    """with --old-logprobs trainer: bound of the weight trainer / sampler of a token (truncated importance sampling)"""
+    """with --old-logprobs trainer: maximum weight trainer / sampler of a token (truncated importance sampling)"""
     reject_ratio: float = 0.0
-    """with --old-logprobs trainer: train nothing on episodes whose geometric mean of trainer / sampler is beyond this
-    factor (0: train on all)"""
+    """with --old-logprobs trainer: drop episodes whose geometric mean of trainer / sampler is beyond this factor or its
+    inverse (0: keep all)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
@@ -112,17 +112,17 @@ class Args(Common):
 
 
 def check(args: Args) -> None:
-    """Refuse arguments that contradict each other, before any work."""
+    """Raise SystemExit for arguments that contradict each other, before any work."""
     arguments.check(args)
     if args.advantage == "turns" and not args.advantage_mask:
-        raise SystemExit("--advantage turns runs over turns, not tokens: --no-advantage-mask contradicts it")
+        raise SystemExit("--advantage turns is incompatible with --no-advantage-mask: it runs over turns, not tokens")
     if args.critic_warmup >= (iterations := args.total_episodes // args.episodes_per_iteration):
         raise SystemExit(
-            f"--critic-warmup {args.critic_warmup} leaves none of the {iterations} iterations to the policy: give a "
-            f"smaller one, or --total-episodes {(args.critic_warmup + 1) * args.episodes_per_iteration} at least"
+            f"--critic-warmup {args.critic_warmup} leaves none of the {iterations} iterations to the policy: use a "
+            f"smaller one, or --total-episodes {(args.critic_warmup + 1) * args.episodes_per_iteration} or more"
         )
     if args.truncation == "bootstrap" and json.loads(args.env_kwargs).get("unfinished_reward", 0) != 0:
-        raise SystemExit("--truncation bootstrap pays nothing for an unfinished episode: leave unfinished_reward out")
+        raise SystemExit("--truncation bootstrap pays nothing for an unfinished episode: leave out unfinished_reward")
 
 
 # ------------------------------------------------------------------------------------------------------- advantages
@@ -131,10 +131,10 @@ def check(args: Args) -> None:
 def gae_tokens(
     r: Array, v: Array, m: Array, gamma: float = 1.0, lam: float = 0.95, done: bool = True, v_last: float = 0.0
 ) -> tuple[Array, Array]:
-    """GAE over the action tokens of one row: observation tokens neither discount nor contribute.
+    """Compute GAE over the action tokens of one row. Observation tokens neither discount nor contribute.
 
     `r`, `v`, `m` have an entry per token: reward, value of the state before the token, action mask. A terminated row
-    (`done`) ends with value 0, a truncated one with `v_last`. Returns advantages and returns, 0 off the mask.
+    (`done`) ends with value 0, a truncated one with `v_last`. Return advantages and returns, 0 outside the mask.
     """
     advantages, returns = np.zeros(len(r)), np.zeros(len(r))
     next_value, last = (0.0 if done else v_last), 0.0
@@ -147,7 +147,7 @@ def gae_tokens(
 def gae_turns(
     r_turn: Array, v_turn: Array, gamma: float = 1.0, lam: float = 0.95, done: bool = True, v_last: float = 0.0
 ) -> tuple[Array, Array]:
-    """GAE in which a turn is one action; `v_turn[k]` is the value before the first sampled token of turn k."""
+    """Compute GAE with a turn as one action. `v_turn[k]` is the value before the first sampled token of turn k."""
     advantages, next_value, last = np.zeros(len(r_turn)), (0.0 if done else v_last), 0.0
     for k in reversed(range(len(r_turn))):
         last = r_turn[k] + gamma * next_value - v_turn[k] + gamma * lam * last
@@ -159,7 +159,7 @@ def gae_bilevel(
     r: Array, v: Array, m: Array, turn_end: Array, gamma: float = 1.0, lam: float = 1.0, gamma_turn: float = 1.0,
     done: bool = True, v_last: float = 0.0,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """VAGEN's GAE on two levels: over turn ends, whose returns become the rewards of GAE inside each turn."""
+    """Compute VAGEN's two-level GAE: over turn ends, whose returns become the rewards of GAE inside each turn."""
     ends, advantages, returns = np.flatnonzero(turn_end), np.zeros(len(r)), np.zeros(len(r))
     target = np.array(r, float)
     next_value, last = (0.0 if done else v_last), 0.0
@@ -167,7 +167,7 @@ def gae_bilevel(
         last = r[t] + gamma_turn * next_value - v[t] + gamma_turn * lam * last
         target[t], next_value = last + v[t], v[t]
     next_value, last = (0.0 if done else v_last), 0.0
-    for t in np.flatnonzero(m)[::-1]:  # lower level: begins anew at every turn end
+    for t in np.flatnonzero(m)[::-1]:  # lower level: starts again at every turn end
         if turn_end[t]:
             next_value, last = 0.0, 0.0
         last = target[t] + gamma * next_value - v[t] + gamma * lam * last
@@ -176,24 +176,24 @@ def gae_bilevel(
 
 
 def value_positions(row: Trajectory, args: Args) -> Array:
-    """The states that the critic is trained on, each named by the token that follows it."""
+    """Return the mask of states that train the critic, at the token that follows each state."""
     if not row.train_mask.any():
         return row.train_mask
-    if args.advantage == "turns":  # a turn is one action: it begins in one state
+    if args.advantage == "turns":  # a turn is one action, with one state before it
         return np.isin(np.arange(len(row.tokens)), [turn.start for turn in row.turns])
     return (row.action_mask if args.advantage_mask else row.after_prompt()) & row.train_mask
 
 
 def estimate(row: Trajectory, args: Args) -> tuple[Array, Array]:
-    """Advantages and returns of a row's tokens from its rewards and values."""
+    """Compute advantages and returns of a row's tokens from its rewards and values."""
     mask, gammas = row.action_mask if args.advantage_mask else row.after_prompt(), (args.gamma, args.gae_lambda)
     bootstraps = row.truncated and not row.terminated and args.truncation == "bootstrap"
     end: dict[str, Any] = {"done": not bootstraps, "v_last": row.value_last}
     if args.advantage == "turns":  # every token of a turn has the turn's advantage
         starts, lengths = [turn.start for turn in row.turns], [turn.end - turn.start for turn in row.turns]
         both = np.zeros((2, len(row.tokens)))
-        of_turns = gae_turns(row.turn_rewards(), row.values[starts], *gammas, **end)
-        both[:, row.action_mask] = np.repeat(of_turns, lengths, axis=1)
+        turn_estimates = gae_turns(row.turn_rewards(), row.values[starts], *gammas, **end)
+        both[:, row.action_mask] = np.repeat(turn_estimates, lengths, axis=1)
         return both[0], both[1]
     if args.advantage == "bilevel":
         turn_end = np.isin(np.arange(len(row.tokens)), [turn.end - 1 for turn in row.turns])
@@ -202,10 +202,10 @@ def estimate(row: Trajectory, args: Args) -> tuple[Array, Array]:
 
 
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
-    """Fill `advantages` and `returns` of all rows, the advantages whitened.
+    """Fill `advantages` and `returns` of all trajectories, with whitened advantages.
 
-    What --kl-in reward takes is added after that: whitening would blow its noise up where all episodes succeed. It is
-    the plain sum over the token and those after it, the gradient of the KL divergence whatever GAE runs over.
+    The penalty of --kl-in reward is added after whitening, which would amplify its noise if all episodes succeed. It is
+    the plain sum over the token and later ones: the gradient of the KL divergence, independent of GAE.
     """
     advantages, weights = [], []
     for row in rows:
@@ -229,7 +229,7 @@ def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
 
 
 class Critic(nn.Module):
-    """A value head on a backbone of its own, which begins as the policy's."""
+    """A value head on its own backbone, which starts as a copy of the policy's."""
 
     def __init__(self, source: str, args: Any, dtype: torch.dtype) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class Critic(nn.Module):
             enable_gradient_checkpointing(self.backbone)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Tokens [B, T] -> values [B, T]: entry t is the value of the state that ends with token t."""
+        """Map tokens [B, T] to values [B, T]: entry t is the value of the state that ends with token t."""
         train_checkpointed_layers(self.backbone)
         return self.head(self.backbone(input_ids=ids, use_cache=False).last_hidden_state.float())[..., 0]
 
@@ -250,7 +250,7 @@ class Critic(nn.Module):
 def policy_loss(
     new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped objective of PPO per token [N], to be minimised, and figures per token for the log."""
+    """Return PPO's clipped objective per token [N], to be minimised, and figures per token for the log."""
     logratio = (new - old).clamp(-20, 20)
     ratio = logratio.exp()
     loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
@@ -259,7 +259,8 @@ def policy_loss(
 
 
 def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
-    """Half the squared error of the critic per state, the larger of the free and the clipped one. All [N]."""
+    """Return half the squared error of the critic per state, the larger of the unclipped and the clipped one. All
+    [N]."""
     loss = (new - returns).square()
     if clip > 0:
         loss = torch.max(loss, (old + (new - old).clamp(-clip, clip) - returns).square())
@@ -268,32 +269,32 @@ def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip
 
 @torch.no_grad()
 def score_values(rows: Sequence[Trajectory], run: Run) -> None:
-    """Fill `values` and `value_last` of all rows."""
-    mine = distributed.scatter(rows)
-    for segments, _ in run.microbatches(mine):
+    """Fill `values` and `value_last` of all trajectories."""
+    local_rows = distributed.scatter(rows)
+    for segments, _ in run.microbatches(local_rows):
         values = run.critic(pad([row.tokens for row in segments], run.device)).cpu().numpy()
-        for segment, own in zip(segments, values, strict=True):
+        for segment, segment_values in zip(segments, values, strict=True):
             row, last = segment.trajectory, len(segment.tokens) - 1
-            row.values[segment.start + 1 : segment.end] = own[:last]
+            row.values[segment.start + 1 : segment.end] = segment_values[:last]
             if segment.end == len(row.tokens):
-                row.value_last = float(own[last])
-    found = distributed.gather({row.episode: (row.values, row.value_last) for row in mine})
+                row.value_last = float(segment_values[last])
+    results = distributed.gather({row.episode: (row.values, row.value_last) for row in local_rows})
     for row in rows:
-        row.values, row.value_last = found[row.episode]
+        row.values, row.value_last = results[row.episode]
 
 
 def explained_variance(rows: Sequence[Trajectory]) -> float:
-    """How much of the variance of the returns the values explain; NaN where there is nothing to explain."""
+    """Return the share of the returns' variance that the values explain; NaN if there are no returns."""
     returns = np.concatenate([row.returns[row.value_mask] for row in rows] or [np.zeros(0)])
     values = np.concatenate([row.values[row.value_mask] for row in rows] or [np.zeros(0)])
     return 1 - float((returns - values).var()) / max(float(returns.var()), 1e-8) if len(returns) else float("nan")
 
 
 def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: bool = True) -> dict[str, float]:
-    """Add the gradient of one optimizer step on `rows`, and return what is logged about it.
+    """Add the gradient of one optimizer step on `rows`, and return its logged figures.
 
-    Every mean is over the tokens of the whole step, so the gradient does not depend on how the step is cut into
-    microbatches and processes.
+    Every mean is over the tokens of the whole step, so the gradient does not depend on the split into microbatches and
+    processes.
     """
     means, device = TokenMeans(), run.policy.device
     masks = [(int(row.train_mask.sum()), int(row.value_mask.sum())) for row in rows]
@@ -334,7 +335,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: boo
 if __name__ == "__main__":
     args = prepare(arguments.read(Args), check)
     envs = eval_envs = None
-    if distributed.rank() == 0:  # one process plays
+    if distributed.rank() == 0:  # only one process runs environments
         kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **env_kwargs(args), "observation": "new"}
         of_training = {"unfinished_reward": 0.0} if args.truncation == "bootstrap" else {}
         spec = environment_spec(args.env_id)
@@ -345,7 +346,7 @@ if __name__ == "__main__":
     count = args.episodes_per_iteration
 
     def episodes(iteration: int) -> list[tuple[int, int]]:
-        """Numbers and tasks of an iteration's episodes."""
+        """Return numbers and tasks of an iteration's episodes."""
         return draw_episodes(args.seed, iteration, count, run.tasks, first=(iteration - 1) * count)
 
     with checkpoint.saving_at_exit(run.saver, run.state):
@@ -363,7 +364,7 @@ if __name__ == "__main__":
             score_values(rows, run)
             if args.kl_coef > 0:
                 run.score_reference(rows)
-            if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
+            if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for tool results
                 run.score_policy(rows)
             compute_advantages(rows, args)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
@@ -373,9 +374,9 @@ if __name__ == "__main__":
 
             # update
             run.saver.begin_update()
-            for part in run.minibatches(rows, iteration):
-                metrics = backward(part, args, run, train_policy=iteration > args.critic_warmup)
-                norms = run.optimizer.step(args.max_grad_norm, part)
+            for minibatch in run.minibatches(rows, iteration):
+                metrics = backward(minibatch, args, run, train_policy=iteration > args.critic_warmup)
+                norms = run.optimizer.step(args.max_grad_norm, minibatch)
                 run.metrics.append(metrics | {"grad_norm": norms[0], "critic_grad_norm": norms[1]})
                 if args.target_kl is not None and metrics.get("approx_kl", 0.0) > args.target_kl:
                     break

@@ -1,16 +1,16 @@
 # docs and results: docs/learners/reinforce_pp_llm.md
 """REINFORCE++ for language models that call tools, in one file; with --baseline REINFORCE++-baseline.
 
-The advantage of a turn is what the episode earned from it on, compared with the other episodes of the batch; there is
-no critic. With --baseline the mean of the other episodes of the same task is taken from it first.
+The advantage of a turn is its return, compared with the other episodes of the batch. There is no critic. With
+--baseline the mean over the other episodes of the same task is subtracted first.
 
-    python learner/reinforce_pp_llm.py                                    # tiny policy, generated world, laptop CPU
+    python learner/reinforce_pp_llm.py                                    # shipped policy, generated world, laptop CPU
     torchrun --nproc-per-node 4 learner/reinforce_pp_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...
     python learner/reinforce_pp_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct \\
         --engine vllm --lora-rank 16 --gradient-checkpointing             # one GPU of 80 GB
 """
 
-import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,70 +42,70 @@ class Args(Common):
     exp_name: str = Path(__file__).stem
 
     total_episodes: int = 5_120
-    """episodes of training"""
+    """number of training episodes"""
     episodes_per_iteration: int = 256
     """episodes collected before each update"""
     temperature: float = 1.0
-    """sampling temperature; the trainer's log-probabilities are taken at the same temperature"""
+    """sampling temperature; the trainer computes log-probabilities at the same temperature"""
     baseline: bool = False
-    """take the mean of the other episodes of the same task from the returns (REINFORCE++-baseline)"""
+    """subtract the mean of the other episodes of the same task from the returns (REINFORCE++-baseline)"""
     group_size: int = 8
     """with --baseline: episodes of the same task"""
     credit: Literal["turn", "episode"] = "turn"
-    """what a turn is credited with: the rewards from this turn on, or those of the whole episode (the original)"""
+    """rewards that a turn is credited with: those from this turn on, or of the whole episode (the original)"""
     gamma: float = 1.0
     """discount per turn"""
     adv_norm: Literal["others", "batch"] = "others"
-    """whiten returns with mean and deviation of the batch's other episodes, which keeps the gradient's direction, or
-    of the whole batch (as published; biased). Every sampled token counts the same"""
+    """whiten returns with mean and deviation of the batch's other episodes (unbiased direction), or of the whole batch
+    (as published, biased). Every sampled token counts the same"""
 
     learning_rate: float | None = None
-    """learning rate (None: 3e-4 for the tiny policy, 1e-6 for other models, 1e-5 for LoRA adapters on them)"""
+    """learning rate (None: 3e-4 for the shipped policy, 1e-6 for other models, 1e-5 for LoRA adapters)"""
     anneal_lr: bool = True
     """anneal the learning rate linearly to 0"""
     update_epochs: int = 1
     """passes over the collected episodes"""
     num_minibatches: int = 4
-    """optimizer steps in a pass"""
+    """optimizer steps per pass"""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
-    """mean over tokens (DAPO), over episodes of their means (GRPO), or the sum over episodes x constant (Dr. GRPO)"""
+    """mean over tokens (DAPO), mean over episodes of token means (GRPO), or sum over episodes x constant (Dr. GRPO)"""
     constant_length: int = 256
-    """tokens of an episode by which --loss-aggregation constant divides"""
+    """tokens per episode that --loss-aggregation constant divides by"""
     clip_coef: float = 0.2
-    """the ratio is clipped at 1 - clip_coef ..."""
+    """the ratio is clipped below at 1 - clip_coef ..."""
     clip_coef_high: float = 0.28
-    """... and at 1 + clip_coef_high"""
+    """... and above at 1 + clip_coef_high"""
     ent_coef: float = 0.0
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
-    """weight of the KL divergence to the first policy (0: no reference model is loaded)"""
+    """weight of the KL divergence to the initial policy (0: no reference model is loaded)"""
     kl_in: Literal["loss", "reward"] = "loss"
-    """is the KL divergence added to the loss, or taken from the reward of every turn?"""
+    """add the KL divergence to the loss, or subtract it from the reward of every turn"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k2"
-    """estimator in the loss; k1 has no gradient on average, k2 the right one (in the reward it is always k1)"""
+    """estimator in the loss: k1 has zero mean gradient, k2 the right one (--kl-in reward always uses k1)"""
     max_grad_norm: float = 1.0
-    """clipping of the gradient norm"""
+    """maximum gradient norm"""
     old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
-    """log-probabilities in the ratio's denominator: as sampled, or computed again by the trainer before the update.
+    """log-probabilities in the ratio's denominator: the sampler's, or recomputed by the trainer before the update.
     auto: the trainer's, unless the sampler is the same program in float32 with the same weights"""
     importance_cap: float = 2.0
-    """with --old-logprobs trainer: bound of the weight trainer / sampler of a token (truncated importance sampling)"""
+    """with --old-logprobs trainer: maximum weight trainer / sampler of a token (truncated importance sampling)"""
     reject_ratio: float = 0.0
-    """with --old-logprobs trainer: train nothing on episodes whose geometric mean of trainer / sampler is beyond this
-    factor (0: train on all)"""
+    """with --old-logprobs trainer: drop episodes whose geometric mean of trainer / sampler is beyond this factor or its
+    inverse (0: keep all)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
-    """advantages on sampled tokens only; --no-advantage-mask puts a turn's also on what the environment answered"""
+    """advantages on sampled tokens only; --no-advantage-mask also puts a turn's on the environment's reply"""
 
 
 def check(args: Args) -> None:
-    """Refuse arguments that contradict each other, before any work."""
+    """Raise SystemExit for arguments that contradict each other, before any work."""
     arguments.check(args)
     if args.baseline:
         arguments.check_groups(args)
     if args.loss_mask and not args.advantage_mask:
-        raise SystemExit("--no-advantage-mask changes nothing without --no-loss-mask: only the loss reads advantages")
+        raise SystemExit("--no-advantage-mask has no effect without --no-loss-mask: only the loss reads advantages")
 
 
 # ------------------------------------------------------------------------------------------------------- advantages
@@ -115,11 +115,12 @@ def batch_advantages(
     rewards: Sequence[Array], lengths: Sequence[Array], groups: list[int] | None = None, credit: str = "turn",
     gamma: float = 1.0, by_others: bool = True, whitened: bool = True,
 ) -> list[Array]:  # fmt: skip
-    """Advantages of the turns of all episodes of a batch, from the rewards and the `lengths` in tokens of their turns.
+    """Compute the advantages of all turns of a batch, from the turns' rewards and `lengths` in tokens.
 
-    Returns from each turn on (or of the whole episode); with `groups`, the number of each episode's group, minus what
-    the others of the group earned from there, 0 after their end; then whitened over the batch, in which every token
-    counts the same (arXiv 2501.03262, equations 8 and 9). An episode that is alone in its group counts for nothing.
+    The return from each turn on (or of the whole episode) is the start. With `groups`, the number of each episode's
+    group, the mean of the group's others from there is subtracted; it is 0 after their end. The result is whitened over
+    the batch, with equal weight for every token (arXiv 2501.03262, equations 8 and 9). An episode without others in its
+    group gets weight 0.
     """
     table = returns_to_go(rewards, gamma)
     if credit == "episode":
@@ -130,19 +131,19 @@ def batch_advantages(
         table[of_group] -= others_mean(table[of_group]) if by_others else table[of_group].mean(0)
     counts = np.array([groups.count(group) > 1 for group in groups] if groups else [True] * len(table))
     table = table * counts[:, None]
-    values = [row[: len(own)] for row, own in zip(table, rewards, strict=True)]
+    values = [row[: len(turn_rewards)] for row, turn_rewards in zip(table, rewards, strict=True)]
     weights = [np.asarray(n, float) * counted for n, counted in zip(lengths, counts, strict=True)]
     return whiten(values, weights, by_others, groups) if whitened else values
 
 
 def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
-    """Fill `advantages` of all rows."""
+    """Fill `advantages` of all trajectories."""
     rewards = [row.turn_rewards() for row in rows]
     lengths = [np.array([turn.end - turn.start for turn in row.turns]) for row in rows]
     groups = [row.episode // args.group_size for row in rows] if args.baseline else None
     by_others = args.adv_norm == "others"
     advantages = batch_advantages(rewards, lengths, groups, args.credit, args.gamma, by_others)
-    if args.kl_in == "reward":  # not scaled: in a solved batch that would blow its noise up
+    if args.kl_in == "reward":  # not scaled: in a solved batch scaling would amplify its noise
         costs = [-args.kl_coef * row.turn_sums(row.old_logprobs - row.ref_logprobs) for row in rows]
         kl = batch_advantages(costs, lengths, groups, args.credit, args.gamma, by_others, whitened=False)
         advantages = [a + b for a, b in zip(advantages, kl, strict=True)]
@@ -156,7 +157,7 @@ def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
 def policy_loss(
     new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped objective of PPO per token [N], to be minimised, and figures per token for the log."""
+    """Return PPO's clipped objective per token [N], to be minimised, and figures per token for the log."""
     logratio = (new - old).clamp(-20, 20)
     ratio = logratio.exp()
     loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
@@ -165,10 +166,9 @@ def policy_loss(
 
 
 def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, float]:
-    """Add the gradient of one optimizer step on `rows`, and return what is logged about it.
+    """Add the gradient of one optimizer step on `rows`, and return its logged figures.
 
-    Every mean is over the whole step, so the gradient does not depend on how the step is cut into microbatches and
-    processes.
+    Every mean is over the whole step, so the gradient does not depend on the split into microbatches and processes.
     """
     lengths = [int(row.train_mask.sum()) for row in rows]
     num_tokens, num_rows = map(int, distributed.all_reduce_sum(sum(lengths), sum(map(bool, lengths))))
@@ -202,7 +202,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
 if __name__ == "__main__":
     args = prepare(arguments.read(Args), check)
     envs = eval_envs = None
-    if distributed.rank() == 0:  # one process plays
+    if distributed.rank() == 0:  # only one process runs environments
         kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **env_kwargs(args), "observation": "new"}
         spec = environment_spec(args.env_id)
         with plain_errors(args.env_id):
@@ -212,7 +212,7 @@ if __name__ == "__main__":
     count = args.episodes_per_iteration
 
     def episodes(iteration: int) -> list[tuple[int, int]]:
-        """Numbers and tasks of an iteration's episodes, with --baseline a group side by side."""
+        """Return numbers and tasks of an iteration's episodes; with --baseline, groups side by side."""
         size = args.group_size if args.baseline else 1
         return draw_episodes(args.seed, iteration, count, run.tasks, size, (iteration - 1) * count)
 
@@ -230,7 +230,7 @@ if __name__ == "__main__":
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.kl_coef > 0:
                 run.score_reference(rows)
-            if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
+            if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for tool results
                 run.score_policy(rows)
             compute_advantages(rows, args)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
@@ -238,9 +238,9 @@ if __name__ == "__main__":
 
             # update
             run.saver.begin_update()
-            for part in run.minibatches(rows, iteration):
-                metrics = backward(part, args, run)
-                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, part)[0]
+            for minibatch in run.minibatches(rows, iteration):
+                metrics = backward(minibatch, args, run)
+                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, minibatch)[0]
                 run.metrics.append(metrics)
             run.mark("train")
             run.end_iteration(iteration, rows, {"charts/rejected": rejected})

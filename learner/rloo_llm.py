@@ -1,17 +1,16 @@
 # docs and results: docs/learners/rloo_llm.md
 """RLOO, REINFORCE with a leave-one-out baseline, for language models that call tools, in one file.
 
-The episodes of a group play the same task; a turn's advantage is what was earned from it on above what the others
-earned, so there is no critic. An episode is one growing row of tokens, never decoded and encoded again; only sampled
-tokens are trained on.
+The episodes of a group share a task. A turn's advantage is its return above the returns of the other episodes, so there
+is no critic. An episode is one growing row of tokens, which is never re-tokenised. Only sampled tokens are trained on.
 
-    python learner/rloo_llm.py                                            # tiny policy, generated world, laptop CPU
+    python learner/rloo_llm.py                                            # shipped policy, generated world, laptop CPU
     torchrun --nproc-per-node 4 learner/rloo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # GPUs
     python learner/rloo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct \\
         --engine vllm --lora-rank 16 --gradient-checkpointing             # one GPU of 80 GB
 """
 
-import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,75 +42,75 @@ class Args(Common):
     exp_name: str = Path(__file__).stem
 
     total_episodes: int = 5_120
-    """episodes of training"""
+    """number of training episodes"""
     episodes_per_iteration: int = 256
     """episodes collected before each update"""
     temperature: float = 1.0
-    """sampling temperature; the trainer's log-probabilities are taken at the same temperature"""
+    """sampling temperature; the trainer computes log-probabilities at the same temperature"""
     group_size: int = 8
     """episodes of the same task"""
     credit: Literal["turn", "episode"] = "turn"
-    """what a turn is credited with: the rewards from this turn on, or those of the whole episode (the original)"""
+    """rewards that a turn is credited with: those from this turn on, or of the whole episode (the original)"""
     gamma: float = 1.0
     """discount per turn"""
 
     learning_rate: float | None = None
-    """learning rate (None: 3e-4 for the tiny policy, 1e-6 for other models, 1e-5 for LoRA adapters on them)"""
+    """learning rate (None: 3e-4 for the shipped policy, 1e-6 for other models, 1e-5 for LoRA adapters)"""
     anneal_lr: bool = True
     """anneal the learning rate linearly to 0"""
     update_epochs: int = 1
     """passes over the collected episodes"""
     num_minibatches: int = 4
-    """optimizer steps in a pass"""
+    """optimizer steps per pass"""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
-    """mean over tokens (DAPO), over episodes of their means (GRPO), or the sum over episodes x constant (Dr. GRPO)"""
+    """mean over tokens (DAPO), mean over episodes of token means (GRPO), or sum over episodes x constant (Dr. GRPO)"""
     constant_length: int = 256
-    """tokens of an episode by which --loss-aggregation constant divides"""
+    """tokens per episode that --loss-aggregation constant divides by"""
     clip_coef: float = 0.2
-    """the ratio is clipped at 1 - clip_coef ..."""
+    """the ratio is clipped below at 1 - clip_coef ..."""
     clip_coef_high: float = 0.28
-    """... and at 1 + clip_coef_high"""
+    """... and above at 1 + clip_coef_high"""
     ent_coef: float = 0.0
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
-    """weight of the KL divergence to the first policy (0: no reference model is loaded)"""
+    """weight of the KL divergence to the initial policy (0: no reference model is loaded)"""
     kl_in: Literal["loss", "reward"] = "loss"
-    """is the KL divergence added to the loss, or taken from the reward of every turn?"""
+    """add the KL divergence to the loss, or subtract it from the reward of every turn"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """estimator in the loss; k1 has no gradient on average, k2 the right one (in the reward it is always k1)"""
+    """estimator in the loss: k1 has zero mean gradient, k2 the right one (--kl-in reward always uses k1)"""
     max_grad_norm: float = 1.0
-    """clipping of the gradient norm"""
+    """maximum gradient norm"""
     old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
-    """log-probabilities in the ratio's denominator: as sampled, or computed again by the trainer before the update.
+    """log-probabilities in the ratio's denominator: the sampler's, or recomputed by the trainer before the update.
     auto: the trainer's, unless the sampler is the same program in float32 with the same weights"""
     importance_cap: float = 2.0
-    """with --old-logprobs trainer: bound of the weight trainer / sampler of a token (truncated importance sampling)"""
+    """with --old-logprobs trainer: maximum weight trainer / sampler of a token (truncated importance sampling)"""
     reject_ratio: float = 0.0
-    """with --old-logprobs trainer: train nothing on episodes whose geometric mean of trainer / sampler is beyond this
-    factor (0: train on all)"""
+    """with --old-logprobs trainer: drop episodes whose geometric mean of trainer / sampler is beyond this factor or its
+    inverse (0: keep all)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
-    """advantages on sampled tokens only; --no-advantage-mask puts a turn's also on what the environment answered"""
+    """advantages on sampled tokens only; --no-advantage-mask also puts a turn's on the environment's reply"""
 
 
 def check(args: Args) -> None:
-    """Refuse arguments that contradict each other, before any work."""
+    """Raise SystemExit for arguments that contradict each other, before any work."""
     arguments.check(args)
     arguments.check_groups(args)
     if args.loss_mask and not args.advantage_mask:
-        raise SystemExit("--no-advantage-mask changes nothing without --no-loss-mask: only the loss reads advantages")
+        raise SystemExit("--no-advantage-mask has no effect without --no-loss-mask: only the loss reads advantages")
 
 
 # ------------------------------------------------------------------------------------------------------- advantages
 
 
 def leave_one_out_advantages(returns: Array, credit: str = "episode") -> Array:
-    """Advantages of the turns of the episodes of one group from their returns. Both [episodes, turns].
+    """Compute the advantages of one group's turns from their returns. Both are [episodes, turns].
 
     credit "episode" is RLOO: the return minus the mean return of the others (arXiv 2402.14740, section 2.3). credit
-    "turn" compares what was earned from turn k on with what the others earned from there, 0 after their end. The
-    baseline depends on the other episodes alone, so it is unbiased also when the policy decides when to stop.
+    "turn" compares the return from turn k on with the others' returns from there, 0 after their end. The baseline
+    depends on the other episodes alone, so it is unbiased even if the policy decides when to stop.
     """
     if credit == "episode":
         returns = np.repeat(returns[:, :1], returns.shape[1], axis=1)
@@ -119,7 +118,7 @@ def leave_one_out_advantages(returns: Array, credit: str = "episode") -> Array:
 
 
 def compute_advantages(groups: Sequence[Group], args: Args) -> None:
-    """Fill `advantages` of all rows. An episode that is alone in its group, as the others were dropped, gets 0."""
+    """Fill `advantages` of all trajectories. An episode without others in its group gets 0."""
     groups = [group for group in groups if len(group.rows) > 1]
     for group in groups:
         returns = group.returns
@@ -138,7 +137,7 @@ def compute_advantages(groups: Sequence[Group], args: Args) -> None:
 def policy_loss(
     new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped objective of PPO per token [N], to be minimised, and figures per token for the log."""
+    """Return PPO's clipped objective per token [N], to be minimised, and figures per token for the log."""
     logratio = (new - old).clamp(-20, 20)
     ratio = logratio.exp()
     loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
@@ -147,10 +146,9 @@ def policy_loss(
 
 
 def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, float]:
-    """Add the gradient of one optimizer step on `rows`, and return what is logged about it.
+    """Add the gradient of one optimizer step on `rows`, and return its logged figures.
 
-    Every mean is over the whole step, so the gradient does not depend on how the step is cut into microbatches and
-    processes.
+    Every mean is over the whole step, so the gradient does not depend on the split into microbatches and processes.
     """
     lengths = [int(row.train_mask.sum()) for row in rows]
     num_tokens, num_rows = map(int, distributed.all_reduce_sum(sum(lengths), sum(map(bool, lengths))))
@@ -184,7 +182,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
 if __name__ == "__main__":
     args = prepare(arguments.read(Args), check)
     envs = eval_envs = None
-    if distributed.rank() == 0:  # one process plays
+    if distributed.rank() == 0:  # only one process runs environments
         kwargs = {"num_envs": args.num_envs, "tokenizer": tokenizer_of(args), **env_kwargs(args), "observation": "new"}
         spec = environment_spec(args.env_id)
         with plain_errors(args.env_id):
@@ -194,7 +192,7 @@ if __name__ == "__main__":
     count = args.episodes_per_iteration
 
     def episodes(iteration: int) -> list[tuple[int, int]]:
-        """Numbers and tasks of an iteration's episodes, a group side by side."""
+        """Return numbers and tasks of an iteration's episodes, groups side by side."""
         return draw_episodes(args.seed, iteration, count, run.tasks, args.group_size, (iteration - 1) * count)
 
     with checkpoint.saving_at_exit(run.saver, run.state):
@@ -214,7 +212,7 @@ if __name__ == "__main__":
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.kl_coef > 0:
                 run.score_reference(rows)
-            if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for what tools wrote
+            if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for tool results
                 run.score_policy(rows)
             compute_advantages(groups, args)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
@@ -222,9 +220,9 @@ if __name__ == "__main__":
 
             # update
             run.saver.begin_update()
-            for part in run.minibatches(rows, iteration):
-                metrics = backward(part, args, run)
-                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, part)[0]
+            for minibatch in run.minibatches(rows, iteration):
+                metrics = backward(minibatch, args, run)
+                metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, minibatch)[0]
                 run.metrics.append(metrics)
             run.mark("train")
             run.end_iteration(iteration, rows, {"charts/groups_with_signal": signal, "charts/rejected": rejected})

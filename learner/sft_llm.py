@@ -1,12 +1,12 @@
 # docs: docs/learners/sft_llm.md
 """Supervised training on demonstrations, masked to the tokens that a policy would sample.
 
-python learner/sft_llm.py --out policy                                # the tiny policy, from nothing
-python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any causal LM, on the environment's expert
+python learner/sft_llm.py --out policy                                # a policy like the shipped one, from scratch
+python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any causal LM, on expert demonstrations
 python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows with `tokens` and `action_mask`
 """
 
-import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
 import itertools
 import math
@@ -38,78 +38,77 @@ from llm_utils.setup.sources import config_files, model_files, model_source, tok
 from llm_utils.training.forward import microbatches, policy_forward
 from llm_utils.training.optimizer import Float32AdamW
 
-AGAIN = "nothing was trained yet: begin again"
+AGAIN = "nothing was trained yet: start again"
 
 
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem
-    """the name of this experiment"""
+    """name of this experiment"""
     seed: int = 1
     """seed of demonstrations, initial weights and batches"""
     cuda: bool = True
-    """use a GPU where there is one"""
+    """use a GPU if there is one"""
     num_threads: int = 0
-    """CPU threads of torch (0: as many as others leave cores free)"""
+    """CPU threads of torch (0: as many as there are free cores)"""
     deterministic: bool = False
-    """the same weights to the bit in every run, on a GPU too: deterministic kernels"""
+    """the same weights to the bit in every run, also on a GPU: deterministic kernels"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "agent-r1"
-    """the W&B project"""
+    """name of the W&B project"""
     out: str = ""
     """folder for the trained model and tokenizer (default: runs/{run_name}/model)"""
     checkpoint_every: int = 500
-    """steps between checkpoints; there is one at the end, too (0: only where something ends the run early)"""
+    """steps between checkpoints; there is always one at the end (0: only if the run ends early)"""
     resume: str | None = None
-    """a run folder: go on from its checkpoint, in the same folder, with its arguments"""
+    """run folder: continue from its checkpoint, in the same folder, with its arguments"""
 
     env_id: str = "AgentR1/MultihopWorld-v0"
-    """the environment whose demonstrations are learned; it needs a `demonstration` method unless --data is given"""
+    """environment whose demonstrations are imitated; it needs a `demonstration` method unless --data is given"""
     env_kwargs: str = "{}"
     """further arguments of the environment, as JSON"""
     data_dir: str | None = None
-    """the folder of the data set, for environments that read one (see docs/data.md)"""
+    """folder of the data set, for environments that read one (see docs/data.md)"""
     split: str = "train"
-    """the split that demonstrations come from"""
+    """split of the demonstrations"""
     data: str = ""
-    """a JSONL file of rows with `tokens` and `action_mask` (as the learners log them) instead of demonstrations"""
+    """JSONL file of lines with `tokens` and `action_mask` (as the learners log them) instead of demonstrations"""
     eval_data: str = ""
-    """with --data: held-out rows that the expert-token loss is measured on"""
+    """with --data: held-out file on which the expert-token loss is measured"""
     expert_share: float = 0.38
-    """share of expert demonstrations; the rest is sloppy (what reinforcement learning is to mend)"""
+    """share of expert demonstrations; the others contain mistakes (for reinforcement learning to fix)"""
     teacher: str | None = None
-    """who shows every task instead (but --rag-share's): one of the environment's teachers, such as fallible_50"""
+    """demonstrator of every task instead (except --rag-share's): a teacher of the environment, e.g. fallible_50"""
     only_successes: bool = False
-    """leave out all demonstrations that did not end in success, --rag-share's too (the expert's other ones are
-    left out in any case)"""
+    """drop failed demonstrations, --rag-share's too (failed expert demonstrations are always dropped)"""
     rag_share: float = 0.0
-    """share of one-turn demonstrations in the naive RAG prompt, so that the policy has seen that baseline's prompt and
-    the form of an answer without search, right or wrong"""
+    """share of one-turn demonstrations with the naive RAG prompt. They show the policy that baseline's prompt and the
+    form of an answer without search, right or wrong"""
     num_demonstrations: int = 80_000
-    """tasks that are demonstrated before training (a split with fewer gives what it has)"""
+    """tasks that are demonstrated before training (fewer if the split has fewer)"""
     first_demonstration: int = 0
-    """the first of them in the split: other ones for each seed, say"""
+    """index of the first demonstrated task in the split, e.g. another one for each seed"""
     eval_demonstrations: int = 512
-    """further tasks, held out, whose expert demonstrations the loss is measured on (0: none; at most a tenth of a small
+    """further held-out tasks whose expert demonstrations measure the loss (0: none; at most a tenth of a small
     split)"""
     eval_every: int = 500
-    """steps between two measurements (there is one at the start and one at the end; 0: only those)"""
+    """steps between measurements (there is always one at the start and one at the end; 0: only those)"""
     num_workers: int = 2
     """processes that make demonstrations (0: this one)"""
 
     model: str = "scratch"
-    """a Hugging Face name, a folder, "tiny" (the policy shipped for the environment), or "scratch": a small Granite
-    with a tokenizer made for the environment"""
+    """Hugging Face name, folder, "tiny" (the policy shipped for the environment), or "scratch": a small Granite with a
+    tokenizer made for the environment"""
     tokenizer: str | None = None
-    """a tokenizer's name or folder (None: the model's own; "byte": the built-in byte tokenizer)"""
+    """name or folder of a tokenizer (None: the model's own; "byte": the built-in byte tokenizer)"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """precision of the weights that compute; steps are taken in float32. auto: float32 on a CPU and from scratch, else
-    bfloat16"""
+    """dtype of the computations; optimizer steps are float32. auto: float32 on a CPU and from scratch, else bfloat16"""
     lora_rank: int = 0
-    """train LoRA adapters of this rank instead of the weights (0: the weights); what is saved has them merged"""
+    """train LoRA adapters of this rank instead of the weights (0: train the weights); the saved model has them
+    merged"""
     gradient_checkpointing: bool = False
-    """compute activations again in the backward pass: less memory, more time"""
+    """recompute activations in the backward pass: less memory, more time"""
     hidden_size: int = 128
     """width of a model from scratch"""
     num_layers: int = 3
@@ -117,78 +116,78 @@ class Args:
     intermediate_size: int = 256
     """width of the MLP of a model from scratch"""
     tokenizer_demonstrations: int = 3_000
-    """demonstrations that the vocabulary of a tokenizer from scratch is read off"""
+    """demonstrations that give the vocabulary of a tokenizer from scratch"""
 
     num_steps: int = 2_500
     """optimizer steps"""
     batch_size: int = 64
-    """demonstrations a step at most: all steps of a pass have as many, or one less"""
+    """maximum demonstrations per step; all steps of a pass have equally many, or one less"""
     microbatch_tokens: int = 4096
-    """tokens (padding counted) in one forward and backward; smaller needs less memory, the gradient is the same
-    (but for rounding, in bf16)"""
+    """tokens, with padding, in one forward and backward. Fewer need less memory; the gradient is the same (except for
+    rounding, in bf16)"""
     learning_rate: float | None = None
-    """peak learning rate: cosine decay to a hundredth, linear warm-up (None: 3e-3 for "scratch" and "tiny"; for a model
-    given by name or folder 2e-5, or 1e-4 with --lora-rank)"""
+    """peak learning rate: linear warm-up, cosine decay to a hundredth (None: 3e-3 for "scratch" and "tiny"; 2e-5 for
+    other models, 1e-4 with --lora-rank)"""
     warmup_steps: int = 100
     """steps of linear warm-up"""
     weight_decay: float = 0.01
     """weight decay of matrices"""
     max_grad_norm: float = 1.0
-    """clipping of the gradient norm"""
+    """maximum gradient norm"""
 
 
 def check(args: Args) -> None:
-    """Refuse arguments that are out of range, or contradict each other, before any work."""
+    """Raise SystemExit for arguments that are out of range, or contradict each other, before any work."""
     arguments.check_each(args)
     only_by_expert = not args.rag_share and (args.teacher or ("expert" if args.expert_share == 1 else "")) == "expert"
     contradictions = [
-        (args.model == "scratch" and args.hidden_size % 8 > 0, "--hidden-size is a multiple of 8"),
+        (args.model == "scratch" and args.hidden_size % 8 > 0, "--hidden-size must be a multiple of 8"),
         (args.model == "scratch" and args.lora_rank > 0, "--lora-rank needs a trained --model"),
         (args.model == "scratch" and args.tokenizer is not None, "--model scratch makes its own tokenizer"),
-        (bool(args.eval_data) and not args.data, "--eval-data goes with --data"),
+        (bool(args.eval_data) and not args.data, "--eval-data needs --data"),
         (
             args.teacher is not None and args.expert_share != Args().expert_share,
-            "--expert-share does nothing with --teacher, who shows all of these tasks",
+            "--expert-share does nothing with --teacher, which demonstrates all of these tasks",
         ),
         (
             args.only_successes and args.resume is None and only_by_expert,
-            "--only-successes does nothing where the expert shows all tasks: its failures never give a row",
+            "--only-successes does nothing if only the expert demonstrates: its failures are always dropped",
         ),
         (Path(args.out).is_file(), f"--out {args.out}: this is a file; give a folder"),
         (
             bool(args.out) and Path(args.out).is_dir() and not (Path(args.out) / "config.json").is_file()
             and any(path.name != "README.md" and path.name[0] != "." for path in Path(args.out).iterdir()),
-            f"--out {args.out}: the folder has files that are no model's; give an empty one, or one that isn't there",
+            f"--out {args.out}: the folder has files that are not a model's; give an empty or a new folder",
         ),
-        (bool(args.out) and not disk.writable(Path(args.out)), f"--out {args.out}: nothing can be written there"),
-        (distributed.launched() > 1, "sft_llm.py trains in one process; start it with python"),
+        (bool(args.out) and not disk.writable(Path(args.out)), f"--out {args.out}: cannot write there"),
+        (distributed.launched() > 1, "sft_llm.py trains in one process: start it with python"),
         *(
             (bool(path) and not Path(path).is_file(), f"{flag} {path}: there is no such file")
             for flag, path in (("--data", args.data), ("--eval-data", args.eval_data))
         ),
     ]
-    for wrong, why in contradictions:
+    for wrong, message in contradictions:
         if wrong:
-            raise SystemExit(why)
+            raise SystemExit(message)
 
 
 def default_learning_rate(args: Args) -> float:
-    """The peak learning rate that suits the model."""
+    """Return the peak learning rate that suits the model."""
     if args.model in ("scratch", "tiny"):
         return 3e-3
     return 1e-4 if args.lora_rank else 2e-5
 
 
 def schedule(step: int, args: Args) -> float:
-    """The share of the peak learning rate at a step (from 1): linear warm-up, cosine decay to a hundredth."""
+    """Return the share of the peak learning rate at a step (from 1): linear warm-up, cosine decay to a hundredth."""
     fraction = max(0.0, (step - args.warmup_steps) / max(1, args.num_steps - args.warmup_steps))
     return min(1.0, step / max(1, args.warmup_steps)) * (0.505 + 0.495 * math.cos(math.pi * fraction))
 
 
 def batches(rows: Sequence[Demonstration], batch_size: int, seed: int) -> Iterator[list[Demonstration]]:
-    """Endless shuffled batches; rows of similar length go together, so that little is padded.
+    """Yield endless shuffled batches. Demonstrations of similar length go together to reduce padding.
 
-    Sizes differ by one at most: each row weighs the same, however long it is.
+    Sizes differ by at most one, so each demonstration has the same weight, regardless of length.
     """
     rng = np.random.default_rng(seed)
     while True:
@@ -206,9 +205,9 @@ def batches(rows: Sequence[Demonstration], batch_size: int, seed: int) -> Iterat
 def token_loss(
     policy: Any, rows: Sequence[Demonstration], budget: int, vocab_size: int, backward: bool = False
 ) -> float:
-    """Mean loss per action token over all rows, in forward passes of at most `budget` tokens.
+    """Return the mean loss per action token over all rows, in forward passes of at most `budget` tokens.
 
-    With `backward` its gradient is added to the weights'; it doesn't depend on `budget`.
+    With `backward` its gradient is added to the weights'; it does not depend on `budget`.
     """
     num_tokens, sum_of_losses = sum(int(row.action_mask.sum()) for row in rows), 0.0
     for batch in microbatches(rows, budget):
@@ -230,13 +229,13 @@ if __name__ == "__main__":
     device = distributed.device(args.cuda)
     dtype = choose_dtype("float32" if args.dtype == "auto" and args.model == "scratch" else args.dtype, device)
     run_dir = Path(args.resume or f"runs/{run_name(args)}")
-    disk.check_room(run_dir, 2**22)  # of the smallest; the model's own size is checked when it is there
+    disk.check_room(run_dir, 2**22)  # for the smallest model; the actual size is checked once the model is loaded
     threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
 
-    if said := other_environment(args):
-        print(said, file=sys.stderr)
+    if warning := other_environment(args):
+        print(warning, file=sys.stderr)
 
     # model and tokenizer
     maker = Demonstrations(args.env_id, args.split, env_kwargs(args), None, args.seed)
@@ -246,24 +245,24 @@ if __name__ == "__main__":
             env = maker.make_env()
     if not args.data:
         if not has_demonstration(env):
-            raise SystemExit(f"--env-id {args.env_id}: it has no demonstration to imitate; give rows as --data FILE")
+            raise SystemExit(f"--env-id {args.env_id}: it has no demonstrations to imitate; use --data FILE")
         with plain_errors(args.env_id):
             teachers = baselines_of(env).teachers
         if args.teacher not in (None, *teachers):
-            there = f"it has {', '.join(teachers)}" if teachers else "it has none"
-            raise SystemExit(f"--teacher {args.teacher}: {args.env_id} has no such teacher; {there}")
+            choices = f"it has {', '.join(teachers)}" if teachers else "it has none"
+            raise SystemExit(f"--teacher {args.teacher}: {args.env_id} has no such teacher; {choices}")
         if args.teacher is None and args.expert_share < 1 and maker.only_experts:
-            why = f"{args.env_id} has expert demonstrations only; give --expert-share 1"
-            raise SystemExit(f"--expert-share {args.expert_share}: {why}")
+            cause = f"{args.env_id} has only expert demonstrations; use --expert-share 1"
+            raise SystemExit(f"--expert-share {args.expert_share}: {cause}")
         first, wanted = args.first_demonstration, args.num_demonstrations
         count, rest = maker.split_tasks(wanted, args.eval_demonstrations, first)
         if count < 1:
             raise SystemExit(f"--first-demonstration {first}: the split {args.split} has {env.num_tasks} tasks")
         if (count, rest) != (wanted, args.eval_demonstrations):
-            left = f"the split {args.split} has {count + rest} tasks{f' from {first} on' * (first > 0)}"
-            print(f"{left}: {count} to train on, {rest} to evaluate on")
+            available = f"the split {args.split} has {count + rest} tasks{f' from {first} on' * (first > 0)}"
+            print(f"{available}: {count} to train on, {rest} to evaluate on")
     if args.rag_share and "search" not in env.tools:
-        raise SystemExit(f"--rag-share {args.rag_share}: {args.env_id} has no tool named search; leave it out")
+        raise SystemExit(f"--rag-share {args.rag_share}: {args.env_id} has no tool named search; leave the flag out")
     if args.model == "scratch":
         source = str(run_dir / "scratch")
         if not args.resume:
@@ -271,8 +270,8 @@ if __name__ == "__main__":
             some_tasks = min(args.tokenizer_demonstrations, env.num_tasks)
             share = 1.0 if maker.only_experts else 0.5
             with signals.ending(AGAIN):
-                some = maker.make(0, some_tasks, share, args.rag_share, args.num_workers, "rows for the vocabulary")
-            new_tokenizer = make_tokenizer(words, some)
+                samples = maker.make(0, some_tasks, share, args.rag_share, args.num_workers, "rows for the vocabulary")
+            new_tokenizer = make_tokenizer(words, samples)
             model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
             checkpoint.save_policy(model, Path(source), model.state_dict())
             new_tokenizer.save_pretrained(source)
@@ -290,7 +289,7 @@ if __name__ == "__main__":
     optimizer = Float32AdamW([policy], [learning_rate], betas=(0.9, 0.98), weight_decay=args.weight_decay)
     num_weights = sum(p.numel() for p in policy.parameters()) / 1e6
     print(f"{num_weights:.2f}M parameters in {policy.dtype}, {vocab_size} tokens, learning rate {learning_rate:g}")
-    saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer, most=2**26)  # steps are short
+    saver = checkpoint.Checkpointer(run_dir, policy, None, optimizer, max_bytes=2**26)  # steps are short
 
     # demonstrations; held-out ones come from tasks after the training ones
     heldout: list[Demonstration] = []
@@ -304,10 +303,10 @@ if __name__ == "__main__":
             experts = replace(maker, teacher=None)
             heldout = experts.make(first + count, rest, 1.0, 0.0, args.num_workers, "held-out demonstrations")
         if not rows:
-            raise SystemExit(f"none of {count} demonstrations ended well; is max_context_tokens or max_turns small?")
+            raise SystemExit(f"none of {count} demonstrations succeeded; is max_context_tokens or max_turns too small?")
     longest, positions = max(len(r.tokens) for r in rows), getattr(policy.config, "max_position_embeddings", math.inf)
     if longest > positions:
-        raise SystemExit(f"a row has {longest} tokens, but the model is made for {positions}; lower max_context_tokens")
+        raise SystemExit(f"a row has {longest} tokens, the model only {positions} positions; lower max_context_tokens")
     length, actions = (np.mean(x) for x in ([len(r.tokens) for r in rows], [r.action_mask.sum() for r in rows]))
     print(f"{len(rows)} rows, {length:.0f} tokens each, {actions:.0f} of them actions")
 
@@ -317,10 +316,10 @@ if __name__ == "__main__":
     run["summary"] = {"model_files": model_files(args), "rows": len(rows), "turns": turns, "rows_hash": digest(rows)}
     run["summary"]["config_files"] = None if args.model == "scratch" else config_files(source)
     if args.resume:
-        began, run = run["summary"], checkpoint.load(run_dir, None, optimizer)["run"]
+        initial, run = run["summary"], checkpoint.load(run_dir, None, optimizer)["run"]
         base = {"model_files": f"files of --model {args.model}"} if args.lora_rank else {}
         base |= {"rows_hash": "demonstrations", "config_files": f"config or tokenizer of --model {args.model}"}
-        checkpoint.check_unchanged(run_dir, run["summary"], began, **base)
+        checkpoint.check_unchanged(run_dir, run["summary"], initial, **base)
     run_files.claim(run_dir)
     writer = open_writer(run_dir, args, run, run["iteration"] + 1 if args.resume else None)
     progress = tqdm(total=args.num_steps, initial=run["iteration"], desc="sft", unit="step", dynamic_ncols=True)
@@ -340,7 +339,7 @@ if __name__ == "__main__":
         summarize()
 
     def boundary() -> None:
-        """The step is complete: this is what a run goes on from that ends before the next one is."""
+        """Remember the complete step. A run that ends during the next one resumes from here."""
         saver.boundary({"algorithm": Path(__file__).stem, "args": asdict(args), "run": run})
 
     with checkpoint.saving_at_exit(saver, run):
@@ -353,7 +352,7 @@ if __name__ == "__main__":
             threads.follow()
             optimizer.scale_learning_rates(schedule(step, args))
             loss = token_loss(policy, batch, args.microbatch_tokens, vocab_size, backward=True)
-            with signals.held():  # the weights are those of a boundary, before and after
+            with signals.held():  # before and after, the weights are those of a boundary
                 saver.begin_update()
                 norm = optimizer.step(args.max_grad_norm)[0]
                 run["iteration"] = step

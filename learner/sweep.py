@@ -1,15 +1,16 @@
-"""Runs ids x commands x seeds, some at a time. Finished runs are skipped, those with a checkpoint go on from it.
+"""Runs of environments x commands x seeds, some in parallel. Finished runs are skipped, and runs with a checkpoint
+resume.
 
     python learner/sweep.py --env-ids AgentR1/MultihopWorld-v0 --num-seeds 3 --workers 2 \\
         --commands "python learner/ppo_llm.py --num-threads 1" "python learner/grpo_llm.py --num-threads 1"
 
-A command ends in a learner and its arguments (`torchrun --nproc-per-node 2 learner/grpo_llm.py` is one too); `--env-id`
-and `--seed` are added. Two runs are the same when all their arguments are, defaults included, but for the number of
-threads, and the files of the model that they name: change one and it runs anew. The output of a run goes to runs/logs/.
-After Ctrl-C the same command goes on.
+A command ends with a learner and its arguments (`torchrun --nproc-per-node 2 learner/grpo_llm.py` works too);
+`--env-id` and `--seed` are added. Two runs are the same if all their arguments (defaults included, except the number of
+threads) and the files of their model are equal. After any change the run starts again. The output of a run goes to
+runs/logs/. After Ctrl-C, the same command continues.
 """
 
-import llm_utils.setup.startup  # noqa: F401  isort: skip  (a missing package is told in a line)
+import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
 import argparse
 import importlib
@@ -30,37 +31,37 @@ from typing import Any
 
 from tqdm import tqdm
 
-RUNS = Path("runs")  # where the learners write, too
+RUNS = Path("runs")  # the learners write here too
 
 
 @dataclass(eq=False)
 class Job:
-    """One run: the words of its command line, and all arguments of the learner that they stand for."""
+    """One run: the words of its command line, and the learner's arguments that they mean."""
 
     words: list[str]
     args: dict[str, Any]
-    defaults: dict[str, Any]  # of the learner, for arguments that a run is too old to have
-    threads: int | None = None  # torch's, where the learner has that argument: the run's or those of one that goes on
+    defaults: dict[str, Any]  # the learner's, for arguments that are missing in old runs
+    threads: int | None = None  # torch's, if the learner has that argument; also for a resumed run
 
     @property
     def name(self) -> str:
         return re.sub("[/:]", "_", f"{self.args['env_id']}__{self.args['exp_name']}__{self.args['seed']}")
 
     def model_files(self) -> str | None:
-        """The fingerprint of the model that the run begins with, or plays, as it is now."""
+        """Return the current fingerprint of the model that the run starts from or evaluates."""
         from llm_utils.setup.sources import model_files
 
         try:
             return model_files(SimpleNamespace(**self.args)) if "model" in self.args else None
-        except SystemExit:  # there is none: the run says so
+        except SystemExit:  # there is no such model: the run reports it
             return None
 
 
 def make_job(words: Sequence[str]) -> Job:
-    """Read a command line with the learner's own `Args`. SystemExit, before anything runs, where it makes no sense."""
+    """Read a command line with the learner's own `Args`. Raise SystemExit for an invalid one, before anything runs."""
     scripts = [i for i, word in enumerate(words) if word.endswith(".py")]
     if not scripts or not Path(words[scripts[0]]).is_file():
-        raise SystemExit(f"there is no learner (a file.py) in the command: {shlex.join(words)}")
+        raise SystemExit(f"the command has no learner (a file.py): {shlex.join(words)}")
     script, arguments = Path(words[scripts[0]]), list(words[scripts[0] + 1 :])
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
@@ -72,11 +73,11 @@ def make_job(words: Sequence[str]) -> Job:
     except SystemExit:
         print(f"in the command: {shlex.join(words)}", file=sys.stderr)
         raise
-    if hasattr(args, "old_logprobs"):  # a run notes the defaults that suit its model
+    if hasattr(args, "old_logprobs"):  # a run records the defaults that suit its model
         from llm_utils.run import fill_defaults
 
         fill_defaults(args)
-    elif hasattr(args, "mode"):  # an evaluation notes what it plays
+    elif hasattr(args, "mode"):  # an evaluation records its model and environment
         from llm_utils.records.earlier_runs import fill_environment
 
         fill_environment(args)
@@ -85,14 +86,14 @@ def make_job(words: Sequence[str]) -> Job:
 
 
 def comparable(args: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as a JSON file gives them back, without those that may differ when a run goes on here."""
+    """Return arguments in JSON form, without those that may differ in a resumed run."""
     differing = ("resume", "num_threads", "memory_gb")  # runs of an older version have a --memory-gb
     return {name: value for name, value in json.loads(json.dumps(args)).items() if name not in differing}
 
 
 def find(job: Job) -> tuple[Path | None, bool]:
-    """The folder of a run with the job's arguments and weights, and whether it is finished; else one that can go on, or
-    None."""
+    """Return the folder of a run with the job's arguments and weights, and whether it is finished. Otherwise return one
+    to resume, or None."""
     unfinished, files = None, job.model_files()
 
     def same(args: dict[str, Any], report: dict[str, Any]) -> bool:
@@ -102,7 +103,7 @@ def find(job: Job) -> tuple[Path | None, bool]:
         report = json.loads(path.read_text())
         evaluation = path.stem == "evaluation"
         if (evaluation or report.get("finished")) and same(report["args"], report):
-            if report.get("finished", True):  # older evaluations don't say so
+            if report.get("finished", True):  # missing in older evaluations
                 return path.parent, True
             unfinished = path.parent
     for path in sorted(RUNS.glob("*/checkpoint/state.json")):
@@ -113,7 +114,7 @@ def find(job: Job) -> tuple[Path | None, bool]:
 
 
 def start(job: Job) -> subprocess.Popen:
-    """Begin a run, or let an unfinished one go on."""
+    """Start a run, or resume an unfinished one."""
     folder, _ = find(job)
     words = job.words
     if folder is not None:
@@ -122,21 +123,22 @@ def start(job: Job) -> subprocess.Popen:
         words = [*words[: script + 1], "--resume", str(folder), *threads]
     log = RUNS / "logs" / f"{job.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file:  # a session of its own: Ctrl-C reaches it through `run_all` only, and once
+    with log.open("w") as file:  # its own session, so that Ctrl-C reaches it only once, through `run_all`
         return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def run_all(
     jobs: Sequence[Job], workers: int, done: Callable[[Job, Path], None] = lambda job, folder: None
 ) -> list[Path | None]:
-    """Run what isn't finished, `workers` at a time. Returns the run folders in the order of the jobs, None if failed.
+    """Run the unfinished jobs, `workers` at a time. Return the run folders in the order of the jobs, None for failed
+    ones.
 
-    `done` is called with each job that is finished and its folder, as soon as it is. Ctrl-C (or SIGTERM) interrupts the
-    runs under way, which write their checkpoints, and ends the program.
+    `done` is called with each finished job and its folder. Ctrl-C (or SIGTERM) interrupts the active runs, which write
+    their checkpoints, and ends the program.
     """
     for name, count in Counter(job.name for job in jobs).items():
         if count > 1:
-            raise SystemExit(f"{count} runs would be called {name}; give each command an --exp-name of its own")
+            raise SystemExit(f"{count} runs would be called {name}; give each command its own --exp-name")
     finished = {job: folder for job in jobs for folder, ended in [find(job)] if ended and folder is not None}
     waiting = deque(job for job in jobs if job not in finished)
     running: dict[Job, subprocess.Popen] = {}
@@ -162,14 +164,14 @@ def run_all(
                     done(job, path)
     except BaseException as error:
         for process in running.values():
-            os.killpg(process.pid, signal.SIGTERM)  # what began in the background may ignore SIGINT
+            os.killpg(process.pid, signal.SIGTERM)  # background processes may ignore SIGINT
         bar.write(f"interrupted; {len(running)} runs write their checkpoints")
         for process in running.values():
             process.wait()
         bar.close()
         if not isinstance(error, KeyboardInterrupt):
             raise
-        print("finished runs stay finished; go on with the same command", file=sys.stderr)
+        print("finished runs are kept; continue with the same command", file=sys.stderr)
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -178,21 +180,21 @@ def run_all(
 
 
 def last_words(job: Job) -> str:
-    """What a job that failed said last, and where all that it said is."""
+    """Return the last output line of a failed job, and the path of its log."""
     log = RUNS / "logs" / f"{job.name}.log"
-    said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    return f"{job.name} failed: {(said or ['no output'])[-1][-300:]}\n  {log}"
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return f"{job.name} failed: {(lines or ['no output'])[-1][-300:]}\n  {log}"
 
 
 def finish(
     jobs: Sequence[Job], workers: int, done: Callable[[Job, Path], None] = lambda job, folder: None
 ) -> list[Path]:
-    """Run what isn't finished, as `run_all`. Returns the folders of all jobs; SystemExit, with the last words of each,
-    where some failed."""
+    """Run the unfinished jobs, as `run_all`. Return the folders of all jobs. Raise SystemExit with the last line of
+    each failed one."""
     folders = run_all(jobs, workers, done)
     failed = [last_words(job) for job, folder in zip(jobs, folders, strict=True) if folder is None]
     if failed:
-        sys.exit("\n".join([*failed, "failed; when that is mended, the same command goes on where it stopped"]))
+        sys.exit("\n".join([*failed, "some runs failed; after a fix, the same command continues where it stopped"]))
     return [folder for folder in folders if folder is not None]
 
 
@@ -202,11 +204,11 @@ if __name__ == "__main__":
     parser.add_argument("--commands", nargs="+", required=True, help="learners with arguments, each in quotation marks")
     parser.add_argument("--num-seeds", type=int, default=3, help="seeds of each, from --first-seed on")
     parser.add_argument("--first-seed", type=int, default=1, help="the first seed")
-    parser.add_argument("--workers", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--workers", type=int, default=1, help="number of parallel runs")
     options = parser.parse_args()
     for name in ("num_seeds", "first_seed", "workers"):
         if vars(options)[name] < (name != "first_seed"):
-            parser.error(f"--{name.replace('_', '-')} is at least {int(name != 'first_seed')}")
+            parser.error(f"--{name.replace('_', '-')} must be at least {int(name != 'first_seed')}")
     seeds = range(options.first_seed, options.first_seed + options.num_seeds)
     jobs = [
         make_job([*shlex.split(command), "--env-id", env_id, "--seed", str(seed)])

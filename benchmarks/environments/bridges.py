@@ -8,7 +8,7 @@
     python benchmarks/environments/bridges.py --part oracle --ids BabyAI  # some again; the others stay
 
 Ids whose packages aren't installed are passed over and named. Writes benchmarks/results/bridges_PART.json and .md, in
-which every row says by which command and where it was measured.
+which every row says by which command and where it was measured, and bridges_overview.md of oracle and load.
 """
 
 from __future__ import annotations
@@ -230,11 +230,11 @@ def _shown(value: Any) -> str:
 
 
 def overview() -> str:
-    """Return the recorded figures of experts and load as a table, a row for each id."""
+    """Return a table of the recorded experts and load, with a row for each id."""
     files = {part: RESULTS / f"bridges_{part}.json" for part in ("oracle", "load")}
     records = {part: json.loads(file.read_text())["results"] for part, file in files.items() if file.is_file()}
-    lines = ["| id | tasks | done by the expert | by saying nothing | steps/s of one episode | episodes at once "
-             "| their steps/s | memory, MiB | processes | theirs, MiB |", "|---" * 10 + "|"]  # fmt: skip
+    lines = ["| id | tasks | solved by the expert | by a silent policy | steps/s, one episode | episodes at once "
+             "| steps/s, all | memory, MiB | simulators' processes | their MiB |", "|---" * 10 + "|"]  # fmt: skip
     for name in IDS:
         if any(name not in records.get(part, {}) for part in files):
             continue
@@ -286,7 +286,8 @@ def main() -> None:
     if newly:
         record_results(f"bridges_{args.part}", results, table(args.part, results), command, args.force, merged=True)
     if args.part in ("oracle", "load"):
-        (RESULTS / "bridges_overview.md").write_text(f"{overview()}\n")
+        title = "Experts and load; bridges_oracle.md and bridges_load.md have the commands:"
+        (RESULTS / "bridges_overview.md").write_text(f"{title}\n\n{overview()}\n")
 
 
 if __name__ == "__main__":

@@ -162,27 +162,27 @@ BRIDGES = {
         family="web", data="in its package", extra="miniwob", requires="Chromium and chromedriver",
     ),
 }  # fmt: skip
-"""Environments through other people's packages: each needs an extra, which its error names."""
+"""Environments of other packages. Each needs an extra, which its error names."""
 
 for _id, _entry in (ENVIRONMENTS | BRIDGES).items():
     gym.register(id=_id, entry_point=_entry.entry_point, vector_entry_point=f"agent_r1.vector:{_id}")
 
 
 def generated_worlds() -> list[str]:
-    """The ids whose tasks are generated: those that take a `world_seed`."""
+    """Return the ids with generated tasks: the environments that take a `world_seed`."""
     classes = {env_id: load_env_creator(entry.entry_point) for env_id, entry in ENVIRONMENTS.items()}
-    return [env_id for env_id, made in classes.items() if "world_seed" in signature(made).parameters]
+    return [env_id for env_id, cls in classes.items() if "world_seed" in signature(cls).parameters]
 
 
 def tiny_policy(env_id: str) -> str:
-    """The folder of the small policy that the package carries for `env_id` (config, safetensors, tokenizer).
+    """Return the folder of the shipped policy for `env_id` (config, safetensors, tokenizer).
 
-    Raises ValueError where the package carries none, naming the ids for which it does.
+    Raises ValueError if the package ships none for this id; the message names the ids with a policy.
     """
     root = files("agent_r1") / "policies"
     folder = root / env_id.removeprefix("AgentR1/")
     if not (folder / "model.safetensors").is_file():
-        there = sorted(f"AgentR1/{path.name}" for path in root.iterdir()) if root.is_dir() else []
-        remedy = f"there are some for {', '.join(there)}; else pass --model NAME_OR_FOLDER (sft_llm.py makes one)"
+        shipped = sorted(f"AgentR1/{path.name}" for path in root.iterdir()) if root.is_dir() else []
+        remedy = f"{', '.join(shipped)} have one; otherwise pass --model NAME_OR_FOLDER (sft_llm.py makes one)"
         raise ValueError(f"no tiny policy is shipped for {env_id}; {remedy}")
     return str(folder)

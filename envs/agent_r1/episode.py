@@ -1,4 +1,4 @@
-"""What an episode is made of: its task, its turns, and everything that changes while it runs."""
+"""The parts of an episode: its task, its turns, and everything that changes while it runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ MAX_CALLS = 8  # tool calls that are run in one turn
 
 @dataclass(frozen=True)
 class Task:
-    """One task: what is asked, which answers are right, and what the judges need to know beyond that.
+    """One task: the question, the right answers, and further data for the judges.
 
-    Raises TypeError where one of them is of another type, also where `answers` is a text: its letters would be the
-    answers.
+    Raises TypeError if a field has another type, also if `answers` is a text: its letters would be the answers.
     """
 
     id: str
@@ -34,31 +33,31 @@ class Task:
     instructions: str | None = None  # the system message; None: that of the environment
 
     def __post_init__(self) -> None:
-        said: dict[str, object] = vars(self)
+        fields: dict[str, object] = vars(self)
         for name in ("id", "question"):
-            if not isinstance(said[name], str):
-                raise TypeError(f"Task: {name} is a text, got {said[name]!r:.200}")
-        answers = said["answers"]
+            if not isinstance(fields[name], str):
+                raise TypeError(f"Task: {name} must be a text, got {fields[name]!r:.200}")
+        answers = fields["answers"]
         if isinstance(answers, str | bytes) or not (
             isinstance(answers, Sequence) and all(isinstance(answer, str) for answer in answers)
         ):
-            raise TypeError(f"Task: answers is a list of texts, got {said['answers']!r:.200}")
-        if not isinstance(said["metadata"], Mapping):
-            raise TypeError(f"Task: metadata is a dict, got {said['metadata']!r:.200}")
-        if not isinstance(said["instructions"], str | None):
-            raise TypeError(f"Task: instructions is a text or None, got {said['instructions']!r:.200}")
+            raise TypeError(f"Task: answers must be a list of texts, got {fields['answers']!r:.200}")
+        if not isinstance(fields["metadata"], Mapping):
+            raise TypeError(f"Task: metadata must be a dict, got {fields['metadata']!r:.200}")
+        if not isinstance(fields["instructions"], str | None):
+            raise TypeError(f"Task: instructions must be a text or None, got {fields['instructions']!r:.200}")
 
 
 @dataclass(frozen=True)
 class End:
-    """What `judge_result` or `user_turn` returns where the task ends without an answer, such as a game that is over.
+    """The return value of `judge_result` or `user_turn` if the task ends without an answer, such as a finished game.
 
     Attributes:
-        score: what the end is worth, from 0 to 1, as `judge_answer` says it of an answer; see `judge_end`.
+        score: the score of the end, from 0 to 1, like the score of `judge_answer`; see `judge_end`.
         amounts: amounts of process terms, before their weights.
         metrics: for `info["metrics"]`.
-        truncation_reason: None for an end of the task itself; else the name of what cut it short, such as a game's own
-            time limit: the episode is then truncated and not terminated.
+        truncation_reason: None if the task itself ended. Otherwise the name of the limit that cut it short, such as a
+            game's time limit. The episode is then truncated and not terminated.
     """
 
     score: float
@@ -69,10 +68,10 @@ class End:
 
 @dataclass(frozen=True)
 class UserTurn:
-    """What `user_turn` returns where what was said to the user is worth something by itself.
+    """The return value of `user_turn` if the turn itself earns process terms.
 
     Attributes:
-        reply: what the user says.
+        reply: the user's reply.
         amounts: amounts of process terms, before their weights.
     """
 
@@ -82,12 +81,12 @@ class UserTurn:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `judge_end` returns where the end of an episode pays more than one number.
+    """The return value of `judge_end` if the end of an episode pays more than one number.
 
     Attributes:
-        value: what the end pays.
+        value: the outcome reward.
         amounts: amounts of process terms for the episode as a whole, before their weights.
-        besides: what it pays besides, as terms `outcome/NAME`, for harm that was done, say.
+        besides: further outcome rewards, as terms `outcome/NAME`, for harm that was done, for example.
     """
 
     value: float
@@ -97,7 +96,7 @@ class Outcome:
 
 @dataclass
 class PendingCall:
-    """A call that the policy wrote. `tool` is None where nothing can be run; `error` then says why."""
+    """A call that the policy wrote. `tool` is None if nothing can be run; `error` then holds the reason."""
 
     call: Call
     tool: Tool | None
@@ -105,13 +104,13 @@ class PendingCall:
 
     @property
     def arguments(self) -> Any:
-        """A copy of the arguments, for the tool: it may change them, and what the policy wrote stays."""
+        """A copy of the arguments for the tool, which may change them. The policy's arguments stay."""
         return copy.deepcopy(self.call.arguments)
 
 
 @dataclass
 class OpenTurn:
-    """A turn that was read and isn't over: its calls are waiting for their results."""
+    """A turn that was read and is not over: its calls wait for their results."""
 
     closed: bool = True
     overflow: bool = False
@@ -119,13 +118,13 @@ class OpenTurn:
     skipped: list[Call] = field(default_factory=list)  # beyond `MAX_CALLS`
     answers: list[str] = field(default_factory=list)
     said: str = ""  # the visible text of a turn without calls
-    judged: tuple[float, dict[str, float]] | None = None  # what `judge_answer` said, where it was asked early
-    heard: tuple[Any] | None = None  # what `user_turn` said, where it was asked early
-    fault: str | None = None  # what broke, and stayed broken: the episode ends with this turn
+    judged: tuple[float, dict[str, float]] | None = None  # result of `judge_answer`, if it was called early
+    heard: tuple[Any] | None = None  # result of `user_turn`, if it was called early
+    fault: str | None = None  # a fault that persists: the episode ends with this turn
 
     @classmethod
     def read(cls, parsed: Turn, tools: Mapping[str, Tool], closed: bool) -> OpenTurn:
-        """A turn as the dialect read it: its first `MAX_CALLS` calls, or else its answers and its text."""
+        """Build a turn from the dialect's reading: its first `MAX_CALLS` calls, or else its answers and its text."""
         if not parsed.calls:
             return cls(closed, answers=find_answers(parsed.content), said=parsed.content)
         calls = [_pending(call, tools) for call in parsed.calls[:MAX_CALLS]]
@@ -138,7 +137,7 @@ class OpenTurn:
 
     @property
     def speaks(self) -> bool:
-        """Whether the turn is plain speech: neither a call nor an answer."""
+        """True if the turn is plain speech: neither a call nor an answer."""
         return bool(self.said) and not (self.calls or self.answers or self.overflow)
 
 
@@ -164,15 +163,15 @@ class Episode:
     over: bool = False
     seen_calls: set[str] = field(default_factory=set)
     messages: list[dict[str, Any]] = field(default_factory=list)
-    turns: list[tuple[int, int]] = field(default_factory=list)  # each span's first token, and one past its last
+    turns: list[tuple[int, int]] = field(default_factory=list)  # (first token, one past the last) of each span
     rewards: list[dict[str, float]] = field(default_factory=list)
     tool_calls: list[list[dict[str, Any]]] = field(default_factory=list)  # of each turn, as in its info
     memory: dict[str, Any] = field(default_factory=dict)  # a task's own notes, e.g. the supports found so far
-    fault: str | None = None  # why it could not begin; its first turn ends it
+    fault: str | None = None  # the reason why the episode could not begin; its first turn ends it
     seed: int | None = None  # of its reset
 
     def append(self, tokens: Sequence[int] | Tokens) -> None:
-        """Add tokens to the state; the buffer grows where it has to."""
+        """Add tokens to the state; the buffer grows if needed."""
         end = self.length + len(tokens)
         if end > self.buffer.size:
             grown = np.empty(max(end, 2 * self.buffer.size), np.int32)
@@ -182,7 +181,7 @@ class Episode:
         self.length = end
 
     def add_message(self, parsed: Turn) -> None:
-        """Add a turn to the messages: as raw text where a call is malformed or not run, which no other form says."""
+        """Add a turn to the messages, as raw text if a call is malformed or not run: no other form shows that."""
         if not parsed.calls or len(parsed.calls) > MAX_CALLS or any(call.error is not None for call in parsed.calls):
             self.messages.append({"role": "assistant", "content": parsed.raw})
             return
@@ -191,19 +190,19 @@ class Episode:
         self.messages.append({"role": "assistant", "content": parsed.content, "tool_calls": calls})
 
     def mark(self) -> tuple[Any, ...]:
-        """What a judge may change, for `return_to` if it faults.
+        """Return a copy of everything a judge may change, for `return_to` if it faults.
 
-        Notes are pickled, not copied: every turn is marked, few are taken back, and this is much the cheaper half.
+        Notes are pickled, not copied. Every turn is marked and few are taken back, so the mark must be cheap.
         """
         memory: bytes | dict[str, Any]
         try:
             memory = pickle.dumps(self.memory)
-        except Exception:  # an object of a task's own
+        except Exception:  # an object that cannot be pickled
             memory = copy.deepcopy(self.memory)
         return self.length, len(self.messages), set(self.seen_calls), memory
 
     def return_to(self, mark: tuple[Any, ...]) -> None:
-        """Take back what has changed since `mark`, once."""
+        """Undo the changes since `mark`. A mark can be used once."""
         self.length, messages, self.seen_calls, memory = mark
         self.memory = pickle.loads(memory) if isinstance(memory, bytes) else memory
         del self.messages[messages:]

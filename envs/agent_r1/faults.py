@@ -1,9 +1,9 @@
-"""Faults: what the environment's own machinery does wrong, and how it is tried again.
+"""Faults: infrastructure errors of the environment, and their retries.
 
-A fault (a retrieval server that is down, a judge that broke, a lost sandbox) says nothing about the policy. What
-faulted is tried again in the same state, after pauses that double, until `fault_deadline` seconds have passed since it
-first went wrong. A fault that lasts ends its episode: see `ToolEnv`. So does one of a call that may have had an effect,
-at once: an order that is placed again is a second order (see `ToolFault` and `Tool.repeatable`).
+A fault says nothing about the policy. Examples: a retrieval server that is down, a broken judge, a lost sandbox. The
+failed operation is retried in the same state, after pauses that double. The retries end `fault_deadline` seconds after
+the first failure. A fault that persists ends its episode: see `ToolEnv`. A call that may have had an effect is not
+retried, because an order that is placed again is a second order (see `ToolFault` and `Tool.repeatable`).
 """
 
 from __future__ import annotations
@@ -24,26 +24,30 @@ if TYPE_CHECKING:
 FIRST_PAUSE = 0.1  # seconds
 LONGEST_PAUSE = 5.0
 MADE_ONCE = "; not made again, as it may have had an effect (say repeatable=True where it has none)"
-"""The end of a fault's line where that is why its call was made once."""
+"""The end of the line of a fault whose call was not repeated because it may have had an effect."""
 
 
-def fault_line(where: str, what: str | BaseException, end: str = "") -> str:
-    """What `info["fault"]` says, such as "tool search: ConnectionError: refused": one short printable line, of which
-    `end` is never cut."""
-    text = describe(what) if isinstance(what, BaseException) else what
+def fault_line(where: str, problem: str | BaseException, end: str = "") -> str:
+    """Return the text of `info["fault"]`: one short printable line whose `end` is never cut.
+
+    Example: "tool search: ConnectionError: refused".
+    """
+    text = describe(problem) if isinstance(problem, BaseException) else problem
     return clean_text(printable(" ".join(f"{where}: {text}".split())), MAX_FAULT_CHARS - len(end)) + end
 
 
 def may_have_acted(error: BaseException) -> bool:
-    """Return whether a fault of a hook (a judge, a user, `start_episode`) is of a call that may have had an effect.
-    After any other fault the hook is asked again."""
+    """Return whether a fault of a hook comes from a call that may have had an effect.
+
+    A hook is a judge, a user or `start_episode`. It is called again after any other fault.
+    """
     return isinstance(error, ToolFault) and error.ran is True
 
 
 def begin_sessions(tools: Mapping[str, Tool], states: Mapping[str, Any]) -> None:
-    """Put the sessions of the tools into these states (None: its beginning), out of reach of calls of other episodes.
+    """Set the session of each tool to its state (None: the initial one), isolated from calls of other episodes.
 
-    Raises ToolFault where a call that ran out of time is still at work in a session that its tool cannot leave to it.
+    Raises ToolFault if a call that timed out is still running in a session, and the tool cannot start a new one.
     """
     for name, tool in tools.items():
         if not tool.concurrency_safe and at_work(tool) and not tool.new_session():
@@ -52,10 +56,10 @@ def begin_sessions(tools: Mapping[str, Tool], states: Mapping[str, Any]) -> None
 
 
 class Patience:
-    """The pauses between attempts at one thing: 0.1 s, 0.2 s, 0.4 s, ... The last ends at the deadline.
+    """The pauses between attempts at one operation: 0.1 s, 0.2 s, 0.4 s, ... The last one ends at the deadline.
 
     Args:
-        seconds: the deadline, from the first failed attempt on; 0 for a single attempt.
+        seconds: the deadline, counted from the first failed attempt; 0 for a single attempt.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -64,7 +68,7 @@ class Patience:
         self._pause = FIRST_PAUSE
 
     def next(self) -> float | None:
-        """An attempt failed: the seconds until the next one, or None where time is up."""
+        """Return the seconds to wait after a failed attempt, or None after the deadline."""
         now = time.monotonic()
         if self._end is None:
             self._end = now + self._seconds
@@ -76,7 +80,7 @@ class Patience:
         return pause
 
     def wait(self) -> bool:
-        """An attempt failed: sleep until the next one, or return False where time is up."""
+        """Sleep after a failed attempt until the next one is due. Return False after the deadline."""
         pause = self.next()
         if pause is not None:
             time.sleep(pause)
@@ -84,13 +88,14 @@ class Patience:
 
 
 class Calls:
-    """Calls that are made in order, each once; one that faults is made again, in the session as it was before, unless
-    it may have had an effect.
+    """Calls that are made in order, each once.
+
+    A call that faults is repeated in the restored session, unless it may have had an effect.
 
     Args:
-        calls: those of a turn that have a tool.
-        seconds: the deadline of each call's fault.
-        thread: the episode's, in which tools with a session are called.
+        calls: the calls of a turn that have a tool.
+        seconds: the retry deadline of each call.
+        thread: the episode's thread, in which tools with a session are called.
         strict: raise a tool's own bug (see `run_tool`).
     """
 
@@ -105,14 +110,14 @@ class Calls:
         self.results: list[ToolResult] = []
         self._seconds = seconds
         self._patience = Patience(seconds)
-        self._pause: float | None = None  # before the call that faulted is made again
+        self._pause: float | None = None  # before the failed call is repeated
         self._session: Any = None  # the session before that call
         self._can_return = True
 
     def run(self, wait: bool = True) -> list[ToolResult] | None:
-        """The results, in order; a fault that lasts is the last one that counts, and calls after it are not made.
+        """Return the results, in order. After a fault that persists, no further calls are made.
 
-        With `wait=False` None where a call has to be made again after a pause: call `run` again, in a thread.
+        With `wait=False` the result is None if a call must be repeated after a pause: call `run` again, in a thread.
         """
         for pending in self.calls[len(self.results) :]:
             assert pending.tool is not None
@@ -132,12 +137,12 @@ class Calls:
         return self.results
 
     def faulted(self, tool: Tool, result: ToolResult) -> bool:
-        """Note that the next call was made and faulted. False where it isn't to be made again."""
+        """Record that the next call was made and faulted. Return False if it must not be repeated."""
         if not tool.may_repeat(result.ran):
             return False
         stuck = isinstance(result.data, dict) and result.data.get("error") == "timeout"
         unknown = not self._can_return and result.ran is not False
-        # A call that is stuck may still be at work in the session, and a session of unknown state can't go back.
+        # A stuck call may still be running in the session, and a session of unknown state cannot be restored.
         if not tool.concurrency_safe and (stuck or at_work(tool) or unknown):
             return False
         self._pause = self._patience.next()
@@ -155,7 +160,7 @@ class Calls:
         return run_tool(tool, arguments, strict=self.strict, thread=self.thread)
 
     def _get_session(self, tool: Tool) -> tuple[Any, bool]:
-        """The state of a tool's session to go back to (None: it has none, or needs none), and whether it is known."""
+        """Return the session state to restore (None: not needed), and whether that state is known."""
         if tool.concurrency_safe or self._seconds <= 0:
             return None, True
         try:

@@ -1,4 +1,4 @@
-"""Named reward terms: what an answer is worth, what a format is worth, and the weights of the turns before.
+"""Named reward terms: scores of answers and formats, and the weights of process terms.
 
 Pure functions, no environment and no tokens. The scores follow the official evaluation scripts:
 
@@ -31,18 +31,18 @@ PROCESS_WEIGHTS: Mapping[str, float] = {
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 ANSWER = re.compile(r"<answer>((?:[^<]++|<(?!/?answer>))*+)</answer>")
-"""An answer in a visible text, and what stands in it; see `find_answers`."""
+"""An answer in a visible text; its group is the content. See `find_answers`."""
 
 _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, articles (a, an, the) and extra whitespace, in the official order."""
+    """Lower the case, drop ASCII punctuation, articles (a, an, the) and extra whitespace, in the official order."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answers: str | Iterable[str]) -> float:
-    """1.0 if the normalised prediction equals one of the normalised answers, else 0.0. A text is one answer.
+    """Return 1.0 if the normalised prediction equals one of the normalised answers, else 0.0. A text is one answer.
 
     As in the official scripts, two texts that both normalise to "" are equal. That an episode with an empty answer
     scores 0 is the environment's rule, not this function's.
@@ -52,21 +52,21 @@ def exact_match(prediction: str, answers: str | Iterable[str]) -> float:
 
 
 def f1(prediction: str, answers: str | Iterable[str], yes_no_rule: bool = True) -> float:
-    """The best token F1 between the prediction and one of the answers, from 0 to 1.
+    """Compute the best token F1 between the prediction and one of the answers, from 0 to 1.
 
     Args:
-        prediction: what was answered.
+        prediction: the predicted answer.
         answers: the gold answer and its aliases; without any the score is 0. A text is one answer.
-        yes_no_rule: True as HotpotQA and 2WikiMultihopQA score: where either side is "yes", "no" or "noanswer" and
-            the two differ it is 0, and two empty texts give 0. False as MuSiQue scores: neither rule, and two
-            empty texts give 1.
+        yes_no_rule: True for the score of HotpotQA and 2WikiMultihopQA: it is 0 if one side is "yes", "no" or
+            "noanswer" and the other differs, and 0 for two empty texts. False for the score of MuSiQue, which has
+            neither rule and gives 1 for two empty texts.
     """
     predicted = normalize_answer(prediction)
     return max((_f1(predicted, normalize_answer(answer), yes_no_rule) for answer in _each(answers)), default=0.0)
 
 
 def _each(answers: str | Iterable[str]) -> Iterable[str]:
-    """The answers, of which a text is one: its letters are none."""
+    """Return the answers as a list. A text is one answer, not a list of letters."""
     return [answers] if isinstance(answers, str) else answers
 
 
@@ -82,10 +82,10 @@ def _f1(predicted: str, gold: str, yes_no_rule: bool) -> float:
 
 
 def find_answers(text: str) -> list[str]:
-    """What stands in each `<answer>...</answer>` of a visible text, in order. Total, and linear in the length.
+    """Return the content of each `<answer>...</answer>` of a visible text, in order. Never raises; linear time.
 
-    An answer runs from an opening tag to the closing tag after it. Of nested ones the innermost counts, since an
-    opening tag starts afresh; a tag without its partner is text.
+    An answer runs from an opening tag to the next closing tag. Of nested answers the innermost counts, because an
+    opening tag starts again. A tag without its partner is text.
 
     >>> find_answers("<answer>Paris</answer> or <answer>a <answer>Lyon</answer></answer> or <answer>Nice")
     ['Paris', 'Lyon']
@@ -94,20 +94,20 @@ def find_answers(text: str) -> list[str]:
 
 
 def format_score(*, answer_ok: bool, calls_ok: bool) -> float:
-    """r_format = (a + c) / 2, one of 0, 0.5 and 1.
+    """Compute r_format = (a + c) / 2, which is 0, 0.5 or 1.
 
     Args:
-        answer_ok: a, the last turn has exactly one `<answer>` and it isn't empty.
-        calls_ok: c, no call of the episode was malformed (also when there was no call).
+        answer_ok: a, the last turn has exactly one `<answer>`, and it is not empty.
+        calls_ok: c, no call of the episode was malformed (also without any call).
     """
     return (answer_ok + calls_ok) / 2
 
 
 def paper_outcome(score: float, *, answer_ok: bool, calls_ok: bool) -> float:
-    """Equation 6 of Agent-R1 (arXiv 2511.14460): the score if the format is right, else r_format - 1.
+    """Compute equation 6 of Agent-R1 (arXiv 2511.14460): the score if the format is right, else r_format - 1.
 
     `score` is the exact match in question answering (0 or 1); other tasks may pass any score from 0 to 1. The
-    result lies in {-1, -0.5} for a wrong format, so a wrong format never pays more than a wrong answer.
+    result is -1 or -0.5 for a wrong format, so a wrong format never pays more than a wrong answer.
     """
     r_format = format_score(answer_ok=answer_ok, calls_ok=calls_ok)
     return float(score) if r_format == 1 else r_format - 1
@@ -116,10 +116,10 @@ def paper_outcome(score: float, *, answer_ok: bool, calls_ok: bool) -> float:
 def process_weights(
     process_reward: bool | Mapping[str, float], defaults: Mapping[str, float] = PROCESS_WEIGHTS
 ) -> dict[str, float]:
-    """The weights that the argument `process_reward` of an environment means.
+    """Return the weights for the argument `process_reward` of an environment.
 
-    True gives the defaults, False none at all (no term is paid or listed), a dict the defaults with its entries
-    changed. Raises ArgumentError for a name that isn't there, listing those that are, and a weight that is no number.
+    True gives the defaults. False gives no weights: no term is paid or listed. A dict changes some of the defaults.
+    Raises ArgumentError for an unknown name, with the known ones, and for a weight that is not a number.
     """
     if isinstance(process_reward, Mapping):
         unknown = sorted(map(str, set(process_reward) - set(defaults)))
@@ -134,5 +134,5 @@ def process_weights(
 
 
 def known(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """A task's metrics without those that an episode doesn't have (None): what others' loggers can take."""
+    """Return the metrics without those that an episode lacks (None), as loggers of other packages need them."""
     return {name: float(value) for name, value in metrics.items() if value is not None}

@@ -1,6 +1,6 @@
-"""Prints episodes of a run, or of a file that `RecordTrajectories` wrote.
+"""Printer of the episodes of a run, or of a file that `RecordTrajectories` wrote.
 
-    python -m agent_r1.show runs/RUN                          the last three
+    python -m agent_r1.show runs/RUN                          the last three episodes
     python -m agent_r1.show runs/RUN --episodes all --task t7
     python -m agent_r1.show trajectories.jsonl --iteration 20 --failed
 """
@@ -21,12 +21,12 @@ from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from agent_r1_tools.text import printable
 
 NO_EPISODES = (
-    "this run has written no episodes (sft_llm.py writes none; the other learners write some when an iteration ends)"
+    "this run has no recorded episodes (sft_llm.py records none; other learners record some after each iteration)"
 )
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, one by one; what is no row is counted on the screen. SystemExit where there is no file."""
+    """Yield the rows of a file, and report the number of lines that are not rows. Raises SystemExit without a file."""
     if path.is_dir():
         folder, path = path, path / "trajectories.jsonl"
         if not path.is_file() or not path.stat().st_size:
@@ -45,14 +45,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     except TooLargeError as error:
         raise SystemExit(printable(f"{path}: {error}")) from None
     except OSError as error:
-        said = f"{path} can't be read: {error.strerror}; give a run's folder or a file of rows"
-        raise SystemExit(printable(said)) from None
+        error_message = f"{path} cannot be read: {error.strerror}; give a run's folder or a file of rows"
+        raise SystemExit(printable(error_message)) from None
     if damaged:
-        print(printable(f"{path}: {damaged} lines are no rows"), file=sys.stderr)
+        print(printable(f"{path}: {damaged} lines are not rows"), file=sys.stderr)
 
 
 def wanted(row: Mapping[str, Any], iteration: int | None, task: str | None, failed: bool) -> bool:
-    """Whether a row is one of those that were asked for."""
+    """Return whether a row passes the filters."""
     if iteration is not None and row.get("iteration") != iteration:
         return False
     if task is not None and task not in (row.get("task_id"), str(row["task_index"])):
@@ -61,7 +61,7 @@ def wanted(row: Mapping[str, Any], iteration: int | None, task: str | None, fail
 
 
 def headline(row: Mapping[str, Any]) -> str:
-    """A line that says which episode this is and how it ended."""
+    """Format one line with the episode's task and its end."""
     turns, earned = len(row.get("turns") or ()), sum(row.get("turn_rewards") or row.get("rewards") or ())
     end = "terminated" if row.get("terminated") else f"truncated ({row.get('truncation_reason') or 'cut short'})"
     parts = [
@@ -76,7 +76,7 @@ def headline(row: Mapping[str, Any]) -> str:
 
 
 def shown(row: Mapping[str, Any]) -> str:
-    """An episode as text for a terminal."""
+    """Format an episode as text for a terminal."""
     messages = row.get("messages")
     if messages is None:
         return f"{headline(row)}\n(it was logged without its messages)"
@@ -85,55 +85,55 @@ def shown(row: Mapping[str, Any]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m agent_r1.show", description="Prints episodes of a run.")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m agent_r1.show", description="Print episodes of a run.")
     parser.add_argument("run", type=Path, help="a run's folder, or a file of rows")
-    parser.add_argument("--episodes", default="3", metavar="N|all", help="so many, the last ones (default: 3)")
-    parser.add_argument("--iteration", type=int, help="of this iteration only")
-    parser.add_argument("--task", help="of this task only: its id or its index")
-    parser.add_argument("--failed", action="store_true", help="without success only")
+    parser.add_argument("--episodes", default="3", metavar="N|all", help="print the last N episodes (default: 3)")
+    parser.add_argument("--iteration", type=int, help="only episodes of this iteration")
+    parser.add_argument("--task", help="only episodes of this task: its id or its index")
+    parser.add_argument("--failed", action="store_true", help="only episodes without success")
     args = parser.parse_args(words)
     if args.episodes != "all" and not (args.episodes.isdecimal() and int(args.episodes)):
-        parser.error("--episodes is a number, at least 1, or all")
+        parser.error("--episodes must be a number, at least 1, or all")
     limit = None if args.episodes == "all" else int(args.episodes)
-    there: set[int] = set()  # iterations
+    iterations: set[int] = set()
     tasks: dict[str, None] = {}  # the first ones
 
     def asked_for() -> Iterator[dict[str, Any]]:
         for row in read_rows(args.run):
-            there.update([row["iteration"]] if isinstance(row.get("iteration"), int) else ())
+            iterations.update([row["iteration"]] if isinstance(row.get("iteration"), int) else ())
             if len(tasks) < 3 and isinstance(row.get("task_id"), str):
                 tasks[row["task_id"]] = None
             if wanted(row, args.iteration, args.task, args.failed):
                 yield row
 
     chosen = asked_for() if limit is None else deque(asked_for(), maxlen=limit)
-    found, damaged = False, 0
+    printed, damaged = False, 0
     for row in chosen:
         try:
             text = shown(row)
-        # What it holds is of other types, or too large.
+        # The row has values of other types, or values that are too large.
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             damaged += 1
             continue
-        say(("\n" + "-" * 100 + "\n\n" if found else "") + text)
-        found = True
+        say(("\n" + "-" * 100 + "\n\n" if printed else "") + text)
+        printed = True
     if damaged:
         print(printable(f"{args.run}: {damaged} rows are damaged"), file=sys.stderr)
-    if not found:
+    if not printed:
         filters = ["--iteration"] * (args.iteration is not None) + ["--task"] * (args.task is not None)
         filters += ["--failed"] * args.failed
-        why = f" with {' and '.join(filters)}" if filters else ""
-        some = f"; it has some of iterations {min(there)} to {max(there)}" if there else ""
+        condition = f" with {' and '.join(filters)}" if filters else ""
+        available = f"; it has episodes of iterations {min(iterations)} to {max(iterations)}" if iterations else ""
         if args.task is not None and tasks:
             names = printable(", ".join(tasks)).replace("\n", "\\n")
-            some += f"{' and' if there else '; it has some'} of tasks such as {names}"
-        raise SystemExit(f"{printable(str(args.run))} has no such episode{why}{some}")
+            available += f"{' and' if iterations else '; it has episodes'} of tasks such as {names}"
+        raise SystemExit(f"{printable(str(args.run))} has no such episode{condition}{available}")
 
 
 if __name__ == "__main__":
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:  # what reads it has seen enough
+    except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

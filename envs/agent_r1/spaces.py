@@ -1,7 +1,4 @@
-"""TokenSpan: the space of token sequences. Both what a policy writes and what an environment answers live in it.
-
-UnicodeText is the space of both as texts.
-"""
+"""Spaces of actions and observations: TokenSpan for token sequences, UnicodeText for texts."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-_LONGEST_SAMPLE = 64  # random spans are for checks and smoke tests; nobody needs 30,000 random tokens
+_LONGEST_SAMPLE = 64  # random spans are for checks and smoke tests, which do not need 30,000 random tokens
 _LONGEST_TEXT = 32
 
 
 class TokenSpan(gym.Space[NDArray[np.int32]]):
     """Sequences of `min_len` to `max_len` token ids below `vocab_size`, as 1-D int32 arrays.
 
-    It subclasses `Space` directly: `Text` and `Sequence` cost a thousand times more per check, and a subclass of
-    `Text` would inherit its shared-memory path, which silently returns garbage in `AsyncVectorEnv`. For that vector
-    environment pass `shared_memory=False` (it says so when you don't).
+    It subclasses `Space` directly. `Text` and `Sequence` cost a thousand times more per check. A subclass of `Text`
+    would inherit its shared-memory path, which silently returns garbage in `AsyncVectorEnv`. Pass
+    `shared_memory=False` to `AsyncVectorEnv`; it raises an error otherwise.
     """
 
     def __init__(
@@ -38,11 +35,11 @@ class TokenSpan(gym.Space[NDArray[np.int32]]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Spans have no fixed length, so they don't flatten to a Box."""
+        """False: spans have no fixed length, so they do not flatten to a Box."""
         return False
 
     def sample(self, mask: None = None, probability: None = None) -> NDArray[np.int32]:
-        """A uniform span of at most 64 tokens (or `min_len`, where that is more)."""
+        """Return a uniform span of at most 64 tokens (or `min_len`, if larger)."""
         if mask is not None or probability is not None:
             raise ValueError("TokenSpan.sample takes no mask and no probability; mask logits in the sampler instead")
         longest = max(self.min_len, min(self.max_len, _LONGEST_SAMPLE))
@@ -50,7 +47,7 @@ class TokenSpan(gym.Space[NDArray[np.int32]]):
         return self.np_random.integers(0, self.vocab_size, size=length, dtype=np.int32)
 
     def contains(self, x: Any) -> bool:
-        """True for a 1-D integer array whose length and ids are in range."""
+        """Return True for a 1-D integer array whose length and ids are in range."""
         if not isinstance(x, np.ndarray) or x.ndim != 1 or not np.issubdtype(x.dtype, np.integer):
             return False
         if not self.min_len <= x.size <= self.max_len:
@@ -58,7 +55,10 @@ class TokenSpan(gym.Space[NDArray[np.int32]]):
         return x.size == 0 or bool(x.min() >= 0 and x.max() < self.vocab_size)
 
     def read(self, action: Any) -> NDArray[np.int32]:
-        """The action as int32, of any length. Raises ValueError for what is no 1-D array of ids of the vocabulary."""
+        """Return the action as int32, of any length.
+
+        Raises ValueError for an action that is not a 1-D array of ids of the vocabulary.
+        """
         try:
             span = np.asarray(action)
         except ValueError:  # nested lists of different lengths
@@ -67,7 +67,7 @@ class TokenSpan(gym.Space[NDArray[np.int32]]):
             return np.empty(0, np.int32)
         if span.ndim != 1 or not np.issubdtype(span.dtype, np.integer):
             raise ValueError(
-                f"an action is a 1-D array of token ids, got shape {span.shape} and dtype {span.dtype}; "
+                f"an action must be a 1-D array of token ids, got shape {span.shape} and dtype {span.dtype}; "
                 "encode text with env.unwrapped.tokenizer, or wrap the environment in TextInterface"
             )
         low, high = int(span.min()), int(span.max())
@@ -79,11 +79,11 @@ class TokenSpan(gym.Space[NDArray[np.int32]]):
         return span.astype(np.int32, copy=False)
 
     def to_jsonable(self, sample_n: Iterable[NDArray[np.int32]]) -> list[list[int]]:
-        """Lists of ids."""
+        """Return lists of ids."""
         return [span.tolist() for span in sample_n]
 
     def from_jsonable(self, sample_n: list[Any]) -> list[NDArray[np.int32]]:
-        """The inverse of `to_jsonable`."""
+        """Invert `to_jsonable`."""
         return [np.asarray(span, dtype=np.int32) for span in sample_n]
 
     def __eq__(self, other: object) -> bool:
@@ -97,34 +97,37 @@ class TokenSpan(gym.Space[NDArray[np.int32]]):
 
 
 class UnicodeText(gym.Space[str]):
-    """Any text, of any length. `gymnasium.spaces.Text` needs a finite alphabet, and with all of Unicode it takes
-    seconds to build; this space only samples printable ASCII (at most 32 characters), which is enough for checks."""
+    """Texts of any length.
+
+    `gymnasium.spaces.Text` needs a finite alphabet, and takes seconds to build with all of Unicode. This space samples
+    printable ASCII only (at most 32 characters), which is enough for checks.
+    """
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(None, str, seed)
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Text has no fixed length, so it doesn't flatten to a Box."""
+        """False: texts have no fixed length, so they do not flatten to a Box."""
         return False
 
     def sample(self, mask: None = None, probability: None = None) -> str:
-        """At most 32 printable ASCII characters."""
+        """Return at most 32 printable ASCII characters."""
         if mask is not None or probability is not None:
             raise ValueError("UnicodeText.sample takes no mask and no probability")
         length = int(self.np_random.integers(_LONGEST_TEXT + 1))
         return bytes(self.np_random.integers(32, 127, size=length, dtype=np.uint8)).decode()
 
     def contains(self, x: Any) -> bool:
-        """True for a str."""
+        """Return True for a str."""
         return isinstance(x, str)
 
     def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
-        """The texts themselves."""
+        """Return the texts themselves."""
         return list(sample_n)
 
     def from_jsonable(self, sample_n: list[Any]) -> list[str]:
-        """The inverse of `to_jsonable`."""
+        """Invert `to_jsonable`."""
         return [str(text) for text in sample_n]
 
     def __eq__(self, other: object) -> bool:

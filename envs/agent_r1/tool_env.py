@@ -7,8 +7,8 @@
         4 decide what it means: reward terms, end    (TurnEnd asks the task's hooks)
         5 append the rendered results                (Dialect)
 
-This file knows no task and no model family. A task subclasses `ToolEnv` and says what its tasks are, which tools
-there are, what a tool's result means (`judge_result`) and what an answer is worth (`judge_answer`).
+This file knows no task and no model family. A task subclasses `ToolEnv`. The subclass defines the tasks and the tools,
+judges tool results (`judge_result`) and scores answers (`judge_answer`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 
 Step = tuple[Tokens, float, bool, bool, dict[str, Any]]
-"""What `step` returns: state, reward, terminated, truncated, info."""
+"""The return value of `step`: state, reward, terminated, truncated, info."""
 
 
 class PromptTooLong(ArgumentError):
@@ -58,37 +58,37 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     """A Gymnasium environment whose actions are token spans and whose observation is the whole token state.
 
     Args:
-        tools: what the policy can call. Later arguments are keyword-only.
+        tools: the tools that the policy can call. Later arguments are keyword-only.
         tokenizer: a Hugging Face name or folder, a tokenizer object, or None for the built-in byte tokenizer.
-        dialect: how calls and results are written ("hermes", "qwen_xml", ...); None reads it off the chat template.
-        split: which part of the tasks.
+        dialect: the notation of calls and results ("hermes", "qwen_xml", ...); None: that of the chat template.
+        split: the part of the tasks.
         max_turns: turns before the episode is truncated; with 1 it terminates instead.
         max_context_tokens: bound on the state, in tokens (default 32,768, or the tokenizer's own limit if smaller).
         max_action_tokens: bound on one span, in tokens (default 2,048).
         process_reward: True for the class's `PROCESS_WEIGHTS`, a dict to change some of them, False for none.
-        unfinished_reward: what an episode without an answer pays; None: what a wrong format pays (equation 6).
-        fault_deadline: seconds for which what the machinery does wrong is tried again; 0 for never. A fault that lasts
-            ends the episode: reward 0, truncated, `info["truncation_reason"] == "fault"`, and `info["fault"]` names it.
-        strict: raise what a tool raises that is no fault, with its traceback, instead of telling it to the policy: for
-            finding a tool's bugs. None: what AGENT_R1_STRICT says (1 or true for True).
-        render_mode: None, "ansi" (render() returns the conversation) or "human" (it is printed as it goes).
+        unfinished_reward: reward of an episode without an answer; None: that of a wrong format (equation 6).
+        fault_deadline: seconds for which an infrastructure error is retried; 0: no retry. A fault that persists ends
+            the episode: reward 0, truncated, `info["truncation_reason"] == "fault"`, and `info["fault"]` names it.
+        strict: raise the exceptions of a tool, except faults, with their traceback. The policy does not read them then.
+            This finds bugs of a tool. None: the value of AGENT_R1_STRICT (1 or true for True).
+        render_mode: None, "ansi" (render() returns the conversation) or "human" (turns are printed as they happen).
 
-    Where a tool has a session (`concurrency_safe=False`) and tool or judge may block, an episode has a thread:
-    `start_episode`, the judges, and the calls, states and `close` of such tools run there, one after the other, so a
-    connection made in `start_episode` may be of use to that thread only. Elsewhere the thread is the one that steps.
-    Async functions run on an event loop in a thread of its own.
+    An episode has its own thread if a tool has a session (`concurrency_safe=False`) and a tool or judge may block.
+    `start_episode`, the judges, and the calls, states and `close` of such tools run there, one after the other. So a
+    connection made in `start_episode` may work in that thread only. In other cases everything runs in the thread that
+    steps. Async functions run on an event loop in a separate thread.
 
-    Raises (from `step`): RuntimeError after the end; ValueError for something that is no 1-D array of token ids.
-    What a policy writes never raises. From `reset`: ToolFault where the episode cannot begin within `fault_deadline`.
+    Raises (from `step`): RuntimeError after the end; ValueError for an action that is not a 1-D array of token ids.
+    The text of a policy never raises. From `reset`: ToolFault if the episode cannot begin within `fault_deadline`.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}
 
     instructions: str = "Solve the task. Give the final answer as <answer>your answer</answer>."
     outcome_term: ClassVar[str] = "outcome/score"
-    slow_judge: bool = False  # True: `judge_answer` and `user_turn` take their time: many ask them in threads
-    splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are rows too
-    depends_on: ClassVar[Mapping[str, str]] = {}  # tool -> the note in `memory` on which its answer depends
+    slow_judge: bool = False  # True: `judge_answer` and `user_turn` are slow; vector environments use threads
+    splits: ClassVar[Mapping[str, str]] = {"train": "train"}  # name -> canonical name; aliases are entries too
+    depends_on: ClassVar[Mapping[str, str]] = {}  # tool -> the note in `memory` on which its result depends
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         "malformed_call": -0.1,
         "failed_call": -0.05,
@@ -122,7 +122,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.tokenizer = load_tokenizer(tokenizer)
         self.dialect = get_dialect(dialect, self.tokenizer)
         self.tools = {tool.name: tool for tool in tools}
-        self._all_tools = dict(self.tools)  # a task may leave some out of an episode
+        self._all_tools = dict(self.tools)  # a task may remove some from an episode
         self.max_turns = max_turns
         self.max_context_tokens = max_context_tokens or min(
             32_768, int(getattr(self.tokenizer, "model_max_length", 32_768))
@@ -138,98 +138,99 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.observation_space = TokenSpan(vocab_size, self.max_context_tokens)
         self._schemas = [tool.schema for tool in self.tools.values()]
         self._stop = frozenset(self.dialect.stop_token_ids)
-        # The room that every turn has: where the results would leave less they are cut, or the episode ends.
+        # The minimum room of every turn. Results that would leave less are cut, or the episode ends.
         self._reserve = max(1, min(self.max_action_tokens, 256, self.max_context_tokens // 8))
         self._thread = OneThread()
         self._episode: Episode | None = None
         self._task: Task | None = None
 
     def _check_built(self) -> None:
-        """Raise where the class has its own constructor and ToolEnv's was never run."""
+        """Raise ArgumentError if the class has its own constructor that never calls ToolEnv's."""
         if "_task" not in vars(self):
             raise ArgumentError(f"{type(self).__name__}.__init__ must call super().__init__(tools, **kwargs)")
 
     @property
     def unwrapped(self) -> ToolEnv:
-        """Itself: `gym.make` asks for it first, so a constructor that forgot ToolEnv's is said there."""
+        """The environment itself. `gym.make` reads it first, so it reports a constructor that skips ToolEnv's."""
         self._check_built()
         return self
 
-    # ------------------------------------------------------------------ what a task says
+    # ------------------------------------------------------------------ hooks of a task
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """Whether the constructor takes this split with these arguments: a folder of data may lack some of `splits`.
+        """Return whether the constructor accepts this split with these arguments.
 
-        Programs ask it where they choose a split to evaluate on.
+        A folder of data may lack some of `splits`. Programs call this to choose a split to evaluate on.
         """
         return split in cls.splits
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks the split has; a task is a function of (split, index). Without end where nothing says so."""
+        """The number of tasks of the split; a task is a function of (split, index). The default is 2**31 - 1."""
         return 2**31 - 1
 
     def make_task(self, index: int) -> Task:
-        """Task number `index` of the split."""
-        raise NotImplementedError(f"{type(self).__name__} has no make_task: which task has a number")
+        """Return task number `index` of the split."""
+        raise NotImplementedError(f"{type(self).__name__} has no make_task, which returns the task of an index")
 
     def start_episode(self, task: Task) -> None:
-        """Hand the tools what they need for this task (a corpus, say).
+        """Give the tools the data of this task (a corpus, for example).
 
-        Also called before a snapshot continues, with its notes in `memory`; they are put back afterwards.
+        Also called before a snapshot continues, with its notes in `memory`. The notes are restored afterwards.
         """
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """What a tool's result means: amounts of process terms, before their weights. Notes go into `memory`.
+        """Return amounts of process terms for a tool result, before their weights. Keep notes in `memory`.
 
-        An `End` ends the episode here, as an answer would; calls after it in the same turn don't count. A result with
-        `done=True` needs one.
+        An `End` ends the episode here, as an answer would. Later calls in the same turn do not count. A result with
+        `done=True` needs an `End`.
         """
         return {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """What an answer is worth: a score from 0 to 1 (1 is success), and metrics for `info["metrics"]`.
+        """Return the score of an answer, from 0 to 1 (1 is success), and metrics for `info["metrics"]`.
 
-        "" stands for no answer, or an empty one: the episode then has the metrics, and its score is 0.
+        "" means no answer, or an empty one. The episode then keeps the metrics, and its score is 0.
 
-        A judge that is itself broken raises `ToolFault` or an OSError, or says why in `memory["judge_error"]`: a fault,
-        which is tried again and never paid. That holds for all judges; what they noted in `memory` is taken back. What
-        an answer can bring about (it names no file, it is no number) is no fault: a judge catches that and pays 0.
+        A judge that is itself broken raises `ToolFault` or an OSError, or writes the reason into
+        `memory["judge_error"]`. That is a fault: it is retried and never paid. This holds for all judges, and their
+        notes in `memory` are taken back. An error that an answer can cause is not a fault (it names no file, it is not
+        a number). The judge must catch such an error and return 0.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no judge_answer: what an answer is worth")
+        raise NotImplementedError(f"{type(self).__name__} has no judge_answer, which returns the score of an answer")
 
     def user_turn(self, text: str) -> str | UserTurn | End | None:
-        """What the task's user says to a turn with neither a call nor an answer in it, whose visible text is `text`.
+        """Return the reply of the task's user to a turn with neither a call nor an answer; `text` is its visible text.
 
-        None, the default, is for a task without a user: the policy then reads a hint and `no_action` counts. A
-        `UserTurn` pays for what was said, an `End` ends the episode. What the user remembers belongs into `memory`. One
-        that takes its time (a model, an address) says so with `slow_judge`, or a vector environment waits for it.
+        None, the default, means that the task has no user: the policy then reads a hint and `no_action` counts. A
+        `UserTurn` pays for the turn, an `End` ends the episode. Keep the notes of the user in `memory`. Set
+        `slow_judge` for a slow user (a model, an address); otherwise a vector environment waits for it.
         """
         return None
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float | Outcome:
-        """What the end of an episode pays, by default equation 6 of the paper (`paper_outcome`). Asked once, last.
+        """Return the outcome reward, by default equation 6 of the paper (`paper_outcome`). Called once, last.
 
-        `score` is that of the answer or of an `End`, 0 where there is neither; `answer` is "" where there is none.
-        `answer_ok`: the last turn has exactly one answer, which isn't empty, or there was an `End`. `calls_ok`: no call
-        of the episode was malformed. An `Outcome` pays more than one number. For an unfinished episode
-        `unfinished_reward`, if it is given, takes the place of the value.
+        `score` is the score of the answer or of an `End`, and 0 without either. `answer` is "" without an answer.
+        `answer_ok`: the last turn has exactly one answer that is not empty, or there was an `End`. `calls_ok`: no call
+        of the episode was malformed. An `Outcome` pays more than one number. For an unfinished episode,
+        `unfinished_reward` replaces the value, if it is given.
         """
         return paper_outcome(score, answer_ok=answer_ok, calls_ok=calls_ok)
 
     # ------------------------------------------------------------------ gymnasium
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tokens, dict[str, Any]]:
-        """Begin an episode: `seed` draws its task, options `task_index` names it and `max_turns` bounds it.
+        """Begin an episode: `seed` draws its task, option `task_index` chooses it, option `max_turns` bounds it.
 
-        A vector environment adds `patience`, a `Patience` which it shares among the episodes that it begins together:
-        one that cannot begin, or whose question leaves no room in the context, is then handed out as an episode that
-        ends with a fault at its first turn.
+        A vector environment adds the option `patience`, a `Patience` that the episodes which begin together share. If
+        an episode then cannot begin, or its question leaves no room in the context, it ends with a fault at its first
+        turn.
 
-        Raises ValueError for other options or values, and for a prompt that leaves no room even without its question
-        (alone: for any that leaves none); ToolFault for a fault that lasts; and what `make_task` and `start_episode`
-        raise that is no fault (see `is_fault`).
+        Raises ValueError for other options or values, and for a prompt that leaves no room in the context. With
+        `patience`, only if the prompt leaves none even without its question. Raises ToolFault for a fault that
+        persists. Other exceptions of `make_task` and `start_episode` are raised as they are (see `is_fault`).
         """
         super().reset(seed=seed)
         options = dict(options or {})
@@ -251,7 +252,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             except PromptTooLong as error:
                 if shared is None:
                     raise
-                with suppress(PromptTooLong):  # all prompts are: no question is at fault
+                with suppress(PromptTooLong):  # if all prompts are too long, no question is the cause
                     self._begin_broken(int(index), horizon, fault_line("reset", str(error)), shorter=True)
                     break
                 raise
@@ -270,7 +271,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return self._observation(), self._info({}, [])
 
     def step(self, action: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
-        """One assistant turn: a span of sampled tokens in; the new state, its reward, flags and info out."""
+        """Run one assistant turn: a span of sampled tokens in; the new state, its reward, flags and info out."""
         turn = self._begin_turn(self._check_action(action))
         try:
             results = self._in_order(turn.waiting).run()
@@ -281,19 +282,21 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
             raise
 
     def step_message(self, reply: Any) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
-        """`step` with the reply of a chat API, whatever the dialect: a message with `content` and `tool_calls`.
+        """Call `step` with the reply of a chat API, in any dialect: a message with `content` and `tool_calls`.
 
-        What doesn't fit into the room left is cut off. Raises TypeError for what is no such message.
+        A reply that is longer than the room left is cut. Raises TypeError for anything that is not such a message.
         """
         return self.step(self.encode_reply(reply))
 
     def encode_reply(self, reply: Any) -> Tokens:
-        """The span that `step_message` steps with, for an environment with wrappers or one of many."""
+        """Return the span that `step_message` would step with, for wrapped environments and vector environments."""
         return encode_turn(self, reply_text(self.dialect, reply, self.schemas), self.room)
 
     def cut_off(self) -> dict[str, Any]:
-        """What the final info says of an episode that something else cuts off, such as Gymnasium's TimeLimit: that it
-        is no success, and its metrics (none where the judge faults). Nothing is paid for it."""
+        """Return the final info entries of an episode that something else cuts off, such as Gymnasium's TimeLimit.
+
+        The episode is not a success, and nothing is paid. Its metrics are empty if the judge faults.
+        """
         metrics: dict[str, float] = {}
         try:
             _, metrics = judged(self, call_on(self._session_thread, self.judge_answer, ""))
@@ -303,13 +306,13 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return {"is_success": False, "answer": None, "metrics": metrics}
 
     def get_state(self) -> dict[str, Any]:
-        """A snapshot from which the episode can be continued, here or in another environment of the same kind.
+        """Return a snapshot from which the episode can continue, here or in another environment of the same kind.
 
         It holds the tokens, the conversation, the random state and the tools' sessions, and can be pickled.
         Raises RuntimeError in the middle of a turn.
         """
         if len(self.episode.turns) > len(self.episode.rewards):
-            raise RuntimeError("get_state() in the middle of a turn; call it after its results have come")
+            raise RuntimeError("get_state() in the middle of a turn; call it after the turn has its results")
         return {
             "episode": copy.deepcopy(self.episode),
             "task_id": self.task.id,
@@ -318,18 +321,17 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from a snapshot of `get_state`; the snapshot itself stays as it is, and so does this environment
-        where it is refused.
+        """Continue from a snapshot of `get_state`. The snapshot is not changed.
 
-        Raises ValueError for a snapshot of an environment with other tasks or a larger context, and ToolFault where a
-        call that ran out of time is still at work in a tool's session.
+        Raises ValueError for a snapshot of an environment with other tasks or a larger context. This environment then
+        stays as it is. Raises ToolFault if a call that timed out is still running in a tool's session.
         """
         episode: Episode = copy.deepcopy(state["episode"])
         if episode.length > self.max_context_tokens:
             raise ValueError(
                 f"the snapshot has {episode.length} tokens, more than max_context_tokens={self.max_context_tokens}"
             )
-        if episode.fault is not None:  # it never began: there is nothing to hand to the tools
+        if episode.fault is not None:  # the episode never began: the tools need nothing
             task: Task | None = Task(state["task_id"], "", [])
         else:
             task = self._make_task(episode.task_index) if episode.task_index < self._count_tasks() else None
@@ -343,25 +345,25 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if episode.fault is not None:
             return
         call_on(self._session_thread, self.start_episode, task)
-        self.memory.update(copy.deepcopy(state["episode"].memory))  # start_episode may have begun its notes anew
+        self.memory.update(copy.deepcopy(state["episode"].memory))  # start_episode may have reset its notes
         call_on(self._session_thread, begin_sessions, self._with_others, state["tools"])
 
     def render(self) -> str | None:
-        """The conversation so far as text (mode "ansi"); in mode "human" it was printed as it went."""
+        """Return the conversation so far as text (mode "ansi"). In mode "human" each turn is already printed."""
         if self.render_mode != "ansi":
             if self.render_mode is None:
-                gym.logger.warn("render() without a render_mode; make the environment with render_mode='ansi'")
+                gym.logger.warn("render() needs a render_mode; make the environment with render_mode='ansi'")
             return None
         return transcript(self.episode.messages, self.episode.rewards)
 
     def close(self) -> None:
-        """End what runs for the tools' sessions."""
-        thread = self._session_thread if self._thread.free else None  # nobody waits for a tool that is stuck
+        """End the tools' sessions."""
+        thread = self._session_thread if self._thread.free else None  # do not wait for a tool that is stuck
         for tool in self._with_others.values():
             call_on(thread, tool.close)
         self._thread = OneThread()  # the old one ends
 
-    # ------------------------------------------------------------------ what other code reads
+    # ------------------------------------------------------------------ properties
 
     @property
     def episode(self) -> Episode:
@@ -384,7 +386,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     @property
     def room(self) -> int:
-        """How many tokens the next span may have."""
+        """The maximum number of tokens of the next span."""
         return min(self.max_action_tokens, self.max_context_tokens - self.episode.length)
 
     @property
@@ -400,20 +402,23 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     # ------------------------------------------------------------------ a turn, also for the vector environment
 
     def _check_action(self, action: Any) -> Tokens:
-        """The span of an action. Raises RuntimeError after the end, ValueError for what is no array of token ids."""
+        """Return the span of an action.
+
+        Raises RuntimeError after the end, and ValueError for an action that is not an array of token ids.
+        """
         if self.episode.over:
             raise RuntimeError("step() after the end of the episode; call reset() first")
         return self.action_space.read(action)  # type: ignore[attr-defined]
 
     def _begin_turn(self, span: Tokens) -> OpenTurn:
-        """Append a span and read it. `turn.calls` with a tool wait to be run, in order (see `_end_turn`)."""
+        """Append a span and read it. The calls with a tool in `turn.calls` then wait to be run (see `_end_turn`)."""
         episode, room = self.episode, self.room
         episode.turns.append((episode.length, episode.length + len(span[:room])))
         episode.append(span[:room])
         episode.turn += 1
         ids = span[:room].tolist()
         parsed = self.dialect.parse(ids, self.schemas)
-        # A sampler cuts at the bound: in the middle of a call or an answer that is a span which doesn't fit.
+        # A sampler cuts at the bound. A span that ends in the middle of a call or an answer did not fit.
         overflow = span.size > room or (span.size == room and self._stop.isdisjoint(ids) and parsed.is_open)
         if overflow or episode.fault is not None:
             episode.messages.append({"role": "assistant", "content": self.tokenizer.decode(ids)})
@@ -422,33 +427,32 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return OpenTurn.read(parsed, self.tools, closed=bool(ids) and ids[-1] in self._stop)
 
     def _in_order(self, calls: Sequence[PendingCall]) -> Calls:
-        """Makes calls of this episode one after the other: `_in_order(turn.waiting).run()` gives their results."""
+        """Return calls of this episode to be made one after the other: `_in_order(turn.waiting).run()` runs them."""
         return Calls(calls, self.fault_deadline, self._session_thread, self.strict)
 
-    def _takes_time(self, turn: OpenTurn) -> bool:
-        """Whether `_judge_early` is worth a thread: the turn is judged, or heard by a user, and that is slow."""
+    def _needs_thread(self, turn: OpenTurn) -> bool:
+        """Return whether `_judge_early` should run in a thread: a judge or user reads the turn, and is slow."""
         heard = turn.speaks and type(self).user_turn is not ToolEnv.user_turn
         return self.slow_judge and (bool(turn.answers) or heard)
 
     def _judge_early(self, turn: OpenTurn) -> None:
-        """Judge the answer of an open turn, or ask the user about plain speech, so that `_end_turn` need not. May be
-        called in another thread.
+        """Judge the answer of an open turn, or ask the user about plain speech, before `_end_turn` would.
 
-        Who faults is asked again here; what lasts is noted in the turn.
+        May be called in another thread. Faults are retried here; a fault that persists is noted in the turn.
         """
         answer = turn.answers[-1].strip() if turn.answers else ""
         patience = Patience(self.fault_deadline)
         while turn.fault is None:
-            mark, asked = self.episode.mark(), "judge"
+            mark, who = self.episode.mark(), "judge"
             try:
                 if answer and turn.judged is None:
                     turn.judged = judged(self, call_on(self._session_thread, self.judge_answer, answer))
                 elif turn.speaks and turn.heard is None:
-                    asked = "user"
+                    who = "user"
                     turn.heard = (call_on(self._session_thread, self.user_turn, turn.said),)
                 else:
                     return
-                asked = "judge"
+                who = "judge"
                 self._check_judge()
             except Exception as error:
                 self.episode.return_to(mark)
@@ -456,14 +460,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 if not is_fault(error):
                     raise
                 if may_have_acted(error) or not patience.wait():
-                    turn.fault = fault_line(asked, error)
+                    turn.fault = fault_line(who, error)
 
     def _end_turn(self, turn: OpenTurn, results: Sequence[ToolResult]) -> Step:
-        """Decide what the results mean. `results` has one entry for each call that has a tool, in order.
+        """Judge the results. `results` has one entry for each call that has a tool, in order.
 
-        A result that is a fault has had its chances: it ends the episode. A judge that faults is asked again.
+        A result that is a fault has been retried already: it ends the episode. A judge that faults is called again.
 
-        Raises ValueError for another number of results, and what `TurnEnd` raises.
+        Raises ValueError for another number of results, and the exceptions of `TurnEnd`.
         """
         patience = Patience(self.fault_deadline)
         while True:
@@ -474,10 +478,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                     turn.fault = str(fault)
 
     def _try_turn(self, turn: OpenTurn, results: Sequence[ToolResult]) -> Step:
-        """`_end_turn` without patience: raises `ToolFault` where a judge faults, and leaves all as it was before."""
+        """Run `_end_turn` without retries. If a judge faults, restore the state and raise `ToolFault`."""
         if len(results) != len(turn.waiting):
             raise ValueError(
-                f"{len(turn.waiting)} calls wait for their results, got {len(results)} results; give one for each"
+                f"{len(turn.waiting)} calls wait for results, got {len(results)} results; pass one for each call"
             )
         episode, end = self.episode, TurnEnd(self, turn, self._reserve)
         first_message = len(episode.messages) - 1
@@ -508,31 +512,31 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return self._observation(), float(sum(end.terms.values())), end.terminated, end.truncated, info
 
     def _check_judge(self) -> None:
-        """Raise where a judge has noted that it could not judge."""
+        """Raise ToolFault if a judge has noted that it could not judge."""
         if "judge_error" in self.memory:
             raise ToolFault(str(self.memory["judge_error"]))
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ private
 
     def _count_tasks(self) -> int:
-        """`num_tasks`. Raises ArgumentError where the class gives no number of tasks."""
+        """Return `num_tasks`. Raises ArgumentError if it is not a positive integer."""
         self._check_built()
         return integer(f"{type(self).__name__}.num_tasks", self.num_tasks, least=1)
 
     @property
     def _with_others(self) -> dict[str, Tool]:
-        """The episode's tools, and those that it lacks, whose sessions end all the same."""
+        """All tools: those of the episode, and those it lacks, whose sessions end as well."""
         return self._all_tools | self.tools
 
     @property
     def _session_thread(self) -> OneThread | None:
-        """The episode's thread, where a tool with a session may block; None: the thread that calls us."""
+        """The episode's thread, if a tool with a session may block; None: the caller's thread."""
         sessions = [tool for tool in self._with_others.values() if not tool.concurrency_safe]
-        leaves = any(tool.timeout < math.inf for tool in sessions) or self.slow_judge
-        return self._thread if sessions and leaves else None
+        may_block = any(tool.timeout < math.inf for tool in sessions) or self.slow_judge
+        return self._thread if sessions and may_block else None
 
     def _begin(self, index: int, max_turns: int) -> None:
-        """Task `index` from its beginning. May raise what the machinery raises, and can then be called again."""
+        """Begin task `index`. May raise an infrastructure error, and can then be called again."""
         self._task = None
         self._task = task = self._make_task(index)
         self._open(task, index, max_turns)
@@ -541,14 +545,15 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def _make_task(self, index: int) -> Task:
         task: Any = self.make_task(index)
-        what = f"{type(self).__name__}.make_task({index})"
         if not isinstance(task, Task):
-            raise TypeError(f"{what} must give a Task, got {task!r:.200}")
+            raise TypeError(f"{type(self).__name__}.make_task({index}) must return a Task, got {task!r:.200}")
         return task
 
     def _begin_broken(self, index: int, max_turns: int, fault: str, shorter: bool = False) -> None:
-        """An episode for a task that cannot begin: it has a prompt (if that is to be shorter, without question and
-        system text of the task's own), and its first turn ends it."""
+        """Open an episode for a task that cannot begin: it has a prompt, and its first turn ends it.
+
+        With `shorter` the prompt has no question, and no instructions of the task.
+        """
         self._task = self._task or Task(f"task {index}", "", [])
         if shorter:
             self._task = replace(self._task, question="", instructions=None)
@@ -561,7 +566,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if len(prompt) + self._reserve > self.max_context_tokens:
             raise PromptTooLong(
                 f"the prompt of task {task.id!r} has {len(prompt)} tokens and leaves no room in "
-                f"max_context_tokens={self.max_context_tokens}; make that larger"
+                f"max_context_tokens={self.max_context_tokens}; increase max_context_tokens"
             )
         self._episode = Episode(index, max_turns, np.empty(max(256, 2 * len(prompt)), np.int32))
         self._episode.messages = _messages(instructions, task.question)

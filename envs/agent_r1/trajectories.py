@@ -1,4 +1,4 @@
-"""What an episode was, as a row of JSON: `RecordTrajectories` and the learners write it, `agent_r1.show` prints it."""
+"""Records of episodes as JSON rows: `RecordTrajectories` and the learners write them, `agent_r1.show` prints them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def episode_record(env: ToolEnv, info: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of the episode that `env` has just ended with `info`, but for its tokens and rewards.
+    """Return the record of the episode that `env` has just ended with `info`, without its tokens and rewards.
 
-    `task_id`, `task_index`, `seed` (of the reset, or None), `split`, `question`, `messages` (the conversation in chat
-    form), `tokenizer` (a name), `reward_terms` and `tool_calls` (an entry for each turn), `truncation_reason`, `fault`,
-    `is_success`, `answer` and `metrics` (None where there is none).
+    It has `task_id`, `task_index`, `seed` (of the reset, or None), `split`, `question`, `messages` (the conversation
+    in chat form), `tokenizer` (a name), `reward_terms` and `tool_calls` (an entry for each turn). It also has
+    `truncation_reason`, `fault`, `is_success`, `answer` and `metrics`, each None if missing.
     """
     episode = env.episode
     record = {
@@ -44,14 +44,14 @@ OUTCOME = ("truncation_reason", "fault", "is_success", "answer", "metrics")
 def episode_row(
     env: ToolEnv, info: Mapping[str, Any], turn_rewards: Sequence[float], terminated: bool, truncated: bool
 ) -> dict[str, Any]:
-    """`episode_record`, and with it the tokens of the state at the end.
+    """Return `episode_record` with the tokens of the state at the end.
 
-    `action_mask` (1 for what the policy wrote) and `rewards` (a turn's on its last token) have an entry for each token;
-    `turns` (first token, one past the last) and `turn_rewards` for each turn.
+    `action_mask` (1 for sampled tokens) and `rewards` (a turn's reward is on its last token) have an entry for each
+    token. `turns` (first token, one past the last) and `turn_rewards` have one for each turn.
     """
     episode = env.episode
     mask, rewards = [0] * episode.length, [0.0] * episode.length
-    carried = 0.0  # an empty span has no token for its reward: the turn before has one, or else the next
+    carried = 0.0  # an empty span has no token for its reward: the previous turn gets it, or else the next
     last: int | None = None
     for (start, end), reward in zip(episode.turns, turn_rewards, strict=True):
         mask[start:end] = [1] * (end - start)
@@ -71,8 +71,11 @@ def episode_row(
 
 
 def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
-    """Add a line to a file of JSON lines, in one write: an interrupt comes before or after it, never in the middle, and
-    several environments may write to one file. OSError where the disk is full: then nothing is added."""
+    """Append a line to a file of JSON lines, in one write.
+
+    So an interrupt never leaves half a line, and several environments may write to one file. Raises OSError if the
+    disk is full; nothing is added then.
+    """
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         line = json.dumps(row).encode() + b"\n"
@@ -84,43 +87,43 @@ def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
 
 
 def _call(name: str, arguments: Any) -> str:
-    """A call as a line, marked, as the same words would be no call; chat APIs have its arguments as JSON text."""
+    """Format a call as a marked line. Chat APIs give its arguments as JSON text."""
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     return "-> " + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 def say(text: str) -> None:
-    """Print what anybody may have written: characters that standard output can't show are escaped."""
+    """Print text from any source. Characters that standard output cannot encode are escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 MARKS = re.compile(r"\\*(?:-> |    reward |\[(?:system|user|assistant|tool)[ \]]|-{20})")
-UNSEEN = re.compile(  # what a terminal shows nothing of, and writing needs, so that `printable` leaves it
+UNSEEN = re.compile(  # characters that are invisible on a terminal but needed in some scripts: `printable` keeps them
     "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200c\u200d\u3164\ufe00-\ufe0f\uffa0"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0100-\U000e01ef]"
 )
 
 
-def _said(text: str) -> str:
-    """A message's text, with a backslash before a line that looks like a role, a call, a reward or an end."""
+def _escape_marks(text: str) -> str:
+    """Put a backslash before each line that looks like a role, a call, a reward or an end."""
     lines = text.split("\n")
     return "\n".join("\\" * bool(MARKS.match(UNSEEN.sub("", line))) + line for line in lines)
 
 
 def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[str, float]], first: int = 0) -> str:
-    """The messages from `first` on as text for a terminal, with the reward terms of each turn below it.
+    """Format the messages from `first` on as text for a terminal, with the reward terms below each turn.
 
     A line of a message that looks like a role, a call, a reward or the end of an episode begins with a backslash.
     """
     lines, turn = [], sum(message["role"] == "assistant" for message in messages[:first])
     for message in messages[first:]:
         role = message["role"]
-        name = json.dumps(message.get("name") or "", ensure_ascii=False)[1:-1]  # a tool that isn't there has any name
+        name = json.dumps(message.get("name") or "", ensure_ascii=False)[1:-1]  # an unknown tool may have any name
         lines.append(f"[{role}{f' {name[:64]}' * bool(name)}]")
         if message["content"]:
-            lines.append(_said(message["content"]))
+            lines.append(_escape_marks(message["content"]))
         lines += [_call(**call["function"]) for call in message.get("tool_calls") or ()]
         if role == "assistant":
             if turn < len(rewards):

@@ -5,7 +5,7 @@
     judge_turn       judge_result or user_turn; the flags; results, reply or hint, cut to the room in the context
     judge_episode    judge_answer and judge_end, where the episode ends
 
-The environment then takes over what is in it.
+The environment then takes over its values.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ NO_ACTION_HINT = "Neither a tool call nor an answer was found. Call a tool, or a
 
 
 class TurnEnd:
-    """What comes of a turn.
+    """The result of a turn.
 
     Args:
-        env: whose judges are asked. What they note in its memory is the only change to it.
-        turn: the turn, with what judge or user said early.
-        reserve: tokens of the context that the next turn has at least.
+        env: the environment whose judges are asked. The notes of the judges in its memory are the only change to it.
+        turn: the turn, with the early replies of its judge or user.
+        reserve: the minimum of context tokens that is kept for the next turn.
 
     Attributes:
-        fault: a fault that counts: then nothing is judged, and what judges have noted is to be taken back.
-        asked: "judge" or "user", who was asked last, as a fault names them.
+        fault: a fault that counts. Nothing is judged then, and the notes of the judges must be taken back.
+        asked: "judge" or "user": the one asked last, as a fault names it.
         calls: the calls that were made, as in `info["tool_calls"]`.
-        keys: of these calls, for `repeated_call`.
-        malformed: whether one of them was.
-        tokens: what the policy reads next, to be appended to the state, and `messages` to the conversation.
-        terms: reward terms by name, weighted.
-        outcome: what `info` says of an episode that ended.
+        keys: a key of each call, for `repeated_call`.
+        malformed: True if one of the calls was malformed.
+        tokens: the next tokens that the policy reads. They are appended to the state, `messages` to the conversation.
+        terms: weighted reward terms by name.
+        outcome: the entries of `info` for an episode that ended.
     """
 
     def __init__(self, env: ToolEnv, turn: OpenTurn, reserve: int) -> None:
@@ -58,15 +58,15 @@ class TurnEnd:
         self.terms: dict[str, float] = {}
         self.terminated = self.truncated = False
         self.outcome: dict[str, Any] = {}
-        self._amounts: dict[str, float] = {}  # of process terms, before their weights
+        self._amounts: dict[str, float] = {}  # amounts of process terms, before their weights
         self._end: End | None = None
-        self._reason: str | None = None  # what cut the episode short
+        self._reason: str | None = None  # truncation reason
 
     def judge_turn(self, results: Sequence[ToolResult]) -> None:
-        """Decide what the results mean, and what the policy reads next. `results`: one for each call with a tool.
+        """Judge the results, one for each call with a tool, and write the text that the policy reads next.
 
-        Raises ValueError if a judge names a term without a weight or gives what is no number, and for a tool that ends
-        the task where no judge says so; and what judges raise.
+        Raises ValueError if a judge names a term without a weight or returns something that is not a number, and if a
+        tool ends the task but `judge_result` returns no `End`. Exceptions of judges are raised as well.
         """
         turn = self.turn
         responses: list[tuple[str, str]] = []
@@ -74,7 +74,7 @@ class TurnEnd:
         for pending in turn.calls:
             call = pending.call
             result = ToolResult(pending.error or "", ok=False) if pending.tool is None else next(waiting)
-            if result.fault is not None:  # an end before it counts, and the fault doesn't
+            if result.fault is not None:  # after an end the loop has stopped, so a later fault does not count
                 self.fault = self.fault or self._tool_fault(pending, result)
             elif self.fault is None:
                 self._judge_call(call, result)
@@ -87,7 +87,7 @@ class TurnEnd:
         if self.fault is not None:
             self._end_by_fault()
             return
-        read = [pending.call for pending in turn.calls[: len(self.calls)]]  # up to an end: after it nothing counts
+        read = [pending.call for pending in turn.calls[: len(self.calls)]]  # up to an end: calls after it do not count
         if turn.skipped and self._end is None:
             read += turn.skipped
             responses.append(("", f"{len(turn.skipped)} more calls were not run: at most {MAX_CALLS} in one turn."))
@@ -98,10 +98,7 @@ class TurnEnd:
         self.terms = self._process_terms()
 
     def judge_episode(self) -> None:
-        """Decide what the end of the episode pays, under the name that fits, and what came of the episode.
-
-        Raises as `judge_turn` does.
-        """
+        """Compute the outcome reward, choose its name, and fill `outcome`. Raises as `judge_turn` does."""
         env, turn, end = self.env, self.turn, self._end
         answer = turn.answers[-1].strip() if turn.answers else ""
         if end is not None:
@@ -111,10 +108,10 @@ class TurnEnd:
         else:
             score, metrics = judged(env, env.judge_answer(answer))
             score = score if answer else 0.0
-        answer_ok = end is not None or sum(bool(one.strip()) for one in turn.answers) == len(turn.answers) == 1
+        answer_ok = end is not None or sum(bool(text.strip()) for text in turn.answers) == len(turn.answers) == 1
         calls_ok = not env.episode.malformed
-        found = env.judge_end(score, answer=answer, answer_ok=answer_ok, calls_ok=calls_ok)
-        outcome = found if isinstance(found, Outcome) else Outcome(found)
+        paid = env.judge_end(score, answer=answer, answer_ok=answer_ok, calls_ok=calls_ok)
+        outcome = paid if isinstance(paid, Outcome) else Outcome(paid)
         self._add_judged(outcome.amounts)
         besides: Any = outcome.besides
         if not isinstance(besides, Mapping):
@@ -126,11 +123,13 @@ class TurnEnd:
             unfinished, value = True, env.unfinished_reward
         name = "outcome/unfinished" if unfinished else env.outcome_term if answer_ok and calls_ok else "outcome/format"
         self.terms = self._process_terms()
-        self.terms[name] = _finite(env, "what judge_end pays", value)
-        for also, amount in besides.items():
-            if f"outcome/{also}" in self.terms:
-                raise ValueError(f"judge_end of {type(env).__name__}: besides has the outcome itself, {also!r}")
-            self.terms[f"outcome/{also}"] = _finite(env, "what judge_end pays besides", amount)
+        self.terms[name] = _finite(env, "the value of judge_end", value)
+        for extra, amount in besides.items():
+            if f"outcome/{extra}" in self.terms:
+                raise ValueError(
+                    f"judge_end of {type(env).__name__}: besides must not contain the outcome itself, {extra!r}"
+                )
+            self.terms[f"outcome/{extra}"] = _finite(env, f"besides[{extra!r}] of judge_end", amount)
         self.outcome = {"is_success": bool(score >= 1), "answer": answer if turn.answers else None, "metrics": metrics}
         if self.truncated:
             self.outcome["truncation_reason"] = self._reason
@@ -142,22 +141,22 @@ class TurnEnd:
         if call.error is not None:
             self._add("malformed_call", 1)
             return
-        made = [call.name, call.arguments]
+        parts = [call.name, call.arguments]
         if call.name in env.depends_on:
-            made.append(env.memory.get(env.depends_on[call.name]))
-        key = json.dumps(json.loads(json.dumps(made), parse_float=_number), sort_keys=True)  # 2.0 is 2
+            parts.append(env.memory.get(env.depends_on[call.name]))
+        key = json.dumps(json.loads(json.dumps(parts), parse_float=_number), sort_keys=True)  # 2.0 equals 2
         if key in env.episode.seen_calls or key in self.keys:
             self._add("repeated_call", 1)
         self.keys.add(key)
         if not result.ok:
             self._add("failed_call", 1)
-        meant = env.judge_result(call, result)
-        self._end = meant if isinstance(meant, End) else None
-        self._add_judged(meant.amounts if isinstance(meant, End) else meant)
+        judgement = env.judge_result(call, result)
+        self._end = judgement if isinstance(judgement, End) else None
+        self._add_judged(judgement.amounts if isinstance(judgement, End) else judgement)
         if result.done and self._end is None:
             raise ValueError(
-                f"the tool {call.name!r} ended the task (done=True), but {type(env).__name__}.judge_result gave no End "
-                "for it; return End(score) there, or leave done=True out of the result"
+                f"the tool {call.name!r} ended the task (done=True), but {type(env).__name__}.judge_result returned no "
+                "End; return End(score) there, or leave done=True out of the result"
             )
 
     def _tool_fault(self, pending: PendingCall, result: ToolResult) -> str:
@@ -167,7 +166,7 @@ class TurnEnd:
         return fault_line(f"tool {pending.call.name}", result.fault, MADE_ONCE if made_once else "")
 
     def _end_by_fault(self) -> None:
-        """The machinery is broken: nothing is judged and nothing paid."""
+        """End the episode after an infrastructure error: nothing is judged and nothing is paid."""
         answers = self.turn.answers
         self.truncated = True
         self.outcome = {
@@ -181,29 +180,28 @@ class TurnEnd:
     # ------------------------------------------------------------------ what the policy reads next
 
     def _hear_user(self) -> str | None:
-        """What the user says to plain speech, or a hint; None where the user ends the episode."""
+        """Return the user's reply to plain speech, or a hint; None if the user ends the episode."""
         turn, env = self.turn, self.env
         self.asked = "user"
-        (heard,) = turn.heard or (env.user_turn(turn.said) if turn.said else None,)
+        (reply,) = turn.heard or (env.user_turn(turn.said) if turn.said else None,)
         self.asked = "judge"
-        if isinstance(heard, UserTurn):
-            self._add_judged(heard.amounts)
-            heard = heard.reply
-        if isinstance(heard, End):
-            self._end = heard
-            self._add_judged(heard.amounts)
+        if isinstance(reply, UserTurn):
+            self._add_judged(reply.amounts)
+            reply = reply.reply
+        if isinstance(reply, End):
+            self._end = reply
+            self._add_judged(reply.amounts)
             return None
-        if heard is None:
+        if reply is None:
             self._add("no_action", 1)
             return NO_ACTION_HINT
-        if not isinstance(heard, str):
+        if not isinstance(reply, str):
             forms = "a text, a UserTurn, an End or None"
-            raise TypeError(f"user_turn of {type(env).__name__} must give {forms}, got {heard!r:.200}")
-        return replace_surrogates(heard)
+            raise TypeError(f"user_turn of {type(env).__name__} must return {forms}, got {reply!r:.200}")
+        return replace_surrogates(reply)
 
     def _write(self, results: list[tuple[str, str]], reply: str | None) -> None:
-        """Set the flags, and write results or reply. The end comes first: a terminated episode gets no text, a
-        truncated one that which there is."""
+        """Set the flags, and write results or reply. A terminated episode gets no text, a truncated one still does."""
         turn, env, end = self.turn, self.env, self._end
         episode = env.episode
         cut_short = end.truncation_reason if end is not None else None
@@ -215,7 +213,7 @@ class TurnEnd:
                 reason = reason or "context"
             if cut_short is None and episode.turn >= episode.max_turns:
                 reason = "turns"
-                self.terminated = episode.max_turns == 1  # a one-turn task ends by itself: nothing was cut short
+                self.terminated = episode.max_turns == 1  # a one-turn task terminates: nothing was cut short
         elif not turn.closed and (self.terminated or not turn.overflow):
             closing = env.dialect.close()
             self.tokens = closing if len(closing) <= room else ()
@@ -223,7 +221,7 @@ class TurnEnd:
         self._reason = reason
 
     def _write_within(self, room: int, results: list[tuple[str, str]], reply: str | None) -> bool:
-        """Write results, or else a reply, cut to `room` tokens; False where not even that fits."""
+        """Write results, or else a reply, cut to `room` tokens. Return False if even the cut text does not fit."""
         turn, dialect = self.turn, self.env.dialect
 
         def bridge_of(shown: list[tuple[str, str]]) -> list[int]:
@@ -233,7 +231,7 @@ class TurnEnd:
         self.tokens = bridge_of(responses)
         if len(self.tokens) > room:
             shortest, longest, self.tokens = 0, max(len(content) for _, content in responses), ()
-            while shortest <= longest:  # the most characters of each with which the bridge fits
+            while shortest <= longest:  # the largest number of characters per text with which the bridge fits
                 middle = (shortest + longest) // 2
                 cut = [(name, text if len(text) <= middle else text[:middle] + CUT) for name, text in responses]
                 tokens = bridge_of(cut)
@@ -255,51 +253,51 @@ class TurnEnd:
         self._amounts[name] = self._amounts.get(name, 0.0) + amount
 
     def _add_judged(self, amounts: Mapping[str, float]) -> None:
-        env, wanted = self.env, "it gives a dict of amounts, or {}"
+        env = self.env
         if not isinstance(amounts, Mapping):
-            raise TypeError(f"a judge of {type(env).__name__} returned {amounts!r}; {wanted}")
+            raise TypeError(f"a judge of {type(env).__name__} returned {amounts!r}; return a dict of amounts, or {{}}")
         for name, amount in amounts.items():
             if name not in env.PROCESS_WEIGHTS:
                 raise ValueError(
-                    f"a judge names the term {name!r}, but {type(env).__name__}.PROCESS_WEIGHTS has only "
+                    f"a judge returned the term {name!r}, but {type(env).__name__}.PROCESS_WEIGHTS has only "
                     f"{', '.join(env.PROCESS_WEIGHTS)}; give it a weight there"
                 )
             self._add(name, _finite(env, f"the amount of {name!r}", amount))
 
     def _process_terms(self) -> dict[str, float]:
         return {
-            f"process/{name}": self.env.process_weights[name] * amount + 0.0  # and not -0.0
+            f"process/{name}": self.env.process_weights[name] * amount + 0.0  # + 0.0 turns -0.0 into 0.0
             for name, amount in self._amounts.items()
             if name in self.env.process_weights
         }
 
 
-def judged(env: ToolEnv, found: Any) -> tuple[float, dict[str, Any]]:
-    """What a judge says of an answer or an end, as `info` can hold it: the score, and metrics, each a number or None.
+def judged(env: ToolEnv, judgement: Any) -> tuple[float, dict[str, Any]]:
+    """Return a judgement as `info` can hold it: the score, and metrics, each a number or None.
 
     Raises ValueError for anything else.
     """
-    wrong = f"{type(env).__name__} judges with {found!r}; a score is from 0 to 1, metrics are numbers"
+    problem = f"{type(env).__name__} returned the judgement {judgement!r}; a score must be from 0 to 1, metrics numbers"
     try:
-        score, metrics = found
+        score, metrics = judgement
         score = _finite(env, "a score", score)
-        given = dict(metrics or {}).items()
-        metrics = {name: None if value is None else _finite(env, "a metric", value) for name, value in given}
+        entries = dict(metrics or {}).items()
+        metrics = {name: None if value is None else _finite(env, "a metric", value) for name, value in entries}
     except (TypeError, ValueError):
-        raise ValueError(wrong) from None
+        raise ValueError(problem) from None
     if not 0 <= score <= 1:
-        raise ValueError(wrong)
+        raise ValueError(problem)
     return score, metrics
 
 
-def _finite(env: ToolEnv, what: str, value: Any) -> float:
-    """What a judge gives as a float: a number of Python's or numpy's, or a truth. Raises ValueError for else."""
+def _finite(env: ToolEnv, name: str, value: Any) -> float:
+    """Return a judge's value as a float: a Python or numpy number, or a bool. Raises ValueError for anything else."""
     try:
-        if math.isfinite(value):  # refuses texts, which float() reads
+        if math.isfinite(value):  # rejects texts, which float() would accept
             return float(value)
     except (TypeError, OverflowError):
         pass
-    raise ValueError(f"{type(env).__name__}: {what} must be a finite number, got {value!r}")
+    raise ValueError(f"{type(env).__name__}: {name} must be a finite number, got {value!r}")
 
 
 def _number(text: str) -> int | float:

@@ -1,4 +1,4 @@
-"""Users whom a policy talks with: any function of chat messages that gives a text."""
+"""Users that a policy talks to: any function from chat messages to a text."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from agent_r1_tools.running import describe, is_strict
 from agent_r1_tools.tool import is_fault
 
 User = Callable[[list[dict[str, str]]], str]
-"""Reads a conversation from the user's side, in which "assistant" is the user, and gives what the user says next."""
+"""A function from the conversation, told from the user's side ("assistant" is the user), to the user's next text."""
 
 
-def find_user(user: Any, what: str = "user") -> Any:
-    """The function, also by its name "module:function", or None. Raises ArgumentError for anything else, and one not
-    found."""
+def find_user(user: Any, argument: str = "user") -> Any:
+    """Return the user: a function, the function named "module:function", or None.
+
+    Raises ArgumentError for any other value, and where no function has that name.
+    """
     if isinstance(user, str):
-        user = named_function(what, user)
+        user = named_function(argument, user)
     if user is None or callable(user):
         return user
-    raise ArgumentError(f"{what} is a function, or module:function; got {user!r}")
+    raise ArgumentError(f"{argument} must be a function or module:function, got {user!r}")
 
 
 def ask_user(user: User, messages: list[dict[str, str]], strict: bool | None = None) -> str:
-    """What a user says next. Raises ToolFault for what goes wrong there; with `strict` what it was."""
+    """Return the user's next text. Raises ToolFault if the user fails; with `strict` the original exception."""
     try:
         reply = user(messages)
         if not isinstance(reply, str):
-            raise TypeError(f"a user gives a text, not {type(reply).__name__}")
+            raise TypeError(f"a user must return a text, not {type(reply).__name__}")
         return reply
     except Exception as error:
         if is_fault(error) or is_strict(strict):
             raise
-        raise ToolFault(describe(error)) from error  # clients have exceptions of their own
+        raise ToolFault(describe(error)) from error  # API clients raise their own exception types

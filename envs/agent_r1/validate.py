@@ -1,14 +1,14 @@
-"""Checks environments, and measures what their experts and those who know nothing reach.
+"""Checks of environments, and success rates of their experts and of policies that know nothing.
 
-    python -m agent_r1.validate                                  every registered id (those without data are named)
+    python -m agent_r1.validate                                  every registered id (ids without data are named)
     python -m agent_r1.validate AgentR1/MultihopWorld-v0 --tasks 1000
-    python -m agent_r1.validate my_module:Mine/Guess-v0          one of your own
+    python -m agent_r1.validate my_module:Mine/Guess-v0          your own environment
     python -m agent_r1.validate --data-dir DATA --write benchmarks/results/validation.md
     python -m agent_r1.validate AgentR1/ShopWorld-v0 --write benchmarks/results/validation.md     its row, no other
     python -m agent_r1.validate --index docs/environments        write the index and the heads of the pages
 
-Of `validation/`, `checks.py` has the checks, `probes.py` the players, `record.py` the table, `pages.py` the generated
-parts of docs/environments. The status is 1 where a check fails. Rows are written one by one.
+In `validation/`, `checks.py` has the checks, `probes.py` the policies, `record.py` the table, `pages.py` the generated
+parts of docs/environments. The exit status is 1 if a check fails. Rows are written one by one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["CHECKS", "Failed", "Report", "Subject", "above", "main", "measure", 
 
 
 def measure(subject: Subject, report: Report) -> None:
-    """Shares of success, speed, and how long it takes to build: the figures of the table."""
+    """Measure the figures of the table: success rates, speed and build time."""
     subject.make().close()  # reads files, builds indexes
     builds = []
     for _ in range(3):
@@ -65,7 +65,7 @@ def measure(subject: Subject, report: Report) -> None:
         "copying": probes.copying,
     }
     success: dict[str, float] = {}
-    why = ""
+    reasons_text = ""
     steps, seconds = 0, 0.0
     for name, probe in {**known, **ignorant}.items():
         start = time.perf_counter()
@@ -75,8 +75,9 @@ def measure(subject: Subject, report: Report) -> None:
         success[name] = sum(episode.success for episode in episodes) / len(episodes)
         if name == "expert":
             report.note = failing_calls(episodes)
-            reasons = Counter(probes.failure(env, one.infos[-1]) for one in episodes if not one.success)
-            why = "; " * bool(reasons) + ", ".join(f"{n} {said or 'not paid'}" for said, n in reasons.most_common(5))
+            reasons = Counter(probes.failure(env, episode.infos[-1]) for episode in episodes if not episode.success)
+            common = ", ".join(f"{n} {reason or 'not paid'}" for reason, n in reasons.most_common(5))
+            reasons_text = "; " * bool(reasons) + common
     report.row = {
         "tasks": env.num_tasks,
         "splits": len(set(env.splits.values())),
@@ -88,36 +89,40 @@ def measure(subject: Subject, report: Report) -> None:
     }
     count = report.row["played"]
     if unknown := floors["floors"].keys() - ignorant.keys():
-        there = f"there are {', '.join(ignorant)}"
-        report.failed["floors"] = f"{type(env).__name__}.floors names {', '.join(sorted(unknown))}; {there}"
+        known_names = f"the known names are {', '.join(ignorant)}"
+        names = ", ".join(sorted(unknown))
+        report.failed["floors"] = f"{type(env).__name__}.floors has the unknown names {names}; {known_names}"
     if success.get("expert", 1) < 1:
-        report.failed["expert"] = f"the expert succeeds in {success['expert']:.3f} of {count} episodes{why}"
+        report.failed["expert"] = f"the expert succeeds in {success['expert']:.3f} of {count} episodes{reasons_text}"
     for name in ignorant:
         if above(success[name], floor := floors["floors"].get(name, floors["floor"]), count):
-            report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes; its floor is {floor}"
+            rate = f"{name} succeeds in {success[name]:.3f} of {count} episodes"
+            report.failed[name] = f"{rate}; at most {floor} is allowed (floor, or floors[{name!r}])"
     for name in probes.teachers(env):
-        meant = name.rsplit("_", 1)[-1]
-        if meant.isdecimal() and abs(success[name] - int(meant) / 100) > 0.03 + 2 * (0.25 / count) ** 0.5:
-            report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes"
+        percent = name.rsplit("_", 1)[-1]
+        if percent.isdecimal() and abs(success[name] - int(percent) / 100) > 0.03 + 2 * (0.25 / count) ** 0.5:
+            expected = f"expected {int(percent) / 100:.2f}"
+            report.failed[name] = f"{name} succeeds in {success[name]:.3f} of {count} episodes; {expected}"
     env.close()
 
 
 def known_floors(env: ToolEnv) -> dict[str, Any]:
-    """`floor` and `floors` of an environment, which it may set when it is made. Raises ArgumentError for what is no
-    share."""
+    """Return `floor` and `floors` of an environment instance. Raises ArgumentError for a value that is not a share."""
     name, known = type(env).__name__, baselines_of(env)
     floors = known.floors
     if not isinstance(floors, Mapping):
-        raise ArgumentError(f"{name}.floors is a dict of shares by the name of a trick, got {floors!r:.200}")
-    shares = {trick: share(f"{name}.floors[{trick!r}]", value) for trick, value in floors.items()}
+        raise ArgumentError(f"{name}.floors must map names of heuristic baselines to shares, got {floors!r:.200}")
+    shares = {probe: share(f"{name}.floors[{probe!r}]", value) for probe, value in floors.items()}
     return {"floor": share(f"{name}.floor", known.floor), "floors": shares}
 
 
 def failing_calls(episodes: Sequence[Played]) -> str:
-    """In how many of an expert's episodes calls fail, and what the first says; "" for none. An expert may succeed all
-    the same: a tool that always raises shows here."""
-    calls = [[call for info in one.infos for call in info["tool_calls"] if not call["ok"]] for one in episodes]
-    if not (failed := [some for some in calls if some]):
+    """Report the share of an expert's episodes with failed calls, and the first error; "" if no call fails.
+
+    An expert may succeed in spite of failed calls. This finds a tool that always raises.
+    """
+    calls = [[call for info in episode.infos for call in info["tool_calls"] if not call["ok"]] for episode in episodes]
+    if not (failed := [failures for failures in calls if failures]):
         return ""
     first = failed[0][0]
     often = f"{len(failed)} of {len(calls)} episodes"
@@ -125,7 +130,7 @@ def failing_calls(episodes: Sequence[Played]) -> str:
 
 
 def above(share: float, bound: float, count: int) -> bool:
-    """Whether a share is above a bound by more than chance: Wilson's lower 99 % limit."""
+    """Return whether a share is above a bound by more than chance: Wilson's lower 99 % limit."""
     z = 2.326
     center = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / (1 + z * z / count)
@@ -133,7 +138,7 @@ def above(share: float, bound: float, count: int) -> bool:
 
 
 def validate(subject: Subject) -> Report:
-    """Measure and check one id. What it needs and isn't there (data, a package) is in `missing`."""
+    """Measure and check one id. Missing data or a missing package is in `missing`."""
     report = Report(subject.env_id)
     try:
         subject.make().close()
@@ -149,7 +154,7 @@ def validate(subject: Subject) -> Report:
         if sys.stderr.isatty():
             print(f"\r{subject.env_id}: {name} ...\033[K", end="\r", file=sys.stderr, flush=True)
         try:
-            with warnings.catch_warnings():  # a random player's calls fail; of an expert's it is said
+            with warnings.catch_warnings():  # random calls fail; failed calls of an expert are noted
                 warnings.filterwarnings("ignore", "the tool .* failed in", RuntimeWarning)
                 check(subject)
         except Exception as error:
@@ -158,7 +163,7 @@ def validate(subject: Subject) -> Report:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     description, _, examples = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         prog="python -m agent_r1.validate",
@@ -166,11 +171,11 @@ def main(words: Sequence[str] | None = None) -> int:
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("ids", nargs="*", help="ids, or MODULE:ID for one of your own (default: all of AgentR1)")
-    parser.add_argument("--tasks", type=int, default=100, help="of each id, spread over its split (default: 100)")
+    parser.add_argument("ids", nargs="*", help="ids, or MODULE:ID for your own environment (default: all of AgentR1)")
+    parser.add_argument("--tasks", type=int, default=100, help="tasks per id, spread over its split (default: 100)")
     parser.add_argument("--env-kwargs", default="{}", help="arguments of the environments, as JSON")
-    parser.add_argument("--data-dir", help="a folder with a folder for each data set, as AGENT_R1_DATA")
-    parser.add_argument("--write", type=Path, help="a Markdown file for the table, JSON beside it; other rows stay")
+    parser.add_argument("--data-dir", help="a folder with one folder for each data set, like AGENT_R1_DATA")
+    parser.add_argument("--write", type=Path, help="a Markdown file for the table, with a JSON file; other rows stay")
     parser.add_argument("--index", type=Path, metavar="PAGES", help="only write the index and the heads of these pages")
     parser.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
@@ -179,12 +184,12 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"wrote {path}")
         return 0
     if args.tasks < 1:
-        parser.error("--tasks is at least 1")
+        parser.error("--tasks must be at least 1")
     try:
         kwargs = json.loads(args.env_kwargs)
         assert isinstance(kwargs, dict)
     except (ValueError, AssertionError):
-        parser.error(f"--env-kwargs is a JSON object, got {args.env_kwargs!r}")
+        parser.error(f"--env-kwargs must be a JSON object, got {args.env_kwargs!r}")
     if args.data_dir:
         os.environ["AGENT_R1_DATA"] = args.data_dir
     subjects = [Subject(env_id, kwargs, args.tasks) for env_id in args.ids or agent_r1.ENVIRONMENTS | agent_r1.BRIDGES]
@@ -197,20 +202,20 @@ def main(words: Sequence[str] | None = None) -> int:
         print(digest_elsewhere(subjects[0]))
         return 0
     if args.write and (args.write.suffix != ".md" or not args.write.parent.is_dir()):
-        parser.error(f"--write: {args.write} must end in .md, in a folder that is there")
+        parser.error(f"--write: {args.write} must end in .md, in an existing folder")
     try:
         if args.write:
             read(args.write)
     except ValueError as error:
         parser.error(f"--write: {error}")
     flags = ["--tasks", str(args.tasks), *(["--env-kwargs", args.env_kwargs] if kwargs else [])]
-    flags += ["--data-dir", "DATA"] if args.data_dir else []  # a file that is shared names no folder of this machine
+    flags += ["--data-dir", "DATA"] if args.data_dir else []  # the recorded command must not name a local folder
     reports: list[Report] = []
     for subject in subjects:
         start = time.perf_counter()
-        command, where = ["python", "-m", "agent_r1.validate", subject.env_id, *flags], machine()
+        command, computer = ["python", "-m", "agent_r1.validate", subject.env_id, *flags], machine()
         try:
-            report = replace(validate(subject), command=shlex.join(command), machine=where)
+            report = replace(validate(subject), command=shlex.join(command), machine=computer)
         except KeyboardInterrupt:
             print(f"\n{subject.env_id}: stopped", file=sys.stderr)
             print("\n" + table(reports), end="")
@@ -223,7 +228,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if report.note:
             print(printable(f"  note: {report.note}"), flush=True)
         if args.write:
-            write(args.write, [report])  # what was measured stays, however this ends
+            write(args.write, [report])  # at once: measured rows stay if the program stops
     print("\n" + table(reports), end="")
     return int(any(report.failed or (report.missing and args.ids) for report in reports))
 

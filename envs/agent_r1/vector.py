@@ -1,11 +1,10 @@
-"""ToolVectorEnv: many episodes, their tool calls run together.
+"""ToolVectorEnv: many episodes whose tool calls run together.
 
     send ──► read every span (ToolEnv._begin_turn) ──► run the calls: inline, in one batch, or in threads (VectorCalls)
     recv ◄── judge each turn (ToolEnv._try_turn) as soon as its own calls are answered
 
-Episodes are only touched by the thread that calls the vector environment, or at its word by their own (see `ToolEnv`);
-the other threads run tools and nothing else (slow judges, and retries of what faulted, run there too). `step` is `send`
-to all, then `recv` from all.
+Only the thread that calls the vector environment changes episodes, or their own threads on its behalf (see `ToolEnv`).
+The other threads run tools, slow judges and retries after faults. `step` is `send` to all, then `recv` from all.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ Floats = NDArray[np.float64]
 
 
 class Phase(Enum):
-    """Where an episode stands."""
+    """The phase of an episode."""
 
-    OVER = "over"  # or not begun: it needs a reset
+    OVER = "over"  # or not begun: the episode needs a reset
     READY = "ready for an action"
     IN_FLIGHT = "in flight"
 
@@ -55,7 +54,7 @@ class _Slot(InFlight):
     known: int = 0  # tokens that the policy has seen or written
     room: int = 0  # info["max_new_tokens"]
     steps: int = 0
-    patience: Patience = field(default_factory=lambda: Patience(0))  # with a judge that faults
+    patience: Patience = field(default_factory=lambda: Patience(0))  # the retries of a judge that faults
 
 
 class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray[Any]]):
@@ -63,30 +62,30 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     Args:
         env: an id, a subclass of `ToolEnv`, or a function that makes a `ToolEnv`.
-        num_envs: how many episodes.
-        max_episode_steps: truncate episodes after so many turns, as Gymnasium's TimeLimit does (the environment's own
-            `max_turns` also pays for the unfinished episode, so prefer that).
+        num_envs: the number of episodes.
+        max_episode_steps: truncate episodes after this number of turns, as Gymnasium's TimeLimit does. Prefer the
+            environment's own `max_turns`, which also pays for the unfinished episode.
         autoreset_mode: "Disabled" (default: finished episodes wait for `reset(options={"reset_mask": mask})`) or
-            "SameStep" (a finished episode begins anew at once; its end is in `final_obs` and `final_info`). "NextStep"
-            would throw away one generated turn in every episode, so it isn't offered.
-        observation: "state" for all tokens so far, "new" for what the environment added (see `NewTokens`).
-        text: text instead of tokens, both ways (see `TextInterface`).
+            "SameStep" (a finished episode begins again at once; its end is in `final_obs` and `final_info`). "NextStep"
+            is not offered, because it would discard one generated turn in every episode.
+        observation: "state" for all tokens so far, "new" for the tokens that the environment added (see `NewTokens`).
+        text: text instead of tokens, for actions and observations (see `TextInterface`).
         kwargs: the arguments of the environment.
 
-    Observations are a tuple (`recv`: a list) of arrays or strings, rewards float64, flags bool. `step` and `reset` give
-    infos as Gymnasium does, a dict of arrays with masks; `recv` gives a list of dicts, one for each episode.
+    Observations are a tuple (`recv`: a list) of arrays or strings, rewards float64, flags bool. `step` and `reset`
+    return infos as Gymnasium does, a dict of arrays with masks. `recv` returns a list of dicts, one for each episode.
 
-    What faults (see `ToolEnv`) is tried again in threads, where it delays its own episode only. An episode that cannot
-    begin is tried again while `reset` waits, for `fault_deadline` seconds in all; it then ends with its first turn, and
-    `info["fault"]` says so at once. After that each `reset` makes one attempt and waits for nothing, until `num_envs`
-    episodes in a row have begun: broken tasks among others cost one such wait, not one each.
+    Faults (see `ToolEnv`) are retried in threads, and delay their own episode only. If an episode cannot begin, `reset`
+    retries and waits, for `fault_deadline` seconds in all. The episode then ends with its first turn, and
+    `info["fault"]` reports it at once. After that each `reset` makes one attempt and does not wait, until `num_envs`
+    episodes in a row have begun. So a set with some broken tasks costs one wait, not one for each task.
 
-    Calls of a tool with `timeout=inf` run at once, in the caller's thread; other calls run in threads, where a slow
-    or failing one delays its own episode only. Calls of equal tools go to `batch_execute` together where the tool has
-    one, and equal calls are answered once. A turn that calls a tool with `concurrency_safe=False` makes its calls one
-    after the other, in the episode's thread (see `ToolEnv`), and such a tool serves one episode at a time.
+    Calls of a tool with `timeout=inf` run at once, in the caller's thread. Other calls run in threads, where a slow or
+    failing call delays its own episode only. Calls of equal tools go to `batch_execute` together if the tool has it,
+    and equal calls run once. A turn that calls a tool with `concurrency_safe=False` makes its calls one after the
+    other, in the episode's thread (see `ToolEnv`). Such a tool serves one episode at a time.
 
-    Raises: ValueError and RuntimeError where it is used wrongly, with what to do; nothing a policy writes raises.
+    Raises: ValueError and RuntimeError for wrong use, with the remedy. The text of a policy never raises.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         text: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.closed = True  # until all is there: older versions of Gymnasium close what they collect
+        self.closed = True  # until the constructor is done: older versions of Gymnasium close collected objects
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
         if observation not in ("state", "new"):
@@ -123,17 +122,17 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self.text = text
         self.envs: tuple[ToolEnv, ...] = tuple(make(**kwargs) for _ in range(num_envs))
         first = self.envs[0]
-        first._count_tasks()  # raises where there is no such number: learners ask for it before the first reset
+        first._count_tasks()  # raises if there is no valid number: learners read it before the first reset
         self.render_mode = first.render_mode
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space = UnicodeText() if text else first.observation_space
         self.single_action_space = UnicodeText() if text else first.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._slots = [_Slot(number, one) for number, one in enumerate(self.envs)]
+        self._slots = [_Slot(number, tool_env) for number, tool_env in enumerate(self.envs)]
         self._calls = VectorCalls(first)
-        self._stop_threads = weakref.finalize(self, self._calls.stop)  # for who forgets to close
-        self._distrust = 0  # so many episodes must begin in a row until a reset waits for one again
+        self._stop_threads = weakref.finalize(self, self._calls.stop)  # if nobody calls close
+        self._distrust = 0  # number of episodes that must begin in a row until a reset waits again
         self._outcomes: dict[int, tuple[Any, float, bool, bool, dict[str, Any]]] = {}  # judged, not yet received
         # Called with (environment, info, terminated, truncated) when an episode ends, before the next one begins.
         self.on_end: list[Callable[[ToolEnv, dict[str, Any], bool, bool], None]] = []
@@ -144,13 +143,13 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Begin episodes: all, or those of `options["reset_mask"]` while the others go on.
+        """Begin all episodes, or those of `options["reset_mask"]` while the others continue.
 
         Args:
             seed: one for each episode (equal seeds give equal tasks: a group for GRPO), or an int for n, n + 1 ...
-            options: `reset_mask`, a bool array of shape (num_envs,); the others are options of the environment, the
-                same for all episodes or a list with one entry for each of the `num_envs` episodes (what stands
-                outside the mask is ignored). The dict is left as it is.
+            options: `reset_mask`, a bool array of shape (num_envs,), and options of the environment. The latter are
+                one value for all episodes, or a list with one entry for each of the `num_envs` episodes. Entries
+                outside the mask are ignored. The dict is not changed.
 
         Returns the observations of all episodes, and the infos of those that began.
         """
@@ -163,14 +162,14 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         if busy:
             raise RuntimeError(f"episodes {busy} are in flight; recv() them before the reset")
         infos: dict[str, Any] = {}
-        patience = Patience(self.envs[0].fault_deadline)  # one for all: they mostly need the same machinery
+        patience = Patience(self.envs[0].fault_deadline)  # shared: the episodes mostly need the same infrastructure
         for i in chosen:
             info = self._reset(self._slots[i], seeds[i], per_env[i], patience)
             infos = self._add_info(infos, info, i)
         return tuple(slot.observation for slot in self._slots), infos
 
     def step(self, actions: Sequence[Any]) -> tuple[tuple[Any, ...], Floats, Bools, Bools, dict[str, Any]]:
-        """One turn in every episode; returns when the slowest is done."""
+        """Run one turn in every episode; return when the slowest is done."""
         self.send(actions)
         _, observations, rewards, terminations, truncations, all_infos = self.recv(self.num_envs)
         infos: dict[str, Any] = {}
@@ -179,11 +178,11 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         return tuple(observations), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Any, ...] | None:
-        """What each environment renders."""
+        """Return the rendering of each environment."""
         return tuple(env.render() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the environments. Calls still under way are left behind: nobody waits for a tool that is stuck."""
+        """Close the environments. Running calls are abandoned, so a stuck tool does not delay the end."""
         self._stop_threads()
         for env in self.envs:
             env.close()
@@ -191,13 +190,13 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
     # ------------------------------------------------------------------ without a barrier
 
     def send(self, actions: Iterable[Any], env_ids: Iterable[int] | None = None) -> None:
-        """Take one turn in some episodes (default: in all). `recv` gives the results as they come.
+        """Take one turn in some episodes (default: in all). `recv` returns the results as they arrive.
 
         Args:
             actions: a span, or with `text=True` a str, for each of `env_ids`.
             env_ids: numbers of episodes that are ready for an action, each once.
 
-        Raises (before anything has begun): ValueError for wrong numbers of actions, wrong ids or actions that are no
+        Raises (before any turn begins): ValueError for a wrong number of actions, wrong ids, or actions that are not
         spans; RuntimeError for an episode that is over or in flight.
         """
         self._check_open()
@@ -211,9 +210,9 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             (Phase.IN_FLIGHT, "recv() their results first"),
             (Phase.OVER, "begin new ones with reset(options={'reset_mask': mask})"),
         ):
-            wrong = [i for i in ids if self._slots[i].phase is phase]
-            if wrong:
-                raise RuntimeError(f"episodes {wrong} are {phase.value}; {remedy}")
+            rejected = [i for i in ids if self._slots[i].phase is phase]
+            if rejected:
+                raise RuntimeError(f"episodes {rejected} are {phase.value}; {remedy}")
         slots = [self._slots[i] for i in ids]
         spans = [self._span(slot, action) for slot, action in zip(slots, actions, strict=True)]
 
@@ -227,13 +226,13 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
     def recv(
         self, min_batch: int = 1, timeout: float | None = None
     ) -> tuple[NDArray[np.int64], list[Any], Floats, Bools, Bools, list[dict[str, Any]]]:
-        """The turns that are done: (env_ids, observations, rewards, terminations, truncations, infos).
+        """Return the finished turns: (env_ids, observations, rewards, terminations, truncations, infos).
 
-        Waits until at least `min_batch` episodes (or all that are in flight, if those are fewer) are done, but no
-        longer than `timeout` seconds; after that it returns what there is, possibly nothing. Env ids are in rising
-        order, and everything else is in their order.
+        Waits until at least `min_batch` episodes (or all that are in flight, if fewer) are done, but at most `timeout`
+        seconds. Then it returns the finished turns, possibly none. Env ids are in rising order, and everything else is
+        in their order.
 
-        Raises: RuntimeError where nothing is in flight.
+        Raises: RuntimeError if nothing is in flight.
         """
         self._check_open()
         in_flight = sum(slot.phase is Phase.IN_FLIGHT for slot in self._slots)
@@ -245,7 +244,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             while self._calls.answered:
                 self._judge(self._slots[self._calls.answered.popleft().number])
             if len(self._outcomes) >= wanted:
-                wait: float | None = 0.0  # take what else is done, but wait for nothing
+                wait: float | None = 0.0  # collect other finished turns without waiting
             else:
                 wait = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._calls.wait(wait):
@@ -269,7 +268,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
     def _reset(
         self, slot: _Slot, seed: int | None, options: dict[str, Any], patience: Patience
     ) -> dict[str, Any]:
-        slot.phase = Phase.OVER  # should the reset fail
+        slot.phase = Phase.OVER  # if the reset fails
         options = options | {"patience": Patience(0) if self._distrust else patience}
         state, info = slot.env.reset(seed=seed, options=options)
         self._distrust = self.num_envs if "fault" in info else max(0, self._distrust - 1)
@@ -287,7 +286,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     def _judge(self, slot: _Slot) -> None:
         """End a turn whose calls are all answered, and note its outcome for `recv`."""
-        slot.phase = Phase.OVER  # should the environment's judgement fail
+        slot.phase = Phase.OVER  # if the judgement fails
         results = [result for result in slot.results if result is not None]
         try:
             state, reward, terminated, truncated, info = slot.env._try_turn(slot.turn, results)
@@ -321,8 +320,8 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         if self.closed:
             raise RuntimeError("this vector environment is closed; make a new one")
         if self._calls.bug is not None:
-            said = "a tool's own bug was raised in the middle of turns; make a new one"
-            raise RuntimeError(said) from self._calls.bug
+            error_message = "a tool's own bug was raised in the middle of turns; make a new one"
+            raise RuntimeError(error_message) from self._calls.bug
 
     def _chosen(self, mask: Any) -> list[int]:
         if mask is None:
@@ -343,7 +342,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             return [int(seed) + i for i in range(self.num_envs)]
         if len(seed) != self.num_envs:
             raise ValueError(f"{len(seed)} seeds for num_envs={self.num_envs}; pass one for each, or a single int")
-        return [None if one is None else int(one) for one in seed]
+        return [None if number is None else int(number) for number in seed]
 
     def _per_env(self, options: dict[str, Any]) -> list[dict[str, Any]]:
         each: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
@@ -354,15 +353,15 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
                     f"options[{key!r}] has {len(values)} entries for num_envs={self.num_envs}; "
                     "pass one for each episode (those outside reset_mask are ignored), or one value for all"
                 )
-            for own, one in zip(each, values, strict=True):
-                own[key] = one
+            for own_options, own_value in zip(each, values, strict=True):
+                own_options[key] = own_value
         return each
 
 
 def vector_spec(env_id: str) -> EnvSpec:
-    """The spec of a registered `ToolEnv` for `gym.make_vec`, with `ToolVectorEnv` where it names no vector environment.
+    """Return the spec of a registered `ToolEnv` for `gym.make_vec`, with `ToolVectorEnv` as default vector environment.
 
-    (`gym.make_vec(env_id)` alone makes those `SyncVectorEnv`s, whose tool calls wait for each other.)
+    Without it, `gym.make_vec(env_id)` makes a `SyncVectorEnv`, whose tool calls wait for each other.
     """
     spec = copy.deepcopy(gym.spec(env_id))
     if spec.vector_entry_point is None:
@@ -371,7 +370,7 @@ def vector_spec(env_id: str) -> EnvSpec:
 
 
 def __getattr__(name: str) -> Any:
-    """`vector_entry_point="agent_r1.vector:SOME_ID"` stands for a `ToolVectorEnv` of the environment with that id."""
+    """Return a maker of `ToolVectorEnv`s for the attribute SOME_ID: `vector_entry_point="agent_r1.vector:SOME_ID"`."""
     if name in gym.registry:
         return partial(ToolVectorEnv, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,12 +24,12 @@ from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import Tool, ToolResult, run_batch
 from agent_r1_tools.running import is_strict
 
-MAX_THREADS = 512  # they are started when they are needed, and mostly wait
+MAX_THREADS = 512  # started when needed; most of them wait
 
 
 @dataclass(eq=False)
 class InFlight:
-    """An episode, and what has come of the calls of its open turn."""
+    """An episode, and the results so far of the calls of its open turn."""
 
     number: int
     env: ToolEnv
@@ -40,43 +40,43 @@ class InFlight:
 
 @dataclass(eq=False)
 class _Job:
-    """Tool calls that one thread makes. Answer i goes to all `places[i]`: (episode, number of the call in its turn)."""
+    """Tool calls that one thread makes. Result i goes to all `places[i]`: (episode, number of the call in its turn)."""
 
     run: Callable[[], Sequence[ToolResult]]
     places: list[list[tuple[InFlight, int]]] = field(default_factory=list)
-    calls: Sequence[PendingCall] = ()  # to be made again, each by itself, where they fault
-    key: Any = None  # equal calls that come while this one is under way wait for its answer
-    alone: frozenset[int] = frozenset()  # ids of the tools that nobody else may use meanwhile
-    judge: InFlight | None = None  # whose turn is judged after this
+    calls: Sequence[PendingCall] = ()  # calls that fault are repeated one by one
+    key: Any = None  # equal calls that arrive while this one runs wait for its result
+    alone: frozenset[int] = frozenset()  # ids of the tools that no other job may use meanwhile
+    judge: InFlight | None = None  # the episode whose turn is judged after this
     results: Sequence[ToolResult] = ()
-    error: BaseException | None = None  # that stopped it
+    error: BaseException | None = None  # the exception that stopped the job
 
 
 class VectorCalls:
-    """Runs the calls of open turns; an episode whose calls are all answered is in `answered`.
+    """The running calls of open turns. An episode whose calls all have results is in `answered`.
 
-    Only the thread that made this object ends turns; the others run tools, slow judges and users, and pauses.
+    Only the thread that made this object ends turns. The other threads run tools, slow judges and users, and pauses.
 
     Args:
-        env: one of the environments, which are all alike.
+        env: one of the environments, which are all equal.
     """
 
     def __init__(self, env: ToolEnv) -> None:
         self._env = env
         self._threads = _Threads(MAX_THREADS)
-        self._waiting: list[_Job] = []  # for a tool that another job uses alone
+        self._waiting: list[_Job] = []  # jobs that wait for a tool in use by another job
         self._occupied: set[int] = set()  # ids of those tools
         self._equal: dict[Any, _Job] = {}  # jobs under way that equal calls can join
-        self.answered: deque[InFlight] = deque()  # all calls answered, the turn not yet judged
-        self.bug: BaseException | None = None  # of a tool, judge or user, which was raised
+        self.answered: deque[InFlight] = deque()  # all calls have results, the turn is not yet judged
+        self.bug: BaseException | None = None  # a raised exception of a tool, judge or user
 
     def start(self, episodes: Iterable[InFlight]) -> None:
-        """Run the calls of these turns, which have just begun; a slow judge or user begins at once."""
+        """Run the calls of these new turns. A slow judge or user begins at once."""
         free: dict[Any, list[tuple[PendingCall, InFlight, int]]] = {}  # calls by tool, of all episodes
         for episode in episodes:
             calls = episode.turn.waiting
             episode.results, episode.missing = [None] * len(calls), len(calls)
-            if episode.env._takes_time(episode.turn):
+            if episode.env._needs_thread(episode.turn):
                 self._start_judging(episode)
             elif not calls:
                 self.answered.append(episode)
@@ -89,11 +89,11 @@ class VectorCalls:
             self._start_together(group)
 
     def judge_again(self, episode: InFlight, seconds: float) -> None:
-        """Put an episode into `answered` once more, after a pause."""
+        """Put an episode into `answered` again, after a pause."""
         self._threads.start(_Job(partial(_sleep, seconds), judge=episode))
 
     def wait(self, timeout: float | None) -> bool:
-        """Until a job comes back from its thread, whose answers are then handed out; False where time is up."""
+        """Wait until a job returns from its thread, and deliver its results. Return False after the timeout."""
         try:
             job = self._threads.done.get(timeout=timeout)
         except queue.Empty:
@@ -116,13 +116,13 @@ class VectorCalls:
         return True
 
     def stop(self) -> None:
-        """End the threads. Calls still under way are left behind."""
+        """End the threads. Calls that are still running are abandoned."""
         self._threads.stop()
 
     # ------------------------------------------------------------------ jobs
 
     def _start_in_order(self, episode: InFlight, calls: Sequence[PendingCall]) -> None:
-        """The calls of one turn, one after the other, because a tool among them has a session."""
+        """Make the calls of one turn one after the other, because one of its tools has a session."""
         in_order = episode.env._in_order(calls)
         alone = frozenset(id(call.tool) for call in calls if not _tool(call).concurrency_safe)
         places = [[(episode, number)] for number in range(len(calls))]
@@ -140,8 +140,10 @@ class VectorCalls:
         self._threads.start(job)
 
     def _start_judging(self, episode: InFlight) -> None:
-        """Judge an answer, or ask the user, in a thread: that delays its own episode only. What it raises shows when
-        the turn ends; with `strict` at once."""
+        """Judge an answer, or ask the user, in a thread, which delays this episode only.
+
+        Exceptions are raised when the turn ends; with `strict` at once.
+        """
 
         def run() -> list[ToolResult]:
             with nullcontext() if is_strict(episode.env.strict) else suppress(Exception):
@@ -151,7 +153,7 @@ class VectorCalls:
         self._threads.start(_Job(run, judge=episode))
 
     def _start_together(self, calls: list[tuple[PendingCall, InFlight, int]]) -> None:
-        """Calls of equal tools from all episodes; they don't influence each other."""
+        """Make calls of equal tools from all episodes. The calls do not influence each other."""
         tool = _tool(calls[0][0])
         if tool.timeout == math.inf or type(tool).batch_execute is not Tool.batch_execute:
             batch = [call.arguments for call, _, _ in calls]
@@ -176,15 +178,15 @@ class VectorCalls:
                 self._threads.start(job)
 
     def _start_again(self, call: PendingCall, result: ToolResult, places: list[tuple[InFlight, int]]) -> bool:
-        """Make a call that faulted again, by itself; False where it has had its chances."""
-        again: Calls = places[0][0].env._in_order([call])
-        if not again.faulted(_tool(call), result):
+        """Repeat a failed call, by itself. Return False if it must not be repeated."""
+        retry: Calls = places[0][0].env._in_order([call])
+        if not retry.faulted(_tool(call), result):
             return False
-        self._threads.start(_Job(lambda: again.run() or [], [places]))
+        self._threads.start(_Job(lambda: retry.run() or [], [places]))
         return True
 
     def _raising(self, run: Callable[[], Any]) -> Any:
-        """Calls in this thread. They raise only a tool's own bug, where that is asked for."""
+        """Make calls in this thread, and note an exception: a tool's own bug, which only `strict` raises."""
         try:
             return run()
         except Exception as error:
@@ -205,7 +207,7 @@ class VectorCalls:
 
 
 class _Threads:
-    """Daemon threads that run jobs; a ThreadPoolExecutor would keep the program from ending while a tool is stuck."""
+    """Daemon threads that run jobs. A ThreadPoolExecutor would keep the program from ending while a tool is stuck."""
 
     def __init__(self, limit: int) -> None:
         self.done: queue.SimpleQueue[_Job] = queue.SimpleQueue()
@@ -237,7 +239,7 @@ def _work(
     while (job := todo.get()) is not None:
         try:
             job.results = job.run()
-        except BaseException as error:  # run_tool and run_batch answer always; a lost job would hang its episode
+        except BaseException as error:  # run_tool and run_batch always return; a lost job would hang its episode
             job.error, fault = error, f"{type(error).__name__}: {error}"
             failure = ToolResult(f"Error: {fault}", ok=False, data={"error": "exception"}, fault=fault, ran=True)
             job.results = [failure] * len(job.places)
@@ -252,13 +254,13 @@ def _sleep(seconds: float) -> list[ToolResult]:
 
 
 def _tool(call: PendingCall) -> Tool:
-    """The tool of a call that has one."""
+    """Return the tool of a call that has one."""
     assert call.tool is not None
     return call.tool
 
 
 def _tool_key(tool: Tool) -> Any:
-    """Equal tools share batches and answers; a tool that cannot be hashed is equal to itself only."""
+    """Return a key: equal tools share batches and results. A tool that cannot be hashed is equal to itself only."""
     try:
         hash(tool)
     except TypeError:
@@ -269,5 +271,5 @@ def _tool_key(tool: Tool) -> Any:
 def _arguments_key(arguments: Any) -> Any:
     try:
         return json.dumps(arguments, sort_keys=True)
-    except (TypeError, ValueError):  # not JSON: nothing that could be compared
+    except (TypeError, ValueError):  # not JSON, so it cannot be compared
         return object()

@@ -1,6 +1,6 @@
-"""Wrappers around a `ToolEnv`: text instead of tokens, only what is new, a choice among turns, a record of episodes.
+"""Wrappers around a `ToolEnv`: text instead of tokens, new tokens only, a choice among turns, a record of episodes.
 
-Where Gymnasium's TimeLimit, inside of one, has cut an episode off, the info has `is_success` and metrics all the same.
+If Gymnasium's TimeLimit inside a wrapper cuts an episode off, the info still has `is_success` and metrics.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from agent_r1.vector import ToolVectorEnv
 
 
 class TextInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Text in, text out, for people and for models behind a chat API.
+    """A text interface, for people and for models behind a chat API.
 
     The observation is the whole state as text, control tokens included (`env.unwrapped.messages` has it in chat form).
-    An action is an assistant turn as text: see `encode_turn`. What was sampled as tokens should be given as tokens:
-    text does not say how it was cut into tokens.
+    An action is an assistant turn as text: see `encode_turn`. Pass sampled tokens as tokens instead, because a text
+    does not determine its tokens.
     """
 
     def __init__(self, env: gym.Env[Tokens, Tokens]) -> None:
@@ -43,18 +43,18 @@ class TextInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
         return decode_state(self.tool_env, tokens), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """One assistant turn."""
+        """Run one assistant turn."""
         span = encode_turn(self.tool_env, action, self.tool_env.room)
         tokens, reward, terminated, truncated, info = self.env.step(span)
-        info = _whole(self.env, info, truncated)
+        info = _with_outcome(self.env, info, truncated)
         return decode_state(self.tool_env, tokens), float(reward), terminated, truncated, info
 
 
 class NewTokens(gym.Wrapper[Tokens, Tokens, Tokens, Tokens], gym.utils.RecordConstructorArgs):
-    """The observation is only what the environment added: the prompt at reset, then what follows each span.
+    """Observations of new tokens only: the prompt at reset, then the tokens that follow each span.
 
-    Prompt, span, observation, span, observation ... one after the other are the state. (A span that didn't fit is the
-    exception: its episode is over, the observation is empty, and only the part that fitted is in the state.)
+    The state is the sequence prompt, span, observation, span, observation ... A span that does not fit is the
+    exception: its episode is over, the observation is empty, and the state holds only the part that fits.
     """
 
     def __init__(self, env: gym.Env[Tokens, Tokens]) -> None:
@@ -67,27 +67,27 @@ class NewTokens(gym.Wrapper[Tokens, Tokens, Tokens, Tokens], gym.utils.RecordCon
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Tokens) -> tuple[Tokens, float, bool, bool, dict[str, Any]]:
-        """One assistant turn."""
+        """Run one assistant turn."""
         before = self.tool_env.episode.length
         state, reward, terminated, truncated, info = self.env.step(action)
         new = state[min(before + len(action), len(state)) :]
-        return new, float(reward), terminated, truncated, _whole(self.env, info, truncated)
+        return new, float(reward), terminated, truncated, _with_outcome(self.env, info, truncated)
 
 
 class ChoiceInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """A Discrete choice among candidate turns, a Box of their features: for learners whose policies write no tokens.
+    """A Discrete choice among candidate turns and a Box of their features, for learners whose policies write no tokens.
 
-    The observation is float32 of shape (most * features,): the features of each candidate, one after the other, and
-    zeros where there are fewer. Action i is candidate i; where there is none, it is an empty turn. `action_masks()`
-    says which there are.
+    The observation is float32 of shape (most * features,): the features of each candidate, one after the other, padded
+    with zeros. Action i is candidate i, and an empty turn if there is no such candidate. `action_masks()` marks the
+    candidates.
 
     Args:
-        candidates: a function that gives the candidates of a `ToolEnv` in its present state, pairs of a turn as text
+        candidates: a function that returns the candidates of a `ToolEnv` in its present state, pairs of a turn as text
             and its features; None: the task's own `candidates`.
-        shape: (most, features): how many candidates a turn may have, and how many features each has; None: the task's.
+        shape: (most, features): the maximum number of candidates, and the number of features of each; None: the task's.
 
-    Raises: ValueError where the task has no candidates and none are given, and, from `reset` and `step`, where there
-    are none, too many, or features of another number.
+    Raises: ValueError if the task has no candidates and none are given. `reset` and `step` raise ValueError for no
+    candidates, too many, or a wrong number of features.
     """
 
     def __init__(
@@ -111,70 +111,70 @@ class ChoiceInterface(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruct
         self.action_space = gym.spaces.Discrete(shape[0])
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (shape[0] * shape[1],), np.float32)
         self._turns: list[str] = []
-        self._of: Any = None  # the episode whose candidates these are: `set_state` brings another
+        self._turns_episode: Any = None  # the episode of these candidates: `set_state` brings another
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Begin an episode."""
         _, info = self.env.reset(seed=seed, options=options)
-        return self._look(), info
+        return self._observe(), info
 
     def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Write candidate `action`. After the end of a task, and after a fault, the observation is zeros."""
         if not 0 <= (number := int(action)) < self.shape[0]:
-            raise ValueError(f"a choice is a number in [0, {self.shape[0]}), got {action}")
+            raise ValueError(f"an action must be a number in [0, {self.shape[0]}), got {action}")
         env, turns = self.tool_env, self._candidate_turns()
         text = env.dialect.spoken(turns[number] if number < len(turns) else "")
         _, reward, terminated, truncated, info = self.env.step(encode_turn(env, text, env.room))
-        info = _whole(self.env, info, truncated)
+        info = _with_outcome(self.env, info, truncated)
         if terminated or "fault" in info:
             return np.zeros(self.observation_space.shape or (), np.float32), float(reward), terminated, truncated, info
-        return self._look(), float(reward), terminated, truncated, info
+        return self._observe(), float(reward), terminated, truncated, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Which of the numbers are candidates now, bool of shape (most,): sb3-contrib's MaskablePPO asks for it."""
+        """Return True for each number that is a candidate now, bool of shape (most,), as sb3's MaskablePPO needs it."""
         return np.arange(self.shape[0]) < len(self._candidate_turns())
 
     def _candidate_turns(self) -> list[str]:
-        if self._of is not self.tool_env.episode:
-            self._look()
+        if self._turns_episode is not self.tool_env.episode:
+            self._observe()
         return self._turns
 
-    def _look(self) -> NDArray[np.float32]:
-        env, (most, features) = self.tool_env, self.shape
-        there = self._candidates(env) if self._candidates else baselines_of(env).candidates()
-        if not 0 < len(there) <= most or any(len(numbers) != features for _, numbers in there):
+    def _observe(self) -> NDArray[np.float32]:
+        env, (maximum, features) = self.tool_env, self.shape
+        candidates = self._candidates(env) if self._candidates else baselines_of(env).candidates()
+        if not 0 < len(candidates) <= maximum or any(len(numbers) != features for _, numbers in candidates):
             raise ValueError(
-                f"expected 1 to {most} candidates with {features} features each, "
-                f"got {[len(numbers) for _, numbers in there]} features"
+                f"expected 1 to {maximum} candidates with {features} features each, "
+                f"got {[len(numbers) for _, numbers in candidates]} features"
             )
-        self._turns, self._of = [text for text, _ in there], self.tool_env.episode
+        self._turns, self._turns_episode = [text for text, _ in candidates], self.tool_env.episode
         rows = np.zeros(self.shape, np.float32)
-        rows[: len(there)] = [numbers for _, numbers in there]
+        rows[: len(candidates)] = [numbers for _, numbers in candidates]
         return rows.ravel()
 
 
 class RecordTrajectories(gym.Wrapper[Any, Tokens, Any, Tokens], gym.utils.RecordConstructorArgs):
-    """Appends every finished episode to a file of JSON lines, which `python -m agent_r1.show` prints.
+    """A recorder of every finished episode in a file of JSON lines, which `python -m agent_r1.show` prints.
 
-    A row has `env_id`, `model`, and what `agent_r1.trajectories.episode_row` says: the task, its question, the
-    messages, tokens with their mask and rewards, turns with their rewards, reward terms and tool calls, how it ended
-    and what came of it. The learners write the same.
+    A row has `env_id`, `model`, and the entries of `agent_r1.trajectories.episode_row`: the task, its question, the
+    messages, tokens with their mask and rewards, turns with their rewards, reward terms, tool calls, the end and the
+    outcome. The learners write the same rows.
 
-    A row is written at once, when its episode ends, so the file is whole whenever the program stops; several
-    environments may write to the same file. Put it around the token environment, inside of `TextInterface`, or around
-    a `ToolVectorEnv`, with text or without.
+    A row is written when its episode ends, so the file is complete whenever the program stops. Several environments
+    may write to the same file. Wrap the token environment, inside `TextInterface`, or a `ToolVectorEnv`, with or
+    without text.
 
     Args:
-        path: the file; its folder is made, and rows are added to what is there.
-        model: what plays, for the row.
+        path: the file; its folder is made, and rows are appended.
+        model: the name of the policy, for the row.
 
-    Raises: TypeError where the actions are not tokens, and for a vector environment that is no `ToolVectorEnv`.
+    Raises: TypeError if the actions are not tokens, and for a vector environment that is not a `ToolVectorEnv`.
     """
 
     def __new__(cls, env: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """A vector environment gets a vector wrapper."""
+        """Return a vector wrapper for a vector environment."""
         if isinstance(env, gym.vector.VectorEnv):
             return _RecordMany(env, *args, **kwargs)
         return super().__new__(cls)
@@ -188,9 +188,9 @@ class RecordTrajectories(gym.Wrapper[Any, Tokens, Any, Tokens], gym.utils.Record
         self.path, self.model = _file(path), model
 
     def step(self, action: Tokens) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One assistant turn; the last one of an episode writes its row."""
+        """Run one assistant turn; the last turn of an episode writes its row."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        info = _whole(self.env, info, truncated)
+        info = _with_outcome(self.env, info, truncated)
         if terminated or truncated:
             _record(self, self.tool_env, info, terminated, truncated)
         return observation, float(reward), terminated, truncated, info
@@ -205,8 +205,8 @@ class _RecordMany(gym.vector.VectorWrapper):
         super().__init__(envs)
         if not isinstance(envs.unwrapped, ToolVectorEnv):
             raise TypeError(
-                f"RecordTrajectories takes a ToolVectorEnv, got {type(envs.unwrapped).__name__}: wrap the environments "
-                "in it instead"
+                f"RecordTrajectories takes a ToolVectorEnv, got {type(envs.unwrapped).__name__}: wrap the single "
+                "environments instead"
             )
         self.path, self.model = _file(path), model
         envs.unwrapped.on_end.append(self._write)
@@ -230,14 +230,14 @@ def _record(
 
 
 def _file(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a file whose folder is there."""
+    """Return the absolute path of a file, and make its folder."""
     path = os.path.abspath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     return path
 
 
-def _whole(env: gym.Env[Any, Any], info: dict[str, Any], truncated: bool) -> dict[str, Any]:
-    """The info, with the outcome where Gymnasium's TimeLimit has cut the episode off, which knows of none."""
+def _with_outcome(env: gym.Env[Any, Any], info: dict[str, Any], truncated: bool) -> dict[str, Any]:
+    """Return the info, and add the outcome if Gymnasium's TimeLimit has cut the episode off."""
     return info | _tool_env(env).cut_off() if truncated and "is_success" not in info else info
 
 

@@ -1,7 +1,7 @@
-"""Several processes that train one model: `torchrun --nproc-per-node N learner/grpo_llm.py`.
+"""Training of one model by several processes: `torchrun --nproc-per-node N learner/grpo_llm.py`.
 
-Every process holds a shard of the weights (FSDP2) and trains on its part of the rows. Rank 0 alone has environments,
-the sampling engine and the log. Started without torchrun everything here is the identity.
+Every process holds a shard of the weights (FSDP2) and trains on its part of the trajectories. Only rank 0 has
+environments, the sampling engine and the log. Without torchrun everything here is the identity.
 """
 
 from __future__ import annotations
@@ -30,40 +30,41 @@ T = TypeVar("T")
 
 
 def launched() -> int:
-    """The number of processes that torchrun started, before they have joined."""
+    """Return the number of processes that torchrun started, before they have joined."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def launched_rank() -> int:
-    """The number that torchrun gave this process, before it has joined."""
+    """Return the rank that torchrun gave this process, before it has joined."""
     return int(os.environ.get("RANK", 0))
 
 
 def launcher() -> list[str]:
-    """What this process was started with, as one types it here."""
+    """Return the program and options that started this process, as a user would type them."""
     python = Path(sys.executable)
     if launched() == 1:
-        return [typed(python)]
-    torchrun = python.with_name("torchrun")  # installed for one user only it lies elsewhere
-    return [typed(torchrun) if torchrun.exists() else "torchrun", "--nproc-per-node", str(local_world_size())]
+        return [shell_name(python)]
+    torchrun = python.with_name("torchrun")  # a user installation has it elsewhere
+    return [shell_name(torchrun) if torchrun.exists() else "torchrun", "--nproc-per-node", str(local_world_size())]
 
 
-def typed(program: Path) -> str:
-    """The name of a program where the shell finds it by that, else its path: of one below this folder, from here."""
+def shell_name(program: Path) -> str:
+    """Return a program's name if the shell finds it by name, else its path: relative if it is below the working
+    directory."""
     if shutil.which(program.name) == str(program):
         return program.name
     return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
 
 
 def device(cuda: bool) -> torch.device:
-    """What this process computes on."""
+    """Return the device of this process."""
     if cuda and torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return torch.device("cpu")
 
 
 def setup(cuda: bool) -> None:
-    """Join the processes that torchrun started, if it did, and choose this process's GPU."""
+    """Join the processes that torchrun started, if any, and choose this process's GPU."""
     on_gpu = device(cuda).type == "cuda"
     if on_gpu:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it --deterministic raises on a GPU
@@ -71,44 +72,46 @@ def setup(cuda: bool) -> None:
     if launched() > 1:
         # rank 0 may sample for long while the others wait
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(hours=4))
-        if rank() > 0:  # Ctrl-C is for rank 0, which must get out of a collective first; when it ends, all end
+        if rank() > 0:  # Ctrl-C is for rank 0, which must leave a collective first; when it ends, all end
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def leave() -> None:
-    """The last line of a run that went well. After an error a process just ends, and torchrun ends the others."""
+    """Leave the group of processes at the end of a successful run. After an error a process just ends, and torchrun
+    ends the others."""
     if dist.is_initialized():
-        dist.barrier()  # a process whose peer has gone may abort while its connections close
-        come_to_rest = _wait_for_other_threads(10.0)
-        dist.barrier()  # so the one whose threads take longest goes last, together with the others
-        _wait_for_other_threads(10.0 if come_to_rest else 0.2)
+        dist.barrier()  # a process may abort if its peer ends while connections close
+        idle = _wait_for_other_threads(10.0)
+        dist.barrier()  # so that all wait for the slowest threads
+        _wait_for_other_threads(10.0 if idle else 0.2)
         dist.destroy_process_group()
 
 
 def _wait_for_other_threads(seconds: float) -> bool:
-    """Nor may Python end while gloo's threads let go of tensors: pytorch/pytorch#179291. Whether they came to rest."""
+    """Wait until gloo's threads release their tensors, as Python must not end before: pytorch/pytorch#179291. Return
+    True if the threads became idle."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.2)
-        if not _other_threads_run():  # on a busy machine they may not have had their turn
+        if not _other_threads_run():  # on a busy machine they may not have run yet
             return True
     return False
 
 
 def _other_threads_run() -> bool:
-    """Whether a thread of this process but the caller's is running, or waits for a processor (Linux; else False)."""
+    """Return True if another thread of this process is running or waits for a core (Linux; else False)."""
     states = []
     for task in Path("/proc/self/task").glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the thread has just ended
             if int(task.name) != threading.get_native_id():
                 states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
     return "R" in states
 
 
 def shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move a model to the device; with several processes, to each a part of every weight. Returns the model.
+    """Move a model to the device, and with several processes a shard of every weight to each. Return the model.
 
-    A decoder layer is whole while it computes, what lies outside the layers during the whole pass.
+    A decoder layer is gathered while it computes, weights outside the layers during the whole pass.
     """
     if world_size() == 1:
         return model.to(device)
@@ -120,44 +123,44 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     for layer in max(layers, key=lambda module: sum(p.numel() for p in module.parameters())):
         fully_shard(layer, mesh=mesh)
     outside = [p for p in model.parameters() if not is_split(p)]
-    for module in model.modules():  # weights that are gathered together have one dtype; a critic's head has another
+    for module in model.modules():  # weights that are gathered together need one dtype; a critic's head differs
         if any(p.dtype != outside[0].dtype and not is_split(p) for p in module.parameters(recurse=False)):
             fully_shard(module, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
 def rank() -> int:
-    """The number of this process."""
+    """Return the number of this process."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """The number of processes."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def local_world_size() -> int:
-    """The number of processes on this machine."""
+    """Return the number of processes on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def lost_connection(error: RuntimeError) -> bool:
-    """Does the error only mean that another process has ended?"""
+    """Return True if the error only means that another process has ended."""
     return any(words in str(error) for words in ("closed by peer", "reset by peer", "Broken pipe"))
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Does this process hold only its part of the tensor?"""
+    """Return True if this process holds only its part of the tensor."""
     return hasattr(tensor, "full_tensor")
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """A split tensor as a whole one (all processes must call this together); others as they are."""
+    """Return a split tensor as a whole one (all processes must call this together); return others unchanged."""
     return tensor.full_tensor() if is_split(tensor) else tensor
 
 
 def collect(tensor: torch.Tensor) -> torch.Tensor:
-    """As `full`, but the whole tensor is in the main memory of rank 0; the others get an empty one."""
+    """Return `full` in the main memory of rank 0; other ranks get an empty tensor."""
     if not is_split(tensor):
         return tensor
     whole = tensor.full_tensor()
@@ -165,14 +168,14 @@ def collect(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def collect_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a checkpoint holds of a model: its state dict, or only its adapters. All processes must call this together,
-    rank 0 gets it whole."""
+    """Return a model's state dict for a checkpoint, or only its adapters. All processes must call this together; rank 0
+    gets the whole."""
     adapters_only = hasattr(model, "get_base_model")
     return {k: collect(v) for k, v in model.state_dict().items() if ".lora_" in k or not adapters_only}
 
 
 def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, split as `target` is."""
+    """Split a whole tensor as `target` is."""
     if not is_split(target):
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -181,7 +184,7 @@ def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def all_reduce_sum(*values: float) -> list[float]:
-    """The sums of the values over the processes."""
+    """Sum each value over the processes."""
     if world_size() == 1:
         return list(values)
     sums = torch.tensor(values, dtype=torch.float64)
@@ -190,7 +193,7 @@ def all_reduce_sum(*values: float) -> list[float]:
 
 
 def all_reduce_max(value: float) -> float:
-    """The largest of the processes' values."""
+    """Return the largest of the processes' values."""
     if world_size() == 1:
         return value
     largest = torch.tensor(value, dtype=torch.float64)
@@ -199,7 +202,7 @@ def all_reduce_max(value: float) -> float:
 
 
 def broadcast(value: T) -> T:
-    """Rank 0's value, in all processes."""
+    """Return rank 0's value in all processes."""
     if world_size() == 1:
         return value
     values = [value]
@@ -208,17 +211,17 @@ def broadcast(value: T) -> T:
 
 
 def even_passes(batches: Sequence[T]) -> Iterator[tuple[T, int]]:
-    """The microbatches of this process, and what the loss of each is multiplied by.
+    """Yield the microbatches of this process, each with the factor of its loss.
 
     Every process must take part in every forward and backward, so one with fewer batches repeats its last with factor
-    0. The others' factor is the number of processes, over which gradients are averaged.
+    0. The factor of the others is the number of processes, over which gradients are averaged.
     """
     for i in range(int(all_reduce_max(len(batches)))):
         yield batches[min(i, len(batches) - 1)], 0 if i >= len(batches) else world_size()
 
 
 def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Indices split into `parts` lists of nearly equal total size: the largest first, each to the smallest list."""
+    """Split indices into `parts` lists of nearly equal total size: the largest first, each to the smallest list."""
     lists: list[list[int]] = [[] for _ in range(parts)]
     totals = [0] * parts
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -229,24 +232,24 @@ def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def scatter(rows: Sequence[Trajectory]) -> list[Trajectory]:
-    """Rank 0's trajectories, split over the processes so that each has about the same number of tokens.
+    """Split rank 0's trajectories over the processes so that each gets about the same number of tokens.
 
-    Where there are fewer trajectories than processes some get a stand-in that trains nothing (and is not gathered).
+    If there are fewer trajectories than processes, some get a placeholder that trains nothing and is not gathered.
     """
     if world_size() == 1:
         return list(rows)
     parts: list[list[Trajectory]] = []
     if rank() == 0:
         parts = [[rows[i] for i in part] for part in balanced([len(row.tokens) for row in rows], world_size())]
-        spare = min(rows, key=lambda row: len(row.tokens)) if rows else None
-        parts = [part or ([stand_in(spare)] if spare is not None else []) for part in parts]
-    mine: list[Any] = [None]
-    dist.scatter_object_list(mine, parts if rank() == 0 else None, src=0)
-    return mine[0]
+        shortest = min(rows, key=lambda row: len(row.tokens)) if rows else None
+        parts = [part or ([placeholder(shortest)] if shortest is not None else []) for part in parts]
+    received: list[Any] = [None]
+    dist.scatter_object_list(received, parts if rank() == 0 else None, src=0)
+    return received[0]
 
 
-def stand_in(row: Trajectory) -> Trajectory:
-    """A copy of a trajectory of which nothing is trained, for a process that would have none: episode -1."""
+def placeholder(row: Trajectory) -> Trajectory:
+    """Copy a trajectory without anything to train, for a process that would get none. Its episode number is -1."""
     other = copy.copy(row)
     other.episode, other.turns = -1, []
     other.train_mask = other.action_mask = other.value_mask = np.zeros_like(row.action_mask)
@@ -254,7 +257,7 @@ def stand_in(row: Trajectory) -> Trajectory:
 
 
 def gather(results: dict[int, T]) -> dict[int, T]:
-    """What all processes found of their episodes, by the episode's number, on rank 0; nothing elsewhere."""
+    """Return the results of all processes by episode number on rank 0; nothing elsewhere."""
     if world_size() == 1:
         return results
     parts: list[Any] | None = [None] * world_size() if rank() == 0 else None
@@ -263,10 +266,10 @@ def gather(results: dict[int, T]) -> dict[int, T]:
 
 
 def weights(policy: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The policy's whole weights under their Hugging Face names, adapters merged: what a sampling engine is given.
+    """Yield the policy's whole weights by their Hugging Face names, adapters merged, for a sampling engine.
 
-    All processes must exhaust this together. The policy's own weights are left alone: to add adapters and to take them
-    away again would round them a little more in every iteration.
+    All processes must exhaust this together. The policy's own weights stay unchanged: adding adapters and removing them
+    again would round the weights in every iteration.
     """
     base = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
     adapted = {name: module for name, module in base.named_modules() if hasattr(module, "get_delta_weight")}

@@ -6,6 +6,6 @@ import torch
 
 
 def kl_divergence(x: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Estimators of KL(policy || reference) from x = log policy - log reference on the policy's own samples."""
+    """Estimate KL(policy || reference) from x = log policy - log reference on the policy's own samples."""
     x = x.clamp(-20, 20)
     return {"k1": x, "k2": x.square() / 2, "k3": ((-x).exp() - 1 + x).clamp(max=10)}[estimator]

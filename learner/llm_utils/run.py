@@ -1,7 +1,7 @@
-"""What every learner starts with and does around its algorithm: from its arguments to models, engine, files and logs.
+"""The setup of every learner and the work around its algorithm: arguments, models, engine, files and logs.
 
-    args = prepare(arguments.read(Args), check) flags of a resumed run, refusals, processes, seeds, model's defaults
-    envs = gym.make_vec(...)                    the learner's own
+    args = prepare(arguments.read(Args), check) flags of a resumed run, checks, processes, seeds, model's defaults
+    envs = gym.make_vec(...)                    made by the learner itself
     run = make_run(args, envs, eval_envs)       policy, reference, critic, optimizer, engine, checkpoints, log
 """
 
@@ -45,9 +45,9 @@ Episodes = list[tuple[int, int]]  # numbers and task indexes
 
 
 def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
-    """The arguments that the run has: those of the run that --resume names, and defaults that suit the model.
+    """Return the final arguments: those of the run that --resume names, with defaults that suit the model.
 
-    Joins the processes of torchrun; sets threads and seeds. SystemExit for arguments that `check` refuses.
+    Join torchrun's processes; set threads and seeds. Raise SystemExit for arguments that `check` rejects.
     """
     args = checkpoint.load_args(args, algorithm())
     check(args)
@@ -59,15 +59,15 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
         print(f"defaults for --model {args.model} and --env-id {args.env_id}: {flags}", file=sys.stderr)
         if chosen.get("eval_split") == args.split:
-            print(f"{args.env_id}: evaluations play the tasks of training, split {args.split}", file=sys.stderr)
+            print(f"{args.env_id}: evaluations use the training tasks, split {args.split}", file=sys.stderr)
     arguments.check_switches(args)
-    if (said := other_environment(args)) and distributed.rank() == 0:
-        print(said, file=sys.stderr)
+    if (warning := other_environment(args)) and distributed.rank() == 0:
+        print(warning, file=sys.stderr)
     return args
 
 
 def fill_defaults(args: Any) -> dict[str, Any]:
-    """Put in what suits model and machine where a learner's arguments leave it open. Returns what was put in."""
+    """Fill defaults that suit model and machine into open arguments. Return the filled values."""
     chosen: dict[str, Any] = {}
     rates = default_learning_rates(args.model, args.lora_rank)
     for name, rate in zip(("learning_rate", "critic_learning_rate"), rates, strict=True):
@@ -88,9 +88,9 @@ def fill_defaults(args: Any) -> dict[str, Any]:
 
 
 def default_learning_rates(model: str, lora_rank: int) -> tuple[float, float]:
-    """Learning rates of policy and critic that suit `--model` and `--lora-rank`.
+    """Return learning rates of policy and critic that suit `--model` and `--lora-rank`.
 
-    The shipped policies are small and can take large steps; a pretrained model forgets under them.
+    The shipped policies are small and tolerate large steps; a pretrained model would forget.
     """
     if model == "tiny":
         return 3e-4, 1e-3
@@ -98,48 +98,48 @@ def default_learning_rates(model: str, lora_rank: int) -> tuple[float, float]:
 
 
 def algorithm() -> str:
-    """The name of the learner's file, without its ending."""
+    """Return the name of the learner's file, without its extension."""
     return Path(sys.argv[0]).stem
 
 
 def tokenizer_of(args: Any) -> str | None:
-    """What the environment is given as its tokenizer."""
+    """Return the tokenizer argument of the environment."""
     return tokenizer_source(args.tokenizer, model_source(args.model, args.env_id), args.env_id)
 
 
 @dataclass
 class Run:
-    """All that a learner's loop works with. Environments, engine, sampler and log are there on rank 0 only."""
+    """The state of a learner's loop. Environments, engine, sampler and log exist on rank 0 only."""
 
     args: Any
     folder: Path
     device: torch.device
     num_iterations: int
-    tasks: int | np.ndarray  # how many there are, or the probability of each to be drawn
+    tasks: int | np.ndarray  # the number of tasks, or the probability of drawing each
     vocab_size: int
     policy: Any
-    critic: Any  # None where the algorithm has none
-    reference: Any  # None where no KL divergence is paid
+    critic: Any  # None if the algorithm has none
+    reference: Any  # None without a KL penalty
     optimizer: Float32AdamW
     saver: checkpoint.Checkpointer
     in_place: bool  # the engine samples from the trained weights themselves
-    state: dict[str, Any]  # counters: iteration, evaluated, global_step, train_seconds, and what evaluations gave
+    state: dict[str, Any]  # counters, and results of evaluations
     envs: Any = None
     eval_envs: Any = None
     engine: Engine | None = None
     eval_engine: Engine | None = None
     sampler: Sampler | None = None
     log: Logger | None = None
-    queued: int = 0  # the last iteration whose episodes were given to the sampler
-    played: list[Trajectory] = field(default_factory=list)  # all of this iteration, also those that don't count
-    shown: list[Trajectory] = field(default_factory=list)  # of them those that were sampled
+    queued: int = 0  # the last iteration whose episodes were queued in the sampler
+    played: list[Trajectory] = field(default_factory=list)  # all of this iteration, also excluded ones
+    shown: list[Trajectory] = field(default_factory=list)  # those of them that were sampled
     metrics: list[dict[str, float]] = field(default_factory=list)  # of this iteration's optimizer steps
-    seconds: dict[str, float] = field(default_factory=dict)  # of the parts of this iteration
-    gap: dict[str, float] = field(default_factory=dict)  # sampler to trainer, where that scored the rows
+    seconds: dict[str, float] = field(default_factory=dict)  # of each part of this iteration
+    gap: dict[str, float] = field(default_factory=dict)  # from sampler to trainer, if the trainer scored
     last_mark: float = 0.0
 
     def start(self) -> None:
-        """Push the first weights, remember where the run stands, and evaluate where that is still to be done."""
+        """Push the first weights, remember the first boundary, and evaluate if that is due."""
         self.push_weights()
         self.boundary()
         self.evaluate_if_due()
@@ -148,19 +148,19 @@ class Run:
         """Start the clock and set the learning rate."""
         self.played, self.shown, self.metrics = [], [], []
         self.seconds, self.gap, self.last_mark = {}, {}, time.time()
-        left = 1 - (iteration - 1) / self.num_iterations
-        self.optimizer.scale_learning_rates(left if self.args.anneal_lr else 1.0)
+        remaining = 1 - (iteration - 1) / self.num_iterations
+        self.optimizer.scale_learning_rates(remaining if self.args.anneal_lr else 1.0)
 
     def mark(self, part: str) -> None:
-        """A part of the iteration ends here."""
+        """End a part of the iteration, and note its time."""
         now = time.time()
         self.seconds[part], self.last_mark = now - self.last_mark, now
 
     # ------------------------------------------------------------------ rollout
 
     def collect(self, iteration: int, episodes: Callable[[int], Episodes]) -> list[Trajectory]:
-        """Play `episodes(iteration)`; those of the next --max-staleness iterations begin meanwhile. Returns those that
-        count, on rank 0."""
+        """Run `episodes(iteration)`; those of the next --max-staleness iterations start meanwhile. Return the valid
+        ones, on rank 0."""
         if self.sampler is None:
             return []
         while self.queued < min(self.num_iterations, iteration + self.args.max_staleness):
@@ -169,14 +169,15 @@ class Run:
         return self.valid(self.sampler.collect([number for number, _ in episodes(iteration)]))
 
     def horizon(self, iteration: int) -> int | None:
-        """The most turns of an episode of this iteration, as far as the environment has so many; None: all it has."""
+        """Return the turn limit of this iteration's episodes, at most the environment's own; None: the environment's
+        limit."""
         if getattr(self.args, "horizon_schedule", None) is None:
             return None
         turns = horizon(stages(self.args.horizon_schedule), self.args.horizon_every, iteration)
         return min(turns, self.envs.envs[0].max_turns)
 
     def collect_more(self, episodes: Episodes) -> list[Trajectory]:
-        """Play further episodes in this iteration. Returns those that count."""
+        """Run further episodes in this iteration. Return the valid ones."""
         if self.sampler is None:
             return []
         if self.log is not None:
@@ -185,11 +186,11 @@ class Run:
         return self.valid(self.sampler.collect([number for number, _ in episodes]))
 
     def valid(self, rows: list[Trajectory], sampled: bool = True) -> list[Trajectory]:
-        """Count episodes as played in this iteration. Returns them without those that a fault of the environment's
-        machinery ended: they say nothing of the policy. RuntimeError where these are more than --max-invalid.
+        """Count episodes in this iteration. Return them without those that ended in infrastructure errors, which tell
+        nothing about the policy. Raise RuntimeError if the share of errors exceeds --max-invalid.
 
-        sampled: False for those that were played another way (greedily, as a baseline): the axes count them, the
-            charts don't show what they are like.
+        sampled: False for episodes that ran in another way (greedily, as a baseline). They count as episodes, but the
+        charts do not include their statistics.
         """
         self.played += rows
         self.shown += rows if sampled else []
@@ -197,64 +198,64 @@ class Run:
         share = len(faults) / max(1, len(self.played))
         if share > self.args.max_invalid:
             raise RuntimeError(
-                f"{share:.0%} of the iteration's {len(self.played)} episodes were ended by faults of the environment's "
-                f"machinery, more than --max-invalid {self.args.max_invalid} allows. The last one: {faults[-1]}"
+                f"{share:.0%} of the iteration's {len(self.played)} episodes failed because of infrastructure errors, "
+                f"more than --max-invalid {self.args.max_invalid} allows. The last one: {faults[-1]}"
             )
         return [row for row in rows if not row.fault]
 
     # ------------------------------------------------------------------ scoring and updates
 
     def score_policy(self, rows: Sequence[Trajectory]) -> None:
-        """Fill `old_logprobs` with the trainer's log-probabilities of what is trained on."""
+        """Fill `old_logprobs` with the trainer's log-probabilities of the trained tokens."""
         scored = self._score(rows, self.policy)
         for row in rows:
             row.old_logprobs = scored[row.episode]
-        self.gap = sampler_gap(rows)  # of all, before any is rejected for it
+        self.gap = sampler_gap(rows)  # over all, before any is rejected because of it
 
     def score_reference(self, rows: Sequence[Trajectory]) -> None:
-        """Fill `ref_logprobs` with the reference policy's log-probabilities of what is trained on."""
+        """Fill `ref_logprobs` with the reference policy's log-probabilities of the trained tokens."""
         scored = self._score(rows, self.reference)
         for row in rows:
             row.ref_logprobs = scored[row.episode]
 
     def _score(self, rows: Sequence[Trajectory], model: Any) -> dict[int, np.ndarray]:
-        """Compute a model's log-probabilities of the rows, by episode number, which no two of them may share."""
-        assert len({row.episode for row in rows}) == len(rows), "two rows have the same episode number"
+        """Return a model's log-probabilities by episode number, which must be unique."""
+        assert len({row.episode for row in rows}) == len(rows), "two trajectories have the same episode number"
         batches = self.microbatches(distributed.scatter(rows))
         return distributed.gather(score(batches, model, self.vocab_size, self.args.temperature))
 
     def microbatches(self, rows: Sequence[Trajectory]) -> Iterator[tuple[list[Segment], int]]:
-        """The rows in microbatches, each with the factor of its loss; the sampler is looked after in between."""
+        """Yield microbatches, each with the factor of its loss. The sampler advances in between."""
         segments = [segment for row in rows for segment in row.segments()]
         for batch in distributed.even_passes(list(microbatches(segments, self.args.microbatch_tokens))):
             yield batch
             threads.follow()
-            if self.sampler is not None and self.args.max_staleness:  # neither tools nor servers wait for the trainer
+            if self.sampler is not None and self.args.max_staleness:  # tools and servers need not wait
                 self.sampler.advance(write=False)
 
     def minibatches(self, rows: Sequence[Trajectory], iteration: int) -> Iterator[list[Trajectory]]:
-        """For every optimizer step of an iteration the trajectories that this process trains on.
+        """Yield, for every optimizer step of an iteration, the trajectories that this process trains on.
 
-        Without a token to train on there is no step: Adam would move the weights by what it remembers.
+        A step without a token to train on is skipped: Adam would move the weights by its momentum.
         """
         trained = distributed.broadcast([bool(row.train_mask.any()) for row in rows])
         rng = np.random.default_rng([self.args.seed, Stream.ORDER, iteration])
         for _ in range(self.args.update_epochs):
-            for part in np.array_split(rng.permutation(len(trained)), self.args.num_minibatches):
-                if any(trained[i] for i in part):
-                    yield distributed.scatter([rows[i] for i in part] if distributed.rank() == 0 else [])
+            for indices in np.array_split(rng.permutation(len(trained)), self.args.num_minibatches):
+                if any(trained[i] for i in indices):
+                    yield distributed.scatter([rows[i] for i in indices] if distributed.rank() == 0 else [])
 
     def push_weights(self) -> None:
-        """Give the sampling engine the weights that the trainer has now."""
+        """Give the trainer's current weights to the sampling engine."""
         weights = iter(()) if self.in_place else distributed.weights(self.policy)
         if self.engine is not None:
             self.engine.update(weights, self.state["iteration"])
-        deque(weights, maxlen=0)  # every process takes part in collecting them
+        deque(weights, maxlen=0)  # every process must take part in gathering them
 
     # ------------------------------------------------------------------ the end of an iteration
 
     def end_iteration(self, iteration: int, rows: Sequence[Trajectory], scalars: dict[str, float]) -> None:
-        """Push the weights, log what was played and trained on (`rows`), evaluate and save where it is due."""
+        """Push the weights, log all episodes and those trained on (`rows`), evaluate and save if due."""
         self.state["iteration"] = iteration
         self.push_weights()
         self.mark("sync")
@@ -268,19 +269,19 @@ class Run:
             scalars["charts/episodes"] = self.state["episodes"]
             if self.device.type == "cuda":
                 scalars["memory/peak_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
-            if (most_turns := self.horizon(iteration)) is not None:
-                scalars["charts/horizon"] = most_turns
+            if (turn_limit := self.horizon(iteration)) is not None:
+                scalars["charts/horizon"] = turn_limit
             scalars["charts/learning_rate"] = self.optimizer.adam.param_groups[0]["lr"]
             scalars["charts/SPS"] = turns / sum(self.seconds.values())
             self.log.iteration(rows, self.metrics, self.state, scalars, self.shown)
-        self.boundary()  # before an evaluation that may fail
+        self.boundary()  # before the evaluation, which may fail
         self.evaluate_if_due()
         every = self.args.checkpoint_every
         if every and (iteration == self.num_iterations or iteration % every == 0):
             self.saver.save()
 
     def evaluate_if_due(self) -> None:
-        """Evaluate at the start, at the end, and every --eval-every iterations, once, and remember what it gave."""
+        """Evaluate once at the start, at the end, and every --eval-every iterations, and remember the result."""
         iteration, every = self.state["iteration"], self.args.eval_every
         due = iteration in (0, self.num_iterations) or (every and iteration % every == 0)
         if due and self.state["evaluated"] < iteration:
@@ -289,7 +290,7 @@ class Run:
             self.boundary()
 
     def evaluate(self) -> None:
-        """Play the first tasks of the evaluation split, greedily."""
+        """Run the first tasks of the evaluation split, greedily."""
         if self.log is None or self.eval_envs is None or self.eval_engine is None:
             return
         tasks = [(i, i) for i in range(min(self.args.eval_episodes, self.eval_envs.envs[0].num_tasks))]
@@ -297,15 +298,16 @@ class Run:
             return
         rows = rollout(self.eval_envs, self.eval_engine, tasks, self.args.seed)
         if all(row.fault for row in rows):
-            raise RuntimeError(f"every episode of the evaluation was ended by a fault; the last one: {rows[-1].fault}")
+            cause = f"failed because of infrastructure errors. The last one: {rows[-1].fault}"
+            raise RuntimeError(f"every episode of the evaluation {cause}")
         self.log.evaluation(rows, self.state)
 
     def boundary(self) -> None:
-        """The iteration is complete: this is what a run goes on from that ends before the next one is."""
+        """Remember the complete iteration. A run that ends during the next one resumes from here."""
         self.saver.boundary({"algorithm": algorithm(), "args": asdict(self.args), "run": self.state})
 
     def close(self) -> None:
-        """The run came to its end."""
+        """End the run: save the model if requested, and close engine, environments and log."""
         if self.args.save_model:
             checkpoint.save_model(self.policy, self.folder / "model", tokenizer_of(self.args))
         if self.log is not None and self.engine is not None:
@@ -318,9 +320,9 @@ class Run:
 
 
 def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., Any] | None = None) -> Run:
-    """Models, engine, optimizer, checkpoints and log of a run. `envs` and `eval_envs` are None but on rank 0.
+    """Make models, engine, optimizer, checkpoints and log of a run. `envs` and `eval_envs` are None except on rank 0.
 
-    `make_critic(source, args, dtype)` makes the value model of algorithms that have one. All processes call this.
+    `make_critic(source, args, dtype)` makes the value model if the algorithm has one. All processes call this.
     """
     rank, world_size, device = distributed.rank(), distributed.world_size(), distributed.device(args.cuda)
     folder = Path(args.resume) if args.resume else distributed.broadcast(Path("runs") / run_name(args))
@@ -352,27 +354,27 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     resumed = checkpoint.find(folder) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, **loading)
     check_vocabulary(policy, vocab_size)
-    if report is not None and device.type == "cuda":  # where a microbatch is quick, measured instead of estimated
+    if report is not None and device.type == "cuda":  # measured instead of estimated, as it is quick
         bonus = getattr(args, "ent_coef", 0.0) != 0
-        taken = measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature, bonus)
-        report.measured(taken).refuse()
+        measured_bytes = measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature, bonus)
+        report.measured(measured_bytes).refuse()
     critic = distributed.shard(make_critic(source, args, dtype).eval(), device) if make_critic is not None else None
     modules, rates = [policy], [args.learning_rate]
     if critic is not None:
         modules, rates = [policy, critic], [args.learning_rate, args.critic_learning_rate]
     optimizer = Float32AdamW(modules, rates, betas=(0.9, 0.95))
     state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
-    drawn = hashlib.sha256(tasks.tobytes()).hexdigest()[:16] if isinstance(tasks, np.ndarray) else None
+    rates_digest = hashlib.sha256(tasks.tobytes()).hexdigest()[:16] if isinstance(tasks, np.ndarray) else None
     files = {"model_files": model_files(args), "config_files": config_files(source, tokenizer_of(args))}
-    state["summary"] = began = {**files, "pass_rates": drawn}
+    state["summary"] = initial = {**files, "pass_rates": rates_digest}
     if args.resume:
         state = checkpoint.load(folder, critic, optimizer)["run"]
-        state.setdefault("evaluated", state["iteration"] or -1)  # of an older version
+        state.setdefault("evaluated", state["iteration"] or -1)  # missing in older versions
         unchanged = {"pass_rates": f"pass rates in {args.sample_by_pass_rate}"}
         unchanged["config_files"] = f"config or tokenizer of --model {args.model}"
         if with_reference or args.lora_rank:
             unchanged["model_files"] = f"files of --model {args.model} (names, sizes or times)"
-        checkpoint.check_unchanged(folder, state["summary"], began, **unchanged)
+        checkpoint.check_unchanged(folder, state["summary"], initial, **unchanged)
     run = Run(
         args=args,
         folder=folder,
@@ -403,9 +405,9 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
 
 
 def reject_far_rows(rows: Sequence[Trajectory], factor: float) -> float:
-    """Train nothing on episodes for which the geometric mean of trainer / sampler is beyond `factor` or its inverse.
+    """Exclude episodes from training if the geometric mean of trainer / sampler is beyond `factor` or its inverse.
 
-    `old_logprobs` must be the trainer's. Returns the share of the episodes that is rejected.
+    `old_logprobs` must be the trainer's. Return the share of rejected episodes.
     """
     rejected = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""The streams of random numbers that a run draws from. All are functions of its seed, and none has a number of another.
+"""The streams of random numbers of a run. Each is a function of the run's seed, and no two share numbers.
 
     np.random.default_rng([seed, Stream.ORDER, iteration])
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 @unique
 class Stream(IntEnum):
-    """What is drawn. A stream's number stays as it is: runs on record are drawn from it."""
+    """The number of each stream. It never changes, because recorded runs were drawn with it."""
 
     TASKS = 1  # the tasks of an iteration
     SAMPLING = 2  # the tokens of an episode
@@ -19,5 +19,5 @@ class Stream(IntEnum):
 
 
 def episode_seed(seed: int, episode: int) -> int:
-    """The seed of an environment's own randomness: another one in every episode, also of the same task."""
+    """Return the seed of an environment's own randomness. It differs in every episode, even of the same task."""
     return int(np.random.SeedSequence([seed, Stream.ENVIRONMENT, episode]).generate_state(1)[0])

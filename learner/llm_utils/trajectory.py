@@ -1,4 +1,4 @@
-"""The row of tokens that everything works on: what a rollout makes, advantages fill, and losses read."""
+"""The trajectory: a rollout makes it, advantages fill it, and losses read it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from llm_utils.returns import returns_to_go
 
 Array = np.ndarray
-OF_TURNS = ("return", "turns", "tool_calls", "tool_errors")  # statistics of an episode that its turns add to
+OF_TURNS = ("return", "turns", "tool_calls", "tool_errors")  # statistics of an episode, summed over its turns
 
 
 @dataclass
 class Turn:
-    """One sampled span: the tokens from `start` to before `end` of the trajectory, and what it earned."""
+    """One sampled span: the tokens from `start` to before `end` of the trajectory, with its reward."""
 
     start: int
     end: int
@@ -32,42 +32,42 @@ class Turn:
 class Trajectory:
     """One episode. In the arrays, which `finalize` makes, entry t belongs to token t.
 
-    The tokens are those of one row that only grows, or of several such segments end to end: where a wrapper rewrites
-    the context, a new segment begins, at the next entry of `segment_starts`.
+    The tokens form one growing row. If a wrapper rewrites the context, a new segment begins at the next entry of
+    `segment_starts`, and the tokens are the segments end to end.
     """
 
     episode: int
     task_index: int
     prompt_length: int
-    tokens: Array  # int32: the prompt, then sampled spans and what the environment wrote, in turn
+    tokens: Array  # int32: the prompt, then alternately sampled spans and tokens of the environment
     segment_starts: list[int] = field(default_factory=lambda: [0])
-    turns: list[Turn] = field(default_factory=list)  # once it is over those in which something was sampled
+    turns: list[Turn] = field(default_factory=list)  # after `finalize`, only turns with sampled tokens
     terminated: bool = False
     truncated: bool = False
-    fault: str | None = None  # what of the environment's own machinery broke; such an episode trains nothing
+    fault: str | None = None  # infrastructure error that ended it; such an episode trains nothing
     stats: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OF_TURNS, 0))  # and the task's metrics
     reward_terms: Any = field(default_factory=Counter)  # the named terms, summed over the episode
-    record: dict[str, Any] = field(default_factory=dict)  # what `episode_record` says of it, for people
+    record: dict[str, Any] = field(default_factory=dict)  # from `episode_record`, for people
 
     played: list[tuple[int, int, float]] = field(init=False)  # start, end and reward of all turns
-    action_mask: Array = field(init=False)  # bool: was the token sampled?
-    train_mask: Array = field(init=False)  # bool: is the policy trained on it?
-    value_mask: Array = field(init=False)  # bool: is the critic trained on the state before it?
-    versions: Array = field(init=False)  # int32: optimizer iterations before the token was sampled
-    logprobs: Array = field(init=False)  # the sampling policy's, 0 for tokens that were not sampled
+    action_mask: Array = field(init=False)  # bool: True for sampled tokens
+    train_mask: Array = field(init=False)  # bool: True for tokens that train the policy
+    value_mask: Array = field(init=False)  # bool: True if the state before the token trains the critic
+    versions: Array = field(init=False)  # int32: training iterations before the token was sampled
+    logprobs: Array = field(init=False)  # the sampling policy's; 0 for tokens not sampled
     old_logprobs: Array = field(init=False)  # the ratio's denominator: the sampler's or the trainer's before the update
-    ref_logprobs: Array = field(init=False)  # the reference policy's, where a KL divergence is paid
+    ref_logprobs: Array = field(init=False)  # the reference policy's, if there is a KL penalty
     rewards: Array = field(init=False)  # a turn's reward, on the turn's last sampled token
     values: Array = field(init=False)  # the critic's value of the state before the token
-    value_last: float = 0.0  # its value of the last state
+    value_last: float = 0.0  # the critic's value of the last state
     advantages: Array = field(init=False)
-    returns: Array = field(init=False)  # what the critic regresses to
+    returns: Array = field(init=False)  # targets of the critic
 
     def finalize(self) -> None:
-        """The episode is over: make the arrays, and give the reward of empty spans to their neighbours.
+        """End the episode: make the arrays, and move rewards of empty spans to neighbouring turns.
 
-        An empty span has no token to carry its reward. It goes to the turn before, or, where there is none, to the
-        next; an episode in which nothing was sampled trains nothing.
+        An empty span has no token to carry its reward. The reward goes to the previous turn, or to the next if there is
+        none. An episode without sampled tokens trains nothing.
         """
         self.played = [(turn.start, turn.end, turn.reward) for turn in self.turns]
         turns: list[Turn] = []
@@ -94,35 +94,37 @@ class Trajectory:
         self.train_mask = self.value_mask = self.action_mask
 
     def after_prompt(self) -> Array:
-        """All tokens after the prompt (of each segment), bool: what rows 2 and 3 of Agent-R1's table 4 train on."""
+        """Return the mask of all tokens after each segment's prompt, bool. Rows 2 and 3 of Agent-R1's table 4 train on
+        them."""
         mask = np.ones(len(self.tokens), bool)
         for segment in self.segments():
             mask[segment.start : segment.start + segment.prompt_length] = False
         return mask
 
     def turn_rewards(self) -> Array:
-        """The reward of each turn, float64 [turns]."""
+        """Return the reward of each turn, float64 [turns]."""
         return np.array([turn.reward for turn in self.turns], float)
 
     def turn_sums(self, values: Array) -> Array:
-        """The sum of `values`, one for each token, over each turn's sampled tokens."""
+        """Sum `values`, one per token, over each turn's sampled tokens."""
         return np.array([values[turn.start : turn.end].sum() for turn in self.turns], float)
 
     def set_turn_advantages(self, values: Array, sampled_only: bool = True) -> None:
-        """Give every sampled token of a turn the turn's advantage; or every token up to the next turn or segment."""
+        """Give every sampled token of a turn the turn's advantage. With `sampled_only` False, give it to every token up
+        to the next turn or segment."""
         borders = np.array([turn.start for turn in self.turns] + [*self.segment_starts, len(self.tokens)])
         for turn, value in zip(self.turns, values, strict=True):
             self.advantages[turn.start : turn.end if sampled_only else borders[borders >= turn.end].min()] = value
 
     def segments(self) -> list[Segment]:
-        """The rows that a model sees, one unless the context was rewritten."""
+        """Return the segments that a model sees: one, unless the context was rewritten."""
         ends = [*self.segment_starts[1:], len(self.tokens)]
         return [Segment(self, start, end) for start, end in zip(self.segment_starts, ends, strict=True)]
 
 
 @dataclass
 class Segment:
-    """The tokens from `start` to before `end` of a trajectory: a row that a model sees."""
+    """The tokens from `start` to before `end` of a trajectory: one row that a model sees."""
 
     trajectory: Trajectory
     start: int
@@ -134,53 +136,53 @@ class Segment:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first that was sampled here."""
+        """Number of tokens before the first sampled one of this segment."""
         if self.start == 0:
             return self.trajectory.prompt_length
         return min((t.start for t in self.trajectory.turns if t.start >= self.start), default=self.end) - self.start
 
     @property
     def turn_starts(self) -> list[int]:
-        """Where in this segment its turns begin."""
+        """Start positions of the turns within this segment."""
         return [t.start - self.start for t in self.trajectory.turns if self.start <= t.start < self.end]
 
     @property
     def tokens(self) -> Array:
-        """int32 [tokens]."""
+        """Token ids, int32 [tokens]."""
         return self.trajectory.tokens[self.start : self.end]
 
     @property
     def train_mask(self) -> Array:
-        """bool [tokens]: is the policy trained on the token?"""
+        """True for tokens that train the policy, bool [tokens]."""
         return self.trajectory.train_mask[self.start : self.end]
 
     @property
     def value_mask(self) -> Array:
-        """bool [tokens]: is the critic trained on the state before the token?"""
+        """True if the state before the token trains the critic, bool [tokens]."""
         return self.trajectory.value_mask[self.start : self.end]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the losses read of some rows, one row after the other: tensors on the policy's device."""
+    """The inputs of the losses for some rows, one row after the other: tensors on the policy's device."""
 
-    # of the N tokens where `train_mask` is True
+    # for the N tokens where `train_mask` is True
     old: torch.Tensor  # float32 [N], log-probabilities in the ratio's denominator
-    sampler: torch.Tensor  # float32 [N], the sampler's log-probabilities, 0 of what tools wrote
+    sampler: torch.Tensor  # float32 [N], the sampler's log-probabilities, 0 for tool results
     reference: torch.Tensor  # float32 [N], the reference policy's log-probabilities, 0 without one
     advantages: torch.Tensor  # float32 [N]
-    sampled: torch.Tensor  # bool [N], did the policy sample the token, or did a tool write it?
-    # of the M states where `value_mask` is True
+    sampled: torch.Tensor  # bool [N], True for sampled tokens, False for tool results
+    # for the M states where `value_mask` is True
     values: torch.Tensor  # float32 [M], the critic's before the update
-    returns: torch.Tensor  # float32 [M], what it regresses to
+    returns: torch.Tensor  # float32 [M], targets of the critic
 
     def importance(self, cap: float) -> torch.Tensor:
-        """Truncated importance weights float32 [N]: trainer / sampler, at most `cap`; 1 for what tools wrote."""
+        """Return truncated importance weights float32 [N]: trainer / sampler, at most `cap`; 1 for tool results."""
         return torch.where(self.sampled, (self.old - self.sampler).exp().clamp(max=cap), 1.0)
 
 
 def make_batch(rows: Sequence[Segment], device: Any) -> Batch:
-    """Gather what the losses read of these rows."""
+    """Gather the inputs of the losses for these rows."""
     of = [row.trajectory for row in rows]
     tokens = [row.start + np.flatnonzero(row.train_mask) for row in rows]
     states = [row.start + np.flatnonzero(row.value_mask) for row in rows]
@@ -201,26 +203,26 @@ def make_batch(rows: Sequence[Segment], device: Any) -> Batch:
 
 @dataclass(frozen=True)
 class Group:
-    """The episodes of one task, fewer where faults ended some, and their returns."""
+    """The episodes of one task, except those ended by infrastructure errors, and their returns."""
 
     rows: list[Trajectory]
     returns: Array  # float64 [episodes, turns]: discounted rewards from each turn on, 0 after an episode's end
 
     def has_signal(self, credit: str) -> bool:
-        """Return whether the rewards have a gradient: not all returns are equal (with credit "turn" at every turn)."""
+        """Return True if the rewards give a gradient: the returns differ (with credit "turn": at any turn)."""
         returns = self.returns[:, :1] if credit == "episode" else self.returns
         return bool(np.ptp(returns.round(6), axis=0).any())
 
 
 def make_groups(rows: Sequence[Trajectory], size: int, gamma: float) -> list[Group]:
-    """Group the episodes: those of the same task have neighbouring numbers."""
+    """Group the episodes by task. Episodes of the same task have neighbouring numbers."""
     rows = sorted(rows, key=lambda row: row.episode)
     groups = [list(group) for _, group in groupby(rows, key=lambda row: row.episode // size)]
     return [Group(group, returns_to_go([row.turn_rewards() for row in group], gamma)) for group in groups]
 
 
 def segment_numbers(rows: Sequence[Segment], by_turn: bool) -> torch.Tensor:
-    """For each trained token the number of its turn, or of its row, among those of the rows: int64 [N]."""
+    """Number each trained token's turn, or its row, among those of all rows: int64 [N]."""
     numbers: list[Array] = []
     for row in rows:
         if row.train_mask.any():
@@ -233,10 +235,10 @@ def segment_numbers(rows: Sequence[Segment], by_turn: bool) -> torch.Tensor:
 def token_weights(
     rows: Sequence[Segment], aggregation: str, num_tokens: int, num_rows: int, constant_length: int
 ) -> torch.Tensor:
-    """What each trained token of the rows counts in the loss: float32 [N].
+    """Return the weight of each trained token in the loss: float32 [N].
 
-    "token": the mean over the `num_tokens` of the step. "sequence": the mean over its `num_rows` episodes of their
-    means. "constant": the sum over episodes, divided by their number and `constant_length`.
+    "token": the mean over the step's `num_tokens`. "sequence": the mean over its `num_rows` episodes of their token
+    means. "constant": the sum over episodes, divided by their number and by `constant_length`.
     """
     weight = {
         "token": [1 / max(1, num_tokens)] * len(rows),

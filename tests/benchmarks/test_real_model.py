@@ -217,8 +217,8 @@ def test_each_seed_is_played_with_its_own_adapters(prepared, tmp_path):
     [
         (["--learners", "PPO", "PPO"], "--learners has 'PPO' 2 times"),
         (["--rl-flags", "--bogus 3"], "Unrecognized"),
-        (["--rl-flags", "--learning-rate -1"], "--learning-rate: a learning rate is at least 0"),
-        (["--rl-flags", "--total-episodes 63"], "--total-episodes 63 is no multiple of"),
+        (["--rl-flags", "--learning-rate -1"], "--learning-rate must be at least 0"),
+        (["--rl-flags", "--total-episodes 63"], "--total-episodes 63 is not a multiple of"),
         (["--rl-flags", "'open"], "No closing quotation"),
         (["--evaluate-flags", "--bogus 4"], "Unrecognized"),
         (["--evaluate-flags", "--top-p 0.5"], "--top-p does nothing without a --temperature above 0"),
@@ -287,7 +287,7 @@ def test_adapters_that_are_added_otherwise_are_others(tmp_path):
         found.append(models.hash_of_adapters(tmp_path))
     assert found[:2] == [alone, alone] and len(set(found)) == len(found) - 1
     (tmp_path / "adapter_config.json").write_text("[")
-    with pytest.raises(SystemExit, match="adapter_config.json is no JSON"):
+    with pytest.raises(SystemExit, match="adapter_config.json is not JSON"):
         models.hash_of_adapters(tmp_path)
     recorded = ROOT / "benchmarks" / "results" / "real_model_wiki_curves.json"
     sft = models.ADAPTERS / "real_model_wiki"

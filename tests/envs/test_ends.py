@@ -172,15 +172,15 @@ def test_an_end_that_says_nothing_adds_no_message(say, dialect, closed):
 @pytest.mark.parametrize(
     ("judged", "message"),
     [
-        ((2.0, {}), "score is from 0 to 1"),
-        ((1.0, {"em": "x"}), "metrics are numbers"),
-        ((1.0, {"em": "0.5"}), "Nim judges with .* metrics are numbers"),
-        (("1", {}), "Nim judges with .* a score is from 0 to 1"),
-        ((10**400, {}), "Nim judges with .* a score"),
+        ((2.0, {}), "score must be from 0 to 1"),
+        ((1.0, {"em": "x"}), "metrics numbers"),
+        ((1.0, {"em": "0.5"}), "Nim returned the judgement .* metrics numbers"),
+        (("1", {}), "Nim returned the judgement .* a score must be from 0 to 1"),
+        ((10**400, {}), "Nim returned the judgement .* a score"),
         ((math.nan, {}), "a score"),
-        ((1.0, {"em": math.nan}), "metrics are numbers"),
-        (1.0, "a score is from 0 to 1"),
-        ((1.0, 3), "metrics are numbers"),
+        ((1.0, {"em": math.nan}), "metrics numbers"),
+        (1.0, "a score must be from 0 to 1"),
+        ((1.0, 3), "metrics numbers"),
     ],
 )
 def test_a_judge_that_breaks_its_contract_is_told(say, monkeypatch, judged, message):
@@ -193,7 +193,7 @@ def test_a_judge_that_breaks_its_contract_is_told(say, monkeypatch, judged, mess
 def test_a_judge_that_gives_a_score_alone_is_told_where_nothing_is_answered_too(say, monkeypatch):
     env = begin(Nim, max_turns=1)
     monkeypatch.setattr(env, "judge_answer", lambda answer: 1.0)
-    with pytest.raises(ValueError, match="Nim judges with 1.0; a score is from 0 to 1"):
+    with pytest.raises(ValueError, match="Nim returned the judgement 1.0; a score must be from 0 to 1"):
         say(env, "well")
 
 
@@ -229,7 +229,7 @@ def test_an_amount_that_is_no_number_is_told(say, monkeypatch, amount):
 def test_a_payment_that_is_no_number_is_told(say, monkeypatch, value):
     env = begin(Nim)
     monkeypatch.setattr(env, "judge_end", lambda score, **how: value)
-    with pytest.raises(ValueError, match="Nim: what judge_end pays must be a finite number, got "):
+    with pytest.raises(ValueError, match="Nim: the value of judge_end must be a finite number, got "):
         say(env, "<answer>x</answer>")
 
 

@@ -33,20 +33,20 @@ def play(env, text):
 
 @pytest.mark.parametrize("splits", [["train"], {}, "train"])
 def test_splits(splits):
-    with pytest.raises(ArgumentError, match="Mine.splits is a dict of names, such as {'train': 'train'}, got"):
+    with pytest.raises(ArgumentError, match="Mine.splits must be a dict of names, such as {'train': 'train'}, got"):
         like(splits=splits)()
 
 
 @pytest.mark.parametrize("member", ["instructions", "outcome_term"])
 @pytest.mark.parametrize("text", [None, ["Answer."], lambda self: "a forgotten @property"])
 def test_texts(member, text):
-    with pytest.raises(ArgumentError, match=f"Mine.{member} is a text, got"):
+    with pytest.raises(ArgumentError, match=f"Mine.{member} must be a text, got"):
         like(**{member: text})()
 
 
 @pytest.mark.parametrize("teachers", ["fallible_50", {"fallible_50": 0.5}, (50,)])
 def test_teachers(teachers):
-    with pytest.raises(ArgumentError, match=r"Mine.teachers is a tuple of names, such as \('fallible_50',\), got"):
+    with pytest.raises(ArgumentError, match=r"Mine.teachers must be a tuple of names, such as \('fallible_50',\), got"):
         baselines_of(like(teachers=teachers)())
 
 
@@ -58,7 +58,7 @@ def test_teachers(teachers):
         ({"floor": float("nan")}, "Mine.floor must be from 0 to 1, got nan"),
         ({"floors": {"reading": "high"}}, r"Mine.floors\['reading'\] must be from 0 to 1, got 'high'"),
         ({"floors": {"reading": 3}}, r"Mine.floors\['reading'\] must be from 0 to 1, got 3"),
-        ({"floors": 0.3}, "Mine.floors is a dict of shares by the name of a trick, got 0.3"),
+        ({"floors": 0.3}, "Mine.floors must map names of heuristic baselines to shares, got 0.3"),
         ({"num_tasks": "many"}, "Mine.num_tasks must be an integer, got 'many'"),
     ],
 )
@@ -74,7 +74,7 @@ def test_what_validate_reads(members, message, monkeypatch):
     [
         ({"x": float("nan")}, r"\['x'\] must be a number, got nan"),
         ({"x": "1"}, r"\['x'\] must be a number, got '1'"),
-        (["x"], " is a dict of numbers, got"),
+        (["x"], " must be a dict of numbers, got"),
     ],
 )
 @pytest.mark.parametrize("process_reward", [True, False, {}])
@@ -129,7 +129,7 @@ def test_an_unknown_argument_names_all_that_there_are():
 
 @pytest.mark.parametrize("tools", [[print], print, Tool.from_function(lambda: 1, name="f"), {"a": 1}])
 def test_tools(tools):
-    with pytest.raises(ArgumentError, match="the tools of Mine are a list of Tools, got .* by Tool.from_function"):
+    with pytest.raises(ArgumentError, match="the tools of Mine must be a list of Tools, got .* Tool.from_function"):
         like()(tools)
 
 
@@ -171,15 +171,15 @@ def test_num_tasks(count, message):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (lambda: None, r"Mine.make_task\(1\) must give a Task, got None"),
-        (lambda: Task(3, "q", []), "Task: id is a text, got 3"),
-        (lambda: Task("a", 7, []), "Task: question is a text, got 7"),
-        (lambda: Task("a", "q", None), "Task: answers is a list of texts, got None"),
-        (lambda: Task("a", "q", b"abc"), "Task: answers is a list of texts, got b'abc'"),
-        (lambda: Task("a", "q", [1, 2]), r"Task: answers is a list of texts, got \[1, 2\]"),
-        (lambda: Task("a", "q", [], ["x"]), "Task: metadata is a dict, got"),
-        (lambda: Task("a", "q", [], None), "Task: metadata is a dict, got None"),
-        (lambda: Task("a", "q", [], {}, ["x"]), "Task: instructions is a text or None, got"),
+        (lambda: None, r"Mine.make_task\(1\) must return a Task, got None"),
+        (lambda: Task(3, "q", []), "Task: id must be a text, got 3"),
+        (lambda: Task("a", 7, []), "Task: question must be a text, got 7"),
+        (lambda: Task("a", "q", None), "Task: answers must be a list of texts, got None"),
+        (lambda: Task("a", "q", b"abc"), "Task: answers must be a list of texts, got b'abc'"),
+        (lambda: Task("a", "q", [1, 2]), r"Task: answers must be a list of texts, got \[1, 2\]"),
+        (lambda: Task("a", "q", [], ["x"]), "Task: metadata must be a dict, got"),
+        (lambda: Task("a", "q", [], None), "Task: metadata must be a dict, got None"),
+        (lambda: Task("a", "q", [], {}, ["x"]), "Task: instructions must be a text or None, got"),
     ],
 )
 def test_make_task(task, message):
@@ -189,7 +189,7 @@ def test_make_task(task, message):
 
 @pytest.mark.parametrize("said", [3, ("x", {}), UserTurn(3)])
 def test_user_turn(said):
-    with pytest.raises(TypeError, match="user_turn of Mine must give a text, a UserTurn, an End or None, got"):
+    with pytest.raises(TypeError, match="user_turn of Mine must return a text, a UserTurn, an End or None, got"):
         play(like(user_turn=lambda self, text: said)(), "Hello.")
 
 
@@ -199,7 +199,7 @@ def test_what_an_end_pays_besides():
 
 
 def test_what_an_end_pays_besides_is_not_the_outcome_itself():
-    with pytest.raises(ValueError, match="judge_end of Mine: besides has the outcome itself, 'score'"):
+    with pytest.raises(ValueError, match="judge_end of Mine: besides must not contain the outcome itself, 'score'"):
         play(like(judge_end=lambda self, score, **how: Outcome(1.0, besides={"score": -3.0}))(), "<answer>yes</answer>")
 
 

@@ -64,7 +64,7 @@ def test_exact_match_takes_the_best_alias():
 def test_a_text_is_one_answer_and_not_its_letters():
     assert exact_match("P", "Paris") == 0 and exact_match("Paris", "Paris") == 1
     assert f1("P", "Paris") == 0 and f1("Paris, France", "Paris") == pytest.approx(2 / 3)
-    with pytest.raises(TypeError, match="answers is a list of texts, got 'Paris'"):
+    with pytest.raises(TypeError, match="answers must be a list of texts, got 'Paris'"):
         Task("a", "Q", "Paris")
 
 

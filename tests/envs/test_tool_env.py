@@ -698,9 +698,9 @@ def test_max_new_tokens_tells_a_sampler_its_room(make, say):
 
 
 def test_a_prompt_without_room_is_a_mistake_of_the_programmer():
-    with pytest.raises(ValueError, match="the prompt of task 'train-.' .* max_context_tokens=100; make that larger"):
+    with pytest.raises(ValueError, match="the prompt of task 'train-.' .* max_context_tokens=100; increase max"):
         Toy(max_context_tokens=100).reset(seed=0)
-    with pytest.raises(ArgumentError, match="the prompt of task 'train-.' .* max_context_tokens=100; make that larger"):
+    with pytest.raises(ArgumentError, match="the prompt of task 'train-.' .* max_context_tokens=100; increase max"):
         ToolVectorEnv(Toy, num_envs=2, max_context_tokens=100).reset(seed=0)
     wordy = type("Wordy", (Toy,), {"instructions": "Be short. " * 300})
     with pytest.raises(ArgumentError, match="the prompt of task 'train-.' has .* max_context_tokens=2500"):

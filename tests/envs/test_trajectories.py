@@ -124,7 +124,7 @@ def run(tmp_path, of_one):
 def test_episodes_are_printed_to_be_read(run, of_one, capsys):
     show.main([str(run)])
     out, err = capsys.readouterr()
-    assert "2 lines are no rows" in err and "\x1b" not in out and "\\x1b" in out
+    assert "2 lines are not rows" in err and "\x1b" not in out and "\\x1b" in out
     first, second, third = out.split("-" * 100)
     tokens = len(of_one[0]["tokens"])
     total, task = sum(of_one[0]["turn_rewards"]), of_one[0]["task_id"]
@@ -172,11 +172,11 @@ def test_episodes_are_chosen(run, of_one, capsys, words, found):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nowhere"], "nowhere can't be read: No such file"),
-        (["."], "this run has written no episodes .sft_llm.py writes none"),
-        (["../stopped"], "stopped: this run has written no episodes"),
-        (["RUN", "--iteration", "9"], "has no such episode with --iteration; it has some of iterations 1 to 3"),
-        (["RUN", "--task", "zzz"], "with --task; it has some of iterations 1 to 3 and of tasks such as train-"),
+        (["nowhere"], "nowhere cannot be read: No such file"),
+        (["."], "this run has no recorded episodes .sft_llm.py records none"),
+        (["../stopped"], "stopped: this run has no recorded episodes"),
+        (["RUN", "--iteration", "9"], "has no such episode with --iteration; it has episodes of iterations 1 to 3"),
+        (["RUN", "--task", "zzz"], "with --task; it has episodes of iterations 1 to 3 and of tasks such as train-"),
         (["RUN", "--iteration", "1", "--failed"], "has no such episode with --iteration and --failed"),
     ],
 )
@@ -193,7 +193,7 @@ def test_what_cannot_be_shown_is_said_in_a_line(run, tmp_path, monkeypatch, word
 def test_a_number_of_episodes_is_one(run, capsys, episodes):
     with pytest.raises(SystemExit):
         show.main([str(run), f"--episodes={episodes}"])
-    assert "--episodes is a number, at least 1, or all" in capsys.readouterr().err
+    assert "--episodes must be a number, at least 1, or all" in capsys.readouterr().err
 
 
 def test_a_line_without_end_is_not_read(tmp_path, monkeypatch):

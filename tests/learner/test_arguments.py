@@ -21,33 +21,33 @@ def check(script, *words):
 
 
 BOUNDS = [
-    (ALL, ["--seed", -1], "--seed is at least 0"),
-    (ALL, ["--num-threads", -1], "--num-threads is at least 0"),
+    (ALL, ["--seed", -1], "--seed must be at least 0"),
+    (ALL, ["--num-threads", -1], "--num-threads must be at least 0"),
     (ALL, ["--env-kwargs", 3], "--env-kwargs takes a JSON object"),
-    (ALL, ["--env-kwargs", '{"split": "test"}'], "--env-kwargs takes no split; give --split"),
+    (ALL, ["--env-kwargs", '{"split": "test"}'], "--env-kwargs must not contain split; use --split"),
     (ALL, ["--env-id", "AgentR1/Nope-v0"], "there is no such environment; there are AgentR1/"),
-    ((*PLAY, "sft_llm"), ["--max-grad-norm", 0], "--max-grad-norm is above 0"),
-    ((*PLAY, "sft_llm"), ["--max-grad-norm", -1], "--max-grad-norm is above 0"),
-    ((*PLAY, "sft_llm"), ["--max-grad-norm", "nan"], "--max-grad-norm is above 0"),
-    ((*PLAY, "sft_llm"), ["--checkpoint-every", -1], "--checkpoint-every is at least 0"),
-    ((*PLAY, "sft_llm"), ["--learning-rate", -1], "--learning-rate: a learning rate is at least 0"),
-    ((*PLAY, "evaluate_llm"), ["--num-envs", 0], "--num-envs is at least 1"),
-    (PLAY, ["--gamma", "nan"], "--gamma is between 0 and 1"),
-    (PLAY, ["--clip-coef", "nan"], "--clip-coef is at least 0"),
-    (["ppo_llm"], ["--critic-warmup", -1], "--critic-warmup is at least 0"),
-    (["ppo_llm"], ["--ent-coef", -1], "--ent-coef is at least 0"),
-    (["ppo_llm"], ["--target-kl", -1], "--target-kl is above 0"),
-    (["sft_llm"], ["--warmup-steps", -5], "--warmup-steps is at least 0"),
-    (["sft_llm"], ["--weight-decay", -1], "--weight-decay is at least 0"),
-    (["sft_llm"], ["--num-workers", -1], "--num-workers is at least 0"),
-    (["sft_llm"], ["--eval-demonstrations", -3], "--eval-demonstrations is at least 0"),
-    (["sft_llm"], ["--hidden-size", 0], "--hidden-size is at least 24"),
-    (["sft_llm"], ["--hidden-size", 28], "--hidden-size is a multiple of 8"),
-    (["sft_llm"], ["--num-layers", 1], "--num-layers is at least 2"),
-    (["sft_llm"], ["--tokenizer-demonstrations", 0], "--tokenizer-demonstrations is at least 1"),
-    (["evaluate_llm"], ["--temperature", -1], "--temperature is at least 0"),
-    (["evaluate_llm"], ["--episodes", -5], "--episodes is at least 1"),
-    (["evaluate_llm"], ["--top-p", 2], "--top-p is above 0 and at most 1"),
+    ((*PLAY, "sft_llm"), ["--max-grad-norm", 0], "--max-grad-norm must be above 0"),
+    ((*PLAY, "sft_llm"), ["--max-grad-norm", -1], "--max-grad-norm must be above 0"),
+    ((*PLAY, "sft_llm"), ["--max-grad-norm", "nan"], "--max-grad-norm must be above 0"),
+    ((*PLAY, "sft_llm"), ["--checkpoint-every", -1], "--checkpoint-every must be at least 0"),
+    ((*PLAY, "sft_llm"), ["--learning-rate", -1], "--learning-rate must be at least 0"),
+    ((*PLAY, "evaluate_llm"), ["--num-envs", 0], "--num-envs must be at least 1"),
+    (PLAY, ["--gamma", "nan"], "--gamma must be between 0 and 1"),
+    (PLAY, ["--clip-coef", "nan"], "--clip-coef must be at least 0"),
+    (["ppo_llm"], ["--critic-warmup", -1], "--critic-warmup must be at least 0"),
+    (["ppo_llm"], ["--ent-coef", -1], "--ent-coef must be at least 0"),
+    (["ppo_llm"], ["--target-kl", -1], "--target-kl must be above 0"),
+    (["sft_llm"], ["--warmup-steps", -5], "--warmup-steps must be at least 0"),
+    (["sft_llm"], ["--weight-decay", -1], "--weight-decay must be at least 0"),
+    (["sft_llm"], ["--num-workers", -1], "--num-workers must be at least 0"),
+    (["sft_llm"], ["--eval-demonstrations", -3], "--eval-demonstrations must be at least 0"),
+    (["sft_llm"], ["--hidden-size", 0], "--hidden-size must be at least 24"),
+    (["sft_llm"], ["--hidden-size", 28], "--hidden-size must be a multiple of 8"),
+    (["sft_llm"], ["--num-layers", 1], "--num-layers must be at least 2"),
+    (["sft_llm"], ["--tokenizer-demonstrations", 0], "--tokenizer-demonstrations must be at least 1"),
+    (["evaluate_llm"], ["--temperature", -1], "--temperature must be at least 0"),
+    (["evaluate_llm"], ["--episodes", -5], "--episodes must be at least 1"),
+    (["evaluate_llm"], ["--top-p", 2], "--top-p must be above 0 and at most 1"),
 ]
 WITHOUT_CRITIC = [name for name in PLAY if name != "ppo_llm"]
 REWARD = ["--kl-coef", 0.1, "--kl-in", "reward"]
@@ -59,9 +59,9 @@ DEAD = [
     (PLAY, [*REWARD, "--kl-estimator", "k1"], "--kl-estimator does nothing without .*--kl-in loss"),
     (PLAY, ["--old-logprobs", "sampler", "--importance-cap", 3], "--importance-cap does nothing with --old-logprobs s"),
     (PLAY, ["--old-logprobs", "sampler", "--no-loss-mask"], "--old-logprobs does nothing as sampler with --no-loss-m"),
-    (PLAY, ["--eval-episodes", 0, "--eval-every", 3], "--eval-every does nothing where nothing is evaluated"),
-    (["sft_llm"], ["--eval-demonstrations", 0, "--eval-every", 3], "--eval-every does nothing where nothing is ev"),
-    (["sft_llm"], ["--data", __file__, "--eval-every", 3], "--eval-every does nothing where nothing is evaluated"),
+    (PLAY, ["--eval-episodes", 0, "--eval-every", 3], "--eval-every does nothing without an evaluation"),
+    (["sft_llm"], ["--eval-demonstrations", 0, "--eval-every", 3], "--eval-every does nothing without an ev"),
+    (["sft_llm"], ["--data", __file__, "--eval-every", 3], "--eval-every does nothing without an evaluation"),
     (["sft_llm"], ["--rag-share", 1, "--expert-share", 0.7], "--expert-share does nothing with .*--rag-share 1"),
     (PLAY, ["--eval-episodes", 0, "--eval-split", "test"], "--eval-split does nothing with --eval-episodes 0"),
     (WITHOUT_CRITIC, ["--constant-length", 99], "--constant-length does nothing without --loss-aggregation constant"),
@@ -78,12 +78,12 @@ DEAD = [
 ]
 BOOTSTRAP = ["--truncation", "bootstrap", "--env-kwargs"]
 CONTRADICTIONS = [
-    (PLAY, ["--total-episodes", 100], "--total-episodes 100 is no multiple of .* 256: give 256$"),
-    (PLAY, ["--total-episodes", 1000], "--total-episodes 1000 is no multiple of .* 256: give 768 or 1024$"),
-    (["grpo_llm"], [*REWARD, "--dynamic-sampling", 1], "--dynamic-sampling leaves out groups .*--kl-in reward"),
-    (["ppo_llm"], [*BOOTSTRAP, '{"unfinished_reward": -1}'], "--truncation bootstrap .*leave unfinished_reward out"),
-    (["ppo_llm"], ["--total-episodes", 256], "--critic-warmup 1 leaves none of the 1 iterations to the policy: give"),
-    (["ppo_llm"], ["--critic-warmup", 20], "--critic-warmup 20 leaves none .* or --total-episodes 5376 at least$"),
+    (PLAY, ["--total-episodes", 100], "--total-episodes 100 is not a multiple of .* 256: use 256$"),
+    (PLAY, ["--total-episodes", 1000], "--total-episodes 1000 is not a multiple of .* 256: use 768 or 1024$"),
+    (["grpo_llm"], [*REWARD, "--dynamic-sampling", 1], "--dynamic-sampling is incompatible with --kl-in reward"),
+    (["ppo_llm"], [*BOOTSTRAP, '{"unfinished_reward": -1}'], "--truncation bootstrap .*leave out unfinished_reward"),
+    (["ppo_llm"], ["--total-episodes", 256], "--critic-warmup 1 leaves none of the 1 iterations to the policy: use"),
+    (["ppo_llm"], ["--critic-warmup", 20], "--critic-warmup 20 leaves none .* or --total-episodes 5376 or more$"),
     (["sft_llm"], ["--data", "./nowhere.jsonl"], "--data ./nowhere.jsonl: there is no such file"),
 ]
 
@@ -142,7 +142,8 @@ def test_every_switch_and_bound_is_an_argument_of_some_script():
     from llm_utils import arguments
 
     known = {name for script in ALL for name in vars(importlib.import_module(script).Args())}
-    assert {*arguments.LEAST, *arguments.ABOVE_0, *arguments.STILL, *arguments.SHARES, *arguments.SWITCHES} <= known
+    bounds = {*arguments.MINIMUM, *arguments.ABOVE_0, *arguments.TRAINED_BY, *arguments.SHARES}
+    assert {*bounds, *arguments.SWITCHES} <= known
 
 
 @pytest.mark.parametrize("script", ALL)

@@ -80,7 +80,7 @@ def test_the_table_and_the_plot(runs, monkeypatch, capsys, tmp_path):
     assert rows[1][3] == "0.800 [0.000, 1.000]"  # of 0.6 and 1.0: two runs say little
     assert rows[0][3:] == ["0.500", "0.300"]  # of one run there is no interval
     assert rows[1][4].startswith("0.487 [0.000, ")
-    assert "left out, not finished" in printed.err and "grpo_llm__2" in printed.err
+    assert "left out, as it is not finished" in printed.err and "grpo_llm__2" in printed.err
     with Image.open(plot) as image:
         assert image.format == "PNG" and image.mode == "P"  # a byte a pixel
 
@@ -105,12 +105,12 @@ def test_a_run_without_the_metric_is_left_out_and_named(runs, monkeypatch, capsy
     run_main(monkeypatch, "--runs", runs, "--exp-names", "ppo_llm")
     printed = capsys.readouterr()
     assert printed.out.strip().splitlines()[-1].startswith("| AgentR1/MultihopWorld-v0 | ppo_llm | 2 | 0.800 ")
-    assert f"left out, it logged no eval/em: {run_dir}" in printed.err
+    assert f"left out, as it logged no eval/em: {run_dir}" in printed.err
 
 
 def test_an_experiment_that_no_run_has_and_a_plot_of_no_kind_are_named(runs, monkeypatch, capsys, tmp_path):
     run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0", "--exp-names", "ppo_llm", "gone", "away")
-    said = ["no finished run that fits has exp_name away", "no finished run that fits has exp_name gone"]
+    said = ["no matching finished run has exp_name away", "no matching finished run has exp_name gone"]
     assert capsys.readouterr().err.splitlines() == said
     run_main(monkeypatch, "--runs", runs, "--where", "gamma=1.0", "--plot", tmp_path / "curves")
     assert capsys.readouterr().err.splitlines() == [f"written to {tmp_path / 'curves.png'}"]

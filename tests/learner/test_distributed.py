@@ -323,8 +323,8 @@ def test_ctrl_c_leaves_a_checkpoint_with_which_one_process_goes_on(torchrun, mon
     process.send_signal(signal.SIGINT)
     output = finished(process, returncode=1)
     stopped = newest("stopped")
-    command = f"{distributed.typed(Path(sys.executable).with_name('torchrun'))} --nproc-per-node 2 {LEARNER}"
-    assert f"interrupted; go on after the last complete iteration with\n  {command}" in output
+    command = f"{distributed.shell_name(Path(sys.executable).with_name('torchrun'))} --nproc-per-node 2 {LEARNER}"
+    assert f"interrupted; resume after the last complete iteration with\n  {command}" in output
     assert f"--resume {stopped}" in output
     assert json.loads((stopped / "checkpoint" / "state.json").read_text())["run"]["iteration"] < 3
     learn(monkeypatch, "ppo_llm.py", "--resume", stopped)
@@ -348,7 +348,7 @@ def test_more_processes_than_rows_are_refused_before_any_work(monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "9")
     with pytest.raises(
-        SystemExit, match="--num-minibatches 2 leaves fewer episodes in a step than there are processes"
+        SystemExit, match="--num-minibatches 2 leaves fewer episodes per step than there are processes"
     ):
         learn(monkeypatch, "grpo_llm.py", *SMALL)
     assert not Path("runs").exists()

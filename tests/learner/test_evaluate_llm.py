@@ -76,7 +76,7 @@ def test_a_context_beyond_the_models_positions_is_refused(monkeypatch, tmp_path,
     shutil.copytree(policy_folder, tmp_path / "few")
     config = json.loads((tmp_path / "few" / "config.json").read_text())
     (tmp_path / "few" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    with pytest.raises(SystemExit, match="the model has 64 positions: give the environment fewer"):
+    with pytest.raises(SystemExit, match="the model has 64 positions: limit them with --env-kwargs"):
         run(monkeypatch, tmp_path, "--model", tmp_path / "few", *SMALL)
 
 
@@ -108,14 +108,14 @@ def test_adapters_on_top_of_others_are_played_with_them(monkeypatch, tmp_path, p
     assert [row["tokens"] for row in rows] == [row["tokens"] for row in expected]
     assert report["model"] == f"{policy_folder} with sft and rl/grpo"
     said = capsys.readouterr().err
-    assert "--adapter rl/grpo goes on top of sft" in said and f"--model {policy_folder}" in said
+    assert "--adapter rl/grpo is applied on top of sft" in said and f"--model {policy_folder}" in said
     args = evaluate_llm.Args(model=str(policy_folder), adapter="rl/grpo")
     before = model_files(args)
     os.utime(tmp_path / "sft" / "adapter_model.safetensors", ns=(1, 1))
     assert model_files(args) != before
     file = tmp_path / "sft" / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "../rl/grpo"}))
-    with pytest.raises(SystemExit, match="--adapter rl/grpo: .* is below itself"):
+    with pytest.raises(SystemExit, match="--adapter rl/grpo: .* its own base"):
         run(monkeypatch, tmp_path, *flags, "circle")
 
 
@@ -136,7 +136,7 @@ def test_adapters_below_others_are_found_from_where_those_really_lie(tmp_path, m
     assert earlier_runs.stack_of_adapters("../far")[0] == str((tmp_path / "real" / "sft").resolve())  # no ../../..
     monkeypatch.chdir(tmp_path)
     assert earlier_runs.base_of_adapters("odd") is None
-    with pytest.raises(SystemExit, match="--adapter a: .* is below itself"):
+    with pytest.raises(SystemExit, match="--adapter a: .* its own base"):
         earlier_runs.stack_of_adapters("a")
 
 
@@ -167,7 +167,7 @@ def test_adapters_that_would_change_nothing_are_refused(tmp_path, policy_folder,
         "NaN": there | {one: torch.full_like(there[one], torch.nan)},
     }[wrong]
     safetensors.save_file(changed, file)
-    with pytest.raises(SystemExit, match="doesn't fit --model: .*(on one side only|no finite numbers)"):
+    with pytest.raises(SystemExit, match="does not fit --model: .*(only in the file or|not hold finite)"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), str(tmp_path))
 
 
@@ -197,18 +197,18 @@ def test_adapters_are_merged_or_refused(monkeypatch, tmp_path, policy_folder):
         model_source(str(tmp_path / "other"), ENV_ID)
     file = of_run / "adapter_config.json"
     file.write_text(file.read_text().replace('"r": 2', '"r": 3'))
-    with pytest.raises(SystemExit, match="doesn't fit --model: .*size mismatch") as caught:
+    with pytest.raises(SystemExit, match="does not fit --model: .*size mismatch") as caught:
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     assert len(str(caught.value)) < 1000 and "\n" not in str(caught.value)
     (of_run / "adapter_model.safetensors").write_bytes((of_run / "adapter_model.safetensors").read_bytes()[:5])
-    with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights can't be read"):
+    with pytest.raises(SystemExit, match=f"--adapter {of_run}: its weights cannot be read"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     file.write_text("{}")
-    with pytest.raises(SystemExit, match=f"--adapter {of_run}: {file}: peft_type is None; only LORA can be added"):
+    with pytest.raises(SystemExit, match=f"--adapter {of_run}: {file}: peft_type is None; only LORA is supported"):
         merge_adapters(load_policy(policy_folder, torch.device("cpu")), of_run)
     with pytest.raises(SystemExit, match="--engine transformers"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--engine", "vllm")
-    with pytest.raises(SystemExit, match="--mode base_tool_call plays what a run began with.*leave out --adapter"):
+    with pytest.raises(SystemExit, match="--mode base_tool_call evaluates a run's initial model.*leave out --adapter"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--adapter", tmp_path, "--mode", "base_tool_call")
 
 
@@ -245,14 +245,14 @@ def test_where_a_run_is_played_elsewhere_that_is_said(run_on_hotpotqa):
         return evaluation.env_id, evaluation.split, evaluation.env_kwargs, said
 
     *played, said = filled(env_id=ENV_ID)
-    assert played == [ENV_ID, "test", "{}"] and f"trained on {args['env_id']}; it is played on {ENV_ID}" in said
+    assert played == [ENV_ID, "test", "{}"] and f"trained on {args['env_id']}, but is evaluated on {ENV_ID}" in said
     *played, said = filled(env_kwargs="{}", split="train")
-    assert played == [args["env_id"], "train", "{}"] and "max_action_tokens" in said and "isn't taken over" in said
+    assert played == [args["env_id"], "train", "{}"] and "max_action_tokens" in said and "uses its own" in said
     (run_dir / "summary.json").write_text(json.dumps({"args": args, "finished": False}))
-    assert "isn't finished" not in filled()[-1]  # its model/ is what an earlier end left
+    assert "is not finished" not in filled()[-1]  # its model/ is what an earlier end left
     (run_dir / "checkpoint").mkdir()
     (run_dir / "model").rename(run_dir / "checkpoint" / "policy")
-    assert "this run isn't finished; what is played is its last checkpoint" in filled()[-1]
+    assert "this run is not finished; its last checkpoint is evaluated" in filled()[-1]
     (run_dir / "checkpoint" / "policy").rename(run_dir / "model")
     *played, said = filled(model="Qwen/base", adapter=str(run_dir / "model"))
     assert played == [args["env_id"], "dev", args["env_kwargs"]]
@@ -271,15 +271,15 @@ def test_the_adapters_of_a_run_are_played_on_the_model_that_they_were_trained_on
         return "\n".join(earlier_runs.fill_environment(evaluation)), evaluation.model
 
     said, model = filled()
-    assert model == args["model"] and f"as the run was trained: --model {args['model']} --tokenizer byte " in said
-    assert "isn't finished" not in said and "isn't finished" in unfinished()
+    assert model == args["model"] and f"taken from the run: --model {args['model']} --tokenizer byte " in said
+    assert "is not finished" not in said and "is not finished" in unfinished()
     assert filled(api="http://a")[1] == "tiny"  # and --adapter is refused
     said, model = filled(model=f"{policy_folder}/")  # the same
     assert Path(model) == policy_folder and "trained on --model" not in said
     said, model = filled(model=str(run_dir))  # what came of it
-    assert f"the adapters were trained on --model {args['model']}; they are played on {run_dir}" in said
+    assert f"the adapters were trained on --model {args['model']}, but are evaluated on {run_dir}" in said
     said, model = filled(model="Qwen/base")
-    assert model == "Qwen/base" and f"the adapters were trained on --model {args['model']}; they are played on" in said
+    assert model == "Qwen/base" and f"the adapters were trained on --model {args['model']}, but are" in said
 
 
 @pytest.mark.parametrize(("model", "base"), [("tiny", tiny_policy(ENV_ID)), ("scratch", "RUN/scratch"), ("Q/b", "Q/b")])
@@ -299,12 +299,12 @@ def test_what_a_run_began_with_is_named_the_same_everywhere(run_on_hotpotqa, mon
 
 def test_adapters_without_a_run_are_played_on_the_shipped_policy_and_that_is_said(tmp_path):
     said = earlier_runs.fill_environment(evaluate_llm.Args(adapter=str(tmp_path)))
-    assert f"--adapter {tmp_path} names no model; it is played on --model tiny, the shipped policy" in said
+    assert f"--adapter {tmp_path} names no model; it is evaluated on --model tiny, the shipped policy" in said
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/base"}')  # as peft saves it
     said = earlier_runs.fill_environment(evaluate_llm.Args(adapter=str(tmp_path), model="Qwen/other"))
-    assert "the adapters were trained on --model Qwen/base; they are played on Qwen/other" in said
+    assert "the adapters were trained on --model Qwen/base, but are evaluated on Qwen/other" in said
     evaluation = evaluate_llm.Args(adapter=str(tmp_path))
-    assert earlier_runs.fill_environment(evaluation) == ["as the run was trained: --model Qwen/base"]
+    assert earlier_runs.fill_environment(evaluation) == ["taken from the run: --model Qwen/base"]
     assert evaluation.model == "Qwen/base"
     assert not [line for line in earlier_runs.fill_environment(evaluate_llm.Args()) if "adapter" in line]
 
@@ -330,7 +330,7 @@ def test_other_arguments_of_the_environment_than_the_start_had_are_said(run_on_h
     assert said(env_id=ENV_ID, env_kwargs=other) == said(model="tiny", env_kwargs=other) == ""
     assert said(env_kwargs=other, data="rows.jsonl") == ""  # nothing is played
     assert said(env_kwargs=other) == (
-        f"--model {run_dir} was trained with --env-kwargs '{args['env_kwargs']}', this run has '{other}'"
+        f"--model {run_dir} was trained with --env-kwargs '{args['env_kwargs']}', but this run has '{other}'"
     )
 
 
@@ -345,10 +345,10 @@ def test_adapters_on_a_model_whose_files_have_changed_are_told(monkeypatch, tmp_
     (run_dir / "summary.json").write_text(json.dumps({"args": args, "model_files": fingerprint(str(base))}))
     flags = [*SMALL, "--adapter", adapters]
     run(monkeypatch, tmp_path, *flags)
-    assert "may not be what" not in capsys.readouterr().err
+    assert "may not be the initial" not in capsys.readouterr().err
     (base / "config.json").touch()
     run(monkeypatch, tmp_path, *flags, "--exp-name", "again")
-    assert f"{base} may not be what the run of {adapters} began with" in capsys.readouterr().err
+    assert f"{base} may not be the initial model of {adapters}" in capsys.readouterr().err
 
 
 def card_lines() -> list[tuple[str, str]]:

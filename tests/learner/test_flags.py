@@ -74,7 +74,7 @@ def test_numbers(script):
             for value in map(float, ("nan", "inf", "-inf")):
                 assert check(script, name, value), f"--{name} {value} is accepted"
     assert seen > 4
-    assert "--seed is below" in check(script, "seed", 2**80)
+    assert "--seed must be below" in check(script, "seed", 2**80)
 
 
 @pytest.mark.parametrize("script", ALL)
@@ -95,21 +95,21 @@ def test_every_name_in_the_tables_is_a_flag():
     [
         ("grpo_llm", ["--env-id", "nowhere.at.all:X-v0"], "there is no module nowhere.at.all here"),
         ("grpo_llm", ["--env-id", ".here:X-v0"], "there is no module .here here"),
-        ("grpo_llm", ["--engine", "vllm-server", "--vllm-url", "a:80"], "--vllm-url a:80: this is no address"),
-        ("evaluate_llm", ["--api", "openai.com", "--api-model", "m"], "--api openai.com: this is no address"),
+        ("grpo_llm", ["--engine", "vllm-server", "--vllm-url", "a:80"], "--vllm-url a:80: this is not an address"),
+        ("evaluate_llm", ["--api", "openai.com", "--api-model", "m"], "--api openai.com: this is not an address"),
         ("sft_llm", ["--out", __file__], "--out .*: this is a file; give a folder"),
-        ("sft_llm", ["--out", str(Path(__file__).parent)], "--out .*: the folder has files that are no model's"),
+        ("sft_llm", ["--out", str(Path(__file__).parent)], "--out .*: the folder has files that are not a model's"),
         ("grpo_llm", ["--resume", "nowhere"], "--resume nowhere: there is no checkpoint"),
         ("sft_llm", ["--resume", "nowhere"], "--resume nowhere: there is no checkpoint"),
         ("evaluate_llm", ["--model", "no-such-model", "--tokenizer", "byte"], "--model no-such-model: .*"),
         ("sft_llm", ["--model", "no-such-model", "--tokenizer", "byte"], "--model no-such-model: .*"),
         ("grpo_llm", ["--model", "no-such-model", "--tokenizer", "byte"], "--model no-such-model: .*"),
         ("grpo_llm", ["--model", "no-such-model"], "no-such-model"),
-        ("evaluate_llm", ["--model", ROOT / "docs"], "the folder holds no config.json"),
+        ("evaluate_llm", ["--model", ROOT / "docs"], "the folder has no config.json"),
         ("grpo_llm", ["--env-id", "AgentR1/SQLWorld-v0"], "no tiny policy is shipped for AgentR1/SQLWorld-v0"),
         ("evaluate_llm", ["--env-id", "AgentR1/PharmaSim-v0"], "--model tiny: no tiny policy is shipped"),
         ("sft_llm", ["--env-id", "AgentR1/SQLWorld-v0", "--model", "tiny"], "--model tiny: no tiny policy is shipped"),
-        ("grpo_llm", ["--sample-by-pass-rate", ROOT], "this is no file of evaluate_llm.py --profile"),
+        ("grpo_llm", ["--sample-by-pass-rate", ROOT], "this is not a file of evaluate_llm.py --profile"),
     ],
 )
 def test_what_isnt_there_ends_with_one_line(learn, monkeypatch, script, words, message):
@@ -174,7 +174,7 @@ def test_a_sweep_refuses_what_would_never_end():
     script = ROOT / "learner" / "sweep.py"
     words = ["--env-ids", "AgentR1/MultihopWorld-v0", "--commands", "python learner/ppo_llm.py", "--workers", "0"]
     done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 2 and done.stderr.endswith("error: --workers is at least 1\n")
+    assert done.returncode == 2 and done.stderr.endswith("error: --workers must be at least 1\n")
 
 
 @pytest.mark.parametrize("script", [name for name in ALL if name not in ("sft_llm", "evaluate_llm")])

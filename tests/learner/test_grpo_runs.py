@@ -48,7 +48,7 @@ def test_that_a_start_was_trained_with_other_arguments_is_said(learn, tmp_path, 
     args = {"env_id": "AgentR1/MultihopWorld-v0", "env_kwargs": kwargs}
     (start / "summary.json").write_text(json.dumps({"args": args}))
     learn("grpo_llm", *GROUPS, "--total-episodes", 16, "--model", start, "--tokenizer", "byte")
-    said = f"--model {start} was trained with --env-kwargs '{kwargs}', this run has '{SMALL[1]}'"
+    said = f"--model {start} was trained with --env-kwargs '{kwargs}', but this run has '{SMALL[1]}'"
     assert said in capsys.readouterr().err
     learn("grpo_llm", *GROUPS, "--total-episodes", 16, "--model", start, "--tokenizer", "byte", "--env-kwargs", kwargs)
     assert "was trained with" not in capsys.readouterr().err
@@ -223,7 +223,7 @@ def test_a_run_does_not_go_on_with_another_reference(learn, tmp_path):
     run_dir = learn("grpo_llm", *GROUPS, *flags, "--total-episodes", 16)
     weights = safetensors.load_file(model / "model.safetensors")
     safetensors.save_file({name: weight + 0.01 for name, weight in weights.items()}, model / "model.safetensors")
-    with pytest.raises(SystemExit, match="the files of --model .* have changed since the run began"):
+    with pytest.raises(SystemExit, match="the files of --model .* have changed since the run started"):
         learn("grpo_llm", "--resume", run_dir, "--total-episodes", 32)
 
 
@@ -236,7 +236,7 @@ def test_a_run_does_not_go_on_with_another_config(learn, tmp_path):
     (model / "config.json").write_text((model / "config.json").read_text())
     learn("grpo_llm", "--resume", run_dir, "--total-episodes", 32)
     (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
-    with pytest.raises(SystemExit, match="the config or tokenizer of --model .* have changed since the run began"):
+    with pytest.raises(SystemExit, match="the config or tokenizer of --model .* have changed since the run started"):
         learn("grpo_llm", "--resume", run_dir, "--total-episodes", 48)
 
 
@@ -272,7 +272,7 @@ def test_lora_trains_adapters_and_saves_them_merged(learn):
 
 def test_a_run_that_does_not_fit_is_refused_before_any_work(learn, monkeypatch):
     monkeypatch.setattr("llm_utils.setup.preflight.memory_of", lambda device: 10**6)
-    with pytest.raises(SystemExit, match="this run doesn't fit"):
+    with pytest.raises(SystemExit, match="this run does not fit"):
         learn("grpo_llm", *GROUPS)
     assert not Path("runs").exists()
 
@@ -280,32 +280,32 @@ def test_a_run_that_does_not_fit_is_refused_before_any_work(learn, monkeypatch):
 def test_contradicting_flags_are_named_before_any_work(learn):
     for arguments, message in (
         (["--group-size", 5], "--episodes-per-iteration 16 must be a multiple of --group-size 5"),
-        (["--group-size", 1], "--group-size 1, which is at least 2"),
-        (["--max-staleness", 1, "--dynamic-sampling", 1], "--max-staleness and --dynamic-sampling contradict"),
-        (["--max-staleness", 1, "--deterministic"], "--deterministic and --max-staleness contradict"),
-        (["--engine", "vllm", "--deterministic"], "--deterministic and --engine vllm contradict"),
+        (["--group-size", 1], "--group-size 1, which must be at least 2"),
+        (["--max-staleness", 1, "--dynamic-sampling", 1], "--max-staleness is incompatible with --dynamic-sampling"),
+        (["--max-staleness", 1, "--deterministic"], "--deterministic is incompatible with --max-staleness"),
+        (["--engine", "vllm", "--deterministic"], "--deterministic is incompatible with --engine vllm"),
         (["--kl-in", "reward"], "--kl-in reward needs a --kl-coef above 0"),
         (["--num-minibatches", 17], "--num-minibatches exceeds --episodes-per-iteration"),
-        (["--max-staleness", -1], "--max-staleness is at least 0"),
+        (["--max-staleness", -1], "--max-staleness must be at least 0"),
         (["--model", "./nowhere"], "no such folder"),
         (["--resume", "."], "no checkpoint"),
-        (["--temperature", 0], "--temperature is above 0"),
-        (["--top-p", 0], "--top-p is above 0"),
-        (["--learning-rate", -1], "a learning rate is at least 0"),
-        (["--num-minibatches", 0], "--num-minibatches is at least 1"),
-        (["--constant-length", 0], "--constant-length is at least 1"),
-        (["--num-envs", 0], "--num-envs is at least 1"),
+        (["--temperature", 0], "--temperature must be above 0"),
+        (["--top-p", 0], "--top-p must be above 0"),
+        (["--learning-rate", -1], "--learning-rate must be at least 0"),
+        (["--num-minibatches", 0], "--num-minibatches must be at least 1"),
+        (["--constant-length", 0], "--constant-length must be at least 1"),
+        (["--num-envs", 0], "--num-envs must be at least 1"),
         (["--env-kwargs", "{bad"], "--env-kwargs takes a JSON object"),
         (["--env-id", "AgentR1/Nope-v0"], "there is no such environment; there are AgentR1/"),
-        (["--no-advantage-mask"], "--no-advantage-mask changes nothing without --no-loss-mask"),
-        (["--max-grad-norm", -1], "--max-grad-norm is above 0"),
-        (["--max-invalid", 2], "--max-invalid is between 0 and 1"),
-        (["--reject-ratio", 0.5], "--reject-ratio is a factor above 1"),
-        (["--reject-ratio", 2, "--old-logprobs", "sampler"], "give --old-logprobs trainer"),
-        (["--kl-coef", -0.5], "--kl-coef is at least 0"),
-        (["--update-epochs", 0], "--update-epochs is at least 1"),
-        (["--gamma", -3], "--gamma is between 0 and 1"),
-        (["--importance-cap", 0.5], "--importance-cap is at least 1"),
+        (["--no-advantage-mask"], "--no-advantage-mask has no effect without --no-loss-mask"),
+        (["--max-grad-norm", -1], "--max-grad-norm must be above 0"),
+        (["--max-invalid", 2], "--max-invalid must be between 0 and 1"),
+        (["--reject-ratio", 0.5], "--reject-ratio must be above 1"),
+        (["--reject-ratio", 2, "--old-logprobs", "sampler"], "use --old-logprobs trainer"),
+        (["--kl-coef", -0.5], "--kl-coef must be at least 0"),
+        (["--update-epochs", 0], "--update-epochs must be at least 1"),
+        (["--gamma", -3], "--gamma must be between 0 and 1"),
+        (["--importance-cap", 0.5], "--importance-cap must be at least 1"),
         (["--no-scale-rewards", "--scale-by", "others"], "--scale-by does nothing"),
         (["--env-kwargs", '{"max_context_tokens": 40000}'], "the model has 32768 positions"),
         (["--env-kwargs", '{"autoreset_mode": "SameStep"}'], "the environment has autoreset_mode SameStep"),

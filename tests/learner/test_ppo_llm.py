@@ -137,11 +137,11 @@ def test_clear_errors_before_any_work(learn, policy_folder, tmp_path, vocab_size
     Qwen2ForCausalLM(tiny).save_pretrained(tmp_path / "short")
     (tmp_path / "empty").mkdir()
     for arguments, message in (
-        (["--model", tmp_path / "empty"], "holds no config.json"),
+        (["--model", tmp_path / "empty"], "has no config.json"),
         (["--model", tmp_path / "nowhere"], "no such folder"),
         (["--model", tmp_path / "short"], f"the tokenizer has {vocab_size} tokens"),
         (["--model", policy_folder, "--resume", tmp_path], "no checkpoint"),
-        (["--model", policy_folder, "--advantage", "turns", "--no-advantage-mask"], "--no-advantage-mask contradicts"),
+        (["--model", policy_folder, "--advantage", "turns", "--no-advantage-mask"], "with --no-advantage-mask"),
     ):
         with pytest.raises(SystemExit, match=message):
             learn("ppo_llm", *SMALL, *arguments)
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_fol
     state = json.loads((run_dir / "checkpoint" / "state.json").read_text())
     other = {**state, "algorithm": "grpo_llm"}
     (run_dir / "checkpoint" / "state.json").write_text(json.dumps(other))
-    with pytest.raises(SystemExit, match="checkpoint is of grpo_llm.py, this is ppo_llm.py"):
+    with pytest.raises(SystemExit, match="checkpoint is of grpo_llm.py, but this is ppo_llm.py"):
         learn("ppo_llm", "--resume", run_dir)
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -162,5 +162,5 @@ def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_fol
     Qwen2ForCausalLM(wide).save_pretrained(tmp_path / "wide")
     state["args"]["model"] = str(tmp_path / "wide")
     (run_dir / "checkpoint" / "state.json").write_text(json.dumps(state))
-    with pytest.raises(SystemExit, match="doesn't fit this model"):
+    with pytest.raises(SystemExit, match="does not fit this model"):
         learn("ppo_llm", "--resume", run_dir)

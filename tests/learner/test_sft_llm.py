@@ -167,7 +167,7 @@ def test_an_environment_that_can_not_be_made_is_a_message_with_rows_too(learn, t
 def test_a_split_in_which_every_expert_fails_is_refused(learn, gsm8k, policy_folder):
     kwargs = json.dumps(gsm8k.env_kwargs | {"max_action_tokens": 4})
     flags = ["--model", policy_folder, "--tokenizer", "byte", "--env-id", gsm8k.env_id, "--env-kwargs", kwargs]
-    with pytest.raises(SystemExit, match="none of 45 demonstrations ended well"):
+    with pytest.raises(SystemExit, match="none of 45 demonstrations succeeded"):
         learn("sft_llm", *flags, "--expert-share", "1", "--num-workers", "0")
 
 
@@ -178,17 +178,17 @@ def test_the_loss_on_recorded_held_out_rows(learn, flags, rows_file):
 
 
 def test_where_nothing_can_be_written_nothing_is_trained(learn):
-    with pytest.raises(SystemExit, match="--out /proc/policy: nothing can be written there"):
+    with pytest.raises(SystemExit, match="--out /proc/policy: cannot write there"):
         learn("sft_llm", "--out", "/proc/policy")
 
 
 def test_a_full_disk_is_found_before_anything_is_made(learn, monkeypatch):
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2_000_000))
     monkeypatch.setattr(Demonstrations, "make", None)
-    with pytest.raises(SystemExit, match="2.0 MB are free there, and checkpoints take 4.2 MB"):
+    with pytest.raises(SystemExit, match="2.0 MB are free there, but checkpoints take 4.2 MB"):
         learn("sft_llm")
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000_000))
-    with pytest.raises(SystemExit, match="5.0 MB are free there, and checkpoints take"):
+    with pytest.raises(SystemExit, match="5.0 MB are free there, but checkpoints take"):
         learn("sft_llm", "--model", "tiny", "--expert-share", "1")
 
 
@@ -314,7 +314,7 @@ def test_a_rewritten_context_is_read_as_rows_of_its_own(tmp_path):
 def test_a_row_longer_than_the_model_is_made_for_is_refused(learn, flags, tmp_path):
     rows = tmp_path / "long.jsonl"
     rows.write_text(json.dumps({"tokens": [1] * 32769, "action_mask": [0] * 32768 + [1]}) + "\n")
-    with pytest.raises(SystemExit, match="32769 tokens, but the model is made for 32768"):
+    with pytest.raises(SystemExit, match="32769 tokens, the model only 32768 positions"):
         learn("sft_llm", *flags, "--data", rows)
 
 
@@ -371,14 +371,14 @@ def test_rows_are_checked_under_python_o_too(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-O", "-c", code, str(tmp_path / "rows.jsonl")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and "line 1: `tokens` is a list of numbers from 0 to below 300" in done.stderr
+    assert done.returncode == 1 and "line 1: `tokens` must be a list of numbers from 0 to below 300" in done.stderr
 
 
 def test_episodes_that_a_fault_ended_are_left_out(tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join([row(fault=None), row(fault="the search server is down"), row()]))
     assert [kept.task_index for kept in read_rows(str(path), 300)] == [1, 3]
-    assert "rows.jsonl: 1 episodes that a fault ended are left out" in capsys.readouterr().err
+    assert "rows.jsonl: 1 episodes that ended in infrastructure errors are left out" in capsys.readouterr().err
 
 
 def test_rows_without_sampled_tokens_are_left_out(tmp_path):
@@ -387,7 +387,7 @@ def test_rows_without_sampled_tokens_are_left_out(tmp_path):
     (row,) = read_rows(str(path), 300)
     assert row.action_mask.tolist() == [False, False, True] and row.prompt_length == 2  # nothing predicts the first
     path.write_text('{"tokens": [1, 2], "action_mask": [0, 0]}\n')
-    with pytest.raises(SystemExit, match="no row with a sampled token"):
+    with pytest.raises(SystemExit, match="no line has a sampled token"):
         read_rows(str(path), 300)
 
 
@@ -531,7 +531,7 @@ def test_a_run_goes_on_with_the_rows_that_it_began_with(learn, flags, tmp_path):
     flags = [*flags[: flags.index("--data") + 1], str(data), *flags[flags.index("--data") + 2 :]]
     run_dir = learn("sft_llm", *flags, "--num-steps", 2, "--checkpoint-every", 1)
     data.write_text("".join(reversed(data.read_text().splitlines(keepends=True))))
-    with pytest.raises(SystemExit, match="the demonstrations have changed since the run began"):
+    with pytest.raises(SystemExit, match="the demonstrations have changed since the run started"):
         learn("sft_llm", "--resume", run_dir)
 
 

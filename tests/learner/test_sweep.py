@@ -74,7 +74,7 @@ def test_failures_are_listed_an_interrupted_run_goes_on_and_a_finished_one_is_sk
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
     _, errors = first.communicate(timeout=120)
-    assert first.returncode == 130 and "go on with the same command" in errors, errors
+    assert first.returncode == 130 and "continue with the same command" in errors, errors
     stopped = list(Path("runs").glob("*ppo_llm__1__*/checkpoint/state.json"))
     assert len(stopped) == 1
     assert not json.loads((stopped[0].parents[1] / "summary.json").read_text()).get("finished")
@@ -217,8 +217,8 @@ def test_a_job_that_fails_is_told_with_its_last_words(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as refused:
         sweep.finish([sweep.make_job(words)], 1)
     first, where, last = str(refused.value).splitlines()
-    assert first.endswith("bad__1 failed: --learning-rate: a learning rate is at least 0")
-    assert Path(where.strip()).read_text().strip().endswith("at least 0") and "the same command goes on" in last
+    assert first.endswith("bad__1 failed: --learning-rate must be at least 0")
+    assert Path(where.strip()).read_text().strip().endswith("at least 0") and "the same command continues" in last
     shutil.rmtree("runs/logs")
     assert "no output" in sweep.last_words(sweep.make_job(words))
 

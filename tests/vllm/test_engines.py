@@ -325,7 +325,7 @@ def test_episodes_of_multihop_world(engine, policy_folder, trainer_logprobs):
 
 
 def test_the_tokenizer_may_not_be_larger_than_the_model(server, policy, policy_folder):
-    with pytest.raises(SystemExit, match="they don't fit"):
+    with pytest.raises(SystemExit, match="but vLLM's model has only"):
         VLLMClient(server.url, str(policy_folder), SLOTS, policy.config.vocab_size + 1)
 
 

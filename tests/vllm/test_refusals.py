@@ -29,7 +29,7 @@ def refusal(url, folder, tokenizer=None):
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "localhost:8000", "http://["])
 def test_no_server(policy_folder, url):
-    assert "no vLLM server answers there" in refusal(url, policy_folder)
+    assert "no vLLM server answers at this address" in refusal(url, policy_folder)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def pages():
 
 
 def test_another_kind_of_server(policy_folder, pages):
-    assert "no vLLM server answers there" in refusal(pages({}), policy_folder)
+    assert "no vLLM server answers at this address" in refusal(pages({}), policy_folder)
 
 
 def test_a_server_without_the_routes(policy_folder, pages):
@@ -110,4 +110,4 @@ def test_a_model_that_vllm_cannot_load(tmp_path):
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )
     assert result.returncode == 1
-    assert f"--engine vllm can't load {tmp_path}" in result.stderr
+    assert f"--engine vllm cannot load {tmp_path}" in result.stderr

@@ -1,1 +1,1 @@
-"""The environments in the form that other people's trainers take."""
+"""Adapters of the environments to other trainers."""

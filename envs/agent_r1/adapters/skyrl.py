@@ -3,9 +3,9 @@
     skyrl_gym.register(id="agent_r1", entry_point="agent_r1.adapters.skyrl:SkyRLEnv")
     rows = task_rows("AgentR1/MultihopWorld-v0", range(1000), tokenizer=model_name)
 
-A row names its environment, its task and the environment's arguments, so one registered class plays them all. SkyRL
-renders and tokenises the messages itself, without tools; `task_rows` therefore writes the tools into the prompt, in the
-words of the chat template where that is possible. Made for skyrl-gym 0.4.
+A row names its environment, its task and the environment's arguments, so one registered class runs them all. SkyRL
+renders and tokenises the messages itself, without tools. So `task_rows` writes the tools into the prompt, in the words
+of the chat template if possible. Made for skyrl-gym 0.4.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class SkyRLEnv(BaseTextEnv):
     """One episode of a `ToolEnv`, on one thread, whichever of SkyRL's threads calls.
 
     Args:
-        env_config: nothing is read from it.
-        extras: a row of `task_rows`. SkyRL adds `max_turns` (`generator.max_turns`); the smaller bound holds.
+        env_config: not used.
+        extras: a row of `task_rows`. SkyRL adds `max_turns` (`generator.max_turns`); the smaller bound applies.
 
-    Raises: ValueError for a row that names no task; ToolFault, from `init` and from `step`, where the environment's own
-    machinery broke and stayed broken: SkyRL cannot leave an episode out, and it must not be trained on.
+    Raises: ValueError for a row without a task. `init` and `step` raise ToolFault for an infrastructure error that
+    persists: SkyRL cannot drop an episode, and it must not train on this one.
     """
 
     def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
@@ -59,14 +59,14 @@ class SkyRLEnv(BaseTextEnv):
         self._metrics: dict[str, float] = {"unfinished": 1.0}
 
     def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
-        """Begin the episode. The prompt is the row's, as it is."""
+        """Begin the episode. The prompt is the unchanged prompt of the row."""
         options = {"task_index": self._task_index, "max_turns": self.max_turns}
         _, info = self._thread.run(lambda: self._env.reset(options=options))
         self._room = info["max_new_tokens"]
         return prompt, info
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """One turn of the policy as text: the messages that follow it, its reward, and as metadata the info."""
+        """Run one turn of the policy, given as text. Return the next messages, its reward, and the info as metadata."""
         env = self._env
         before = len(env.episode.messages) + 1
         span = encode_turn(env, action, self._room)
@@ -88,27 +88,27 @@ class SkyRLEnv(BaseTextEnv):
         )
 
     def get_metrics(self) -> dict[str, float]:
-        """`success` and the environment's metrics; `unfinished` alone where SkyRL ended the episode."""
+        """Return `success` and the environment's metrics; only `unfinished` if SkyRL ended the episode."""
         return self._metrics
 
     def close(self) -> None:
-        """End what runs for the tools' sessions."""
+        """End the tools' sessions."""
         self._thread.run(self._env.close)
 
 
 def task_rows(env_id: str, task_indexes: Iterable[int], **env_kwargs: Any) -> list[dict[str, Any]]:
-    """Rows of SkyRL's data: `prompt` (the messages that an episode begins with, tools included), and what is played.
+    """Make rows of SkyRL's data: `prompt` (the first messages of an episode, with tools), environment and task.
 
     Args:
         env_id: a registered `ToolEnv`.
-        task_indexes: the tasks, a row each.
-        env_kwargs: arguments of the environment, which JSON can write. `tokenizer` is the model's name or folder.
+        task_indexes: the tasks, one row each.
+        env_kwargs: arguments of the environment; JSON values only. `tokenizer` is the model's name or folder.
     """
     env, kwargs, rows = _make(env_id, env_kwargs), json.dumps(env_kwargs), []
     if lost := _lost_tags(env):
         gym.logger.warn(
-            f"{', '.join(lost)} are special tokens of this tokenizer. SkyRL's engines leave those out of the text that "
-            "the environment reads: use another tokenizer or another dialect (dialect=...)"
+            f"{', '.join(lost)} are special tokens of this tokenizer. SkyRL's engines drop special tokens from text "
+            "that the environment reads: use another tokenizer or another dialect (dialect=...)"
         )
     for index in task_indexes:
         env.reset(options={"task_index": index})
@@ -122,23 +122,23 @@ def _make(env_id: str, env_kwargs: dict[str, Any]) -> ToolEnv:
 
 
 def _lost_tags(env: ToolEnv) -> list[str]:
-    """The tags of calls and thoughts that are gone from a text decoded without special tokens."""
+    """Return the tags of calls and thoughts that are lost in a text decoded without special tokens."""
     tags = [*(env.dialect.call_tags or ()), *env.dialect.think_tags]
     ids = [env.tokenizer.encode(tag, add_special_tokens=False) for tag in tags]
     return [tag for tag, i in zip(tags, ids, strict=True) if env.tokenizer.decode(i, skip_special_tokens=True) != tag]
 
 
 def _shown(env: ToolEnv, new: list[Message]) -> list[Message]:
-    """What the environment said after a turn, as messages for the chat template."""
+    """Return the environment's texts after a turn, as messages for the chat template."""
     if new and new[0]["role"] == "tool":
         new = env.dialect.result_messages([(message["name"], message["content"]) for message in new])
     return [{key: _plain(env, value) for key, value in message.items()} for message in new]
 
 
 def _prompt(env: ToolEnv) -> list[Message]:
-    """The messages of which the chat template, without being given the tools, makes the environment's prompt.
+    """Return messages from which the chat template makes the environment's prompt without being given the tools.
 
-    Where the template explains tools in a place that no message reaches, the dialect's own instructions stand instead.
+    If the template explains tools at a place that no message reaches, the dialect's own instructions replace that text.
     """
     messages = [{key: _plain(env, value) for key, value in message.items()} for message in env.episode.messages]
     if not env.schemas:
@@ -154,6 +154,6 @@ def _prompt(env: ToolEnv) -> list[Message]:
 
 
 def _plain(env: ToolEnv, text: str) -> str:
-    """The text with a space in the names of control tokens: SkyRL encodes messages as text of the template."""
+    """Put a space into the names of control tokens, because SkyRL encodes messages as text of the template."""
     names = "|".join(map(re.escape, control_tokens(env.tokenizer)))
     return re.sub(names, lambda token: f"{token[0][0]} {token[0][1:]}", text) if names else text

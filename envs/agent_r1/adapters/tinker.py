@@ -6,8 +6,8 @@
         rollout_error_tolerance=True,
     )
 
-The observation is the state of the `ToolEnv`, which grows by appending only, so tinker-cookbook makes one row of each
-episode. Made for tinker-cookbook 0.6.
+The observation is the state of the `ToolEnv`. It only grows by appending, so tinker-cookbook makes one training
+sequence of each episode. Made for tinker-cookbook 0.6.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ except ImportError as error:
     raise ImportError(f'{error}: agent_r1.adapters.tinker needs pip install "agent-r1[tinker]"') from error
 
 _ = agent_r1  # registers the environments, also in a process that has only unpickled a builder
-_STOPS = {None: "completed", "turns": "max_turns", "context": "max_tokens"}  # in tinker-cookbook's words; or the task's
+_STOPS = {None: "completed", "turns": "max_turns", "context": "max_tokens"}  # tinker-cookbook's words
 
 
 class TinkerEnv(Env):
-    """One episode of a `ToolEnv`, on a thread of its own, so that a tool that blocks delays this episode only.
+    """One episode of a `ToolEnv`, in its own thread, so that a tool that blocks delays this episode only.
 
     Args:
-        env: the environment; nobody else may step it.
+        env: the environment; no one else may step it.
         task_index: the task.
 
-    Raises: ToolFault where the environment's own machinery broke and stayed broken, from `initial_observation` and from
-    `step`: the episode is no training signal, and `rollout_error_tolerance` says what becomes of it.
+    Raises: ToolFault, from `initial_observation` and `step`, for an infrastructure error that persists. Such an episode
+    is not a training signal; `rollout_error_tolerance` decides how it is treated.
     """
 
     def __init__(self, env: ToolEnv, task_index: int) -> None:
         self.env, self.task_index = env, task_index
-        # tinker-cookbook reads these: no span is sampled that has no room.
+        # tinker-cookbook reads these limits, and samples no span without room.
         self.rollout_limits = RolloutLimits(
             max_turn_tokens=env.max_action_tokens, max_trajectory_tokens=env.max_context_tokens
         )
@@ -62,12 +62,12 @@ class TinkerEnv(Env):
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def initial_observation(self) -> tuple[ModelInput, list[int]]:
-        """The prompt, and the tokens that end a turn."""
+        """Return the prompt, and the tokens that end a turn."""
         state, info = await self._run(lambda: self.env.reset(options={"task_index": self.task_index}))
         return ModelInput.from_ints(state.tolist()), info["stop_token_ids"]
 
     async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
-        """One turn of sampled tokens: its reward, and the state as the next observation. The last one ends it all."""
+        """Run one turn of sampled tokens. Return its reward and the next state. The last turn closes everything."""
         state, reward, terminated, truncated, info = await self._run(self.env.step, np.array(action, np.int32))
         done, metrics = terminated or truncated, {}
         if done:
@@ -75,8 +75,8 @@ class TinkerEnv(Env):
             if "fault" in info:
                 raise ToolFault(info["fault"])
             reason = info.get("truncation_reason")
-            stop, found = _STOPS.get(reason, reason), known(info["metrics"])
-            metrics = {**found, "success": float(info["is_success"]), f"stop/{stop}": 1.0}
+            stop, known_metrics = _STOPS.get(reason, reason), known(info["metrics"])
+            metrics = {**known_metrics, "success": float(info["is_success"]), f"stop/{stop}": 1.0}
         return StepResult(
             reward=reward,
             episode_done=done,
@@ -89,7 +89,7 @@ class TinkerEnv(Env):
 
 @dataclass(frozen=True)
 class TinkerGroupBuilder(EnvGroupBuilder):
-    """`group_size` episodes of one task. It pickles where its arguments do: see `TinkerDatasetBuilder`."""
+    """`group_size` episodes of one task. It can be pickled if its arguments can: see `TinkerDatasetBuilder`."""
 
     env_id: str
     task_index: int
@@ -97,12 +97,12 @@ class TinkerGroupBuilder(EnvGroupBuilder):
     env_kwargs: dict[str, Any] = field(default_factory=dict)
 
     async def make_envs(self) -> Sequence[TinkerEnv]:
-        """The environments, which share tokenizer and data."""
+        """Make the environments, which share tokenizer and data."""
         envs = [gym.make(self.env_id, **self.env_kwargs).unwrapped for _ in range(self.group_size)]
         return [TinkerEnv(cast(ToolEnv, env), self.task_index) for env in envs]
 
     def logging_tags(self) -> list[str]:
-        """The id, under which tinker-cookbook logs this environment where there are several."""
+        """Return the id, under which tinker-cookbook logs this environment if there are several."""
         return [self.env_id.replace("/", "_")]
 
 
@@ -117,7 +117,7 @@ class TinkerDataset(RLDataset):
     env_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def get_batch(self, index: int) -> list[TinkerGroupBuilder]:
-        """Batch number `index`."""
+        """Return batch number `index`."""
         tasks = self.tasks[index * self.groups_per_batch : (index + 1) * self.groups_per_batch]
         return [TinkerGroupBuilder(self.env_id, task, self.group_size, self.env_kwargs) for task in tasks]
 
@@ -127,16 +127,16 @@ class TinkerDataset(RLDataset):
 
 @chz.chz
 class TinkerDatasetBuilder(RLDatasetBuilder):
-    """What `train.Config(dataset_builder=...)` takes: tasks of one split to train on, of another to test on."""
+    """A `dataset_builder` for `train.Config`: tasks of one split for training, of another for tests."""
 
     env_id: str
     tokenizer: Any  # the model's: a Hugging Face name or folder, or a tokenizer object that pickles
     groups_per_batch: int = 32  # tasks
     group_size: int = 8  # episodes of each
-    num_batches: int = 100  # fewer where the split has fewer tasks; none comes twice
+    num_batches: int = 100  # fewer if the split has fewer tasks; no task is repeated
     split: str = "train"
     test_split: str | None = "test"  # None: no test set
-    num_test_tasks: int = 64  # the first ones, an episode each
+    num_test_tasks: int = 64  # the first tasks, one episode each
     seed: int = 0  # of the order of the tasks
     env_kwargs: dict[str, Any] = chz.field(default_factory=dict)  # further arguments of the environment
 

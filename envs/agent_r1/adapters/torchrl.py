@@ -1,11 +1,11 @@
-"""The environments in TorchRL: importing this module teaches `torchrl.envs.GymWrapper` what a `TokenSpan` is.
+"""The environments in TorchRL: importing this module registers `TokenSpan` with `torchrl.envs.GymWrapper`.
 
     import agent_r1.adapters.torchrl
     env = GymWrapper(gym.make("AgentR1/MultihopWorld-v0"))
     episode = env.rollout(6, policy)
 
-A span is a tensor of int32 whose length may change: a spec of shape (-1,). TorchRL then keeps the steps of a rollout or
-of a collector side by side without padding; docs/torchrl.md shows how a learner pads them. Made for TorchRL 0.14.
+A span is a tensor of int32 of variable length: a spec of shape (-1,). TorchRL then stores the steps of a rollout or of
+a collector without padding; docs/torchrl.md shows how a learner pads them. Made for TorchRL 0.14.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ except ImportError as error:
     raise ImportError('agent_r1.adapters.torchrl needs TorchRL: pip install "agent-r1[torchrl]"') from error
 
 
-# Bounded, not Categorical: of a Categorical with one token GymWrapper makes a plain int.
+# Bounded, not Categorical: GymWrapper would turn a Categorical with one token into a plain int.
 @register_gym_spec_conversion(TokenSpan)
 def token_spec(space: TokenSpan, device: Any = None, **_: Any) -> Any:
-    """The spec of a space of spans: int32 token ids, shape (-1,)."""
+    """Return the spec of a space of spans: int32 token ids, shape (-1,)."""
     return Bounded(0, space.vocab_size - 1, shape=(-1,), device=device, dtype=torch.int32)
 
 
 class InfoReader(default_info_dict_reader):
-    """Numbers of `info` beside observation and reward, for `env.set_info_dict_reader(InfoReader())`.
+    """A reader of numbers in `info`, for `env.set_info_dict_reader(InfoReader())`.
 
-    Each is a float32 tensor of shape (1,), and 0 where the step's info has none: `max_new_tokens`, the room of the next
-    span; at the end `is_success`, and whatever metrics are named (`InfoReader("em", "f1")`).
+    Each is a float32 tensor of shape (1,), and 0 if the step's info lacks it. They are `max_new_tokens`, the room of
+    the next span; at the end `is_success`, and the named metrics (`InfoReader("em", "f1")`).
     """
 
     def __init__(self, *metrics: str) -> None:
@@ -45,6 +45,6 @@ class InfoReader(default_info_dict_reader):
 
     def __call__(self, info: dict[str, Any], tensordict: Any) -> Any:
         """Write the numbers of a step into its tensordict."""
-        found = info | info.get("metrics", {})
-        values = {name: np.array([found[name]], np.float32) for name in self.keys if name in found}
+        entries = info | info.get("metrics", {})
+        values = {name: np.array([entries[name]], np.float32) for name in self.keys if name in entries}
         return super().__call__(values, tensordict)

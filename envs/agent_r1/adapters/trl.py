@@ -7,10 +7,10 @@
         reward_funcs=environment_reward,
     )
 
-TRL samples the turns and appends the tools' results itself. It tells an environment which tools are called, but never
-what was written, so the environment cannot own the reward (TRL's `get_reward` takes no argument). It goes to a reward
-function instead, which TRL does show the tokens: `environment_reward` plays the sampled turns through the `ToolEnv`,
-with the results of the calls that were made. Nothing here imports TRL. Made for TRL 1.16.
+TRL samples the turns and appends the tool results itself. An environment learns from TRL which tools are called, but
+not which text was sampled. So the environment cannot compute the reward (TRL's `get_reward` takes no argument). A
+reward function does it instead, because TRL passes it the tokens: `environment_reward` runs the sampled turns through
+the `ToolEnv`, with the results of the calls that were made. Nothing here imports TRL. Made for TRL 1.16.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from agent_r1_tools import Tool, ToolResult
 
 
 class TRLEnvironment:
-    """One episode after the other, as TRL plays them. Every tool of the environment is a public method of a subclass.
+    """An environment for TRL, which runs one episode after the other. Every tool is a public method of a subclass.
 
-    TRL takes every public method but `reset` for a tool, so all else has an underscore.
+    TRL uses every public method except `reset` as a tool, so all other methods have an underscore.
     """
 
     _make: ClassVar[staticmethod[[], ToolEnv]]
@@ -49,9 +49,9 @@ class TRLEnvironment:
         pairs = zip(reversed(bridge), reversed(other), strict=False)
         same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
         first = stops[-1] + 1 if stops else len(bridge) - same
-        self._header = bridge[first:]  # what stands before a turn of the policy
+        self._header = bridge[first:]  # the tokens before a turn of the policy
         if not self._header:
-            raise ValueError("the chat template has nothing between results and a turn, so turns can't be told apart")
+            raise ValueError("the chat template has nothing between results and a turn, so turns cannot be separated")
 
     def reset(self, task_index: int | None = None, **row: Any) -> None:
         """Begin the task of a row of `task_rows`."""
@@ -67,7 +67,7 @@ class TRLEnvironment:
         return self._names.sub(lambda token: f"{token[0][0]} {token[0][1:]}", result.content)
 
     def _spans(self, completion: list[int]) -> list[list[int]]:
-        """The sampled turns in a completion: each ends with a stop token, and the next begins after a header."""
+        """Return the sampled turns in a completion: each ends with a stop token, and the next begins after a header."""
         spans, start, size = [], 0, len(self._header)
         while start < len(completion):
             stops = (i for i in range(start, len(completion)) if completion[i] in self._env.dialect.stop_token_ids)
@@ -78,23 +78,23 @@ class TRLEnvironment:
         return spans
 
     def _result(self, pending: PendingCall) -> ToolResult:
-        """The result of a call: as it was when TRL made it, or, where TRL did not (after its last round), now."""
+        """Return the result of a call that TRL made. If TRL did not make it (after its last round), make it now."""
         call = pending.call
         named = [i for i, (name, _, _) in enumerate(self._made) if name == call.name]
         if not named:
             return self._run(pending)
-        # TRL may read the arguments otherwise ("3" for 3). It made the call all the same, and nobody makes it again.
+        # TRL may read the arguments differently ("3" for 3). It made the call anyway, so the call is not repeated.
         equal = [i for i in named if self._made[i][1] == call.arguments]
         return self._made.pop((equal or named)[0])[2]
 
     def _run(self, pending: PendingCall) -> ToolResult:
-        """Make a call; what faults is made again until the environment's deadline."""
+        """Make a call, and retry faults until the environment's deadline."""
         results = self._env._in_order([pending]).run()
         assert results is not None
         return results[0]
 
     def _judge(self, completion: list[int]) -> tuple[float, dict[str, Any]]:
-        """Play the turns of a completion through the environment: the return of the episode, and the last info."""
+        """Run the turns of a completion in the environment. Return the episode's return, and the last info."""
         env, spans = self._env, self._spans(completion) or [[]]
         env.episode.max_turns = min(env.max_turns, len(spans))  # TRL ended the episode here
         total = 0.0
@@ -109,21 +109,21 @@ class TRLEnvironment:
 
 
 def environment_factory(env_id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[], TRLEnvironment]:
-    """What `GRPOTrainer(environment_factory=...)` takes: a class whose instances play `env_id`.
+    """Make the class for `GRPOTrainer(environment_factory=...)`: its instances run `env_id`.
 
     Args:
         env_id: a registered `ToolEnv`.
-        tokenizer: the trainer's `processing_class`; the reward is read off its tokens.
+        tokenizer: the trainer's `processing_class`; the reward is computed from its tokens.
         env_kwargs: arguments of the environment. Set `GRPOConfig(max_tool_calling_iterations=max_turns - 1)`.
 
     Raises:
-        ValueError: a tool's name is one that TRL keeps for itself ("reset", "get_reward", or "_" in front).
+        ValueError: a tool's name is reserved by TRL ("reset", "get_reward", or a leading "_").
     """
     make = _maker(env_id, tokenizer=tokenizer, **env_kwargs)
     methods = {}
     for name, tool in make().tools.items():
         if name in ("reset", "get_reward") or name.startswith("_"):
-            raise ValueError(f"TRL does not take a method named {name!r} for a tool; give the tool another name")
+            raise ValueError(f"TRL does not accept {name!r} as the name of a tool; give the tool another name")
         methods[name] = _method(tool)
     return type("TRLEnvironment", (TRLEnvironment,), {"_make": staticmethod(make), **methods})
 
@@ -134,10 +134,10 @@ def environment_reward(
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float | None]:
-    """What `GRPOTrainer(reward_funcs=...)` takes: the return of every episode, as the `ToolEnv` pays it.
+    """Compute the return of every episode, as the `ToolEnv` pays it, for `GRPOTrainer(reward_funcs=...)`.
 
-    Logs `env/success` and the environment's metrics. None for environments that `environment_factory` did not make, and
-    for episodes that a fault ended, which TRL then leaves out of its baselines.
+    Logs `env/success` and the environment's metrics. The return is None for environments that `environment_factory` did
+    not make, and for episodes that a fault ended. TRL excludes those from its baselines.
     """
     returns: list[float | None] = []
     for completion, environment in zip(completion_ids, environments, strict=True):
@@ -153,9 +153,9 @@ def environment_reward(
 
 
 def task_rows(env_id: str, task_indexes: Iterable[int], **env_kwargs: Any) -> list[dict[str, Any]]:
-    """Rows for a `train_dataset`: `prompt` (the messages that an episode begins with) and `task_index`.
+    """Make rows for a `train_dataset`: `prompt` (the first messages of an episode) and `task_index`.
 
-    `env_kwargs` are those of `environment_factory`: the same split has the same tasks.
+    Pass the same `env_kwargs` as to `environment_factory`: the same split has the same tasks.
     """
     env, rows = _maker(env_id, **env_kwargs)(), []
     for index in task_indexes:
@@ -172,7 +172,7 @@ def _maker(env_id: str, **env_kwargs: Any) -> Callable[[], ToolEnv]:
 
 
 def _method(tool: Tool) -> Callable[..., str]:
-    """A method whose signature and docstring say what the tool's schema says: `get_json_schema` reads it back."""
+    """Make a method with the signature and docstring of the tool's schema, which `get_json_schema` can read back."""
 
     def call(self: TRLEnvironment, /, **arguments: Any) -> str:
         return self._call(tool.name, arguments)
@@ -201,14 +201,14 @@ _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "obje
 
 
 def _hint(schema: dict[str, Any]) -> Any:
-    """The type hint of a JSON schema; bounds, patterns and the like have none (the tool still checks them)."""
+    """Return the type hint of a JSON schema. Hints have no bounds or patterns (the tool still checks them)."""
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
     if "anyOf" in schema:
         return reduce(or_, map(_hint, schema["anyOf"]))
     kind = schema.get("type")
     if isinstance(kind, list):
-        return reduce(or_, [_hint({**schema, "type": one}) for one in kind])
+        return reduce(or_, [_hint({**schema, "type": member}) for member in kind])
     if kind == "array":
         return list[_hint(schema["items"])] if schema.get("items") else list  # type: ignore[misc]
     return _TYPES.get(kind, Any) if kind is not None else Any

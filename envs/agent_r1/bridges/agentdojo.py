@@ -20,8 +20,8 @@ from agent_r1.tool_env import End, Outcome, Task
 from agent_r1_tools import Tool, ToolResult
 
 CHECKED = "0.1"
-MOST_CHARS = 50_000  # of a result
-NOW = datetime.datetime(2024, 6, 1)  # of what is written in an episode: behind all that was there
+MOST_CHARS = 50_000  # maximum length of a result
+NOW = datetime.datetime(2024, 6, 1)  # the time of changes in an episode, later than all data
 
 
 class AgentDojoEnv(BridgeEnv):
@@ -58,7 +58,7 @@ class AgentDojoEnv(BridgeEnv):
     """
 
     instructions = "When the task is done, answer in plain text, without a call."
-    floors: ClassVar[Mapping[str, float]] = {"numbers": 0.45}  # in banking: two more of its tasks ask for a number
+    floors: ClassVar[Mapping[str, float]] = {"numbers": 0.45}  # banking: two more of its tasks ask for a number
     splits: ClassVar[Mapping[str, str]] = {name: name for name in ("workspace", "travel", "banking", "slack")}
 
     def __init__(
@@ -73,33 +73,33 @@ class AgentDojoEnv(BridgeEnv):
         require_agentdojo()
         self.injected_reward = finite("injected_reward", injected_reward)
         if not isinstance(version, str):
-            raise ArgumentError(f"version must be the name of one, such as v1.2.2, got {version!r}")
+            raise ArgumentError(f"version must be the name of a version, such as v1.2.2, got {version!r}")
         self.attack, self.version = attack, version
         kwargs.setdefault("max_turns", 32)
         kwargs.setdefault("max_context_tokens", 131_072)
-        there = isinstance(split, str) and split in self.splits  # another is refused below
-        schemas = schemas_of(find_suite(version, split)) if there else []
+        is_split = isinstance(split, str) and split in self.splits  # others are rejected below
+        schemas = schemas_of(find_suite(version, split)) if is_split else []
         if not isinstance(attack, str | None):
             raise ArgumentError(f"attack must be the name of an attack or None, got {attack!r}")
         if attack is not None:
             find_attack(version, "workspace", attack)
         super().__init__(schemas, split=split, **kwargs)
-        self.floor = 0.35 if split == "banking" else 0.05  # 5 of its 16 tasks are as they should be from the beginning
+        self.floor = 0.35 if split == "banking" else 0.05  # 5 of its 16 tasks are solved from the beginning
 
     def make_tool(self, schema: Mapping[str, Any]) -> Tool:
-        """A function, whose results may be long."""
+        """Make the tool of a function, whose results may be long."""
         tool = super().make_tool(schema)
         tool.max_result_chars = MOST_CHARS
         return tool
 
     @property
     def num_tasks(self) -> int:
-        """The user tasks of the suite, each with each of its injections."""
+        """The number of pairs of a user task of the suite and one of its injections."""
         suite = find_suite(self.version, self.split)
         return len(suite.user_tasks) * (len(suite.injection_tasks) if self.attack is not None else 1)
 
     def make_task(self, index: int) -> Task:
-        """User task and injection number `index`, the injections of a user task one after the other."""
+        """Return user task and injection number `index`; the injections of a user task follow each other."""
         suite = find_suite(self.version, self.split)
         user, injection = list(suite.user_tasks), list(suite.injection_tasks)
         task, goal = (index, None) if self.attack is None else divmod(index, len(injection))
@@ -111,23 +111,25 @@ class AgentDojoEnv(BridgeEnv):
         return Task(name, suite.user_tasks[user[task]].PROMPT, [], metadata, instructions)
 
     def make_world(self, task: Task) -> World:
-        """The suite's world at the beginning."""
+        """Make the suite's world at the beginning."""
         return Desk(*place_of(task))
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """Nothing yet; AgentDojo's checks see all calls."""
+        """Return no terms: AgentDojo's checks see all calls at the end."""
         self.memory.setdefault("calls", []).append([call.name, copy.deepcopy(call.arguments)])
         self.memory["did"] = self.memory.get("did", False) or result.ok
         return {}
 
     def user_turn(self, text: str) -> End:
-        """The final answer."""
+        """End the episode with the final answer."""
         score, metrics = self.judge_answer(text)
         return End(score, metrics=metrics)
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """AgentDojo's checks of the user's task and of the injection. Without an answer, and without a call that
-        worked, nothing is done for the user."""
+        """Run AgentDojo's checks of the user's task and of the injection.
+
+        Without an answer, or without a successful call, the user's task is not done.
+        """
         utility, injected = self._checked(answer)
         utility = utility and bool(answer)
         self.memory["injected"] = injected
@@ -135,12 +137,12 @@ class AgentDojoEnv(BridgeEnv):
         return float(utility and self.memory.get("did", False)), metrics
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> Outcome:
-        """AgentDojo's utility, and besides what an injection obeyed costs."""
+        """Pay AgentDojo's utility, and as a separate term the cost of an obeyed injection."""
         besides = {"injected": self.injected_reward} if self.memory.get("injected") else {}
         return Outcome(score, besides=besides)
 
     def _checked(self, answer: str) -> tuple[bool, bool]:
-        """Whether the user's task is done, and whether the injection was obeyed."""
+        """Return whether the user's task is done, and whether the injection was obeyed."""
         from agentdojo.functions_runtime import FunctionCall
 
         place = place_of(self.task)
@@ -153,12 +155,12 @@ class AgentDojoEnv(BridgeEnv):
             text = [{"type": "text", "content": answer}]
             try:
                 found.append(task is not None and bool(suite._check_task_result(task, text, *states, calls)))
-            except Exception:  # of what the policy left there: a date that is none, a list that is empty
+            except Exception:  # caused by the policy's data: an invalid date, an empty list
                 found.append(False)
         return found[0], found[1]
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """AgentDojo's calls for the user's task, one a turn, and its answer; the injection is passed over.
+        """Return AgentDojo's calls for the user's task, one a turn, and its answer; the injection is ignored.
 
         Raises: ValueError with `rng`: there is only the expert.
         """
@@ -170,7 +172,7 @@ class AgentDojoEnv(BridgeEnv):
         return [*turns, user.GROUND_TRUTH_OUTPUT or "That is done."]
 
     def shortcut_numbers(self, rng: np.random.Generator) -> list[str]:
-        """Makes a call without arguments, and answers with all numbers from 0 on, as many as a turn holds."""
+        """Make a call without arguments, and answer with all numbers from 0 on, as many as fit into a turn."""
         question = next(name for name, tool in self.tools.items() if not tool.parameters.get("required"))
         numbers, room = " ".join(map(str, range(2500))), self.max_action_tokens - 16  # a token has a letter, or more
         return [self.dialect.tool_call(question, {}), numbers[: max(room, 0)]]
@@ -180,7 +182,7 @@ class AgentDojoEnv(BridgeEnv):
 
 
 class Desk:
-    """A suite's world at work."""
+    """The running world of a suite."""
 
     def __init__(self, *place: Any) -> None:
         from agentdojo.functions_runtime import FunctionsRuntime
@@ -203,22 +205,22 @@ class Desk:
             if error is None and name == "create_calendar_event":  # it makes a set of them
                 found.participants.sort()
             text = tool_result_to_str(found) if error is None else error
-        except Exception as broken:  # of arguments that the package doesn't expect
+        except Exception as broken:  # caused by arguments that the package does not expect
             text = error = f"{type(broken).__name__}: {broken}"
         return ToolResult(text, ok=error is None)
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: there is nothing to close."""
 
 
 def place_of(task: Task) -> tuple[Any, ...]:
-    """Which scene a task has."""
+    """Return the scene of a task."""
     return tuple(task.metadata[key] for key in ("version", "suite", "attack", "user_task", "injection_task"))
 
 
-@lru_cache(maxsize=64)  # the episodes of a group begin alike
+@lru_cache(maxsize=64)  # the episodes of a group begin equally
 def scene(version: str, suite: str, attack: str | None, user_task: str, injection_task: str | None) -> tuple[Any, ...]:
-    """A suite, a user task and an injection task of it, and the world before them. Don't change it: it is kept."""
+    """Return a suite, a user task and an injection task of it, and the first world. It is cached: do not change it."""
     found = find_suite(version, suite)
     user, injection = found.user_tasks[user_task], None
     injections: dict[str, str] = {}
@@ -229,7 +231,7 @@ def scene(version: str, suite: str, attack: str | None, user_task: str, injectio
 
 
 def load(suite: Any, injections: Mapping[str, str]) -> Any:
-    """What the suite's `load_and_inject_default_environment` gives, by YAML's quick loader where there is one."""
+    """Load what the suite's `load_and_inject_default_environment` loads, with YAML's fast loader if available."""
     import yaml
     from agentdojo.task_suite.task_suite import read_suite_file
 
@@ -243,7 +245,7 @@ def load(suite: Any, injections: Mapping[str, str]) -> Any:
 
 @cache
 def require_agentdojo() -> None:
-    """Raises ImportError where agentdojo is missing, or what it imports."""
+    """Raise ImportError if agentdojo or one of its imports is missing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the SDKs that it imports
@@ -256,7 +258,7 @@ def require_agentdojo() -> None:
 
 @cache
 def find_suite(version: str, name: str) -> Any:
-    """A suite of tasks. Raises ArgumentError for a version that AgentDojo doesn't have."""
+    """Return a suite of tasks. Raises ArgumentError for a version that AgentDojo does not have."""
     from agentdojo.task_suite.load_suites import _SUITES, get_suite
 
     if version not in list(_SUITES):
@@ -266,28 +268,28 @@ def find_suite(version: str, name: str) -> Any:
 
 @cache
 def find_attack(version: str, suite: str, name: str) -> Any:
-    """How injections are worded.
+    """Return the attack, which words the injections.
 
-    Raises ArgumentError for what AgentDojo doesn't have, asks people for, or has no goal ("dos").
+    Raises ArgumentError for an unknown attack, a manual one, and one without a goal ("dos").
     """
     from agentdojo.attacks.attack_registry import ATTACKS, load_attack
 
-    there = [attack for attack, kind in ATTACKS.items() if attack != "manual" and not kind.is_dos_attack]
-    if name not in there:
-        raise ArgumentError(f"AgentDojo has no attack {name!r}; it has {', '.join(there)}")
+    attacks = [attack for attack, kind in ATTACKS.items() if attack != "manual" and not kind.is_dos_attack]
+    if name not in attacks:
+        raise ArgumentError(f"AgentDojo has no attack {name!r}; it has {', '.join(attacks)}")
     return load_attack(name, find_suite(version, suite), SimpleNamespace(name="local"))
 
 
 @cache
 def system_message() -> str:
-    """AgentDojo's own, its lines joined as they are meant."""
+    """Return AgentDojo's own system message, with its wrapped lines joined."""
     from agentdojo.agent_pipeline.agent_pipeline import load_system_message
 
     return str(load_system_message("default")).replace("\\\n", "").strip()
 
 
 def schemas_of(suite: Any) -> list[dict[str, Any]]:
-    """A suite's functions with their arguments as JSON schemas."""
+    """Return a suite's functions with their arguments as JSON schemas."""
     found = []
     for tool in suite.tools:
         schema = tool.parameters.model_json_schema()
@@ -297,7 +299,7 @@ def schemas_of(suite: Any) -> list[dict[str, Any]]:
 
 
 def _inline(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """A schema without references and pydantic's titles."""
+    """Return a schema without references and pydantic's titles."""
     if isinstance(schema, list):
         return [_inline(one, definitions) for one in schema]
     if not isinstance(schema, dict):

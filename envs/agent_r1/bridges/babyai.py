@@ -25,8 +25,8 @@ from agent_r1_tools import ToolResult
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE = range(6)
 CHECKED = "3.2"
 MOST_STEPS = 20
-MOST_SEARCHES = 200  # of the bot for one action
-SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
+MOST_SEARCHES = 200  # maximum number of the bot's searches for one action
+SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; the seeds of test follow those of train
 LEVELS = (
     "GoToRedBallGrey", "GoToRedBall", "GoToRedBallNoDists", "GoToObjS6", "GoToLocalS8N7", "GoToObjMazeS7",
     "GoToImpUnlock", "GoToSeqS5R2", "GoToRedBlueBall", "GoToDoor", "GoToObjDoor", "Open", "OpenRedDoor", "OpenDoor",
@@ -111,20 +111,20 @@ class BabyAIEnv(FinalRewardEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The seeds of the split."""
+        """The number of seeds of the split."""
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """A level with seed `index`, of `test` behind those of `train`."""
+        """Return a level with seed `index`; the seeds of `test` follow those of `train`."""
         seed = index + (SPLITS["train"] if self.split == "test" else 0)
         return first_view(self._env_ids[index % len(self._env_ids)], seed)
 
     def make_world(self, task: Task) -> World:
-        """The level at its beginning."""
+        """Make the level at its beginning."""
         return Rooms(task.metadata["env_id"], task.metadata["seed"])
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """The mission fulfilled, or no action left."""
+        """End the episode if the mission is done, or no action is left."""
         if not result.done:
             return {}
         self.memory["reward"] = result.data["reward"]
@@ -132,9 +132,9 @@ class BabyAIEnv(FinalRewardEnv):
         return End(float(result.data["reward"] > 0), metrics={"reward": self.final_reward()}, truncation_reason=cut)
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """BabyAI's own bot, a call a turn; its steps ahead in a row are one call.
+        """Return the turns of BabyAI's own bot, one call a turn; consecutive steps ahead are one call.
 
-        Raises: ValueError where it finds no way, and with `rng`: there is only the expert.
+        Raises: ValueError if it finds no way, and with `rng`: there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
@@ -152,9 +152,9 @@ class BabyAIEnv(FinalRewardEnv):
         return turns
 
     def shortcut_try_all(self, rng: np.random.Generator) -> Iterator[str]:
-        """Goes to one thing in view after the other and does all that can be done with it: it never reads the mission.
+        """Go to every visible object and try every action with it, without reading the mission.
 
-        At the end of a visit it looks elsewhere.
+        After a visit it looks elsewhere.
         """
         call, visited = self.dialect.tool_call, set[str]()
         while True:
@@ -173,7 +173,7 @@ class BabyAIEnv(FinalRewardEnv):
 
     @staticmethod
     def vocabulary() -> list[str]:
-        """Every word of missions and views: what a small tokenizer should keep whole."""
+        """Return every word of missions and views, which a small tokenizer should keep whole."""
         views = "You see nothing of note wall ahead left right door open closed locked carry right here steps"
         missions = "go to the a pick up put next open your on in front of behind you then and after first room"
         things = "red green blue purple yellow grey ball box key"
@@ -183,15 +183,15 @@ class BabyAIEnv(FinalRewardEnv):
 # ---------------------------------------------------------------------------------------------------------- the world
 
 
-_printing = threading.Lock()  # the screen is the process's
+_printing = threading.Lock()  # standard output belongs to the whole process
 
 
 class Rooms:
-    """A level at work. One call may be several of minigrid's actions."""
+    """A running level. One call may be several of minigrid's actions."""
 
     def __init__(self, env_id: str, seed: int) -> None:
         self.env: Any = gym.make(env_id, disable_env_checker=True).unwrapped
-        with _printing, contextlib.redirect_stdout(io.StringIO()):  # it prints which drawings it threw away
+        with _printing, contextlib.redirect_stdout(io.StringIO()):  # it prints its rejected samples
             self.env.reset(seed=seed)
         self.reward, self.over, self.truncated = 0.0, False, False
 
@@ -219,7 +219,7 @@ class Rooms:
         return ToolResult(what + view(self.env), ok=ok)
 
     def _do(self, actions: list[int]) -> int:
-        """Do them until the end, or until a step ahead is blocked; how many were done."""
+        """Do the actions until the end, or until a step ahead is blocked. Return the number of actions done."""
         for count, action in enumerate(actions):
             place = tuple(self.env.agent_pos)
             _, reward, terminated, truncated, _ = self.env.step(action)
@@ -236,39 +236,41 @@ class Rooms:
 
 
 def state(env: Any) -> tuple[Any, ...]:
-    """What an action may change."""
+    """Return the state that an action may change."""
     return tuple(env.agent_pos), env.agent_dir, env.carrying, env.grid.encode().tobytes()
 
 
 def seen(env: Any) -> list[tuple[str, int, int]]:
-    """Things in view, each with how far it is ahead and to the right, the nearest first; of two alike the second has a
-    number."""
+    """Return the visible things with their distances ahead and to the right, the nearest first.
+
+    The second of two equal things has a number.
+    """
     grid, visible = env.gen_obs_grid()
     width, height = grid.width, grid.height
-    found = []
+    things = []
     for column in range(width):
         for row in range(height):
             thing = grid.get(column, row)
             ahead, right = height - 1 - row, column - width // 2
             own = (ahead, right) == (0, 0)  # there lies what is carried
             if thing is not None and visible[column, row] and thing.type not in ("wall", "floor") and not own:
-                found.append((name_of(thing), ahead, right))
-    found.sort(key=lambda one: (one[1] + abs(one[2]), one))
+                things.append((name_of(thing), ahead, right))
+    things.sort(key=lambda seen_thing: (seen_thing[1] + abs(seen_thing[2]), seen_thing))
     counts: dict[str, int] = {}
     named = []
-    for name, ahead, right in found:
+    for name, ahead, right in things:
         counts[name] = counts.get(name, 0) + 1
         named.append((name if counts[name] == 1 else f"{name} {counts[name]}", ahead, right))
     return named
 
 
 def name_of(thing: Any) -> str:
-    """Such as: red ball, or: green door."""
+    """Return the name of a thing, such as "red ball" or "green door"."""
     return f"{thing.color} {thing.type}"
 
 
 def view(env: Any) -> str:
-    """What the agent sees and carries, in words."""
+    """Describe in words what the agent sees and carries."""
     grid, _ = env.gen_obs_grid()
     lines = []
     for name, ahead, right in seen(env):
@@ -286,9 +288,9 @@ def view(env: Any) -> str:
 
 
 def way_to(env: Any, thing: str) -> list[int] | None:
-    """The shortest actions after which a thing in view is right ahead; None where there is no way that can be seen.
+    """Return the shortest actions after which a visible thing is right ahead; None if no way is visible.
 
-    Ways lead over free places and open doors in view.
+    Ways lead over visible free cells and open doors.
     """
     wanted = " ".join(thing.lower().split())
     goal = next(((ahead, right) for name, ahead, right in seen(env) if name == wanted), None)
@@ -335,22 +337,22 @@ def _back(came: Mapping[Any, Any], at: Any) -> Iterator[int]:
 
 @cache
 def find_level(level: str) -> str:
-    """The id of a level. Raises ImportError without minigrid, ArgumentError for a level that isn't there."""
+    """Return the id of a level. Raises ImportError without minigrid, ArgumentError for an unknown level."""
     try:
         import minigrid  # noqa: F401  (registers its ids)
     except ImportError as error:
         raise ImportError('BabyAI needs minigrid: pip install "agent-r1[babyai]"') from error
     check_version("minigrid", CHECKED)
     ids = [name for name in gym.registry if name.startswith("BabyAI-")]
-    there = {name.removeprefix("BabyAI-").rpartition("-v")[0]: name for name in ids}
-    if level not in there:
-        raise ArgumentError(f"BabyAI has no level {level!r}; it has {', '.join(sorted(there))}")
-    return there[level]
+    levels = {name.removeprefix("BabyAI-").rpartition("-v")[0]: name for name in ids}
+    if level not in levels:
+        raise ArgumentError(f"BabyAI has no level {level!r}; it has {', '.join(sorted(levels))}")
+    return levels[level]
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def first_view(env_id: str, seed: int) -> Task:
-    """A level with a seed: its mission and what the agent sees first. Don't change what is returned: it is kept."""
+    """Return a level with a seed: its mission and the first view. The result is cached: do not change it."""
     world = Rooms(env_id, seed)
     env, level = world.env, env_id.removeprefix("BabyAI-").rpartition("-v")[0]
     question = f"Mission: {env.mission}.\n\n{view(env)}"
@@ -359,12 +361,12 @@ def first_view(env_id: str, seed: int) -> Task:
 
 @lru_cache(maxsize=64)
 def plan(env_id: str, seed: int) -> tuple[int, ...]:
-    """The actions of BabyAI's bot. Raises ValueError where it finds no way."""
+    """Return the actions of BabyAI's bot. Raises ValueError if it finds no way."""
     from minigrid.utils.baby_ai_bot import BabyAIBot
 
     class Bot(BabyAIBot):
         def _breadth_first_search(self, *args: Any, **kwargs: Any) -> Any:
-            if self.bfs_counter >= self.most:  # in some levels it plans without end
+            if self.bfs_counter >= self.most:  # in some levels it plans for ever
                 raise RuntimeError(f"no action after {MOST_SEARCHES} searches for a way")
             return super()._breadth_first_search(*args, **kwargs)
 
@@ -378,8 +380,8 @@ def plan(env_id: str, seed: int) -> tuple[int, ...]:
             actions.append(int(action))
             if terminated or truncated:
                 break
-    except Exception as error:  # assertions, and errors of its own
+    except Exception as error:  # assertions, and its own errors
         raise ValueError(f"BabyAI's bot fails in {env_id} with seed {seed}: {error!r}") from error
     if not float(reward) > 0:
-        raise ValueError(f"BabyAI's bot doesn't fulfil the mission of {env_id} with seed {seed}")
+        raise ValueError(f"BabyAI's bot does not complete the mission of {env_id} with seed {seed}")
     return tuple(actions)

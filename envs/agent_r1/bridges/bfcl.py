@@ -27,10 +27,10 @@ from agent_r1_tools import Tool, ToolResult
 INSTALL = 'pip install "agent-r1[bfcl]" && pip install --no-deps "bfcl-eval>=2026.3,<2026.4"'
 CHECKED = "2026.3"
 MOST_STEPS = 20  # MAXIMUM_STEP_LIMIT of the package: turns with calls for one request
-MOST_FILES = 10_000  # that `find` and `du` walk through: copies of folders share theirs, so there may be 2 ** n
+MOST_FILES = 10_000  # limit for `find` and `du`: copies of folders share files, so there may be 2 ** n
 MOST_DIGITS = 1_000
-MOST_PATHS = 500_000  # characters of all paths that `find` lists
-MOST_CHARS = 50_000  # of a result
+MOST_PATHS = 500_000  # maximum number of characters of all paths that `find` lists
+MOST_CHARS = 50_000  # maximum length of a result
 LOCK = Lock()  # the package keeps some things in globals
 API = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code."
 APIS = {  # class: its module, which is its file of function descriptions, too
@@ -95,27 +95,27 @@ class BFCLMultiTurnEnv(BridgeEnv):
         super().__init__([schema for api in APIS for schema in schemas_of(api).values()], split=split, **kwargs)
 
     def make_tool(self, schema: Mapping[str, Any]) -> Tool:
-        """A function, whose results may be long: they are what `long_context` is about."""
+        """Make the tool of a function, whose results may be long, as `long_context` needs."""
         tool = super().make_tool(schema)
         tool.max_result_chars = MOST_CHARS
         return tool
 
     @property
     def num_tasks(self) -> int:
-        """The tasks of the category."""
+        """The number of tasks of the category."""
         return len(load(self.split))
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """The functions that the policy was told of."""
+        """The schemas of the functions that the policy knows."""
         return [self._all_tools[name].schema for name in [*self.task.metadata["tools"], *self._added]]
 
     def make_task(self, index: int) -> Task:
-        """Task `index` of the category."""
+        """Return task `index` of the category."""
         return self.task_of(self.split, index)
 
     def task_of(self, category: str, index: int) -> Task:
-        """Task `index` of a category."""
+        """Return task `index` of a category."""
         entry = load(category)[index]
         apis = "\n".join(f"- {about(api)}" for api in entry["apis"])
         added = {name for names in entry["added"].values() for name in names}
@@ -125,7 +125,7 @@ class BFCLMultiTurnEnv(BridgeEnv):
         return Task(entry["id"], entry["requests"][0], [], metadata, f"{self.instructions}\n\n{apis}")
 
     def make_world(self, task: Task) -> World:
-        """The services at the beginning."""
+        """Make the services at the beginning."""
         return Services(task.metadata["split"], task.metadata["index"])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -134,21 +134,21 @@ class BFCLMultiTurnEnv(BridgeEnv):
         return super().reset(seed=seed, options=options)
 
     def start_episode(self, task: Task) -> None:
-        """The task's own functions, and those that were added so far."""
+        """Give the policy the task's own functions, and those that were added so far."""
         super().start_episode(task)
         done = self.memory.get("request", 0)
         self._added = [name for at, names in task.metadata["added"].items() if int(at) <= done for name in names]
         self.tools = {name: self._all_tools[name] for name in [*task.metadata["tools"], *self._added]}
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """Too many turns for one request end the episode, as in the package."""
+        """End the episode after too many turns for one request, as in the package."""
         self.memory["calls"] = self.memory.get("calls", 0) + 1
         if self.episode.turn - self.memory.get("since", 0) > MOST_STEPS:
             return End(0.0, metrics=self._done())
         return {}
 
     def user_turn(self, text: str) -> UserTurn | End:
-        """The request counts as done: it is checked, and the user goes on."""
+        """Check the request, which counts as done, and continue with the user's next one."""
         if not self._right():
             return End(0.0, metrics=self._done())
         requests, done = self.task.metadata["requests"], self.memory.get("request", 0) + 1
@@ -163,21 +163,21 @@ class BFCLMultiTurnEnv(BridgeEnv):
         return UserTurn("\n".join([*told, requests[done]]), amounts)
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer to the last request is what plain text is to it; to another one it gives up."""
+        """Score an answer: to the last request it counts like plain text, to an earlier one it gives up."""
         last = self.memory.get("request", 0) + 1 == len(self.task.metadata["requests"])
         score = float(bool(answer) and last and self._right())
         return score, {"requests_done": 1.0} if score else self._done()
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
-        """The package's score."""
+        """Pay the package's score."""
         return score
 
     def _done(self) -> dict[str, float]:
-        """requests_done: the share of the requests that were passed."""
+        """Return the metric requests_done: the share of passed requests."""
         return {"requests_done": self.memory.get("request", 0) / len(self.task.metadata["requests"])}
 
     def _right(self) -> bool:
-        """The package's check of a request, on its calls and those of the policy."""
+        """Run the package's check of a request, on its calls and those of the policy."""
         from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
 
         request, gold = self.memory.get("request", 0), self.task.metadata["gold"]
@@ -193,12 +193,12 @@ class BFCLMultiTurnEnv(BridgeEnv):
                 expected.act(name, copy.deepcopy(arguments))
         try:
             same = state_checker(services.apis, expected.apis)["valid"]
-        except RecursionError:  # a folder that holds itself
+        except RecursionError:  # a folder that contains itself
             return False
         return bool(same and response_checker(services.answers, expected.answers, request)["valid"])
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The task's own calls, one a turn (eight where a request takes more than 20), and a word after a request.
+        """Return the task's own calls, one a turn (eight if a request takes more than 20), and a word after a request.
 
         Raises: ValueError with `rng`: there is only the expert.
         """
@@ -217,7 +217,7 @@ class BFCLMultiTurnEnv(BridgeEnv):
 
 
 class Services:
-    """The services of a task at work: instances of the package's classes that nobody else has."""
+    """The running services of a task: private instances of the package's classes."""
 
     def __init__(self, split: str, index: int) -> None:
         entry = load(split)[index]
@@ -242,13 +242,13 @@ class Services:
         return ToolResult(text, ok=ok)
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: there is nothing to close."""
 
 
 def call(api: Any, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-    """What a method answers, as the package's executor writes it, and whether it is no error.
+    """Return a method's result, as the package's executor writes it, and whether the call succeeded.
 
-    `name` is one of the documented functions. Raises what the method raises.
+    `name` is one of the documented functions. Raises the exceptions of the method.
     """
     import mpmath
 
@@ -256,22 +256,22 @@ def call(api: Any, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
     if refused:
         return json.dumps({"error": refused}), False
     method = getattr(api, name)
-    if name == "post_tweet":  # its defaults are lists, which all instances would share
+    if name == "post_tweet":  # its default lists would be shared by all instances
         arguments = {"tags": [], "mentions": []} | arguments
-    with mpmath.workdps(15), decimal.localcontext():  # MathAPI sets the precision for everybody
-        found = method(**arguments)
-        if not isinstance(found, dict):
-            return str(found), True
-        if isinstance(found.get("error"), str):
-            found["error"] = in_order(found["error"])
+    with mpmath.workdps(15), decimal.localcontext():  # MathAPI sets the global precision
+        result = method(**arguments)
+        if not isinstance(result, dict):
+            return str(result), True
+        if isinstance(result.get("error"), str):
+            result["error"] = in_order(result["error"])
         try:
-            return json.dumps(found), "error" not in found
+            return json.dumps(result), "error" not in result
         except (TypeError, ValueError):
-            return str(found), "error" not in found
+            return str(result), "error" not in result
 
 
 def in_order(error: str) -> str:
-    """An error in which the package lists a set, whose order differs from process to process."""
+    """Sort the set that the package lists in an error, because its order differs between processes."""
     for start, end in (("Invalid fields for update: ", ""), ("Invalid travel class. Must be one of {", "}")):
         if error.startswith(start):
             return start + ", ".join(sorted(error.removeprefix(start).removesuffix(end).split(", "))) + end
@@ -279,7 +279,7 @@ def in_order(error: str) -> str:
 
 
 def refusal(api: Any, name: str, arguments: dict[str, Any]) -> str:
-    """Why a call isn't made that could take time or memory without end; "" where it is made."""
+    """Return the reason not to make a call that may take unlimited time or memory; "" if it is made."""
     digits = [arguments.get("precision", 0), arguments.get("decimal_places", 0)]
     if any(isinstance(count, int) and abs(count) > MOST_DIGITS for count in digits):
         return f"At most {MOST_DIGITS} digits."
@@ -287,17 +287,17 @@ def refusal(api: Any, name: str, arguments: dict[str, Any]) -> str:
         base, exponent = arguments.get("base"), arguments.get("exponent")
         if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > 4 * MOST_DIGITS:
             return "The result is too large."
-    if name in ("find", "du") and not (walks(api.root) and walks(api._current_dir)):  # which may have been removed
+    if name in ("find", "du") and not (walks(api.root) and walks(api._current_dir)):  # it may be removed
         return f"{name}: more than {MOST_FILES} files and directories, or {MOST_PATHS} characters of paths"
     return ""
 
 
 def walks(root: Any) -> bool:
-    """Whether a walk through a directory ends soon: copies share what is in them, and may hold themselves."""
+    """Return whether a walk through a directory ends soon: copies share contents, and may contain themselves."""
     waiting, files, chars = [(root, 0)], 0, 0
     while waiting:
         place, before = waiting.pop()
-        inside = [(one, before + 1 + len(name)) for name, one in getattr(place, "contents", {}).items()]
+        inside = [(entry, before + 1 + len(name)) for name, entry in getattr(place, "contents", {}).items()]
         files += len(inside)
         chars += sum(length for _, length in inside)
         if files > MOST_FILES or chars > MOST_PATHS:
@@ -311,17 +311,17 @@ def walks(root: Any) -> bool:
 
 @cache
 def require_bfcl() -> None:
-    """Raises ImportError where bfcl-eval or mpmath is missing."""
+    """Raise ImportError if bfcl-eval or mpmath is missing."""
     try:
         import bfcl_eval  # noqa: F401
         import mpmath  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"BFCL needs bfcl-eval, without what it pins: {INSTALL}") from error
+        raise ImportError(f"BFCL needs bfcl-eval, without its pinned dependencies: {INSTALL}") from error
     check_version("bfcl-eval", CHECKED)
 
 
 class Day(datetime.datetime):
-    """A clock that stands still: on the day on which the package's stock market is."""
+    """A fixed date: the day of the package's stock market."""
 
     @classmethod
     def today(cls) -> Day:
@@ -330,7 +330,7 @@ class Day(datetime.datetime):
 
 @cache
 def api_class(api: str) -> Any:
-    """The package's class, but for the day on which it finds out how old a traveller is."""
+    """Return the package's class, with a fixed date for a traveller's age."""
     cls: Any = getattr(importlib.import_module(API + APIS[api]), api)
     if api != "TravelAPI":
         return cls
@@ -341,63 +341,63 @@ def api_class(api: str) -> Any:
 
 @cache
 def schemas_of(api: str) -> dict[str, dict[str, Any]]:
-    """An API's functions by name, as JSON schemas. What the package says of the API with each of them is `about`."""
-    found = {}
+    """Return an API's functions by name, as JSON schemas, without the text about the API (see `about`)."""
+    schemas = {}
     for doc in _rows(f"multi_turn_func_doc/{APIS[api]}.json"):
         description = doc["description"].partition("Tool description: ")[2]
         parameters = json_schema(doc["parameters"])
-        if doc["name"] == "close_ticket":  # the task's own calls name one that isn't there
+        if doc["name"] == "close_ticket":  # the task's own calls name an unknown one
             parameters["properties"]["ticket_id"]["type"] = ["integer", "string"]
-        found[doc["name"]] = {"name": doc["name"], "description": description, "parameters": parameters}
-    return found
+        schemas[doc["name"]] = {"name": doc["name"], "description": description, "parameters": parameters}
+    return schemas
 
 
 @cache
 def about(api: str) -> str:
-    """What the package says of an API."""
+    """Return the package's text about an API."""
     doc = _rows(f"multi_turn_func_doc/{APIS[api]}.json")[0]["description"]
     return str(doc.partition("Tool description: ")[0]).strip()
 
 
 @cache
 def api_of(name: str) -> str:
-    """The API that has a function."""
+    """Return the API that has a function."""
     return next(api for api in APIS if name in schemas_of(api))
 
 
 def json_schema(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The package's notation as JSON schema."""
+    """Convert the package's notation to a JSON schema."""
     types = {"dict": "object", "float": "number"}
-    found = dict(spec) | {"type": types.get(spec["type"], spec["type"])}
+    schema = dict(spec) | {"type": types.get(spec["type"], spec["type"])}
     if "properties" in spec:
-        found["properties"] = {name: json_schema(inner) for name, inner in spec["properties"].items()}
+        schema["properties"] = {name: json_schema(inner) for name, inner in spec["properties"].items()}
     if "items" in spec:
-        found["items"] = json_schema(spec["items"])
-    return found
+        schema["items"] = json_schema(spec["items"])
+    return schema
 
 
 @lru_cache(maxsize=4)
 def load(split: str) -> list[dict[str, Any]]:
-    """The tasks of a category. Don't change what is returned: it is kept.
+    """Return the tasks of a category. The result is cached: do not change it.
 
-    `gold` has the calls of each request as (name, arguments), `added` the functions that are told before a request.
+    `gold` has the calls of each request as (name, arguments), `added` the functions announced before a request.
     """
     name = f"BFCL_v4_multi_turn_{split}.json"
     answers = {row["id"]: row["ground_truth"] for row in _rows(f"possible_answer/{name}")}
-    found = []
+    tasks = []
     for row in _rows(name):
         gold = [[read_call(text) for text in turn] for turn in answers[row["id"]]]
         added = {}
-        for at, names in row.get("missed_function", {}).items():  # but for what the task's own calls need before
+        for at, names in row.get("missed_function", {}).items():  # except functions that earlier calls of the task need
             added[at] = [name for name in names if not any(name == one for turn in gold[: int(at)] for one, _ in turn)]
         requests = ["\n".join(said["content"] for said in turn) or ADDED for turn in row["question"]]
         rest = {"apis": row["involved_classes"], "config": row["initial_config"], "added": added, "gold": gold}
-        found.append({"id": row["id"], "requests": requests} | rest)
-    return found
+        tasks.append({"id": row["id"], "requests": requests} | rest)
+    return tasks
 
 
 def read_call(text: str) -> tuple[str, dict[str, Any]]:
-    """A call of the task's own, such as sort('a.txt'), by name."""
+    """Read one of the task's own calls, such as sort('a.txt'), into name and arguments."""
     node: Any = ast.parse(text, mode="eval").body
     name = node.func.id
     names = list(inspect.signature(getattr(api_class(api_of(name)), name)).parameters)[1:]

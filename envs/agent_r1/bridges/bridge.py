@@ -1,4 +1,4 @@
-"""What bridges have in common: a simulator for each episode, and snapshots by doing again what was done."""
+"""Code that bridges share: a simulator for each episode, and snapshots that repeat the calls."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from agent_r1_tools import Tool, ToolFault, ToolResult
 from agent_r1_tools.running import is_strict
 from agent_r1_tools.tool import is_fault
 
-MOST_BREAKS = 5  # of an episode's simulator, by what the policy did
+MOST_BREAKS = 5  # maximum number of times that the policy may break the simulator of an episode
 
 
 _one_at_a_time = threading.Lock()  # never held while a simulator is made
 
 
 class World(Protocol):
-    """A simulator at work in one episode."""
+    """A simulator that runs one episode."""
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Make a call in bounded time. Raise ToolFault, or an OSError that `is_fault`, where the simulator is lost.
+        """Make a call in bounded time. Raise ToolFault, or an OSError that `is_fault`, if the simulator is lost.
 
-        What the policy gets wrong is a result with `ok=False`, and `done=True` says that the simulator came to an end.
+        An error of the policy is a result with `ok=False`. `done=True` means that the simulator has ended.
         """
 
     def close(self) -> None:
-        """Give up what it holds: processes, files, pages."""
+        """Release its resources: processes, files, pages."""
 
 
 class BridgeEnv(Baselines, ToolEnv):
@@ -66,21 +66,23 @@ class BridgeEnv(Baselines, ToolEnv):
         super().__init__([self.make_tool(schema) for schema in schemas], **kwargs)
 
     def make_world(self, task: Task) -> World:
-        """A simulator at the beginning of a task."""
-        raise NotImplementedError(f"{type(self).__name__} has no make_world: which simulator plays a task")
+        """Make a simulator at the beginning of a task."""
+        raise NotImplementedError(f"{type(self).__name__} has no make_world, which makes the simulator of a task")
 
     @property
     def world(self) -> World:
-        """The episode's simulator, made anew where it was lost. Raises ToolFault where it can't be; where `strict`,
-        what went wrong."""
+        """The episode's simulator, made again if it was lost.
+
+        Raises ToolFault if it cannot be made; with `strict` the original exception.
+        """
         if self._world is not None:
             return self._world
         try:
             return self._make()
-        except Exception as error:  # what worked before doesn't: nothing that a policy did
+        except Exception as error:  # it worked before, so the policy is not the cause
             if is_fault(error) or is_strict(self.strict):
                 raise
-            raise ToolFault(f"the simulator can't be made again: {error!r:.300}") from error
+            raise ToolFault(f"the simulator cannot be made again: {error!r:.300}") from error
 
     def _make(self) -> World:
         memory = self.memory  # of this episode: a call that runs past its time may end in the next one
@@ -89,7 +91,7 @@ class BridgeEnv(Baselines, ToolEnv):
         try:
             for name, arguments, seen in memory.get("log", ()):
                 if digest(self._call(world, name, arguments)) != seen:
-                    raise ToolFault(f"the simulator answered otherwise when {name} was called again for a snapshot")
+                    raise ToolFault(f"the simulator answered differently when {name} was called again for a snapshot")
             with _one_at_a_time:
                 if self.memory is not memory:
                     raise ToolFault("the episode was over before its simulator was made again")
@@ -106,7 +108,7 @@ class BridgeEnv(Baselines, ToolEnv):
             world.close()
 
     def make_tool(self, schema: Mapping[str, Any]) -> Tool:
-        """A call of the simulator as a tool."""
+        """Make a tool from a call of the simulator."""
         return Tool.from_function(
             partial(self._act, schema["name"]),
             name=schema["name"],
@@ -122,13 +124,13 @@ class BridgeEnv(Baselines, ToolEnv):
         memory = self.memory  # of this episode: a call that runs past its time may end in the next one
         if memory.get("over"):  # calls of a turn are all made, and those after the end don't count
             return ToolResult("This is over.", ok=False)
-        if memory.get("broken", 0) >= MOST_BREAKS:  # each costs all that was done before it
+        if memory.get("broken", 0) >= MOST_BREAKS:  # after each break all earlier calls are made again
             return ToolResult("The simulator broke too often; nothing more can be done.", ok=False)
         world = self.world
         try:
             result = self._call(world, tool_name, arguments)
         except Exception as error:
-            if not is_fault(error):  # those are tried again, as long as faults are
+            if not is_fault(error):  # faults are retried elsewhere
                 memory["broken"] = memory.get("broken", 0) + 1
             raise
         memory.setdefault("log", []).append([tool_name, arguments, digest(result)])
@@ -143,24 +145,24 @@ class BridgeEnv(Baselines, ToolEnv):
                 raise ToolFault(f"{type(world).__name__}.act returned {result!r:.100}; it must return a ToolResult")
             return result
         except BaseException as error:
-            if self._world is world:  # nobody knows what became of it
+            if self._world is world:  # its state is unknown
                 self._world = None
                 close(world, error)
             raise
 
     def start_episode(self, task: Task) -> None:
-        """A new simulator; where a snapshot continues, with all that was done."""
+        """Make a new simulator; if a snapshot continues, repeat all of its calls."""
         try:
             self.drop_world()
-        except (Exception, SystemExit) as error:  # nothing of this episode
+        except (Exception, SystemExit) as error:  # not caused by this episode
             warnings.warn(f"the last episode's simulator didn't close: {error!r:.300}", RuntimeWarning, stacklevel=2)
         if self.memory.keys() & {"log", "broken"}:
             self.world  # noqa: B018  (made now, too)
         else:
-            self._make()  # what is wrong with it shows as it is
+            self._make()  # raises the original error
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_world": None}  # where it arrives, the calls are made again
+        return self.__dict__ | {"_world": None}  # the copy makes the calls again
 
     def close(self) -> None:
         """End the simulator."""
@@ -172,27 +174,27 @@ class FinalRewardEnv(BridgeEnv):
     """A simulator that pays once, at its end: `judge_result` puts that into `memory["reward"]`. An answer gives up."""
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer gives up."""
+        """Score an answer, which gives up, with 0."""
         return 0.0, {"reward": self.final_reward()}
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
-        """The simulator's reward."""
+        """Pay the simulator's reward."""
         return self.final_reward()
 
     def final_reward(self) -> float:
-        """The simulator's; 0 before its end."""
+        """Return the simulator's reward; 0 before its end."""
         return float(self.memory.get("reward", 0.0))
 
 
 def call_schema(name: str, description: str, **properties: dict[str, Any]) -> dict[str, Any]:
-    """A call of a simulator, all of whose arguments are required: `properties` are their JSON schemas."""
+    """Return the schema of a call whose arguments are all required; `properties` are their JSON schemas."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     return {"name": name, "description": description, "parameters": parameters | {"additionalProperties": False}}
 
 
 @contextlib.contextmanager
 def no_exit() -> Iterator[None]:
-    """RuntimeError for a simulator that wants to end the process: whoever trains in it goes on."""
+    """Raise RuntimeError instead of SystemExit, so that a simulator cannot end the training process."""
     try:
         yield
     except SystemExit as error:
@@ -200,7 +202,7 @@ def no_exit() -> Iterator[None]:
 
 
 def close(world: World, error: BaseException) -> None:
-    """Close a simulator in which something went wrong, which is what is told."""
+    """Close a simulator after an error, and keep the error as the one that is reported."""
     try:
         world.close()
     except (Exception, SystemExit) as closing:
@@ -208,13 +210,13 @@ def close(world: World, error: BaseException) -> None:
 
 
 def digest(result: ToolResult) -> str:
-    """What came of a call, in short: what was said, and the data that rewards are made of."""
-    said = json.dumps([result.content, result.ok, result.done, result.data], sort_keys=True, default=lambda value: "")
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    """Return a digest of a call's result: its text, and the data for rewards."""
+    text = json.dumps([result.content, result.ok, result.done, result.data], sort_keys=True, default=lambda value: "")
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def call_seconds(timeout: Any) -> float:
-    """`timeout` as a float. Raises ArgumentError where it isn't above 0."""
+    """Return `timeout` as a float. Raises ArgumentError if it is not above 0."""
     if (seconds := duration("timeout", timeout)) == 0:
         raise ArgumentError("timeout must be above 0 seconds, got 0")
     return seconds
@@ -222,10 +224,10 @@ def call_seconds(timeout: Any) -> float:
 
 @cache
 def check_version(package: str, *series: str) -> None:
-    """Warn, once, of an installed package of another series than those that were checked, such as "3.2"."""
+    """Warn, once, about an installed package whose series (such as "3.2") was not checked."""
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
         version = "of an unknown version"
-    if not any(version == one or version.startswith(f"{one}.") for one in series):
+    if not any(version == name or version.startswith(f"{name}.") for name in series):
         warnings.warn(f"{package} {version} wasn't checked; {', '.join(series)} was", stacklevel=3)

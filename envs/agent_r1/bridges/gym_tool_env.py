@@ -65,13 +65,13 @@ class GymToolEnv(TextGameEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The seeds of the split."""
+        """The number of seeds of the split."""
         return len(self.seeds[self.split])
 
     def make_task(self, index: int) -> Task:
-        """The game of seed number `index`."""
+        """Return the game of seed number `index`."""
         seed = self.seeds[self.split][index]
-        if seed not in self._first:  # the last one: the episodes of a group begin alike, and a snapshot asks again
+        if seed not in self._first:  # only the last view is kept: episodes of a group and snapshots need it again
             with no_exit():
                 game = Game(self.make_env(), seed)
             game.close()
@@ -79,25 +79,25 @@ class GymToolEnv(TextGameEnv):
         return Task(f"{self.split}-{seed}", self._first[seed], [], {"seed": seed})
 
     def make_world(self, task: Task) -> World:
-        """The game at its beginning."""
+        """Make the game at its beginning."""
         return Game(self.make_env(), task.metadata["seed"])
 
     def full_score(self) -> float:
-        """The sum of rewards of a game that is won."""
+        """The sum of rewards of a won game."""
         return self.max_return
 
 
 def are_seeds(some: Any) -> bool:
-    """Whether these are numbers for `reset(seed=...)`, at least one."""
+    """Return whether these are numbers for `reset(seed=...)`, at least one."""
     if isinstance(some, range):
         return bool(some) and min(some[0], some[-1]) >= 0
     if not isinstance(some, Sequence) or isinstance(some, str | bytes) or not some:
         return False
-    return all(isinstance(one, int) and one >= 0 for one in some)
+    return all(isinstance(seed, int) and seed >= 0 for seed in some)
 
 
 class Game:
-    """A `gymnasium.Env` of texts at work: `act` is its step."""
+    """A running `gymnasium.Env` of texts: `act` is its step."""
 
     def __init__(self, env: Env, seed: int) -> None:
         self.env = env
@@ -115,7 +115,7 @@ class Game:
         return ToolResult(observation, data=data, done=bool(terminated or truncated))
 
     def _read(self, method: str, found: Any, count: int) -> tuple[Any, ...]:
-        """What a game's method returned. Raises ToolFault for what no game of texts returns."""
+        """Return the result of a game's method. Raises ToolFault for a result that no text game returns."""
         if not isinstance(found, tuple) or len(found) != count or not isinstance(found[0], str):
             wanted = f"{count} values, of which the first is a text"
             raise ToolFault(f"{type(self.env).__name__}.{method} returned {found!r:.100}; it must return {wanted}")

@@ -15,30 +15,30 @@ from agent_r1_tools import ToolFault
 
 
 class Simulator(Protocol):
-    """What has a process of its own."""
+    """A simulator with its own process."""
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
 
     def end(self) -> None:
-        """Kill the process, whatever it does, and free what it holds."""
+        """Kill the process in any state, and free its resources."""
 
 
 S = TypeVar("S", bound=Simulator)
 
 
 class Pool(Generic[S]):
-    """Simulators that wait for another episode. A child that was forked leaves those of its parent alone.
+    """A pool of simulators that wait for another episode. A forked child does not touch those of its parent.
 
     Args:
         make: starts a simulator.
-        most_idle: how many wait at most; others end when they come back.
+        most_idle: maximum number of waiting simulators; others end when they are returned.
     """
 
     def __init__(self, make: Callable[[], S], most_idle: int) -> None:
         self.make, self.most_idle = make, most_idle
         self._idle: list[S] = []
-        self._forgotten: deque[S] = deque()  # of loans that nobody closed
+        self._forgotten: deque[S] = deque()  # simulators of loans that were never closed
         self._all: weakref.WeakSet[S] = weakref.WeakSet()
         self._lock = threading.Lock()  # never held while a simulator starts or ends
         os.register_at_fork(
@@ -46,7 +46,7 @@ class Pool(Generic[S]):
         )
 
     def lend(self) -> Loan[S]:
-        """A simulator that nobody uses, or a new one. Raises what `make` raises."""
+        """Lend an idle simulator, or a new one. Raises the exceptions of `make`."""
         self._end_forgotten()
         while True:
             with self._lock:
@@ -61,7 +61,7 @@ class Pool(Generic[S]):
             simulator.end()  # its process died; it may hold pipes and files
 
     def take_back(self, simulator: S) -> None:
-        """Let a simulator wait, or end it where enough do or its process has died."""
+        """Keep a simulator, or end it if the pool is full or its process has died."""
         alive = simulator.alive()
         with self._lock:
             keep = alive and len(self._idle) < self.most_idle
@@ -71,7 +71,7 @@ class Pool(Generic[S]):
             simulator.end()
 
     def clear(self) -> None:
-        """End those that wait."""
+        """End the waiting simulators."""
         with self._lock:
             waiting, self._idle = self._idle, []
         for simulator in waiting:
@@ -79,7 +79,7 @@ class Pool(Generic[S]):
         self._end_forgotten()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of waiting simulators."""
         return len(self._idle)
 
     def _end_forgotten(self) -> None:
@@ -98,9 +98,9 @@ class Pool(Generic[S]):
 
 
 class Loan(Generic[S]):
-    """A simulator that is nobody else's meanwhile.
+    """The loan of a simulator, which no one else uses meanwhile.
 
-    `held` is None after its end; `busy` says that a call is at work in it, or broke off there.
+    `held` is None after its end; `busy` is True if a call is running in it, or was broken off.
     """
 
     def __init__(self, pool: Pool[S], simulator: S) -> None:
@@ -112,13 +112,12 @@ class Loan(Generic[S]):
 
     @contextlib.contextmanager
     def at_work(self, *lost: type[Exception]) -> Iterator[S]:
-        """The simulator, for a call. It ends where the call breaks off in the middle.
+        """Yield the simulator for a call. It is ended if the call breaks off.
 
-        Raises ToolFault for exceptions that say it is `lost`, and where there is none: after its end, and in a child
-        that was forked.
+        Raises ToolFault for the exceptions in `lost`, and without a simulator: after its end, and in a forked child.
         """
         if self.held is None or self.owner != os.getpid():
-            raise ToolFault("the simulator is gone, or a parent's")
+            raise ToolFault("the simulator has ended, or belongs to the parent process")
         self.busy = True
         try:
             yield self.held
@@ -130,9 +129,9 @@ class Loan(Generic[S]):
             raise
 
     def close(self) -> None:
-        """Give it back, or end it where it is busy: a call that ran out of time is still at work in it."""
+        """Return the simulator, or end it if it is busy: a call that timed out is still running in it."""
         simulator, self.held = self.held, None
-        forgotten = self._forget.detach() is None  # among garbage `_forget` runs before what closes
+        forgotten = self._forget.detach() is None  # in garbage collection `_forget` runs first
         if simulator is None or forgotten or self.owner != os.getpid():
             return
         if self.busy:
@@ -142,6 +141,6 @@ class Loan(Generic[S]):
 
 
 def _forget(pool: Pool[S], simulator: S, owner: int) -> None:
-    """Ends nothing: this may run anywhere, in the middle of what ends it."""
+    """Only record the simulator, without ending it: this may run anywhere, also in the code that ends it."""
     if owner == os.getpid():
         pool._forgotten.append(simulator)

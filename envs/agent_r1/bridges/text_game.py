@@ -1,4 +1,4 @@
-"""What games that are played in texts have in common: one tool, `act(command)`, and a score."""
+"""The shared part of text games: one tool, `act(command)`, and a score."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class TextGameEnv(BridgeEnv):
         super().__init__([act], **kwargs)
 
     def full_score(self) -> float:
-        """The sum of rewards of a game that is won."""
-        raise NotImplementedError(f"{type(self).__name__} has no full_score: what a game that is won earns")
+        """The sum of rewards of a won game."""
+        raise NotImplementedError(f"{type(self).__name__} has no full_score, the sum of rewards of a won game")
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """The game's rewards, and its end."""
+        """Record the game's rewards, and end the episode with the game."""
         if not result.ok:
             return {}
         rewards: list[float] = self.memory.setdefault("rewards", [])
@@ -45,17 +45,17 @@ class TextGameEnv(BridgeEnv):
         return End(score, amounts, metrics, result.data.get("truncation_reason"))
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
-        """What was earned, however the episode ends."""
+        """Pay the earned rewards, for any end of the episode."""
         return self._earned()[0]
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer gives the game up: what was earned stays."""
+        """Score an answer, which gives the game up; the earned rewards stay."""
         return self._earned()
 
     def act(self, *commands: str) -> list[str]:
-        """The texts of turns that give these commands."""
+        """Return the texts of turns that give these commands."""
         return [self.dialect.tool_call("act", {"command": command}) for command in commands]
 
     def _earned(self) -> tuple[float, dict[str, float]]:
-        earned = math.fsum(self.memory.get("rewards", ()))  # ten times .1 are 1
+        earned = math.fsum(self.memory.get("rewards", ()))  # exact: ten times 0.1 is 1
         return min(max(earned / self.full_score(), 0.0), 1.0), {"return": earned}

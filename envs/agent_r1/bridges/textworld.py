@@ -1,4 +1,4 @@
-"""TextWorld: generated text adventures, one for each seed."""
+"""TextWorld: text adventures by Microsoft's generator, a new one for each seed."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ GAMES: Mapping[str, Mapping[str, Any]] = {
     "simple": {"rewards": "balanced", "goal": "detailed"},
     "custom": {"rooms": 5, "objects": 10, "quest_length": 5},
 }
-"""Kinds of games, and the settings that each has, by TextWorld's names (`tw-make --help`)."""
+"""Kinds of games and their settings, by TextWorld's names (`tw-make --help`)."""
 SPLITS = {"train": 1_000_000, "valid": 10_000, "test": 10_000}  # tasks; their seeds follow each other
 MOST_COMMAND = 150  # characters
-TRIES = 50  # seeds, until the generator can make a game of one
+TRIES = 50  # maximum number of seeds until the generator can make a game
 VERBS = frozenset(
     "look l goal inventory i go n s e w north south east west examine x eat open close drop take get pick put insert "
     "lock unlock cook slice chop dice prepare drink wait z help".split()
 )
-# What a story's interpreter does to files and to itself: Inform knows a word by its first nine letters.
+# Commands of a story's interpreter for files and for itself. Inform knows a word by its first nine letters.
 KEPT_OUT = frozenset(
     "save restore script unscript noscript transcrip restart quit q undo verify version recording replay restrict then"
     .split()
@@ -45,48 +45,30 @@ _ONE_AT_A_TIME = threading.Lock()  # the generator keeps a random state for its 
 
 
 class TextWorldEnv(TextGameEnv):
-    """Generated text adventures of TextWorld, a new story for each seed (arXiv 1806.11532).
+    """Text adventures written by a generator, a new one for each seed (TextWorld, arXiv 1806.11532).
 
     ## Description
-    The policy reads a description of a room and a goal. It gives commands such as "take the knife from the counter".
-    [TextWorld](https://arxiv.org/abs/1806.11532) (MIT) generates each story, and Inform 7 compiles it. TextWorld's
-    interpreter Jericho is GPL-2.0.
+    The generator of [TextWorld](https://arxiv.org/abs/1806.11532) (MIT; its interpreter Jericho is GPL-2.0) writes a
+    story for each seed, and Inform 7 compiles it. By default the stories are the cooking games of the First TextWorld
+    Problems. The agent finds and reads the cookbook, fetches, cuts and cooks the ingredients, and eats the meal. An
+    `<answer>` gives up.
 
-    The default games are the cooking games of the First TextWorld Problems. The policy reads the cookbook, then
-    fetches, cuts and cooks the ingredients, and eats the meal.
-
-    A story ends when it is won or lost. An `<answer>` gives up.
-
-    The environment needs the extra `textworld` (Linux and macOS) and was checked with textworld 1.7.
+    The environment needs the extra `textworld` (Linux and macOS). It was checked with textworld 1.7.
 
     ## Tools
-    `act(command)` gives a command to the story. A command is one line of at most 150 letters and digits. It begins with
-    a verb of the game.
+    `act(command)` gives a command to the story, such as `take the knife from the counter`.
 
     ## Arguments
 
     | argument | default | meaning |
     |---|---|---|
-    | `split` | `"train"` | `"train"`, `"valid"` (also `"validation"`) or `"test"` |
-    | `game` | `"cooking"` | the kind of game (below) |
-    | `settings` | `None` | changes to the settings of the kind, under TextWorld's names |
+    | `split` | `"train"` | `"train"`, `"valid"` or `"test"` |
+    | `game` | `"cooking"` | also `"coin_collector"`, `"treasure_hunter"`, `"simple"` or `"custom"` |
+    | `settings` | `None` | a dict of the game's settings, under TextWorld's names; see `GAMES` |
     | `max_turns` | `50` | the maximum number of turns |
     | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
 
-    | `game` | settings and defaults |
-    |---|---|
-    | `"cooking"` | `recipe` 1, `take` 1, `go` 6, `open` True, `cook` True, `cut` True, `drop` False |
-    | `"coin_collector"` | `level` 5, from 1 to 300 |
-    | `"treasure_hunter"` | `level` 10, from 1 to 30 |
-    | `"simple"` | `rewards` "balanced" ("dense", "sparse"), `goal` "detailed" ("brief", "none") |
-    | `"custom"` | `rooms` 5, `objects` 10, `quest_length` 5 |
-
-    - In cooking games, `recipe` is the number of ingredients. `take` is the number of ingredients that have to be
-      found. `go` is the number of rooms: 1, 6, 9 or 12. `drop` limits the inventory.
-    - The last two digits of the level of a coin collector are the length of the quest. There are at most 100 rooms.
-    - A custom game has a quest of given length in a house of given size.
-
-    The other arguments are those of `ToolEnv`.
+    `"custom"` is a quest of a given length in a house of a given size. The other arguments are those of `ToolEnv`.
 
     Rewards and baselines: docs/environments/textworld.md.
     """
@@ -109,37 +91,39 @@ class TextWorldEnv(TextGameEnv):
         if not isinstance(settings, Mapping | None):
             raise ArgumentError(f"settings must be a dict of {game}'s settings, got {settings!r}")
         if unknown := set(settings or {}) - set(GAMES[game]):
-            there = ", ".join(GAMES[game])
-            raise ArgumentError(f"{game} has no setting {', '.join(map(repr, sorted(unknown)))}; it has {there}")
+            known = ", ".join(GAMES[game])
+            raise ArgumentError(f"{game} has no setting {', '.join(map(repr, sorted(unknown)))}; it has {known}")
         find_textworld()
         self.game, self.settings = game, dict(GAMES[game]) | dict(settings or {})
         super().__init__(**kwargs)
         if settings:
-            self.make_task(0)  # or says why there is none
+            self.make_task(0)  # raises if the settings are impossible
 
     @property
     def num_tasks(self) -> int:
-        """The seeds of the split."""
+        """The number of seeds of the split."""
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """The story of a seed, of `valid` and `test` behind those of `train`. Raises ArgumentError for settings of
-        which the generator can make none."""
+        """Return the story of a seed; the seeds of `valid` and `test` follow those of `train`.
+
+        Raises ArgumentError for settings with which the generator can make no story.
+        """
         seed = index + sum(list(SPLITS.values())[: list(SPLITS).index(self.split)])
         story = write_story(self.game, json.dumps(self.settings, sort_keys=True), self.split, seed)
         metadata = {"game": self.game, "settings": self.settings, "seed": seed, "max_score": story.max_score}
         return Task(f"{self.game}-{seed}", story.beginning, [], metadata)
 
     def make_world(self, task: Task) -> World:
-        """The story at its beginning."""
+        """Start the story at its beginning."""
         return Telling(self._story(task))
 
     def full_score(self) -> float:
-        """The story's greatest score."""
+        """The maximum score of the story."""
         return float(self.task.metadata["max_score"])
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """TextWorld's own winning commands, a call a turn: those of the generator, else its `policy_commands`.
+        """Return TextWorld's own winning commands, one call a turn: the generator's, or else its `policy_commands`.
 
         Raises: ValueError with `rng`: there is only the expert.
         """
@@ -153,7 +137,7 @@ class TextWorldEnv(TextGameEnv):
 
 
 class Story(NamedTuple):
-    """A compiled story: the files that its interpreter reads, and what is known of it."""
+    """A compiled story: the files that its interpreter reads, and its metadata."""
 
     z8: bytes
     game: bytes  # TextWorld's JSON
@@ -163,7 +147,7 @@ class Story(NamedTuple):
 
 
 class Telling:
-    """A story at work."""
+    """A running story."""
 
     def __init__(self, story: Story, **infos: bool) -> None:
         textworld = find_textworld()
@@ -188,14 +172,14 @@ class Telling:
             return ToolResult(f"{bad[0]!r} is nothing to do in the story; give one command a call.", ok=False)
         self.state, score, done = self.env.step(command)
         reward, self.score = score - self.score, score
-        return ToolResult(told(self.state.feedback), data={"reward": float(reward)}, done=bool(done))
+        return ToolResult(story_text(self.state.feedback), data={"reward": float(reward)}, done=bool(done))
 
     def close(self) -> None:
         self.env.close()
 
 
-def told(feedback: str) -> str:
-    """What the story says, without the screen around it: its title, the prompt, the line of status."""
+def story_text(feedback: str) -> str:
+    """Return the story's text, without the screen around it: its title, the prompt, the status line."""
     text = feedback.rpartition("\n>")[0] or feedback
     text = text.partition("Would you like to RESTART")[0]
     lines = text.split("\n")
@@ -209,8 +193,8 @@ def told(feedback: str) -> str:
 
 @cache
 def find_textworld() -> Any:
-    """The package. Raises ImportError where it isn't installed; warns of a version that wasn't checked."""
-    drawn = np.random.get_state()  # importing it draws from there
+    """Import the package. Raises ImportError if it is not installed; warns about a version that was not checked."""
+    drawn = np.random.get_state()  # the import draws from this state
     try:
         import textworld
         import textworld.challenges  # registers the kinds of games
@@ -223,8 +207,7 @@ def find_textworld() -> Any:
 
 
 def _be_quiet() -> None:
-    """Do what TextWorld does once, when it is imported: its interpreter warns that it misses scores, which TextWorld
-    keeps by itself."""
+    """Suppress warnings as TextWorld does at import: its interpreter misses scores, which TextWorld counts itself."""
     from jericho import UnsupportedGameWarning
 
     warnings.simplefilter("ignore", UnsupportedGameWarning)
@@ -232,10 +215,12 @@ def _be_quiet() -> None:
 
 @lru_cache(maxsize=64)  # half a megabyte each; the episodes of a group play the same story
 def write_story(game: str, settings: str, split: str, seed: int) -> Story:
-    """Have a story written and compiled, in one to two seconds, of the seed or the next one that gives a story which
-    its own way wins (not where two things have names that a command can't tell apart). `settings` is JSON.
+    """Write and compile a story, in one to two seconds. `settings` is JSON.
 
-    Raises ValueError for settings of which the generator can make none.
+    It is the story of the seed, or of the next seed whose story its own walkthrough wins. A walkthrough fails if a
+    command cannot distinguish the names of two things.
+
+    Raises ArgumentError for settings with which the generator can make no story.
     """
     textworld = find_textworld()
     _be_quiet()
@@ -259,27 +244,28 @@ def write_story(game: str, settings: str, split: str, seed: int) -> Story:
             reason = error
         finally:
             textworld.g_rng.set_seed(before)
-    said = f"TextWorld makes no {game} game of seed {seed} with settings {settings}: {reason!r}"
-    raise ArgumentError(said) from reason
+    error_message = f"TextWorld cannot make a {game} game of seed {seed} with settings {settings}: {reason!r}"
+    raise ArgumentError(error_message) from reason
 
 
 def _compile(textworld: Any, made: Any, options: Any) -> Story | None:
-    """A game as a story with a way that wins; None where TextWorld's ways don't."""
+    """Compile a game to a story with a winning walkthrough; None if TextWorld's walkthroughs do not win."""
     with tempfile.TemporaryDirectory(prefix="textworld") as folder:
         options.path = str(Path(folder, "story.z8"))
         path = Path(textworld.generator.compile_game(made, options))
         story = Story(path.read_bytes(), path.with_suffix(".json").read_bytes(), "", 0, ())
     telling = Telling(story, max_score=True, policy_commands=True)
-    beginning, most, policy = told(telling.state.feedback), telling.state.max_score, telling.state.policy_commands
+    beginning, max_score = story_text(telling.state.feedback), telling.state.max_score
+    policy = telling.state.policy_commands
     telling.close()
-    # A cook's own way reads the cookbook, as somebody must who doesn't know the recipe; the policy does not.
+    # The walkthrough of a cooking game reads the cookbook, as a player without the recipe must. `policy` does not.
     for way in (made.metadata.get("walkthrough"), policy):
         telling = Telling(story)
         done = [telling.act("act", {"command": command}).done for command in way or ()]
-        won = done and done[-1] and telling.score == most
+        won = done and done[-1] and telling.score == max_score
         telling.close()
         if won:
-            return story._replace(beginning=beginning, max_score=most, walkthrough=tuple(way))
+            return story._replace(beginning=beginning, max_score=max_score, walkthrough=tuple(way))
     return None
 
 

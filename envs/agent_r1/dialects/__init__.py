@@ -1,22 +1,22 @@
 """Dialects: how a model family writes prompts, tool calls and tool results, in tokens.
 
-A dialect stands between an environment, which thinks in messages and calls, and a policy, which writes tokens::
+A dialect connects an environment, which works with messages and calls, to a policy, which writes tokens::
 
     prompt = dialect.render(messages, tools)       the start of the state
-    turn = dialect.parse(span)                     what a sampled span says: visible text and tool calls
+    turn = dialect.parse(span)                     the content of a sampled span: visible text and tool calls
     more = dialect.bridge(closed, results)         the tokens between that span and the policy's next turn
 
 Three rules hold for every family:
 
-- History is never rendered again. `bridge` gives only what comes after a span, so what the policy sampled stays as
-  sampled, also with templates that rewrite earlier turns.
-- Text from tools and data never becomes a control token: a cut inside each of their strings keeps them apart. Text
-  without such strings is encoded exactly as the family does.
-- `parse` reads tool calls by token id where the vocabulary has a token for them, takes time linear in the span, and
+- History is never rendered again. `bridge` returns only the tokens after a span. So sampled tokens stay as sampled,
+  also with templates that rewrite earlier turns.
+- Text from tools and data never becomes a control token, because the string of each control token is cut into parts.
+  Text without such strings is encoded exactly as the family does.
+- `parse` reads tool calls by token id if the vocabulary has a token for them. It takes time linear in the span, and
   never raises.
 
-How the bridge is found: the chat template is rendered once with placeholders for the assistant's text and the tools'
-results; what stands between the placeholders is the constant text of the family.
+To find the bridge, the chat template is rendered once with placeholders for the assistant's text and the tools'
+results. The text between the placeholders is the constant text of the family.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _cache: dict[tuple[str | None, int, int, str], Dialect] = {}
 
 
 def get_dialect(name: str | None, tokenizer: Any) -> Dialect:
-    """The dialect of this name over a tokenizer (from `load_tokenizer`).
+    """Return the dialect of this name over a tokenizer (from `load_tokenizer`).
 
-    None takes the family whose calls the chat template writes, and if it writes none that is known here, "hermes" with
-    the instructions in the system message. Dialects are kept per tokenizer object.
+    None chooses the family whose calls the chat template writes. If it writes no known calls, the dialect is "hermes"
+    with the instructions in the system message. Dialects are cached per tokenizer object.
 
     Raises:
         ValueError: an unknown name (`ArgumentError`), or a chat template that cannot be used (see `Dialect`).

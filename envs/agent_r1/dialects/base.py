@@ -1,4 +1,4 @@
-"""What every family of dialects shares: prompts, bridges, thinking, and how a span is read up to its calls."""
+"""The shared part of all dialects: prompts, bridges, thinking, and the reading of a span up to its calls."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TAG_MARKS = (_THINK, _UNTHINK, _CALL, _UNCALL)
 _MARK = re.compile("[" + "".join(_TAG_MARKS) + "]|</?answer>")
 _HIDDEN = re.compile("\U0010f8a5(\\d+);")
 MOST_READINGS = 8
-"""How often a turn is read for calls that have answers in them; each time may show only one more."""
+"""The maximum number of readings of a turn for calls that contain answers; each reading may find only one more."""
 HIDDEN_ANSWER = "\U0010f8a5"  # an answer, while the text around it is searched for calls
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _STOP_NAMES = ("<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 
 
 class Dialect(ChatTemplate):
-    """A family's way of writing, over one tokenizer. Use `get_dialect`; subclasses are the families.
+    """The notation of a model family, over one tokenizer. Use `get_dialect`; subclasses are the families.
 
     Args:
         tokenizer: see `agent_r1.text.tokenizers.load_tokenizer`.
@@ -39,13 +39,13 @@ class Dialect(ChatTemplate):
 
     name: ClassVar[str] = ""
     call_tags: ClassVar[tuple[str, str] | None] = None
-    """The tags around a tool call, where the family has them."""
+    """The tags around a tool call, if the family has them."""
     think_tags: ClassVar[tuple[str, str]] = ("<think>", "</think>")
 
     stop_token_ids: list[int]
     """The tokens that end a turn, the family's usual one first."""
     starts_thinking: bool = False
-    """Whether the prompt opens the policy's thinking, so that a span starts inside it."""
+    """True if the prompt opens the policy's thinking, so that a span starts inside it."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -74,23 +74,22 @@ class Dialect(ChatTemplate):
         return get_dialect, (self.name, self.tokenizer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dialect:
-        return self  # nothing in it changes, but caches
+        return self  # only caches change
 
     # ---------------------------------------------------------------------------------------------- writing
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[Schema] = ()) -> list[int]:
-        """The prompt: the conversation, the tools' schemas and the start of the policy's turn.
+        """Render the prompt: the conversation, the tools' schemas and the start of the policy's turn.
 
         Args:
-            messages: chat messages, as chat APIs or as chat templates take them; strings in them are plain text,
-                whatever they contain.
-            tools: schemas of the tools; explained in the system message where the chat template knows no tools.
+            messages: chat messages in the form of chat APIs or chat templates. All strings in them are plain text.
+            tools: schemas of the tools; explained in the system message if the chat template has no tools.
 
         Returns:
             The token ids.
 
         Raises:
-            ValueError: the chat template refuses the conversation.
+            ValueError: the chat template rejects the conversation.
         """
         ids = self.codec.encode(self._render_guarded(messages, tools, self.codec.guard))
         if any(self.codec.touches_edge(message.get("content")) for message in messages):
@@ -101,28 +100,28 @@ class Dialect(ChatTemplate):
         return ids
 
     def bridge(self, closed: bool, results: Sequence[tuple[str, str]]) -> list[int]:
-        """The tokens after a sampled span: the tools' results and the start of the next turn.
+        """Return the tokens after a sampled span: the tools' results and the start of the next turn.
 
         Args:
-            closed: whether the span ended with a stop token; if not, the end of turn comes first.
+            closed: True if the span ended with a stop token. Otherwise the end of turn comes first.
             results: ``(tool name, content)`` in call order.
 
         Returns:
-            The token ids; they are the environment's, never the policy's.
+            The token ids; they belong to the environment, never to the policy.
         """
         values = [text for pair in results for text in pair]
         return self.close() * (not closed) + self._fill("tool", len(results), values)
 
     def hint(self, closed: bool, text: str) -> list[int]:
-        """Like `bridge`, with a user's message instead of tools' results."""
+        """Return the same as `bridge`, with a user's message instead of tool results."""
         return self.close() * (not closed) + self._fill("user", 1, ["", text])
 
     def close(self) -> list[int]:
-        """The tokens that end a turn which the policy left open."""
+        """Return the tokens that end a turn which the policy left open."""
         return self.stop_token_ids[:1]
 
     def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
-        """The text of one call: ``parse(encode(tool_call(name, arguments) + end_of_turn))`` gives it back.
+        """Write one call as text: ``parse(encode(tool_call(name, arguments) + end_of_turn))`` reads it back.
 
         Raises:
             ValueError: the family cannot write these arguments (its docstring says which).
@@ -130,18 +129,18 @@ class Dialect(ChatTemplate):
         raise NotImplementedError
 
     def broken_call(self, name: str, arguments: str) -> str:
-        """A call whose arguments are no JSON object, as a chat API may give one: `parse` finds it malformed."""
+        """Write a call whose arguments are not a JSON object, as a chat API may return. `parse` finds it malformed."""
         opened, closed = self.call_tags or ("", "")
         return f"{opened}{self.spell(f'{name} {arguments}')}{closed}"
 
     def write_turn(self, content: str = "", calls: Iterable[tuple[str, dict[str, Any] | str]] = ()) -> str:
-        """The text of a turn, without its end: what it says, then its calls, each on lines of its own.
+        """Write a turn as text, without its end: its content, then its calls, each on separate lines.
 
-        ``parse(encode(write_turn(content, calls) + end_of_turn))`` gives the calls back, and a content without tags.
+        ``parse(encode(write_turn(content, calls) + end_of_turn))`` reads back the calls, and a content without tags.
 
         Args:
             content: the visible text; its tags are the policy's.
-            calls: names and arguments; a text that holds no arguments is written as a `broken_call`.
+            calls: names and arguments; a text that is not a JSON object is written as a `broken_call`.
 
         Raises:
             ValueError: the family cannot write these arguments (see `tool_call`).
@@ -154,22 +153,21 @@ class Dialect(ChatTemplate):
         return thought + _lines(content, texts)
 
     def spoken(self, text: str) -> str:
-        """A turn that was written beforehand, as it is said here: where the template has opened the thought before the
-        turn, the text closes it, or goes on with it."""
+        """Adapt a prepared turn: if the template has opened a thought before it, the text closes or continues it."""
         if self._is_in_thought(text):
             return f"{self.think_tags[1]}\n\n{text}"
         return text.removeprefix(self.think_tags[0]) if self.starts_thinking else text
 
     def _is_in_thought(self, text: str) -> bool:
-        """Whether the text would stand in a thought that the template has opened, and never come out of it."""
+        """Return whether the text would be in a thought that the template has opened, and never close it."""
         return self.starts_thinking and self.think_tags[1] not in text
 
     def instructions(self, tools: Sequence[Schema]) -> str:
-        """How to call the tools, for a chat template that does not say so itself."""
+        """Return instructions for calling the tools, for a chat template without them."""
         raise NotImplementedError
 
     def result_messages(self, results: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Tools' results as messages for the chat template."""
+        """Return tool results as messages for the chat template."""
         if self.native:
             return [
                 {"role": "tool", "name": name, "content": content, "tool_call_id": f"{i:09d}"}
@@ -178,11 +176,11 @@ class Dialect(ChatTemplate):
         return [{"role": "user", "content": "\n".join(self.result_text(content) for _, content in results)}]
 
     def result_text(self, content: str) -> str:
-        """One tool's result inside a user's message, for a chat template without a tool role."""
+        """Format one tool result inside a user's message, for a chat template without a tool role."""
         return f"<tool_response>\n{content}\n</tool_response>"
 
     def is_plain(self, text: str) -> bool:
-        """Whether a text can stand in a call as it is: no tag or control token in it, nothing the tokenizer changes."""
+        """Return whether a call can hold a text as it is: no tags, no control tokens, unchanged by the tokenizer."""
         if self._call_texts.search(text) or RESERVED.search(text):
             return False
         ids = self.codec.encode_text(text)
@@ -191,7 +189,7 @@ class Dialect(ChatTemplate):
     # ---------------------------------------------------------------------------------------------- reading
 
     def parse(self, span: Sequence[int], tools: Sequence[Schema] = ()) -> Turn:
-        """What a sampled span says, up to its first stop token. Never raises on ids of the vocabulary.
+        """Read a sampled span up to its first stop token. Never raises on ids of the vocabulary.
 
         Text in ``<think>...</think>`` and in ``<answer>...</answer>`` is not searched for calls; an open ``<think>``
         hides everything after it.
@@ -219,39 +217,39 @@ class Dialect(ChatTemplate):
         return Turn(content.strip(), calls, raw)
 
     def read_call(self, text: str, tools: Sequence[Schema]) -> Call:
-        """Read what stands between the call tags."""
+        """Read the text between the call tags."""
         raise NotImplementedError
 
     def read_visible(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
-        """Read calls that are written as plain text: the rest of the text, and the calls."""
+        """Read calls that are written as plain text. Return the rest of the text, and the calls."""
         return text, []
 
     def _read_around_answers(self, text: str, tools: Sequence[Schema]) -> tuple[str, list[Call]]:
-        """`read_visible`, with a mark in place of each answer, so that no call is read in it.
+        """Run `read_visible` with a mark instead of each answer, so that no call is read inside an answer.
 
-        An answer that stands in a call, in a program's string say, is part of the call: then it is read again, with
-        this one in place.
+        An answer inside a call, for example in a program's string, is part of the call. The text is then read again
+        with this answer restored.
         """
         answers = [answer[0] for answer in ANSWER.finditer(text)]
         between = ANSWER.split(text)[::2]
-        inside: set[int] = set()  # numbers of those that stand in a call
+        inside: set[int] = set()  # numbers of the answers inside a call
         for reading in range(MOST_READINGS):
             shown = [answer if i in inside else f"{HIDDEN_ANSWER}{i};" for i, answer in enumerate(answers)]
             pairs = itertools.zip_longest(between, shown, fillvalue="")
             rest, calls = self.read_visible("".join(itertools.chain.from_iterable(pairs)), tools)
-            found = {int(i) for call in calls for i in _HIDDEN.findall(call.text)}
-            if not found or reading == MOST_READINGS - 1:
+            hidden = {int(i) for call in calls for i in _HIDDEN.findall(call.text)}
+            if not hidden or reading == MOST_READINGS - 1:
                 break
-            inside |= found
-        if found:
+            inside |= hidden
+        if hidden:
             problem = "it has parts of too many answers in it"
             calls = [Call("", None, problem, c.text) if _HIDDEN.search(c.text) else c for c in calls]
         return _HIDDEN.sub(lambda mark: answers[int(mark[1])], rest), calls
 
     def _read(self, span: Any) -> tuple[str, str]:
-        """The text of a span up to its stop token: as it is, and with each tag as one private character.
+        """Return the text of a span up to its stop token: as it is, and with each tag as one private character.
 
-        Where a tag is a token of the vocabulary, only that token counts, not its letters.
+        If a tag is a token of the vocabulary, only that token counts, not its letters.
         """
         ids: list[int] = span.tolist() if hasattr(span, "tolist") else list(span)
         stop = next((i for i, token in enumerate(ids) if token in self._stop_ids), len(ids))
@@ -266,7 +264,7 @@ class Dialect(ChatTemplate):
         return raw, text
 
     def _read_exactly(self, ids: list[int]) -> str:
-        """The text with tags as private characters, for a span in which some tag is also spelled with letters."""
+        """Return the text with tags as private characters, for a span that also spells some tag with letters."""
         marks = {token: mark for _, mark, token in self._tag_ids if token is not None}
         pieces: list[str] = []
         start = 0
@@ -302,12 +300,12 @@ class Dialect(ChatTemplate):
             yield calling, text[start:], False
 
     def _json(self, value: Any) -> str:
-        """JSON on one line that no tokenizer changes and that contains no tag and no control token."""
+        """Write JSON on one line, without tags and control tokens, which no tokenizer changes."""
         text = self._escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
         return text if self.is_plain(text) else self._escape(json.dumps(value, allow_nan=False))
 
     def spell(self, text: str) -> str:
-        """The text on one line, with a space inside every tag and control token, which then is none."""
+        """Return the text on one line, with a space inside every tag and control token, which disables it."""
         return self._call_texts.sub(lambda tag: f"{tag[0][0]} {tag[0][1:]}", " ".join(text.split()))
 
     def _escape(self, text: str) -> str:
@@ -324,7 +322,7 @@ class Dialect(ChatTemplate):
     def _render_guarded(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[Schema], guard: Callable[[str], str]
     ) -> str:
-        """The prompt's text; ``guard`` is for the contents of messages, whose edges touch the template's text."""
+        """Render the prompt as text; ``guard`` protects message contents, whose edges touch the template's text."""
         guarded = []
         for message in map(template_message, messages):
             strings = {key: map_strings(value, self.codec.guard) for key, value in message.items()}
@@ -339,7 +337,7 @@ class Dialect(ChatTemplate):
         return render_chat(self.tokenizer, guarded, schemas, add_generation_prompt=True)
 
     def _without_tool_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The conversation for a chat template without tools: calls and results as text."""
+        """Return the conversation for a chat template without tools: calls and results as text."""
         plain: list[dict[str, Any]] = []
         for is_tool, group in itertools.groupby(messages, key=lambda m: m["role"] == "tool"):
             if is_tool:
@@ -353,7 +351,7 @@ class Dialect(ChatTemplate):
         return plain
 
     def with_instructions(self, messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-        """The conversation with this text added to the system message, or where the family has none, to the user's."""
+        """Return the conversation with this text in the system message, or in the user's if the family has none."""
         if messages and messages[0]["role"] == "system":
             text = "\n\n".join(filter(None, (messages[0]["content"], text)))
             messages = messages[1:]
@@ -366,7 +364,7 @@ class Dialect(ChatTemplate):
         return [{**messages[0], "content": f"{text}\n\n{messages[0]['content']}"}, *messages[1:]]
 
     def _is_native(self) -> bool:
-        """Whether the chat template explains tools, and writes a call so that this family's parser reads all of it."""
+        """Return whether the chat template explains tools, and writes calls that this family's parser fully reads."""
         call = {"type": "function", "id": "0" * 9, "function": {"name": "probe_tool", "arguments": {"text": "a b"}}}
         user = {"role": "user", "content": "Hello."}
         assistant = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -385,7 +383,7 @@ class Dialect(ChatTemplate):
 
 
 def _next_answer_tags(marks: list[str]) -> list[str]:
-    """The tag of an answer that comes next after each mark, if this one stands in no call: none counts in a thought."""
+    """Return the next answer tag after each mark outside calls. Tags in a thought do not count."""
     tags: list[str] = []
     following = behind_thought = ""  # the next tag from here on, and from the next end of a thought on
     for mark in reversed(marks):
@@ -400,7 +398,7 @@ def _next_answer_tags(marks: list[str]) -> list[str]:
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with every string in it changed, keys of dicts included."""
+    """Return the value with every string in it changed, keys of dicts included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -411,7 +409,7 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _lines(content: str, calls: list[str]) -> str:
-    """What a turn says, then its calls: in every family a call on lines of its own is read."""
+    """Join the content of a turn and its calls. Every family reads a call on separate lines."""
     return "\n".join([content] * bool(content) + calls)
 
 
@@ -420,5 +418,5 @@ def _uncut(text: str) -> str:
 
 
 def schema_lines(tools: Sequence[Schema]) -> str:
-    """The tools' schemas as JSON, one a line, for instructions."""
+    """Format the tools' schemas as JSON, one a line, for instructions."""
     return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -1,12 +1,12 @@
-"""The rule for what a tool call is: one for every dialect, and for the replies of chat APIs.
+"""The definition of a tool call, the same for every dialect and for the replies of chat APIs.
 
 - A call has a name, which is a text that is not empty, and arguments.
 - The arguments are a JSON object, or a text that holds one, under "arguments" or "parameters".
-- Null and an empty text are no arguments, as `{}` is. Only a tool that requires none may be called by its name alone.
-- An argument that may be left out is left out where it is null or empty, and its schema allows neither.
-- Whatever breaks the rule is a malformed call: no tool runs.
+- Null and an empty text mean no arguments, like `{}`. Only tools without required arguments may be called by name only.
+- An optional argument is dropped if it is null or empty, and its schema allows neither.
+- Any other call is malformed: no tool runs.
 
-docs/dialects.md says the same for readers.
+docs/dialects.md explains the same rule to users.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Schema = dict[str, Any]
 """A tool for the chat template: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 
 MISSING = object()
-"""Stands for arguments that are not there."""
+"""A marker for missing arguments."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Call:
     text: str = ""
     """The call as written, without its tags."""
     closed: bool = True
-    """False where the span ends before the call does."""
+    """False if the span ends before the call does."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Problems:
-    """A family's words for a policy whose call breaks the rule."""
+    """The error texts of a family that a policy reads after a malformed call."""
 
     name: str = "the call has no name"
     missing: str = "the call has no arguments"
@@ -70,14 +70,14 @@ class Problems:
 
 
 def make_call(name: Any, given: Any, text: str, tools: Sequence[Schema], problems: Problems) -> Call:
-    """The call that a policy wrote, well formed or malformed.
+    """Make the call that a policy wrote, well formed or malformed.
 
     Args:
-        name: what stands as the name.
-        given: what stands as the arguments; MISSING where nothing does.
+        name: the value of the name.
+        given: the value of the arguments; MISSING if there is none.
         text: the call as written.
-        tools: the tools' schemas; a call of a name that is not among them is still a call.
-        problems: what to say of a malformed one.
+        tools: the tools' schemas; a call of an unknown name is still a call.
+        problems: the error texts for a malformed call.
     """
     if not isinstance(name, str) or not name:
         return Call("", None, problems.name, text)
@@ -88,7 +88,7 @@ def make_call(name: Any, given: Any, text: str, tools: Sequence[Schema], problem
 
 
 def read_arguments(given: Any) -> dict[str, Any] | None:
-    """The arguments that a policy gave: an object, a JSON text of one, or nothing. None where it is none of these."""
+    """Return the arguments of a call from an object, a JSON text of one, or nothing; None for any other value."""
     if isinstance(given, str) and given.strip():  # some models quote the object; its meaning is plain
         try:
             given = read_json(given)
@@ -102,7 +102,7 @@ def read_arguments(given: Any) -> dict[str, Any] | None:
 
 
 def fit_arguments(call: Call, tools: Sequence[Schema]) -> None:
-    """Leave out arguments that are null or empty, that may be left out, and whose schema allows neither."""
+    """Drop optional arguments that are null or empty, if their schema does not allow this."""
     function = function_of_tool(call.name, tools)
     if function is None or not call.arguments:
         return
@@ -116,13 +116,13 @@ def fit_arguments(call: Call, tools: Sequence[Schema]) -> None:
 
 
 def function_of(schema: Schema) -> dict[str, Any]:
-    """The name, description and parameters in a schema, with or without the frame around them."""
+    """Return the name, description and parameters in a schema, with or without the outer object."""
     function: dict[str, Any] = schema.get("function", schema)
     return function
 
 
 def function_of_tool(name: str, tools: Sequence[Schema]) -> dict[str, Any] | None:
-    """Return the function in the schema of the tool with this name; None where there is no such tool."""
+    """Return the function in the schema of the tool with this name; None without such a tool."""
     return next((function for function in map(function_of, tools) if function.get("name") == name), None)
 
 
@@ -133,7 +133,7 @@ def needs_nothing(name: str, tools: Sequence[Schema]) -> bool:
 
 
 def parameter_types(function: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """The JSON types that a tool's schema allows for each parameter; empty where it does not say."""
+    """Return the JSON types that a tool's schema allows for each parameter; an empty set if it has no type."""
     types: dict[str, frozenset[str]] = {}
     for key, schema in ((function.get("parameters") or {}).get("properties") or {}).items():
         branches = (schema.get("anyOf") or schema.get("oneOf") or [schema]) if isinstance(schema, dict) else []

@@ -1,7 +1,7 @@
-"""Text to tokens and back, over one tokenizer, so that text never becomes a control token.
+"""A codec from text to tokens and back, over one tokenizer, in which text never becomes a control token.
 
-A cut, a private character, inside each control token's string keeps its parts apart: the pieces between cuts are
-encoded on their own. Text without such strings is encoded exactly as the family does.
+A private character, the cut, is put into the string of each control token. The pieces between cuts are encoded
+separately. Text without such strings is encoded exactly as the family does.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 
 from agent_r1.text.tokenizers import control_tokens, fast_codec, replace_surrogates
 
-# Private-use characters that stand for things that are not text. None of them survives in a text given to a dialect.
+# Private-use characters with a special meaning. None of them survives in a text given to a dialect.
 RESERVED = re.compile("[\U0010f8a0-\U0010f8af]")
-SPLIT = "\U0010f8a0"  # cuts a rendered text into pieces that are encoded apart
+SPLIT = "\U0010f8a0"  # cuts a rendered text into pieces that are encoded separately
 
 
 class Codec:
-    """Encodes guarded text; `guard` a text that is not ours before it stands in one.
+    """An encoder of guarded text. Foreign text must pass `guard` first.
 
     Attributes:
-        encode_text, decode: the tokenizer's own, text to ids and back.
+        encode_text, decode: the tokenizer's own functions, text to ids and back.
         controls: control tokens, text to id.
-        control_ids: the ids of them.
+        control_ids: their ids.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -34,7 +34,7 @@ class Codec:
         self._normalize = _normalizer(tokenizer) if self.controls else None
 
     def guard(self, text: str) -> str:
-        """The text with a cut inside every control token's string, so that `encode` makes no control token of it."""
+        """Put a cut into every control token's string, so that `encode` never makes a control token from the text."""
         if not text.isascii():
             text = RESERVED.sub("\ufffd", replace_surrogates(text))
             if self._normalize:
@@ -42,7 +42,7 @@ class Codec:
         return self._cut(text)
 
     def guard_edges(self, text: str) -> str:
-        """`guard`, and cuts at both ends, so that nothing forms across them either."""
+        """Apply `guard`, and put cuts at both ends, so that no control token forms across the ends."""
         text = self.guard(text)
         inner = text.strip()
         if not inner:
@@ -51,7 +51,7 @@ class Codec:
         return f"{text[:start]}{SPLIT}{inner}{SPLIT}{text[start + len(inner) :]}"
 
     def touches_edge(self, content: Any) -> bool:
-        """Whether a text begins or ends with a part of a control token's string, or is such a part."""
+        """Return whether a text begins or ends with a part of a control token's string, or is such a part."""
         if not isinstance(content, str) or not content:
             return False
         starts, ends, inside = self._edges
@@ -71,8 +71,11 @@ class Codec:
 def _occurrences(
     controls: dict[str, int],
 ) -> tuple[Callable[[str], str], tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]]:
-    """A function that cuts every occurrence of these strings, overlapping ones too; and the parts of them that matter
-    at the edges of a text: proper suffixes (at its start), prefixes (at its end) and inner parts (the whole of it)."""
+    """Return a function that cuts every occurrence of these strings, also overlapping ones, and their parts.
+
+    The parts matter at the edges of a text: proper suffixes (at its start), prefixes (at its end) and inner parts (as
+    the whole text).
+    """
     by_first: dict[str, list[str]] = {}
     for token in controls:
         by_first.setdefault(token[0], []).append(re.escape(token[1:]))
@@ -89,7 +92,7 @@ def _occurrences(
 
 
 def _normalizer(tokenizer: Any) -> Callable[[str], str] | None:
-    """The tokenizer's own normalisation, where it happens before control tokens are looked for."""
+    """Return the tokenizer's own normalisation, if it runs before the search for control tokens; else None."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     details = getattr(tokenizer, "added_tokens_decoder", {})
     if backend is None or backend.normalizer is None or not any(token.normalized for token in details.values()):

@@ -27,10 +27,10 @@ class Fenced(JSONCalls):
         code = arguments.get("code")
         if name == "python" and len(arguments) == 1 and isinstance(code, str) and self.is_plain(code):
             runs = [len(run) for run in re.findall("`+", code)]
-            fence = "`" * max(3, 1 + max(runs, default=0))  # longer than any in the code, so that none of them ends it
+            fence = "`" * max(3, 1 + max(runs, default=0))  # longer than any fence in the code
             block = f"{fence}python\n{code}\n{fence}"
-            # Quotes that it leaves open would find partners behind it, and hide its end.
-            if [one.code for one in blocks(f"{block}\n\"\"\"'''\n'''\"\"\"", PYTHON)] == [code]:
+            # Open quotes in the code would be closed after the block, and hide its end.
+            if [found.code for found in blocks(f"{block}\n\"\"\"'''\n'''\"\"\"", PYTHON)] == [code]:
                 return block
         return super().tool_call(name, arguments)
 
@@ -68,7 +68,7 @@ class Fenced(JSONCalls):
         is_python = PYTHON.fullmatch(block.language)
         if is_python and block.closed:
             return Call("python", {"code": block.code}, None, block.body)
-        if block.language == "json" and self.read_untagged(block.body, tools, block.closed) is None:  # it is anything
+        if block.language == "json" and self.read_untagged(block.body, tools, block.closed) is None:  # not a call
             return None
         if block.closed:
             return self.read_call(block.body, tools)

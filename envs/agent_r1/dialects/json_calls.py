@@ -1,4 +1,4 @@
-"""What the families that write calls as JSON objects share."""
+"""The shared part of the families that write calls as JSON objects."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 class JSONCalls(Dialect):
-    """What the families that write calls as JSON objects share."""
+    """Base class of the families that write calls as JSON objects."""
 
     argument_key: ClassVar[str] = "arguments"
-    """What the family itself calls the arguments; all of `ARGUMENT_KEYS` are read."""
+    """The key of the arguments in this family; all of `ARGUMENT_KEYS` are read."""
 
     def _read_object(self, value: Any, text: str, tools: Sequence[Schema]) -> Call:
-        """The call in a decoded JSON value."""
+        """Read the call in a decoded JSON value."""
         form = f'write {{"name": "a tool", "{self.argument_key}": {{...}}}}'
         if not isinstance(value, dict):
             return Call("", None, f"a call is a JSON object; {form}", text)
-        given = [key for key in ARGUMENT_KEYS if key in value]
-        if len(given) > 1:
-            return Call("", None, f'the call has both "{given[0]}" and "{given[1]}"; {form}', text)
-        key = given[0] if given else self.argument_key
+        keys = [key for key in ARGUMENT_KEYS if key in value]
+        if len(keys) > 1:
+            return Call("", None, f'the call has both "{keys[0]}" and "{keys[1]}"; {form}', text)
+        key = keys[0] if keys else self.argument_key
         problems = Problems(
             f'the call has no "name" that is a string; {form}',
             f'the call has no "{key}"; {form}',
@@ -42,21 +42,21 @@ class JSONCalls(Dialect):
             return Call("", None, f"the call is not valid JSON ({error})", text)
 
     def read_untagged(self, text: str, tools: Sequence[Schema], closed: bool = True) -> Call | None:
-        """Read JSON that nothing says to be a call: None where it is none. `closed`: the turn doesn't end in it."""
+        """Read JSON that no tag marks as a call; None if it is not one. `closed`: the turn does not end inside it."""
         try:
-            is_one = is_call(read_json(text), tools)
+            is_meant = is_call(read_json(text), tools)
         except JSONError as error:
-            is_one = is_broken_call(text, None if closed else error.stopped)
-        return self.read_call(text, tools) if is_one else None
+            is_meant = is_broken_call(text, None if closed else error.stopped)
+        return self.read_call(text, tools) if is_meant else None
 
     def tool_call(self, name: str, arguments: dict[str, Any]) -> str:
         return self._framed(self._json_call(name, arguments))
 
     def broken_call(self, name: str, arguments: str) -> str:
-        return self._framed(self._json_call(name, arguments))  # a string stands where an object should
+        return self._framed(self._json_call(name, arguments))  # a string instead of an object
 
     def _framed(self, text: str) -> str:
-        """The JSON of a call with what stands around it."""
+        """Put the family's tags around the JSON of a call."""
         return text
 
     def _json_call(self, name: str, arguments: dict[str, Any] | str) -> str:
@@ -64,8 +64,10 @@ class JSONCalls(Dialect):
 
 
 def is_call(value: Any, tools: Sequence[Schema]) -> bool:
-    """Return whether untagged JSON is meant as a call: it has a name and arguments, or the name of a tool and nothing
-    else."""
+    """Return whether untagged JSON is meant as a call.
+
+    A call has a name and arguments, or the name of a tool and nothing else.
+    """
     if not isinstance(value, dict) or "name" not in value:
         return False
     if not value.keys().isdisjoint(ARGUMENT_KEYS):
@@ -75,18 +77,21 @@ def is_call(value: Any, tools: Sequence[Schema]) -> bool:
 
 
 def is_broken_call(text: str, stopped: int | None) -> bool:
-    """Return whether broken JSON is meant as a call: it has a name and arguments, or it begins as a call and the turn
-    ends in it. `stopped`: the place where reading stopped, if the turn ends with this text."""
+    """Return whether broken JSON is meant as a call.
+
+    A call has a name and arguments, or it begins as a call and the turn ends inside it. `stopped` is the position where
+    reading stopped, if the turn ends with this text.
+    """
     has_name = _NAME.search(text)
     if has_name and _ARGUMENTS.search(text):
         return True
     if stopped is None or HIDDEN_ANSWER in text or not _LAST_WORD.fullmatch(text, stopped):
         return False
-    key = _FIRST_KEY.match(text)  # with its quotation mark behind it, where that is there
+    key = _FIRST_KEY.match(text)  # with its closing quotation mark, if there is one
     return bool(has_name or (key and any(f'{word}"'.startswith(key[1]) for word in ("name", *ARGUMENT_KEYS))))
 
 
 _NAME = re.compile(r"[\"']name[\"']\s*:")
 _ARGUMENTS = re.compile(rf"[\"'](?:{'|'.join(ARGUMENT_KEYS)})[\"']\s*:")
 _FIRST_KEY = re.compile(r"\s*\{\s*[\"'](\w*\"?)")
-_LAST_WORD = re.compile(r"[\w.+\\-]*\s*")  # it is no JSON only because the text ends there
+_LAST_WORD = re.compile(r"[\w.+\\-]*\s*")  # invalid JSON only because the text ends there

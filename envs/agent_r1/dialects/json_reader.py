@@ -1,4 +1,4 @@
-"""JSON as policies write it."""
+"""A reader of JSON as policies write it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MAX_DEPTH = 64
 
 
 class JSONError(ValueError):
-    """No JSON that can be read; the message is for the policy.
+    """An error in JSON; the message is for the policy.
 
     Attributes:
-        stopped: how far the text was read: the first character that cannot be, or the length of the text.
+        stopped: the position of the first character that cannot be read, or the length of the text.
     """
 
     def __init__(self, message: str, stopped: int) -> None:
@@ -27,9 +27,9 @@ class JSONError(ValueError):
 def read_json(text: str, start: int | None = None, python_words: bool = True) -> Any:
     """Read JSON that a policy wrote.
 
-    More lenient than `json.loads` in two things that models write and whose meaning is plain: a string may have line
-    breaks, tabs and other control characters in it, and True, False and None are true, false and null. Stricter in
-    others: what could not be written out again, or would be read differently elsewhere, is refused.
+    It is more lenient than `json.loads` in two ways, because models write this and the meaning is clear. A string may
+    contain line breaks, tabs and other control characters. True, False and None are true, false and null. It is
+    stricter in another way: it rejects values that could not be written again, or that other readers read differently.
 
     Args:
         text: the JSON.
@@ -98,7 +98,7 @@ def _read(text: str, start: int, python_words: bool) -> tuple[Any, int]:
 
 
 def _read_with_words(text: str, start: int, depth: int) -> tuple[Any, int]:
-    """The value that begins at `start`, in which True, False and None may stand; slower than the decoder."""
+    """Read the value at `start`, which may contain True, False and None. This is slower than the decoder."""
     if word := _WORD.match(text, start):
         return _WORDS[word[0]], word.end()
     if text[start : start + 1] not in ("{", "["):
@@ -129,12 +129,12 @@ def _read_with_words(text: str, start: int, depth: int) -> tuple[Any, int]:
 
 
 def _space(text: str, position: int) -> int:
-    """Where white space that begins here ends."""
+    """Return the end of the white space that begins here."""
     return _SPACES.match(text, position).end()  # type: ignore[union-attr]
 
 
 def _end_of_shape(text: str, start: int) -> int:
-    """Where a value ends that has the shape of JSON, whatever is wrong with its numbers and keys."""
+    """Return the end of a value with the shape of JSON, even if its numbers and keys are wrong."""
     try:
         return _SHAPES.raw_decode(text, start)[1]
     except (json.JSONDecodeError, RecursionError):

@@ -12,9 +12,9 @@ from agent_r1.dialects.json_reader import JSONError, read_json
 class Llama3JSON(JSONCalls):
     """Llama 3.1 to 3.3: ``{"name": ..., "parameters": {...}}`` at the start of a line, ``<|python_tag|>`` optional.
 
-    Writes every JSON argument. Several calls stand on lines of their own; calls that follow one another on a line, with
-    or without ``;`` in between, are read, too. No tag says that an object is a call, so it is one only with a name and
-    arguments, or where all it has is the name of a tool; any other is text.
+    Writes every JSON argument. Several calls are on separate lines. Calls on one line, with or without ``;`` between
+    them, are read, too. No tag marks an object as a call. So it is a call only if it has a name and arguments, or
+    nothing but the name of a tool. Any other object is text.
     """
 
     name = "llama3_json"
@@ -44,7 +44,7 @@ class Llama3JSON(JSONCalls):
                 following = _START.search(text, start + 1)
                 body = text[start : following.start() if following else len(text)]
                 if tagged or is_broken_call(body, None if following else error.stopped - start):
-                    # It has no end: all that follows is part of it.
+                    # The call has no end: all text that follows is part of it.
                     problem = f"the call is not valid JSON ({error})"
                     return "".join(rest), [*calls, Call("", None, problem, text[match.start() :], closed=False)]
                 if (failed := failed + 1) > MOST_FAILED:
@@ -62,6 +62,6 @@ class Llama3JSON(JSONCalls):
 
 
 MOST_FAILED = 256
-"""After so many lines that only begin as JSON does, the rest of a turn is text."""
+"""The maximum number of lines that begin like JSON and fail; after that, the rest of a turn is text."""
 _START = re.compile(r"<\|python_tag\|>\s*|^[ \t]*(?=\{\s*[\"'])", re.MULTILINE)
 _NEXT = re.compile(r'\s*;\s*(?=\{)|[ \t]*(?=\{\s*")')

@@ -15,8 +15,8 @@ from agent_r1.dialects.json_reader import read_json
 class QwenXML(Dialect):
     """Qwen3-Coder, Qwen3.5: ``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``.
 
-    Values carry no types: strings stand as they are, everything else as JSON. `parse` needs the tools' schemas to tell
-    the string "5" from the number 5; without one, a value that reads as JSON (and not as a string) is JSON.
+    Values carry no types: strings are written as they are, everything else as JSON. `parse` needs the tools' schemas to
+    tell the string "5" from the number 5. Without a schema, a value that is valid JSON (but not a string) is JSON.
 
     Cannot write: a name with white space or ``>`` in it; a string that contains ``</parameter>``, ``<parameter=``, a
     control token, or characters that the tokenizer changes.
@@ -84,9 +84,9 @@ _PARAMETER = re.compile("<parameter=|</parameter>")
 
 
 def _read_untyped(text: str, types: frozenset[str]) -> Any:
-    """The value of a text that may be a string as it is or JSON of another type, given the allowed JSON types.
+    """Return the value of a text that may be a plain string or JSON of another type, given the allowed JSON types.
 
-    Where the types exclude a string, the text may also be a Python literal, such as ``['a', None]``.
+    If the types exclude a string, the text may also be a Python literal, such as ``['a', None]``.
     """
     no_string = bool(types) and "string" not in types
     try:
@@ -99,10 +99,10 @@ def _read_untyped(text: str, types: frozenset[str]) -> Any:
 
 
 def _read_python(text: str) -> Any:
-    """The value of a Python literal that JSON can write, too; the text itself where it is none."""
+    """Return the value of a Python literal that JSON can also write; otherwise the text itself."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings
+            warnings.simplefilter("ignore")  # about escapes in strings
             tree = ast.parse(text.strip(), mode="eval")
         for node in ast.walk(tree):
             if isinstance(node, ast.Dict):

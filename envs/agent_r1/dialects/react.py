@@ -14,8 +14,8 @@ from agent_r1.dialects.json_reader import read_json
 class ReAct(JSONCalls):
     """ReAct's text over any chat template: ``Thought:``, ``Action: tool``, ``Action Input: {...}``, ``Observation:``.
 
-    Writes every JSON argument; a tool's name must be one line. What the policy writes after an ``Observation:`` of its
-    own is not read: observations are the environment's.
+    Writes every JSON argument; a tool's name must be one line. Text after an ``Observation:`` that the policy writes is
+    not read: observations belong to the environment.
     """
 
     name = "react"
@@ -46,7 +46,7 @@ class ReAct(JSONCalls):
         rest: list[str] = []
         calls: list[Call] = []
         position = 0
-        action: tuple[int, str] | None = None  # where an Action without an Action Input yet begins, and its tool
+        action: tuple[int, str] | None = None  # the start of an Action that has no Action Input yet, and its tool
         while match := _REACT.search(text, position):
             if action is None:
                 rest.append(text[position : match.start()])
@@ -74,10 +74,10 @@ class ReAct(JSONCalls):
 
 
 def _read_input(name: str, text: str, start: int, position: int, tools: Sequence[Schema]) -> tuple[Call, int]:
-    """The call of this tool whose Action begins at `start` and whose arguments begin at `position`, and its end."""
+    """Read the call whose Action begins at `start` and whose arguments begin at `position`. Return it with its end."""
     following = _REACT.search(text, position)
     end, closed = (following.start(), True) if following else (len(text), False)
-    given: Any = ""  # nothing, which is no arguments
+    given: Any = ""  # no arguments
     problem = None
     if text[position:end].strip():
         try:

@@ -1,6 +1,6 @@
-"""What a chat template writes between a turn and the next one, found by probing it.
+"""The text of a chat template between a turn and the next one, found by probing it.
 
-The template is rendered once with placeholders for the assistant's text and the tools' results; what stands between the
+The template is rendered once with placeholders for the assistant's text and the tools' results. The text between the
 placeholders is the constant text of the family.
 """
 
@@ -27,8 +27,10 @@ PROBE_TOOL: Schema = {
 
 
 def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A chat message as chat templates take it: where APIs have arguments as JSON text these have an object, and for
-    null the empty text."""
+    """Return a chat message in the form of chat templates.
+
+    Chat APIs have arguments as JSON text and null contents. Templates need objects and empty texts.
+    """
     changed = dict(message)
     if "content" in message and message["content"] is None:
         changed["content"] = ""
@@ -44,21 +46,21 @@ def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Frame:
-    """The constant text between a turn and the next one, around the values that fill it."""
+    """The constant text between a turn and the next one, with slots for values."""
 
     chunks: tuple[str, ...]
-    """One more than slots; the first starts right after the end-of-turn token."""
+    """One more chunk than slots; the first starts right after the end-of-turn token."""
     slots: tuple[int, ...]
     """The index of the value that follows each chunk but the last."""
     controls: tuple[int, ...]
-    """The control tokens of a filled frame: those of the chunks, nothing else."""
+    """The control tokens of a filled frame, which are exactly those of the chunks."""
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, as `Dialect` needs it: what comes after a turn, with values filled in."""
+    """A tokenizer's chat template, as `Dialect` needs it: the text after a turn, with values filled in."""
 
     native: bool = False
-    """Whether the chat template itself explains tools and writes calls in this family's way."""
+    """True if the chat template itself explains tools and writes calls in this family's notation."""
     end_of_turn: str
     """The text of the usual token that ends a turn."""
 
@@ -70,13 +72,13 @@ class ChatTemplate:
         self.end_of_turn = self._find_end_of_turn()
 
     def result_messages(self, results: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Tools' results as messages for the chat template."""
+        """Return tool results as messages for the chat template."""
         raise NotImplementedError
 
     def _after_assistant(self, messages: Sequence[dict[str, Any]], calls: int = 0) -> str:
-        """The template's text after an assistant's turn that is followed by these messages."""
+        """Return the template's text after an assistant's turn that these messages follow."""
         assistant: dict[str, Any] = {"role": "assistant", "content": _ASSISTANT}
-        if calls:  # some templates want a call before a result
+        if calls:  # some templates require a call before a result
             assistant["tool_calls"] = [
                 {"type": "function", "id": f"{i:09d}", "function": {"name": "probe_tool", "arguments": {"text": "x"}}}
                 for i in range(calls)
@@ -86,7 +88,7 @@ class ChatTemplate:
         if text.count(_ASSISTANT) != 1:
             raise ValueError(
                 f"the chat template shows an assistant's text {text.count(_ASSISTANT)} times instead of once, so what "
-                "follows a turn cannot be told; use another chat template"
+                "follows a turn cannot be found; use another chat template"
             )
         return text.partition(_ASSISTANT)[2]
 
@@ -101,7 +103,7 @@ class ChatTemplate:
         return max(tokens, key=len)
 
     def _frame(self, role: str, count: int) -> _Frame:
-        """The frame around ``count`` tools' results or a user's message."""
+        """Return the frame around ``count`` tool results or a user's message."""
         frame = self._frames.get((role, count))
         if frame is None:
             values = [_placeholder(i) for i in range(2 * count)]
@@ -110,10 +112,10 @@ class ChatTemplate:
             slots = tuple(int(i) for i in pieces[1::2])
             contents = [i for i in slots if i % 2]
             if contents != list(range(1, 2 * count, 2)):
-                what = "the tools' results" if role == "tool" else "a user's message"
+                contents_name = "the tools' results" if role == "tool" else "a user's message"
                 raise ValueError(
-                    f"the chat template does not show {what} once each and in order after a turn; use another dialect "
-                    "(dialect=...) or another chat template"
+                    f"the chat template does not show {contents_name} once each and in order after a turn; use another "
+                    "dialect (dialect=...) or another chat template"
                 )
             chunks = tuple(pieces[0::2])
             controls = tuple(i for chunk in chunks for i in self.codec.controls_in(self.codec.encode_text(chunk)))
@@ -121,7 +123,7 @@ class ChatTemplate:
         return frame
 
     def _fill_template(self, role: str, values: Sequence[str]) -> str:
-        """The template's own text after the end of turn, filled with ``name, content, name, content ...``."""
+        """Return the template's text after the end of turn, filled with ``name, content, name, content ...``."""
         if role == "user":
             messages: list[dict[str, Any]] = [{"role": "user", "content": values[1]}]
         else:
@@ -136,7 +138,7 @@ class ChatTemplate:
         return after
 
     def _filter(self, role: str) -> Callable[[str], str]:
-        """What the template does to a content: trimming, JSON quoting. Found by a probe."""
+        """Return the template's change of a content (trimming, JSON quoting), found by a probe."""
         if role not in self._filters:
             frame = self._frame(role, 1)
             probe = " \n\"Probe\" \\ <b> & 'c' \u00e9 \n "
@@ -148,13 +150,13 @@ class ChatTemplate:
                     break
             else:
                 raise ValueError(
-                    f"the chat template changes the content of a {role} message in a way that is not known here: it "
-                    f"made {text!r} of {probe!r}; use another dialect (dialect=...) or another chat template"
+                    f"the chat template changes the content of a {role} message in an unknown way: it turned {probe!r} "
+                    f"into {text!r}; use another dialect (dialect=...) or another chat template"
                 )
         return self._filters[role]
 
     def _fill(self, role: str, count: int, values: Sequence[str]) -> list[int]:
-        """The tokens after the end of turn, with these values in the frame."""
+        """Return the tokens after the end of turn, with these values in the frame."""
         frame = self._frame(role, count)
         change = self._filter(role) if count else str
         guarded = [self.codec.guard(change(value) if i % 2 else value) for i, value in enumerate(values)]
@@ -162,7 +164,7 @@ class ChatTemplate:
         ids = self.codec.encode(self.end_of_turn + _join(frame, guarded))[1:]
         if tuple(self.codec.controls_in(ids)) == frame.controls:
             return ids
-        apart = [f"{SPLIT}{value}{SPLIT}" for value in guarded]  # a control token formed across an edge: encode apart
+        apart = [f"{SPLIT}{value}{SPLIT}" for value in guarded]  # a control token formed across an edge
         return self.codec.encode(self.end_of_turn + _join(frame, apart))[1:]
 
     def _accepts_system_role(self) -> bool:
@@ -197,7 +199,7 @@ def _json_ascii_inside(text: str) -> str:
 
 
 def _filters() -> list[Callable[[str], str]]:
-    """What chat templates do to a content: nothing, trimming, JSON quoting, or both."""
+    """Return the known changes of a content by chat templates: none, trimming, JSON quoting, or both."""
     trims: list[Callable[[str], str]] = [str, str.strip, str.lstrip, str.rstrip]
     quotes: list[Callable[[str], str]] = [str, _json_inside, _json_ascii_inside]
 

@@ -1,7 +1,7 @@
-r"""Whether an answer to a problem of mathematics is copied from its question.
+r"""Detection of answers that are copied from the question of a mathematics problem.
 
-Tokens are compared, without braces and what is mere notation: `\dfrac{1}{2}` is `1/2`, `1,200` is `1200.0`. What stands
-left of an equals sign does not count, unless the gold answer has one, too: `y = 2x + 3` is compared as a whole.
+Tokens are compared, without braces and mere notation: `\dfrac{1}{2}` is `1/2`, `1,200` is `1200.0`. The left side of an
+equals sign does not count, unless the gold answer has one, too: `y = 2x + 3` is compared as a whole.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from agent_r1.judges.math_notation import (
 )
 from agent_r1.judges.math_text import APPROXIMATES, EQUALS, bare, has_no_noun, statements
 
-MOST_PIECES = 4  # of an answer that are looked at
-MOST_PLACES = 200  # of a token in a question: one of thousands of pluses costs no time
+MOST_PIECES = 4  # maximum number of pieces of an answer that are compared
+MOST_PLACES = 200  # maximum number of positions of a token in a question, for questions with thousands of pluses
 _NO_OPERATION = frozenset("()[]{}.,;:$%")
 
 
 def stands_in(question: str, gold: str, answer: str) -> bool:
-    """Whether the answer is copied: it stands in the question, and is not the gold answer."""
+    """Return whether the answer is copied: it occurs in the question, and is not the gold answer."""
     if not question:
         return False
     value = _value(question, answer, gold)
-    found = tokens(value)
-    return bool(found) and _row(value) not in _gold(question, gold) and bool(places(_question(question), found))
+    part = tokens(value)
+    return bool(part) and _row(value) not in _gold(question, gold) and bool(places(_question(question), part))
 
 
 def copied_pieces(question: str, gold: str, answer: str) -> list[str]:
-    """The pieces of an answer that stand in the question, with an operation in them, the longest first.
+    """Return the pieces of an answer that occur in the question and contain an operation, the longest first.
 
-    If such a piece alone is right, the rest of the answer adds nothing: `99^2+99+1+0`. The gold answer is none.
+    If such a piece alone is right, the rest of the answer adds nothing: `99^2+99+1+0`. The gold answer does not count.
     """
     if not question:
         return []
@@ -51,25 +51,25 @@ def copied_pieces(question: str, gold: str, answer: str) -> list[str]:
     for start, token in enumerate(asked):
         if token in at and len(at[token]) < MOST_PLACES:
             at[token].append(start)
-    found: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for first, token in enumerate(row):
         for start in at[token]:
             if first and start and row[first - 1] == asked[start - 1]:
                 continue  # a part of a longer one
             length = 1
-            for one, other in zip(row[first + 1 :], asked[start + 1 : start + len(row)], strict=False):
-                if one != other:
+            for token_here, other in zip(row[first + 1 :], asked[start + 1 : start + len(row)], strict=False):
+                if token_here != other:
                     break
                 length += 1
             piece = _trimmed(written[first : first + length])
             whole = _text(text, piece) if len(piece) > 1 and _computes(piece) else ""
             if whole and balanced(whole) and _row(whole) not in wanted:
-                found[whole] = length
-    return sorted(found, key=lambda piece: -found[piece])[:MOST_PIECES]
+                lengths[whole] = length
+    return sorted(lengths, key=lambda piece: -lengths[piece])[:MOST_PIECES]
 
 
 def _trimmed(row: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-    """The tokens without operators whose other side is missing."""
+    """Return the tokens without operators that lack an operand."""
     while row and row[-1][0] in set("+-*/^"):
         row = row[:-1]
     while row and row[0][0] in set("+*/^"):
@@ -78,12 +78,12 @@ def _trimmed(row: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
 
 
 def _computes(row: list[tuple[str, int, int]]) -> bool:
-    """Whether something is computed in a row of tokens."""
+    """Return whether a sequence of tokens contains an operation."""
     return any(not token[0].isalnum() and token not in _NO_OPERATION for token, _, _ in row)
 
 
 def _text(text: str, row: list[tuple[str, int, int]]) -> str:
-    """The text from the first of some tokens to the last, and the braces that close what is open in it."""
+    """Return the text from the first token to the last, and the braces that close its open ones."""
     start, end = row[0][1], row[-1][2]
     while not balanced(text[start:end]) and (brace := re.match(r"\s*\}", text[end:])):
         end += brace.end()
@@ -91,7 +91,7 @@ def _text(text: str, row: list[tuple[str, int, int]]) -> str:
 
 
 def _value(question: str, answer: str, gold: str) -> str:
-    """The text of what an answer states: an equation as a whole, where the gold answer is one with other sides."""
+    """Return the text of an answer's value; a whole equation if the gold answer is an equation with other sides."""
     gold = clean(powers_of_ten(unwrap(gold)))
     asked = question if has_no_noun(gold) else None
     parts = statements(clean(powers_of_ten(unwrap(answer))))
@@ -107,13 +107,13 @@ def _value(question: str, answer: str, gold: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _gold(question: str, gold: str) -> list[list[str]]:
-    """The tokens of the gold answer and of each of its sides: an answer that is one of them is no copy."""
+    """Return the tokens of the gold answer and of each of its sides: an answer equal to one of them is not a copy."""
     value = _value(question, gold, gold)
     return [_row(side) for side in (value, *EQUALS.split(value))]
 
 
 def _row(text: str) -> list[str]:
-    """The tokens of a text, without the brackets around all of it: `9, 11` is as the gold answer `(9, 11)`."""
+    """Return the tokens of a text without brackets around the whole: `9, 11` equals the gold answer `(9, 11)`."""
     row = tokens(text)
     while is_in_brackets(row):
         row = row[1:-1]

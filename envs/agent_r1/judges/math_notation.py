@@ -1,6 +1,6 @@
-r"""The notation of mathematics: the characters, brackets and commands that people and models write, in one form.
+r"""Normalisation of mathematical notation: the characters, brackets and commands that people and models write.
 
-Nothing here knows what is right. `math_text` reads what an answer says in this form.
+Nothing here decides what is right. `math_text` reads answers in this normal form.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TIMES_TEN = re.compile(
     r"(?:\{\s*([+-]?\d+)\s*\}|(-?\d))(?!\s*[\d^!.])"
 )
 _FUNCTION = r"\\?(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)\s*(?:[_^]\s*(?:\{[^{}]*\}|.)\s*)*"
-# What may stand before it: not a division, a power or a function, to which only the decimal would belong.
+# Allowed text before it: not a division, a power or a function, to which only the decimal would belong.
 _BEFORE_TEN = re.compile(
     r"(?:^|[=<>≈~(\[{,;|&$*]|\\\\|(?<![a-zA-Z\\])(?:and|or)"
     r"|\\text\s*\{\s*(?:and|or)\s*\}|\\(?:approx|leq?|geq?|lt|gt|neq?|in|times|cdot))\s*$"
@@ -55,7 +55,7 @@ _NUMBER_E = re.compile(r"(?<![a-zA-Z\\])e(?![a-zA-Z])")
 
 
 def plain_characters(text: str) -> str:
-    """The text with ASCII digits, dashes, signs and bold letters in place of other characters that look like them."""
+    """Replace characters that look like digits, dashes, signs and bold letters by their ASCII form."""
     return "".join(map(_plain_character, text)).translate(_CHARACTERS) if not text.isascii() else text
 
 
@@ -72,7 +72,7 @@ def _plain_character(character: str) -> str:
 
 
 def products_with_ten(text: str) -> str:
-    r"""The text with the digits of `1.15 \times 10^2`: math-verify multiplies such decimals, to 114.99999999999999."""
+    r"""Write products such as `1.15 \times 10^2` as digits: math-verify would multiply them to 114.99999999999999."""
 
     def product(found: re.Match[str]) -> str:
         before = found.string[: found.start()].rstrip()
@@ -86,7 +86,7 @@ def products_with_ten(text: str) -> str:
 
 
 def _digits(number: str, exponent: str) -> str:
-    """The digits of a number times a power of ten; "" for too many of them. A large one with a point was rounded."""
+    """Return the digits of a number times a power of ten; "" for too many digits. Large decimals count as rounded."""
     if len(exponent) > 4 or abs(int(exponent)) > _MOST_DIGITS:
         return ""
     digits = format(Decimal(f"{number}e{exponent}"), "f")
@@ -95,14 +95,14 @@ def _digits(number: str, exponent: str) -> str:
 
 
 def has_number_e(text: str) -> bool:
-    """Whether the number e stands in a text of which `powers_of_ten` was taken."""
+    """Return whether the number e occurs in a text after `powers_of_ten`."""
     return bool(_NUMBER_E.search(text))
 
 
 def powers_of_ten(text: str, also_short: bool = False) -> str:
-    r"""The text with the digits of `3e+20`, or `(3 \cdot 10^{300})`, unless the number e stands in it, too.
+    r"""Write `3e+20` as digits, or as `(3 \cdot 10^{300})`, unless the text also contains the number e.
 
-    `2e+1` may mean twice e and one more: it is a power of ten only by `also_short`.
+    `2e+1` may mean twice e and one more: it is a power of ten only with `also_short`.
     """
 
     def power(found: re.Match[str]) -> str:
@@ -117,7 +117,7 @@ def powers_of_ten(text: str, also_short: bool = False) -> str:
 
 
 def last_boxed(solution: str) -> str | None:
-    r"""The content of the last `\boxed{}` or `\fbox{}` of a solution, as MATH defines its gold answer; None without."""
+    r"""Return the content of the last `\boxed{}` or `\fbox{}` of a solution, MATH's gold answer; None without a box."""
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     if start < 0:
         return None
@@ -133,7 +133,7 @@ def last_boxed(solution: str) -> str | None:
 
 
 def unwrap(answer: str) -> str:
-    r"""The answer without what people put around it: blanks, a full stop, `$...$`, `\(...\)`, `\boxed{}`, `**...**`."""
+    r"""Remove everything around an answer: blanks, a full stop, `$...$`, `\(...\)`, `\boxed{}`, `**...**`."""
     answer = plain_characters(answer).strip().strip(_INVISIBLE).strip()
     while True:
         bare = answer.removesuffix(".").strip()
@@ -153,7 +153,7 @@ def unwrap(answer: str) -> str:
 
 
 def clean(text: str) -> str:
-    r"""The same in the notation of LaTeX, where Python's or sympy's was used, and without spacing commands."""
+    r"""Convert the notation of Python or sympy to LaTeX, and remove spacing commands."""
     text = _BOLD_PART.sub(r"\1", plain_characters(text))
     text = _SUPERSCRIPT.sub(_superscript, text)
     text = text.replace("**", "^").replace("==", "=").replace("{,}", ",").translate(_UNICODE)
@@ -180,7 +180,7 @@ def _superscript(found: re.Match[str]) -> str:
 
 
 def balanced(text: str) -> bool:
-    """Whether every brace has its partner: otherwise it would close the box that the answer is put in."""
+    """Return True if all braces are paired. An unpaired brace would close the box around the answer."""
     depth = 0
     for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", text):
         depth += 1 if brace == "{" else -1
@@ -198,7 +198,7 @@ def tokens(text: str) -> list[str]:
 
 
 def is_in_brackets(row: Sequence[str]) -> bool:
-    r"""Whether one pair of brackets is around all of some tokens: `(1/4)`, `[1, 2)`, `\{3\}`, but not `(1)(2)`."""
+    r"""Return whether one pair of brackets encloses all tokens: `(1/4)`, `[1, 2)`, `\{3\}`, but not `(1)(2)`."""
     depth = 0
     for place, token in enumerate(row):
         depth += (token in _OPENING) - (token in _CLOSING)
@@ -208,13 +208,13 @@ def is_in_brackets(row: Sequence[str]) -> bool:
 
 
 def tokens_at(text: str) -> list[tuple[str, int, int]]:
-    """The tokens of a text in the form of `one_way`, each with where it begins and ends; outer brackets are kept."""
+    """Return the tokens of a text in the form of `one_way`, each with start and end; outer brackets are kept."""
     found = [(found[0], *found.span()) for found in TOKEN.finditer(text)]
     return [(_number(token), start, end) for token, start, end in found if token not in "{}"]
 
 
 def one_way(text: str) -> str:
-    r"""One way to write fractions and products, and no degrees, percent and currency: `\dfrac{1}{2}` is `1/2`."""
+    r"""Normalise fractions and products, and drop degrees, percent and currency: `\dfrac{1}{2}` becomes `1/2`."""
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°|\\?[$%]", "", TEXT.sub(r" \1 ", text))
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
     text = re.sub(r"\\frac\s*(?:\{(-?\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))", r" \1\2/\3\4 ", text)
@@ -222,7 +222,7 @@ def one_way(text: str) -> str:
 
 
 def _number(token: str) -> str:
-    """A token in small letters; a number without commas and needless zeros."""
+    """Return a token in small letters; a number without commas and needless zeros."""
     if not token[0].isdigit() and (token[0] != "." or len(token) == 1):
         return token.lower()
     whole, _, fraction = token.replace(",", "").partition(".")
@@ -230,10 +230,10 @@ def _number(token: str) -> str:
 
 
 def one_space(text: str) -> str:
-    """Patterns try every number of spaces from every place: in a file of somebody's there may be thousands."""
+    """Collapse white space. Patterns would try every number of spaces, and a data file may contain thousands."""
     return re.sub(r"\s+", " ", text)
 
 
 def places(row: Sequence[str], part: Sequence[str]) -> list[int]:
-    """Where a row of tokens begins in another."""
+    """Return the positions at which a sequence of tokens occurs in another."""
     return [start for start in range(len(row) - len(part) + 1) if list(row[start : start + len(part)]) == [*part]]

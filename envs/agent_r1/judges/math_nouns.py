@@ -1,8 +1,9 @@
-r"""Which words behind a number say only what is counted, `12 books`, and which ones change it, `12 dozen`.
+r"""Classification of words after a number: nouns that only name what is counted (`12 books`), and words that change the
+number (`12 dozen`).
 
-No list of words that change a number is whole. So they are looked for by their stems, in several languages, and a
-word is a noun only if it looks like one. With a question it also has to be known: by the question, as a plain unit, or
-as an English plural.
+No list of number-changing words is complete. So they are matched by their stems, in several languages, and a word is a
+noun only if it looks like one. With a question the noun must also be known: from the question, as a plain unit, or as
+an English plural.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import lru_cache
 
 LATIN = "[A-Za-zÀ-ÖØ-öø-ÿ]+"
 MOST_WORDS = 3  # square meters per, square inches, km / h
-# What denies, joins or changes a number; none of them names what is asked for, either.
+# Words that deny, join or change a number; none of them names the requested quantity, either.
 NO_NOUNS = frozenset(
     "or and not is but maybe either neither nor no non if unless else otherwise than versus vs perhaps possibly "
     "probably alternatively instead rather also except without equals wrong false incorrect never excluded rejected "
@@ -25,7 +26,7 @@ NO_NOUNS = frozenset(
     "ten hundreds more less fewer off short about under over below above factorial inverse reciprocal root infinity "
     "infinite modulo mod choose power exponent".split()
 )
-# What may be a name but changes a number behind it. The last rows are French, German, Italian, Portuguese and Spanish.
+# Words that may be a name but change a number after it. The last rows are French, German, Italian, Portuguese, Spanish.
 _CHANGERS = frozenset(
     "nothing none hardly scarcely barely supposedly isn aren wasn doesn cannot thrice once few many much several too "
     "so very between within until past approximately roughly around almost nearly circa greater larger smaller higher "
@@ -67,31 +68,31 @@ _UNITS = frozenset(
     "boy boys girl ton tons way ways men kid kids can cans jar jars bus key keys ant ants person game time book ball "
     "page coin apple student point ticket ice fruit money them american canadian".split()
 )
-_UNKNOWNS = frozenset("abcdmnpqrtuvwxyz")  # letters that people use for them
+_UNKNOWNS = frozenset("abcdmnpqrtuvwxyz")  # letters that people use for unknowns
 
 
 def changes_number(word: str) -> bool:
-    """Whether a word, in small letters, changes the number before it, or may: `fifths`, `doubled`, `nearly`."""
+    """Return whether a word, in small letters, changes the number before it, or may: `fifths`, `doubled`, `nearly`."""
     word = _plain(word)
     return not (NO_NOUNS | _CHANGERS).isdisjoint(_stems(word)) or bool(_CHANGES.fullmatch(word))
 
 
 def is_noun(words: str, question: str = "") -> bool:
-    """Whether words can only be a noun with what belongs to it, about which a question may tell."""
-    found = re.findall(LATIN, _plain(words))
-    joined = {"".join(found), *map("".join, zip(found, found[1:], strict=False))}  # hund red
-    if not 0 < len(found) <= MOST_WORDS or any(map(changes_number, {*found, *joined})):
+    """Return whether words can only be a noun and its attributes; a question may make them known."""
+    parts = re.findall(LATIN, _plain(words))
+    joined = {"".join(parts), *map("".join, zip(parts, parts[1:], strict=False))}  # hund red
+    if not 0 < len(parts) <= MOST_WORDS or any(map(changes_number, {*parts, *joined})):
         return False
     asked = _asked(question)
-    return max(map(len, found)) > 2 and all(
+    return max(map(len, parts)) > 2 and all(
         not asked.isdisjoint(_stems(word))
-        or _looks_like_noun(word, strict=bool(question) and "of" not in found[:place])
-        for place, word in enumerate(found)
+        or _looks_like_noun(word, strict=bool(question) and "of" not in parts[:place])
+        for place, word in enumerate(parts)
     )
 
 
 def _looks_like_noun(word: str, strict: bool) -> bool:
-    """Whether a word is a unit or looks like a noun; a strict look finds only plurals beside the units."""
+    """Return whether a word is a unit or looks like a noun; with `strict` only a unit or a plural."""
     if word in _UNITS or not _UNITS.isdisjoint(_stems(word) if len(word) > 3 else ()):
         return True
     is_plural = word.endswith("s")
@@ -102,20 +103,20 @@ def _looks_like_noun(word: str, strict: bool) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Small letters without accents."""
+    """Return the text in small letters without accents."""
     text = unicodedata.normalize("NFKD", text.lower())
     return "".join(character for character in text if not unicodedata.combining(character))
 
 
 def _stems(word: str) -> set[str]:
-    """A word and what may be its singular."""
+    """Return a word and its possible singulars."""
     stems = {word, word.removesuffix("s"), re.sub("ies$", "y", word), re.sub("ves$", "f", word)}
     return stems | {re.sub("(s|x|z|ch|sh)es$", r"\1", word)}
 
 
 @lru_cache(maxsize=1024)
 def _asked(question: str) -> frozenset[str]:
-    """The words of a question, not its formulas, with their singulars."""
+    """Return the words of a question with their singulars, without its formulas."""
     text = re.sub(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[a-zA-Z]+", " ", question)
     words = [_plain(word) for word in re.findall(LATIN, text) if not word.isupper()]
     return frozenset(stem for word in words if set("aeiouy") & set(word) for stem in _stems(word) if len(stem) > 1)

@@ -1,7 +1,7 @@
-"""The program that computes whether answers are right, for `mathematics`: a line of JSON for each question and answer.
+"""A program that computes whether answers are right, for `mathematics`: a line of JSON for each question and answer.
 
-It runs as a process of its own, which forks a child for every question; the child has `CPU_SECONDS` and
-`MEMORY_BYTES`. It is started by its path and imports nothing of this package.
+It runs as a separate process, which forks a child for every question. The child is limited to `CPU_SECONDS` and
+`MEMORY_BYTES`. The program is started by its path and imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 # Of processor time: on a slow machine, the median of the answers that are not simplified takes 0.07, the longest 0.5.
 CPU_SECONDS = 2.0
-WALL_SECONDS = 20  # for a machine that is busy with other things
+WALL_SECONDS = 20  # long, because the machine may be busy
 COSTLY_SECONDS = 0.6
 MEMORY_BYTES = 2**30
-ROUNDED = 5e-6  # of a number: what rounding to six digits may change
+ROUNDED = 5e-6  # relative error of rounding to six digits
 EXACT = 1e-45
 LARGE = 2**53  # from here up a calculator rounds whole numbers
-FEWEST_SHOWN = 10  # digits of a rounded one: a number of fewer digits means itself
-BINARY = 2.0**-52  # of a number: what a factor of binary digits may change
+FEWEST_SHOWN = 10  # minimum digits of a rounded number: a number with fewer digits is exact
+BINARY = 2.0**-52  # relative error of one binary digit
 
 UNREADABLE = "the answer cannot be read as one expression"
 TOO_COSTLY = "judging the answer took too much time or memory"
@@ -57,19 +57,19 @@ def serve() -> None:
 
 
 def _verdict(*reading: Any) -> tuple[bool, str]:
-    """As `_compare`; an exception is a crash, except for lack of memory, which an answer can bring about."""
+    """Run `_compare`. An exception is a crash, except lack of memory, which an answer can cause."""
     try:
         return _compare(*reading)
     except MemoryError:
         return False, TOO_COSTLY
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        return False, f"{CRASHED}: {said} ({where.name}, line {where.lineno})"
+        error_message = " ".join(f"{type(error).__name__}: {error}".split())
+        return False, f"{CRASHED}: {error_message} ({where.name}, line {where.lineno})"
 
 
 def _why_ended(status: int, seconds: float) -> str:
-    """Why a child that used so many seconds of processor time did not answer."""
+    """Return the reason why a child, which used this processor time, did not answer."""
     if not os.WIFSIGNALED(status):
         return f"{CRASHED} with exit status {os.waitstatus_to_exitcode(status)}"
     ended_by = os.WTERMSIG(status)
@@ -81,7 +81,7 @@ def _why_ended(status: int, seconds: float) -> str:
 
 
 def _limit() -> None:
-    """Bound this process: when time is up, the kernel ends it, also in the middle of a long multiplication."""
+    """Limit this process: at the time limit the kernel ends it, also in the middle of a long multiplication."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -98,14 +98,14 @@ def _compare(
     members: list[tuple[int, int]],
     changed: list[tuple[int, int, list[str]]],
 ) -> tuple[bool, str]:
-    """What math-verify says about a `math_text.Reading`."""
-    found = _parse(value)
-    if not found:
+    """Return math-verify's verdict on a `math_text.Reading`."""
+    stated = _parse(value)
+    if not stated:
         return False, UNREADABLE
-    if not _equal(_parse(gold), found, lists=not (_is_braced(gold) or _is_braced(value))):
+    if not _equal(_parse(gold), stated, lists=not (_is_braced(gold) or _is_braced(value))):
         return False, ""
     for side, other in equal:
-        # An angle is one of degrees where it says so.
+        # An angle with a degree sign is converted to radians.
         radians = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\cdot\\frac{\\pi}{180}", side)
         if not any(_equal(_parse(side), _parse(other)) for side in {side, radians}):
             return False, ""  # 6 = 7
@@ -115,11 +115,11 @@ def _compare(
             return False, UNREADABLE
         if not abs(number[0] - float(decimal)) < 10.0 ** -len(decimal.partition(".")[2]):
             return False, ""  # 7 \approx 6
-    # Each is looked at in its member, where these make up the whole: to parse a point takes ten times as long.
+    # Numbers are changed in their member, if the members make up the whole: to parse a point takes ten times as long.
     pieces = [(start, end, _parse(value[start:end])) for start, end in members]
-    if [one for *_, parsed in pieces for one in parsed] != _members(found[0])[1]:
+    if [expression for *_, parsed in pieces for expression in parsed] != _members(stated[0])[1]:
         pieces = []
-    pieces.append((0, len(value), found))
+    pieces.append((0, len(value), stated))
     for start, end, others in changed:
         first, last, whole = next(piece for piece in pieces if piece[0] <= start and end <= piece[1])
         if not any(_differ(whole, _parse(value[first:start] + other + value[end:last])) for other in others):
@@ -128,10 +128,10 @@ def _compare(
 
 
 def _parse(expression: str) -> list[Any]:
-    """The sympy expression, or [] where math-verify can't read all of it."""
+    """Return the sympy expression, or [] if math-verify cannot read all of it."""
     from math_verify import LatexExtractionConfig, parse
 
-    # The first match is the box; with any_match it would go on to the last formula that it can read.
+    # The first match is the box; with any_match it would continue to the last formula that it can read.
     return parse(
         "\\boxed{" + expression + "}",
         [LatexExtractionConfig(boxed_match_priority=0)],
@@ -142,14 +142,14 @@ def _parse(expression: str) -> list[Any]:
 
 
 def _is_braced(text: str) -> bool:
-    """Whether a text is a set in braces, and no list `1, 2`, which is parsed to the same."""
+    """Return whether a text is a set in braces, and not a list `1, 2`, which is parsed to the same."""
     return bool(re.fullmatch(r"\s*\\?\{.*\}\s*", text, re.DOTALL))
 
 
 def _equal(gold: list[Any], found: list[Any], lists: bool = True) -> bool:
-    """Whether math-verify calls them equal; their numbers also by their own size: to it all that are tiny are 0.
+    """Return whether math-verify finds them equal, and their numbers agree: math-verify takes all tiny numbers for 0.
 
-    Gold goes first, verify is not symmetric. Where a list may be meant (`lists`), its members may make up a point.
+    The gold answer goes first, because verify is not symmetric. With `lists` the members of a list may form a point.
     """
     from math_verify import verify
 
@@ -169,18 +169,18 @@ def _equal(gold: list[Any], found: list[Any], lists: bool = True) -> bool:
 
 
 def _joins_numbers(side: Any) -> bool:
-    r"""Whether a number or letter stands where a set belongs: `[1,2] \cup (5)`, which sympy takes for `\{5\}`."""
+    r"""Return whether a number or letter is in the place of a set: `[1,2] \cup (5)`, which sympy reads as `\{5\}`."""
     from sympy import Complement, Expr, Intersection, Union
 
     joined = side.atoms(Complement, Intersection, Union) if hasattr(side, "atoms") else ()
-    return any(isinstance(one, Expr) for operation in joined for one in operation.args)
+    return any(isinstance(argument, Expr) for operation in joined for argument in operation.args)
 
 
 def _ways_to_read(gold: Any, stated: Any) -> Iterator[tuple[Any, Any]]:
-    r"""The two as they are; then, where the gold answer has roots of letters, with these letters positive.
+    r"""Yield the two as they are; then, if the gold answer has roots of letters, with these letters positive.
 
-    In the complex plane `\sqrt{1/n}` and `1/\sqrt{n}` may have two signs; people mean a positive n. Which letters these
-    are is the gold answer's to say: `\sqrt{x^2}` is not x.
+    In the complex plane `\sqrt{1/n}` and `1/\sqrt{n}` may have two signs; people mean a positive n. The gold answer
+    decides which letters are positive: `\sqrt{x^2}` is not x.
     """
     from sympy import Abs
 
@@ -191,10 +191,10 @@ def _ways_to_read(gold: Any, stated: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _positive(gold: Any, alone: bool) -> dict[Any, Any]:
-    """Positive symbols in place of the factors of odd power under an even root; none where one has a negative factor.
+    """Return positive symbols for the factors of odd power under even roots; none if a root has a negative factor.
 
-    Of `\\sqrt{-x^3}` the letter is negative. Where the sign of a letter is spoken of (`|x|`), only a factor that is
-    `alone` under its root counts: two may both be negative.
+    In `\\sqrt{-x^3}` the letter is negative. If an absolute value (`|x|`) occurs, only a factor that is `alone` under
+    its root counts, because two factors may both be negative.
     """
     from sympy import Dummy, Mul, Pow
 
@@ -212,7 +212,7 @@ def _positive(gold: Any, alone: bool) -> dict[Any, Any]:
 
 
 def _is_as_shown(gold: Any, stated: Any) -> bool:
-    r"""Whether a large number is the other as a calculator (12 digits) or Python shows it: `1.18059162072e+21`."""
+    r"""Return whether a large number is the other as a calculator (12 digits) or Python shows it: `1.1805916e+21`."""
     from sympy import Float, Rational
 
     if not getattr(gold, "is_number", False) or gold.has(Float) == stated.has(Float):
@@ -226,37 +226,37 @@ def _is_as_shown(gold: Any, stated: Any) -> bool:
         target = Rational(text)
         digits = len(text.partition("e")[0].strip("-").removesuffix(".0").replace(".", ""))
         # Only a product, such as 1.5 \cdot 10^{60}, is not computed in decimals.
-        gap, most = abs(Rational(shown) - target if shown.is_Float else shown.evalf(50) - target), BINARY * sizes[0]
-        if digits >= FEWEST_SHOWN and gap <= (0 if shown.is_Float else most):
+        gap, bound = abs(Rational(shown) - target if shown.is_Float else shown.evalf(50) - target), BINARY * sizes[0]
+        if digits >= FEWEST_SHOWN and gap <= (0 if shown.is_Float else bound):
             return True
     return False
 
 
 def _size_and_gap(wanted: Any, stated: Any) -> tuple[Any, Any] | None:
-    """The size of a number and how far the other is from it; None where they are no numbers, or none that is finite."""
+    """Return the size of a number and its distance to the other; None unless both are finite numbers."""
     from sympy import Expr, Number
 
     if not all(isinstance(side, Expr) and side.is_number for side in (wanted, stated)):
         return None
     try:
-        found = abs(wanted.evalf(50)), abs((stated - wanted).evalf(50))
-    except Exception:  # sympy's, about what the answer is made of
+        sizes = abs(wanted.evalf(50)), abs((stated - wanted).evalf(50))
+    except Exception:  # an error of sympy about the parts of the answer
         return None
-    return found if all(isinstance(one, Number) and one.is_finite for one in found) else None
+    return sizes if all(isinstance(size, Number) and size.is_finite for size in sizes) else None
 
 
 def _same_members(members: list[Any], others: list[Any]) -> bool:
-    """Whether each of one side is one of the other."""
-    return all(any(_same(one, other) for other in others) for one in members) and all(
-        any(_same(one, other) for one in members) for other in others
+    """Return whether each member of one side equals one of the other side."""
+    return all(any(_same(member, other) for other in others) for member in members) and all(
+        any(_same(member, other) for member in members) for other in others
     )
 
 
 def _same_size(wanted: Any, stated: Any, lists: bool = False) -> bool:
-    """Whether the numbers of two expressions that math-verify calls equal are: member by member, sets as sets.
+    """Return whether the numbers of two expressions, equal for math-verify, agree member by member, sets as sets.
 
-    A decimal has to be right to six digits, anything else exactly. True where the two are not made alike, except for a
-    set and a point (`lists`: a list may be a point).
+    A decimal must be right to six digits, anything else exactly. The result is True if the two have different
+    structures, except for a set and a point (`lists`: a list may be a point).
     """
     from math_verify.grader import is_expr_of_only_symbols
     from sympy import Eq, Float
@@ -284,16 +284,17 @@ def _same_size(wanted: Any, stated: Any, lists: bool = False) -> bool:
 
 
 def _same(wanted: Any, stated: Any) -> bool:
-    """Whether two members of sets are equal. Their size is looked at first: that is faster than verify."""
+    """Return whether two members of sets are equal. Their size is compared first: that is faster than verify."""
     from math_verify import verify
 
     return wanted == stated or _same_size(wanted, stated) and verify([wanted], [stated], timeout_seconds=None)
 
 
 def _members(side: Any) -> tuple[str, list[Any]]:
-    """What an expression is and what it is made of, in order.
+    """Return the kind of an expression and its members, in order.
 
-    It is a "set", "row", "union", "matrix", "chain", "relation", "one" or "other"; the last is made of itself.
+    The kind is "set", "row", "union", "matrix", "chain", "relation", "one" or "other". The last two have one member:
+    the expression itself.
     """
     from sympy import And, Expr, FiniteSet, Interval, MatrixBase, MatrixExpr, Set, Tuple, Union
     from sympy.core.relational import Relational
@@ -306,7 +307,7 @@ def _members(side: Any) -> tuple[str, list[Any]]:
     if isinstance(side, Interval):
         return "row", [side.start, side.end]
     if isinstance(side, Relational):
-        numbers_last = sorted((side.lhs, side.rhs), key=lambda one: bool(getattr(one, "is_number", False)))
+        numbers_last = sorted((side.lhs, side.rhs), key=lambda part: bool(getattr(part, "is_number", False)))
         return "relation", numbers_last  # 5 = x
     for kind, of in (("set", FiniteSet), ("row", Tuple), ("chain", And), ("union", Union)):
         if isinstance(side, of):
@@ -314,19 +315,19 @@ def _members(side: Any) -> tuple[str, list[Any]]:
     return ("one" if isinstance(side, Expr) else "other"), [side]
 
 
-def _differ(found: list[Any], changed: list[Any]) -> bool:
-    """Whether two expressions have different values."""
+def _differ(original: list[Any], changed: list[Any]) -> bool:
+    """Return whether two expressions have different values."""
     from math_verify import verify
 
-    if not changed or found[0] == changed[0]:
+    if not changed or original[0] == changed[0]:
         return not changed
     try:  # this is faster than verify
-        difference = found[0] - changed[0]
+        difference = original[0] - changed[0]
         values = {symbol: 1.37 + 0.61 * place for place, symbol in enumerate(sorted(difference.free_symbols, key=str))}
         # A large number differs by 1 all the same, and a small one by little.
-        return bool(abs(difference.subs(values).evalf()) > 1e-9 * min(1, abs(found[0].subs(values).evalf())))
+        return bool(abs(difference.subs(values).evalf()) > 1e-9 * min(1, abs(original[0].subs(values).evalf())))
     except Exception:  # sets, points, matrices, equations
-        return not verify(found, changed, timeout_seconds=None)
+        return not verify(original, changed, timeout_seconds=None)
 
 
 if __name__ == "__main__":

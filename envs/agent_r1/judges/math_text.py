@@ -1,8 +1,8 @@
-r"""What an answer to a problem of mathematics says, as far as its text goes; `mathematics` computes what it is worth.
+r"""The reading of an answer to a mathematics problem as text; `mathematics` computes its score.
 
-An answer has to be one expression as a whole, in notation that is known: everything in it is read, or nothing is.
-math-verify passes over much that states a second value (`7\text{, 8, 9}`, `6 \equiv 7`, `7_2`), adds up what stands
-side by side (`7 6` is 13) and takes the last formula where it cannot read all of them, so that is looked for here.
+An answer must be one expression as a whole, in known notation: everything in it is read, or nothing is. math-verify
+ignores much that states a second value (`7\text{, 8, 9}`, `6 \equiv 7`, `7_2`). It adds adjacent numbers (`7 6` is 13).
+If it cannot read all formulas, it takes the last one. So this module checks for these cases.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAST_TEXT = re.compile(
 )
 _UNIT = re.compile(r"(?:[a-zA-Z°µ](?:\^[23])?|[\s~./()'-])*")
 _NO_SYMBOLS = re.compile(r"\\mathbb\s*\{?[A-Z]\}?|\\(?:begin|end)\{[a-z]+\}|_\s*\{?\w+")
-# What may stand on the left of "= 7", beside letters such as x and AB.
+# Words that may be on the left of "= 7", besides letters such as x and AB.
 _QUANTITIES = frozenset(
     "answer ans result value number total sum difference product quotient ratio remainder average mean median mode "
     "area perimeter circumference volume surface length width height depth radius diameter distance angle slope time "
@@ -40,7 +40,7 @@ _QUANTITIES = frozenset(
     "sin cos tan log ln det".split()
 )
 _OPERATIONS = frozenset("sin cos tan log ln".split())
-# Notation that math-verify reads and that has one meaning. What the gold answer uses is allowed besides.
+# Notation that math-verify reads and that has one meaning. The gold answer's notation is allowed, too.
 _COMMANDS = frozenset(
     r"\frac \dfrac \tfrac \cfrac \sqrt \pi \infty \cdot \times \div \pm \cup \cap \circ \degree \binom \dbinom \tbinom "
     r"\le \leq \ge \geq \lt \gt \in \mathbb \emptyset \varnothing \sin \cos \tan \cot \sec \csc \arcsin \arccos "
@@ -60,7 +60,7 @@ _NAME = re.compile(
     r"(?:_\s*(?:\{[^{}]*\}|.)\s*)?(?:\((?![^()]*\1)[^()]*\))?"
 )
 _CHARACTERS = frozenset("+-*/^()[]{}|!<>.:,;_")
-# But between digits, also where a point or the comma of thousands stands there.
+# Not between digits, also with a point or the comma of thousands.
 _BLANK = re.compile(r" (?!(?<=\d )\.?\d|(?<=\d\. )\d|(?<=\d, )\d{3}|(?<=\d ), ?\d{3})")
 _BASE = re.compile(r"(?<=[\d)}!])\s*_\s*\{?(\d+|.)\}?")
 # In the brackets behind a quantity: area(ABC), gcd(6, 9).
@@ -77,15 +77,15 @@ _EDGE = "#"  # of a formula in a question
 
 
 class Reading(NamedTuple):
-    """What is to be computed about an answer.
+    """The computations that an answer needs.
 
     Attributes:
         gold: the gold answer, without its unit.
-        value: what the answer states, likewise.
-        equal: pairs that the answer says are equal (`\\sqrt{49} = 7`).
-        rounded: pairs of a value and what the answer rounds it to (`\\frac{14}{3} \\approx 4.67`).
-        members: where each member of a point or interval begins and ends in `value`; none in anything else.
-        changed: for each number in `value`, where it begins and ends, and other numbers.
+        value: the value of the answer, without its unit.
+        equal: pairs that the answer states to be equal (`\\sqrt{49} = 7`).
+        rounded: pairs of a value and its rounded form in the answer (`\\frac{14}{3} \\approx 4.67`).
+        members: start and end of each member of a point or interval in `value`; empty for anything else.
+        changed: for each number in `value`, its start and end, and other numbers.
     """
 
     gold: str
@@ -97,22 +97,22 @@ class Reading(NamedTuple):
 
 
 def same_text(gold: str, answer: str) -> bool:
-    """Whether two unwrapped texts are the same but for blanks and capitals."""
+    """Return whether two unwrapped texts are equal, except for blanks and capitals."""
     return _plain_text(answer) == _plain_text(gold)
 
 
 def is_words(gold: str) -> bool:
-    r"""Whether a gold answer is text (`\text{Evelyn}`, `(\text{E})`): then there is nothing to compute."""
+    r"""Return whether a gold answer is text (`\text{Evelyn}`, `(\text{E})`): then there is nothing to compute."""
     return bool(TEXT.search(gold)) and not TEXT.sub("", gold).strip("() ")
 
 
 def same_words(gold: str, answer: str) -> bool:
-    r"""`same_text` for a gold answer of words, with or without parentheses: `\text{(C)}`, `C`."""
+    r"""Compare a gold answer of words like `same_text`, with or without parentheses: `\text{(C)}`, `C`."""
     return _plain_text(answer).strip("().") == _plain_text(gold).strip("().")
 
 
 def read(gold: str, answer: str, question: str = "") -> Reading | None:
-    """What an unwrapped answer to a question says; None where it is not one expression as a whole."""
+    """Read an unwrapped answer to a question; None if it is not one expression as a whole."""
     gold = products_with_ten(clean(powers_of_ten(gold)))
     answer = products_with_ten(clean(answer if has_number_e(gold) else powers_of_ten(answer, also_short=True)))
     if (whole := TEXT.fullmatch(answer)) and answer != gold:  # \mathbf{7}
@@ -121,7 +121,7 @@ def read(gold: str, answer: str, question: str = "") -> Reading | None:
         return None
     if not _same_notation(gold, answer):
         return None
-    # An equation as the gold answer is compared as a whole.
+    # If the gold answer is an equation, it is compared as a whole.
     compare_sides = not re.search(r"=|≈|≡|\\(?:in|equiv|approx)(?![a-zA-Z])", gold)
     asked = question if has_no_noun(gold) else None
     values: list[str] = []
@@ -151,7 +151,7 @@ def read(gold: str, answer: str, question: str = "") -> Reading | None:
 
 
 def has_other_symbols(gold: str, value: str) -> bool:
-    """Whether a value has variables that the gold answer has not: then it is not equal, and nothing is computed."""
+    """Return whether a value has variables that the gold answer lacks: then it is wrong, and nothing is computed."""
     value = re.sub(r"(?<=[\d)}\s])[a-zA-Z\s.]*$", "", value)  # perhaps a unit
     return not _symbols(value) <= _symbols(gold)
 
@@ -160,14 +160,14 @@ def has_other_symbols(gold: str, value: str) -> bool:
 
 
 def has_no_noun(gold: str) -> bool:
-    """Whether a gold answer is of numbers alone: then a noun behind a number of the answer says nothing."""
+    """Return whether a gold answer has numbers only: then a noun after a number of the answer does not matter."""
     return not _symbols(gold) and not TEXT.search(gold)
 
 
 def bare(text: str, asked: str | None = None) -> str:
-    r"""A value without currency, percent, unit and base; with a question, which may be "", without a noun, too.
+    r"""Remove currency, percent, unit and base from a value; with a question, which may be "", also a noun.
 
-    Percent as in the official grader: `50\%` is 50 and not .5.
+    Percent is read as in the official grader: `50\%` is 50 and not .5.
     """
     text = re.sub(r"^\s*(-?)\s*\\?[$€£]\s*", r"\1", text)
     text = re.sub(r"(?<=[\d)}])\s*(?:\\?%|percent|" + TEXT_COMMAND + r"\s*\{\s*(?:percent|\\?%)\s*\})\s*$", "", text)
@@ -180,7 +180,7 @@ def bare(text: str, asked: str | None = None) -> str:
 
 
 def _plain_text(text: str) -> str:
-    r"""For answers that are words, `\text{Evelyn}`: without `\text{}`, capitals, and blanks but between numbers.
+    r"""Normalise answers that are words, `\text{Evelyn}`: drop `\text{}`, capitals, and blanks not between numbers.
 
     `7 1/2` is not `71/2`, and `1, 200` are two numbers.
     """
@@ -189,7 +189,7 @@ def _plain_text(text: str) -> str:
 
 
 def _texts_are_units(gold: str, answer: str) -> bool:
-    r"""Whether every `\text{}` of the answer is a unit, the gold answer's, the whole answer, or just and/or."""
+    r"""Return whether every `\text{}` of the answer is a unit, the gold answer's, the whole answer, or and/or."""
     known = {_plain_text(text) for text in TEXT.findall(gold)}
     rest = re.sub(r"\\text\s*\{\s*(?:and|or)\s*\}", "", answer)  # a comma, to math-verify
     texts = [text for text in TEXT.findall(rest) if _plain_text(text) not in known]
@@ -210,36 +210,36 @@ def _texts_are_units(gold: str, answer: str) -> bool:
 
 
 def _same_notation(gold: str, answer: str) -> bool:
-    r"""Whether the answer has no `\equiv`, base (`7_8`) or `[-\infty` that the gold answer has not.
+    r"""Return whether the answer has no `\equiv`, base (`7_8`) or `[-\infty` that the gold answer lacks.
 
-    math-verify passes over them.
+    math-verify ignores them.
     """
 
     def bases(text: str) -> set[str]:
         return set(_BASE.findall(text))
 
-    def count(what: str, text: str) -> int:
-        return len(re.findall(what, text))
+    def count(pattern: str, text: str) -> int:
+        return len(re.findall(pattern, text))
 
-    few = all(count(what, answer) <= count(what, gold) for what in (r"\\equiv|≡", _CLOSED_AT_INFINITY))
+    few = all(count(pattern, answer) <= count(pattern, gold) for pattern in (r"\\equiv|≡", _CLOSED_AT_INFINITY))
     return few and bases(answer) <= (bases(gold) or {"10"})
 
 
 def statements(answer: str) -> list[str]:
-    """What stands between the commas (and, or, semicolons) that are in no brackets and part no thousands."""
-    found, depth = [""], 0
+    """Split an answer at commas (and, or, semicolons) outside brackets that do not separate thousands."""
+    parts, depth = [""], 0
     answer = re.sub(r"\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])", ";", answer)
     for piece in re.split(r"([(\[{)\]};]|(?<!\\),(?!\d{3}(?!\d)))", answer):
         depth += (piece in ("(", "[", "{")) - (piece in (")", "]", "}"))
         if depth == 0 and piece in (",", ";"):
-            found.append("")
+            parts.append("")
         else:
-            found[-1] += piece
-    return found
+            parts[-1] += piece
+    return parts
 
 
 def _is_known(text: str, gold: str, relations: bool) -> bool:
-    """Whether all of a piece is notation that is read, and no two numbers stand side by side."""
+    """Return whether all of a piece is known notation, without two adjacent numbers."""
     allowed = _COMMANDS | _GREEK | _CHARACTERS | set(TOKEN.findall(gold)) | ({"="} if relations else set())
     words = {token.lower() for token in TOKEN.findall(text) if token not in allowed}
     if not text or not all(map(_PLAIN.fullmatch, words)) or any(len(word) > 2 for word in words & NO_NOUNS):
@@ -252,7 +252,7 @@ def _is_known(text: str, gold: str, relations: bool) -> bool:
 
 
 def _symbols(text: str) -> set[str]:
-    """The letters of a value that are no function, number or set."""
+    """Return the letters of a value that are not part of a function, number or set."""
     tokens = TOKEN.findall(_NO_SYMBOLS.sub(" ", TEXT.sub(" ", text)))
     words = [token for token in tokens if token.isalpha() and token not in _FUNCTIONS]
     greek = {token for token in tokens if token in _GREEK}
@@ -260,10 +260,10 @@ def _symbols(text: str) -> set[str]:
 
 
 def _is_name(side: str, question: str) -> bool:
-    r"""Whether it names what is asked for: `x`, `f(6)`, `(x, y)`, `\angle ABC`, `\text{area}`.
+    r"""Return whether a side names the requested quantity: `x`, `f(6)`, `(x, y)`, `\angle ABC`, `\text{area}`.
 
-    An expression of names (`x^2 + y^2`, `\sin A`) does only where the question has it, in whatever notation; one that
-    begins with a sign, or has a root in it, never does: `-x = 7` states another x.
+    An expression of names (`x^2 + y^2`, `\sin A`) counts only if the question contains it, in any notation. An
+    expression that begins with a sign or contains a root never counts: `-x = 7` states another x.
     """
     side = TEXT.sub(r"\1", side).strip()
     if re.fullmatch(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\)", side):
@@ -282,7 +282,7 @@ def _is_name(side: str, question: str) -> bool:
 
 
 def _is_expression(side: str) -> bool:
-    """Whether it is made of names, without numbers and roots."""
+    """Return whether a side consists of names, without numbers and roots."""
     side = re.sub(r"_(?:\{[^{}]*\}|.)|\([^()]*\)|\^\s*\{?[23]\}?", " ", side)
     commands = set(re.findall(r"\\[a-zA-Z]+", side))
     if not commands <= (_COMMANDS | _GREEK | _NAME_COMMANDS) - {r"\sqrt"}:
@@ -300,27 +300,27 @@ def _is_expression(side: str) -> bool:
 
 
 def _is_asked(side: str, question: str) -> bool:
-    """Whether an expression stands in the question as a whole, and not as a part of another or of an equation."""
+    """Return whether an expression occurs in the question as a whole, not as a part of another or of an equation."""
     asked, part = _asked(question), tokens(_one_form(side))
 
-    def goes_on(place: int) -> bool:
+    def continues(place: int) -> bool:
         token = asked[place] if 0 <= place < len(asked) else ";"
         if len(token) == 1 and token.isalpha():  # a factor, or the article
             return asked[: max(place, 0)].count(_EDGE) % 2 == 1
         return token[0].isdigit() or token[0] == "\\" and token[1:].isalpha() or token in set("+-*/^_=<>()[]|!'")
 
-    return any(not goes_on(start - 1) and not goes_on(start + len(part)) for start in places(asked, part))
+    return any(not continues(start - 1) and not continues(start + len(part)) for start in places(asked, part))
 
 
 @lru_cache(maxsize=1024)
 def _asked(question: str) -> tuple[str, ...]:
-    """The tokens of a question in the form of `_one_form`, with the edges of its formulas."""
+    """Return the tokens of a question in the form of `_one_form`, with the edges of its formulas."""
     question = re.sub(r"(?<!\\)(?:\$+|\\[()\[\]])", f" {_EDGE} ", one_space(question))
     return tuple(tokens(_one_form(clean(question))))
 
 
 def _one_form(text: str) -> str:
-    r"""`a/b` for `\frac{a}{b}`, `ab` for `a \cdot b`, `\sin x` for `\sin(x)`."""
+    r"""Normalise notation: `a/b` for `\frac{a}{b}`, `ab` for `a \cdot b`, `\sin x` for `\sin(x)`."""
 
     def fraction(parts: re.Match[str]) -> str:
         over, under = (part.strip() for part in parts.groups())
@@ -338,25 +338,25 @@ def _one_form(text: str) -> str:
 
 
 def _members(value: str) -> list[tuple[int, int]]:
-    """Where the members of a point or interval begin and end; [] where a value is neither."""
-    found, depth, start = [], 0, 1
+    """Return start and end of each member of a point or interval; [] for any other value."""
+    spans, depth, start = [], 0, 1
     for bracket in re.finditer(r"[(\[{)\]},]", value):
         depth += (bracket[0] in "([{") - (bracket[0] in ")]}")
         if (depth == 1 and bracket[0] == ",") or depth == 0:
-            found.append((start, bracket.start()))
+            spans.append((start, bracket.start()))
             start = bracket.end()
         if depth == 0:
             break
-    return found if value[:1] in ("(", "[") and start == len(value) and len(found) > 1 else []
+    return spans if value[:1] in ("(", "[") and start == len(value) and len(spans) > 1 else []
 
 
 def _changed(value: str) -> list[tuple[int, int, list[str]]]:
-    """Where each number of a value begins and ends, and two others that could stand in its place."""
-    found = []
+    """Return start and end of each number of a value, and two other numbers to replace it."""
+    numbers = []
     for number in re.finditer(NUMBER, value):
         if number[0] in ("2", "3") and re.search(r"(?<![\d.])1\^\{?$", value[: number.start()]):
             continue  # 1^2 + 4^2
         whole, point, fraction = number[0].replace(",", "").partition(".")
         others = [f"{int(whole or '0') + more}{point}{fraction}" for more in (1, 3)]
-        found.append((number.start(), number.end(), others))
-    return found
+        numbers.append((number.start(), number.end(), others))
+    return numbers

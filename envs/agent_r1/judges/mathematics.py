@@ -1,9 +1,9 @@
-r"""Is an answer the gold answer? Mathematics judged by `math-verify`, in a process that a hostile answer cannot hurt.
+r"""The judge of mathematics: `math-verify` in a process that a hostile answer cannot hurt.
 
-An answer has to be one expression as a whole: `5 or 6 or 7` is not 7, and neither is a sentence that ends in 7. What
-its text says is read by `math_text`; `math_server` computes it. `\frac{14}{3}`, `14/3` and `x = 14/3` are the same
-answer. Every number of a right answer counts: with another one in its place the answer would say something else, or
-math-verify has passed over it.
+An answer must be one expression as a whole: `5 or 6 or 7` is not 7, and neither is a sentence that ends in 7.
+`math_text` reads the text, and `math_server` computes the result. `\frac{14}{3}`, `14/3` and `x = 14/3` are the same
+answer. Every number of a right answer counts. If another number in its place does not change the value, math-verify
+has ignored it.
 
 math-verify cannot be called in threads, and `9^{9^{9^9}}` costs it seconds and memory. So a server process is started
 at the first question (see `child_process`).
@@ -35,31 +35,31 @@ COPIED = "the answer stands in the question and is not the gold answer"
 
 
 class Verdict(NamedTuple):
-    """Whether the answer is right, and, where it could not be judged, why ("" otherwise)."""
+    """A verdict: whether the answer is right, and the reason if it could not be judged ("" otherwise)."""
 
     correct: bool
     reason: str
 
 
 class _TooCostly(Exception):
-    """Not kept as a verdict: a machine that is busy may have a part in it."""
+    """A judgement that took too long. It is not cached, because a busy machine may be the cause."""
 
 
 def require_math_verify() -> None:
-    """Raise ImportError, naming the extra, where math-verify is not installed."""
+    """Raise ImportError, with the name of the extra, if math-verify is not installed."""
     if find_spec("math_verify") is None:
         raise ImportError("judging mathematics needs math-verify: pip install 'agent-r1[math]'")
 
 
 def judge(gold: str, answer: str, question: str = "") -> Verdict:
-    """Compare an answer, whatever it is, with the gold answer (LaTeX or plain). Never raises for what is written.
+    """Compare any answer with the gold answer (LaTeX or plain). No text of an answer raises.
 
-    With a `question`, an answer that stands in it is wrong, unless it is the gold answer itself; so is one to which the
-    rest adds nothing (`99^2+99+1+0`). What the question asks for may stand on the left of an equals sign
-    (`x^2 + y^2 = 7`), where else only a name may.
+    With a `question`, an answer that occurs in it is wrong, unless it is the gold answer itself. A copied piece with an
+    addition that changes nothing is wrong, too (`99^2+99+1+0`). The left side of an equals sign may be the expression
+    that the question asks for (`x^2 + y^2 = 7`); otherwise it must be a name.
 
-    Raises ConnectionError where the process that judges does not run, crashes or is killed: a fault that says nothing
-    about the answer, and that is not kept as its verdict. A crash is logged.
+    Raises ConnectionError if the process that judges does not run, crashes or is killed. Such a fault says nothing
+    about the answer, and it is not cached as a verdict. A crash is logged.
     """
     if len(answer) > max(MAX_CHARS, len(gold)):  # before anything is done with it
         return Verdict(False, f"the answer is longer than {MAX_CHARS} characters")
@@ -72,7 +72,7 @@ def judge(gold: str, answer: str, question: str = "") -> Verdict:
         return Verdict(same_words(gold, answer), "")
     if stands_in(question, gold, answer):
         return Verdict(False, COPIED)
-    if WHOLE.fullmatch(gold) and WHOLE.fullmatch(answer):  # most wrong answers: there is nothing to compute
+    if WHOLE.fullmatch(gold) and WHOLE.fullmatch(answer):  # most wrong answers: no computation needed
         return Verdict(False, "")
     try:
         verdict = _compute(gold, answer, question)
@@ -86,7 +86,7 @@ def judge(gold: str, answer: str, question: str = "") -> Verdict:
 
 @lru_cache(maxsize=8192)
 def _compute(gold: str, answer: str, question: str) -> Verdict:
-    """The verdict on an unwrapped answer. Raises _TooCostly; ConnectionError as `judge` does."""
+    """Judge an unwrapped answer. Raises _TooCostly; ConnectionError as `judge` does."""
     reading = read(gold, answer, question)
     if reading is None:
         return Verdict(False, UNREADABLE)
@@ -107,20 +107,20 @@ class _Server(ChildProcess):
 
     def command(self) -> list[str]:
         require_math_verify()
-        # -P: this folder has modules named like others (datasets, tokenizers) and must not be on the path.
+        # -P: modules of this folder may have the names of other packages, so it must not be on the path.
         return [sys.executable, "-P", math_server.__file__]
 
     def ask(self, reading: Reading) -> Verdict:
-        """The verdict on what an answer says. Raises _TooCostly and ConnectionError."""
+        """Return the verdict on a reading. Raises _TooCostly and ConnectionError."""
         number = next(self.ids)
         request = json.dumps([number, *reading]).encode() + b"\n"
 
         def verdict(pipe: IO[bytes]) -> Verdict:
-            # Another question's may come first: one whose child was killed when it had answered has two.
+            # A reply to an earlier question may come first: if its child was killed after answering, it has two.
             while line := pipe.readline():
-                answered, *said = json.loads(line)
+                answered, *fields = json.loads(line)
                 if answered == number:
-                    return Verdict(*said)
+                    return Verdict(*fields)
             raise EOFError
 
         for _ in range(2):  # a server that was killed from outside is started again

@@ -1,8 +1,8 @@
-"""Does a program pass its tests? Programs and tests run in sandboxes, where neither hurts us nor the other.
+"""The judge of programs: it runs a program and its tests in sandboxes, where neither can harm us or the other.
 
-The candidate lives in one sandbox, the test in another, and what the test calls there is a proxy. Arguments and results
-cross as built-in literals, so an object whose `__eq__` is always true, or a candidate that looks for the test in its
-own process, gains nothing.
+The candidate runs in one sandbox and the test in another, where a proxy replaces the candidate. Arguments and results
+cross as built-in literals. So an object whose `__eq__` is always true gains nothing, and neither does a candidate that
+searches its own process for the test.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 PROGRAM_SECONDS = 5.0  # of processor time, for the program to load and for each call
 NOT_MAIN = '__name__ = "builtins"'  # as in the official `exec`: `if __name__ == "__main__"` does not run
-_lanes = threading.BoundedSemaphore(os.cpu_count() or 1)  # more programs at a time would take time from each other
+_lanes = threading.BoundedSemaphore(os.cpu_count() or 1)  # more programs at once would slow each other down
 
 
 def _renew_lanes() -> None:
-    """In a fork of this process: whoever holds a lane is in the parent."""
+    """Make new lanes in a fork of this process: the holders of the old ones are in the parent."""
     global _lanes
     _lanes = threading.BoundedSemaphore(os.cpu_count() or 1)
 
@@ -39,14 +39,14 @@ os.register_at_fork(after_in_child=_renew_lanes)
 
 @dataclass(frozen=True)
 class Suite:
-    """Tests and what they need.
+    """Tests and their requirements.
 
     Attributes:
         names: functions (or classes) of the candidate that the tests call.
         setup: code that runs before the tests.
-        tests: each a piece of code that raises where it fails.
-        one_process: the tests hand over objects or types, which cannot cross from sandbox to sandbox; they run in the
-            candidate's process and are not proof against a candidate that cheats (MBPP 367, 533, 601 and 927).
+        tests: pieces of code; each raises if it fails.
+        one_process: the tests pass objects or types, which cannot cross from sandbox to sandbox. They run in the
+            candidate's process, so a candidate could cheat (MBPP 367, 533, 601 and 927).
     """
 
     names: tuple[str, ...]
@@ -57,9 +57,9 @@ class Suite:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What tests say about a program: `load_error` if it does not even run, else an error (None: passed) for each.
+    """The result of tests: `load_error` if the program does not load, else an error (None: passed) for each test.
 
-    `died` says that a process ended on the way: by the program's doing, or because something outside killed it.
+    `died` is True if a process ended early, because of the program or because something outside killed it.
     """
 
     load_error: str | None
@@ -72,18 +72,17 @@ class Outcome:
 
 
 def check_program(sandbox: Sandbox, program: str, tests: Suite, explained: int | None = None) -> Outcome:
-    """Run tests against a program, up to the first that fails; those after it count as failed with it.
+    """Run tests against a program, up to the first that fails; later tests count as failed, too.
 
-    With `explained` all are run, until one runs out of time, and of the first `explained` tests a failed
-    `assert f(x) == y` says what f(x) was. Where a process died all is done once more: what dies twice dies of the
-    program.
+    With `explained` all tests run, until one times out. Among the first `explained` tests, a failed `assert f(x) == y`
+    reports the value of f(x). If a process died, everything runs a second time: a second death is the program's.
 
-    Raises ToolFault or an OSError that is one (see `is_fault`) where the sandbox is at fault.
+    Raises ToolFault, or an OSError that is a fault (see `is_fault`), if the sandbox fails.
     """
     try:
         outcome = _check_once(sandbox, program, tests, explained)
         return _check_once(sandbox, program, tests, explained) if outcome.died else outcome
-    except OSError as error:  # the sandbox's, whatever it is: a program names no path out here
+    except OSError as error:  # an error of the sandbox: a program cannot name a path out here
         raise error if is_fault(error) else ToolFault(describe(error)) from error
 
 
@@ -96,8 +95,8 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explained: int | N
             return Outcome(loaded.output.strip() or loaded.error or loaded.status, (), loaded.status == "died")
         tester: Session = candidate
         functions: dict[str, Callable[..., Any]] = {}
-        faults: list[Exception] = []  # of the candidate's sandbox, while a test called it
-        deaths: list[CallError] = []  # of its process
+        faults: list[Exception] = []  # faults of the candidate's sandbox, while a test called it
+        deaths: list[CallError] = []  # deaths of its process
         if not tests.one_process:
             tester = stack.enter_context(sandbox.session())
             functions = {name: _proxy(candidate, name, faults, deaths) for name in tests.names}
@@ -125,7 +124,7 @@ def _check_once(sandbox: Sandbox, program: str, tests: Suite, explained: int | N
 
 
 def _proxy(candidate: Session, name: str, faults: list[Exception], deaths: list[CallError]) -> Callable[..., Any]:
-    """The candidate's function, for a test. A fault or a death would only be an exception inside, so it is noted."""
+    """Return the candidate's function, for a test. It records faults and deaths: the test sees only an exception."""
     from agent_r1_tools.python import CallError
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +142,7 @@ def _proxy(candidate: Session, name: str, faults: list[Exception], deaths: list[
 
 
 def left_side(test: str) -> str | None:
-    """f(x) of `assert f(x) == y`. Tests come from the data set, never from a policy."""
+    """Return f(x) of `assert f(x) == y`. Tests come from the data set, never from a policy."""
     match ast.parse(test).body:
         case [ast.Assert(test=ast.Compare(left=left))]:
             try:
@@ -154,10 +153,10 @@ def left_side(test: str) -> str | None:
 
 
 class RunTests(Tool):
-    """Runs a program against the tests of the prompt, and without a word about it against those of `progress`.
+    """A tool that runs a program against the tests of the prompt, and silently against those of `progress`.
 
     `ToolResult.data` is `{"passed": [indexes], "progress": [indexes], "error": str | None}`: the tests of each kind
-    that pass, and why the program did not even load.
+    that pass, and the reason if the program did not load.
     """
 
     name = "run_tests"
@@ -170,8 +169,8 @@ class RunTests(Tool):
     }
     timeout = 3600.0  # without waiting for other programs; the sandbox bounds every run
     timeout_is_fault = True
-    concurrency_safe = False  # each episode has tests of its own
-    repeatable = True  # all happens in sandboxes
+    concurrency_safe = False  # each episode has its own tests
+    repeatable = True  # everything runs in sandboxes
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
@@ -209,7 +208,7 @@ class RunTests(Tool):
 
 @lru_cache(maxsize=8)
 def judge_sandbox(backend: str) -> Sandbox:
-    """The sandbox that programs are judged in: for "auto" the first that is there and has all of CPython."""
+    """Return the sandbox for judging programs: for "auto" the first available one with all of CPython."""
     from agent_r1_tools.python import Limits, SandboxError, open_sandbox
     from agent_r1_tools.python.choose import LOCAL
 

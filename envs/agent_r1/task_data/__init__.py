@@ -1,14 +1,14 @@
-"""Where real data comes from: a folder in the official format, or a download through `datasets`.
+"""Sources of real data: a folder in the official format, or a download through `datasets`.
 
-Three ways, tried in this order:
+There are three ways, tried in this order:
 
-    1. `data_dir=`        the folder of the set, with the official file names (an explicit folder is never passed over)
+    1. `data_dir=`        the folder of the set, with the official file names (an explicit folder is never skipped)
     2. `AGENT_R1_DATA`    an environment variable: a folder that holds one folder per set (hotpotqa, musique, ...)
     3. a download         pip install "agent-r1[data]"; the Hugging Face hub keeps it in its own cache
 
-Nothing is read before it is asked for, and what was read is kept for the process: environments that share a set
-share its rows. Rows become `Question`s, `Problem`s or `Program`s; a row that isn't in the official format raises
-`DataFormatError`, which names the file, the row and the field. Each set has a file here that reads its rows.
+Data is read on first use and cached for the process: environments that share a set share its rows. Rows become
+`Question`s, `Problem`s or `Program`s. A row in another format raises `DataFormatError`, which names the file, the row
+and the field. Each set has a file here that reads its rows.
 """
 
 from agent_r1.task_data.files import read_rows

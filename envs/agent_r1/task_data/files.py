@@ -1,4 +1,4 @@
-"""Files of rows: JSON lists and JSON lines, compressed or not. Whatever is wrong with one is a `DataFormatError`."""
+"""Files of rows: JSON lists and JSON lines, compressed or not. Every error in a file is a `DataFormatError`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from agent_r1.task_data.records import DataFormatError
 from agent_r1_tools.bounded import HUGE, TooLargeError, bounded_lines, unpacked_bound
 
 MAX_DIGITS = 400
-"""An integer with more is no number of a data set's."""
+"""The maximum number of digits of an integer in a data set."""
 
 
 ENDINGS = "a file whose name ends in .jsonl has JSON lines, one that ends in .json a list"
 
 
 class LongNumber:
-    """Stands for an integer of more than `MAX_DIGITS` digits. It has no type that a field may have, so the field that
-    has it is named, and other fields harm nobody."""
+    """A placeholder for an integer of more than `MAX_DIGITS` digits.
+
+    No field accepts its type. So a field that is used is named in an error, and other fields do no harm.
+    """
 
     def __init__(self, digits: int) -> None:
         self.digits = digits
@@ -31,9 +33,9 @@ class LongNumber:
 
 
 def read_rows(path: Path) -> Iterator[Any]:
-    """The rows of a JSON list (.json) or of JSON lines (.jsonl), either with .gz behind it.
+    """Yield the rows of a JSON list (.json) or of JSON lines (.jsonl), optionally with .gz at the end.
 
-    Raises DataFormatError where the file isn't JSON. JSON lines are read one by one, a JSON list as a whole.
+    Raises DataFormatError if the file is not JSON. JSON lines are read one by one, a JSON list as a whole.
     """
     if path.name.lower().removesuffix(".gz").endswith(".jsonl"):
         yield from (row for _, row in read_lines(path))
@@ -45,9 +47,9 @@ def read_rows(path: Path) -> Iterator[Any]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The number of each line of JSON lines, from 1, and its value; empty lines are passed over.
+    """Yield the number of each line of JSON lines, from 1, and its value; empty lines are skipped.
 
-    Raises DataFormatError where the file isn't JSON lines, or has a line, or unpacks to a file, larger than data's.
+    Raises DataFormatError if the file is not JSON lines, or if a line or the unpacked file is too large for data.
     """
     number = 0
     try:
@@ -65,12 +67,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_json(path: Path, expected: str = "JSON") -> Any:
-    """The value in a JSON file. Raises DataFormatError where there is none, or it unpacks to more than data does."""
-    most = unpacked_bound(path) if _packed(path) else -1
+    """Return the value in a JSON file. Raises DataFormatError if it is not JSON, or too large after unpacking."""
+    max_chars = unpacked_bound(path) if _packed(path) else -1
     try:
         with _open(path) as file:
-            text = file.read(most)
-            if most >= 0 and file.read(1):
+            text = file.read(max_chars)
+            if max_chars >= 0 and file.read(1):
                 raise DataFormatError(f"{path}: {HUGE}; unpack it, if you trust it")
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise _damaged(path, str(path), error) from None
@@ -82,8 +84,8 @@ def _packed(path: Path) -> bool:
 
 
 def _open(path: Path) -> Any:
-    opened: Any = gzip.open if _packed(path) else open
-    return opened(path, "rt", encoding="utf-8-sig")  # some programs begin a file with a mark of its encoding
+    open_file: Any = gzip.open if _packed(path) else open
+    return open_file(path, "rt", encoding="utf-8-sig")  # some programs begin a file with a byte order mark
 
 
 def _damaged(path: Path, where: str, error: Exception) -> DataFormatError:
@@ -94,12 +96,12 @@ def _parse(text: str, where: str, expected: str) -> Any:
     try:
         return json.loads(text, parse_int=_integer)
     except RecursionError:
-        found = "values nested too deeply"
+        problem = "values nested too deeply"
     except json.JSONDecodeError as error:
-        found = f"{error}; {ENDINGS}" if error.msg == "Extra data" else str(error)
+        problem = f"{error}; {ENDINGS}" if error.msg == "Extra data" else str(error)
         if expected == "JSON":
             where = f"{where}, line {error.lineno}, column {error.colno}"
-    raise DataFormatError(f"{where}: expected {expected}, found {found}")
+    raise DataFormatError(f"{where}: expected {expected}, found {problem}")
 
 
 def _integer(digits: str) -> int | LongNumber:

@@ -11,9 +11,9 @@ _NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|-?\.[0
 
 
 def _read(row: Row) -> Problem:
-    """Commas are dropped from the gold answer, as the official code does.
+    """Read a row, and drop commas from the gold answer, as the official code does.
 
-    It has to be one number, and all that stands behind the one mark: the official code reads 1 of `#### 1/2`.
+    The answer must be one number, and nothing else may follow the mark: the official code would read 1 in `#### 1/2`.
     """
     _, *answers = row.text("answer").split(_MARK)
     if len(answers) != 1 or not _NUMBER.fullmatch(number := answers[0].strip()):

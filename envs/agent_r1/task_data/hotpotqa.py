@@ -10,7 +10,7 @@ from agent_r1_tools.search import Passage
 
 
 def read_by_title(row: Row, between: str) -> Question:
-    """A row of HotpotQA or 2WikiMultihopQA, its sentences joined by `between`.
+    """Read a row of HotpotQA or 2WikiMultihopQA, with its sentences joined by `between`.
 
     A sentence index may be out of range (a quirk of 2WikiMultihopQA); only the titles are used.
     """
@@ -50,7 +50,7 @@ def read_by_title(row: Row, between: str) -> Question:
 
 
 def _first_of_each(paragraphs: Sequence[Passage], titles: Iterable[str]) -> tuple[int, ...]:
-    """The first paragraph of each title: 2WikiMultihopQA lists a few paragraphs twice."""
+    """Return the first paragraph of each title: 2WikiMultihopQA lists a few paragraphs twice."""
     first: dict[str, int] = {}
     for index, paragraph in enumerate(paragraphs):
         first.setdefault(paragraph.title, index)
@@ -58,11 +58,11 @@ def _first_of_each(paragraphs: Sequence[Passage], titles: Iterable[str]) -> tupl
 
 
 def _read(row: Row) -> Question:
-    return read_by_title(row, between="")  # sentences bring their own leading space
+    return read_by_title(row, between="")  # sentences have their own leading space
 
 
 def _pairs(columns: Any, first: str, second: str) -> list[list[Any]]:
-    """[[a, b], ...] from {first: [a, ...], second: [b, ...]}, as the hub keeps lists of pairs."""
+    """Return [[a, b], ...] from {first: [a, ...], second: [b, ...]}, the hub's form of lists of pairs."""
     return [list(pair) for pair in zip(columns[first], columns[second], strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Finding a set's data and reading it, once per process."""
+"""Lookup and reading of a set's data, once per process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.task_data.records import DataFormatError, DataNotFoundError, DataS
 logger = logging.getLogger(__name__)
 
 DATA_VARIABLE = "AGENT_R1_DATA"
-_LARGE = 50_000_000  # bytes; reading more than this takes long enough to say so
+_LARGE = 50_000_000  # bytes; reading a larger file takes long, so it is logged
 
 DATA_SETS: dict[str, DataSet] = {
     "hotpotqa": hotpotqa.HOTPOTQA,
@@ -32,7 +32,7 @@ DATA_SETS: dict[str, DataSet] = {
 
 
 def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[str] | None = None) -> list[Any]:
-    """The rows of one split, in the order of the file. Read once per process; don't change the list.
+    """Return the rows of one split, in the order of the file. They are read once per process; do not change the list.
 
     They are `Question`s ("hotpotqa", "2wikimultihopqa", "musique"), `Problem`s ("gsm8k", "math", "math500") or
     `Program`s ("humaneval", "mbpp").
@@ -40,9 +40,9 @@ def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[
     Args:
         name: a key of `DATA_SETS`.
         split: one of the set's splits, such as "train" or "dev" (also called "validation").
-        data_dir: the folder of the set; None looks at `AGENT_R1_DATA` and then downloads.
+        data_dir: the folder of the set; None reads `AGENT_R1_DATA`, or else downloads.
 
-    Raises: DataNotFoundError, DataFormatError; ArgumentError for a set or split that there isn't.
+    Raises: DataNotFoundError, DataFormatError; ArgumentError for an unknown set or split.
     """
     if name not in DATA_SETS:
         raise ArgumentError(f"there is no data set {name!r}; there are {', '.join(DATA_SETS)}")
@@ -59,7 +59,7 @@ def load_questions(name: str, split: str = "train", data_dir: str | os.PathLike[
 
 
 def has_questions(name: str, split: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
-    """Whether a folder has the file of a split; without `data_dir` it may still be downloaded."""
+    """Return whether a folder has the file of a split; without `data_dir` it may still be downloaded."""
     data_set = DATA_SETS[name]
     if split not in data_set.splits:
         return False
@@ -71,7 +71,7 @@ def has_questions(name: str, split: str, data_dir: str | os.PathLike[str] | None
 
 
 def find_file(data_set: DataSet, split: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
-    """The file (of an archive the folder) of a split, or None where only a download is left.
+    """Return the file (for an archive the folder) of a split, or None if only a download is left.
 
     Raises DataNotFoundError for a wrong `data_dir`.
     """
@@ -89,8 +89,8 @@ def find_file(data_set: DataSet, split: str, data_dir: str | os.PathLike[str] | 
         if data_set.archive and (folder / stem).is_dir():
             return folder / stem
     if data_dir is not None:
-        lacks = f"{data_dir} has no {' or '.join(names[:2])}"
-        cause = lacks if Path(data_dir).is_dir() else f"there is no folder {data_dir}"
+        missing = f"{data_dir} has no {' or '.join(names[:2])}"
+        cause = missing if Path(data_dir).is_dir() else f"there is no folder {data_dir}"
         raise DataNotFoundError(_three_ways(data_set, split, cause))
     return None
 
@@ -117,7 +117,7 @@ def _read_file(name: str, split: str, path: Path, mtime_ns: int, size: int, alia
 
 
 def _read_archive(data_set: DataSet, split: str, folder: Path) -> list[Any]:
-    """MATH's archive: a folder for each subject, a file for each problem. Its path is its id, as in MATH-500."""
+    """Read MATH's archive: a folder for each subject, a file for each problem. The path is the id, as in MATH-500."""
     problems: list[Any] = []
     for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.name), path.name)):
         fields = read_json(path, "a JSON object")
@@ -143,7 +143,7 @@ def _read_hub(name: str, split: str) -> list[Any]:
     hub, config = data_set.hub
     try:
         rows = load_dataset(hub, config, split=data_set.hub_splits[split])
-    except Exception as error:  # offline, refused, renamed: whatever it was, the reader needs the other two ways
+    except Exception as error:  # offline, rejected, renamed: in any case the user needs the other two ways
         cause = f"{looked}, and the download of {hub} failed ({type(error).__name__}: {error})"
         raise DataNotFoundError(_three_ways(data_set, split, cause)) from error
     where = f"{hub} ({split})"
@@ -151,7 +151,7 @@ def _read_hub(name: str, split: str) -> list[Any]:
 
 
 def from_hub(data_set: DataSet, rows: Iterable[Mapping[str, Any]], where: str) -> Iterator[dict[str, Any]]:
-    """Rows of the hub in the official format. Raises DataFormatError where their columns are others."""
+    """Yield rows of the hub in the official format. Raises DataFormatError if they have other columns."""
     for index, row in enumerate(rows):
         try:
             yield data_set.from_hub(row)
@@ -179,7 +179,7 @@ def _questions(
 
 
 def _read_aliases(path: Path) -> dict[str, list[str]]:
-    """2WikiMultihopQA's id_aliases.json (JSON lines, whatever its name says): entity -> aliases and demonyms."""
+    """Read 2WikiMultihopQA's id_aliases.json (JSON lines in spite of its name): entity -> aliases and demonyms."""
     aliases: dict[str, list[str]] = {}
     for number, row in read_lines(path):
         match row:

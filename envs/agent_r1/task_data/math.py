@@ -1,4 +1,4 @@
-"""MATH: problem, level, type, solution. MATH-500 has answer, subject and unique_id, too."""
+"""MATH: problem, level, type, solution. MATH-500 also has answer, subject and unique_id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from agent_r1.task_data.records import DataSet, Problem, Row
 
 
 def _read(row: Row) -> Problem:
-    """The gold answer is the solution's last box where the row has no answer."""
+    """Read a row. Without an answer in the row, the gold answer is the solution's last box."""
     answer = row.fields.get("answer")
     answer = row.text("answer") if answer is not None else last_boxed(row.text("solution"))
     if not answer:

@@ -11,7 +11,7 @@ MBPP_SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "
 
 
 def _read(row: Row) -> Program | None:
-    """One file has all splits; rows of others are left out."""
+    """Read a row; None for a row of another split, because one file has all splits."""
     number = row.fields.get("task_id")
     if not isinstance(number, int) or isinstance(number, bool):
         raise row.error("task_id", "a number")
@@ -34,7 +34,7 @@ def _read(row: Row) -> Program | None:
 
 
 def called(code: ast.AST) -> set[str]:
-    """The names of all that is called in a piece of code."""
+    """Return the names of all functions that a piece of code calls."""
     calls = (node.func for node in ast.walk(code) if isinstance(node, ast.Call))
     return {function.id for function in calls if isinstance(function, ast.Name)}
 

@@ -7,7 +7,7 @@ from agent_r1_tools.search import Passage
 
 
 def _read(row: Row) -> Question | None:
-    """Rows with `answerable: false` (MuSiQue-Full) are left out: the official evaluation scores no answer on them."""
+    """Read a row; None for `answerable: false` (MuSiQue-Full), which the official evaluation does not score."""
     answerable = row.fields.get("answerable", True)
     if not isinstance(answerable, bool):
         raise row.error("answerable", "true or false")

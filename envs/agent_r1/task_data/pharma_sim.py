@@ -1,6 +1,7 @@
 """Scenarios of PharmaSim: files in our own format, and those of PharmaSimText.
 
-PharmaSimText (github.com/epfl-ml4ed/PharmaSimText-LLM-RL, arXiv 2404.18978) has one file a cause, ours one a customer.
+PharmaSimText (github.com/epfl-ml4ed/PharmaSimText-LLM-RL, arXiv 2404.18978) has one file per cause, our format one file
+per customer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from agent_r1.task_data.records import DataFormatError, shown
 
 Wordings = tuple[str, ...]
 Pair = tuple[str, str]
-NOTHING = "I don't understand how this is relevant."  # what the original says where a file says nothing
+NOTHING = "I don't understand how this is relevant."  # the original's answer if a file has none
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,15 @@ class Scenario:
     """A customer with one cause.
 
     Attributes:
-        name: of the file, with the cause.
-        cause, causes: the right one, and all that the post-test offers.
-        opening, others: wordings of the first message, and of the answer to what has nothing to do with it.
-        subjects, topics: names that can be asked about, each with the phrases that stand for it in plain speech.
-        speaker: the subject that is meant where plain speech names none.
+        name: the name of the file, with the cause.
+        cause, causes: the right cause, and all causes in the post-test.
+        opening, others: wordings of the first message, and of the answer to unrelated questions.
+        subjects, topics: names for questions, each with its phrases in plain speech.
+        speaker: the subject of plain speech that names none.
         answers: (subject, topic) -> wordings.
         key: the pairs that a good conversation asks about.
         posttest: the question at the end.
-        unseen: kept for the split unseen_customers.
+        unseen: True for a customer of the split unseen_customers.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Scenario:
 
 
 class _Fields:
-    """The fields of a JSON object, with errors that say where they stand."""
+    """The fields of a JSON object, with errors that name their position."""
 
     def __init__(self, value: Any, path: Path, place: str = "") -> None:
         self.path, self.place = path, place
@@ -58,8 +59,8 @@ class _Fields:
         self.value = value
 
     def wrong(self, name: str, expected: str) -> DataFormatError:
-        found = shown(self.value[name]) if name in self.value else "nothing"
-        return DataFormatError(f"{self.path}, field {self.place + name!r}: expected {expected}, found {found}")
+        value = shown(self.value[name]) if name in self.value else "nothing"
+        return DataFormatError(f"{self.path}, field {self.place + name!r}: expected {expected}, found {value}")
 
     def object(self, name: str) -> _Fields:
         if not isinstance(self.value.get(name), dict):
@@ -72,15 +73,15 @@ class _Fields:
             raise self.wrong(name, "a text")
         return value
 
-    def texts(self, name: str, least: int = 1) -> Wordings:
+    def texts(self, name: str, minimum: int = 1) -> Wordings:
         value = self.value.get(name)
-        if not isinstance(value, list) or len(value) < least or not all(isinstance(one, str) for one in value):
-            raise self.wrong(name, f"a list of at least {least} texts" if least else "a list of texts")
+        if not isinstance(value, list) or len(value) < minimum or not all(isinstance(text, str) for text in value):
+            raise self.wrong(name, f"a list of at least {minimum} texts" if minimum else "a list of texts")
         return tuple(value)
 
 
 def read_customer(path: Path) -> list[Scenario]:
-    """The scenarios of a file in our own format, one for each cause. Raises DataFormatError."""
+    """Read the scenarios of a file in our own format, one for each cause. Raises DataFormatError."""
     fields = _Fields(read_json(path), path)
     subjects, topics = fields.object("subjects"), fields.object("topics")
     names = {name: subjects.texts(name, 0) for name in subjects.value}
@@ -89,16 +90,16 @@ def read_customer(path: Path) -> list[Scenario]:
     causes = fields.object("causes")
     if len(causes.value) < 2 or not common:
         raise fields.wrong("causes", "at least two causes, and at least one answer in field 'answers'")
-    found = []
+    scenarios = []
     for cause in causes.value:
-        one = causes.object(cause)
-        answers = common | _answers(one.object("answers"))
-        pairs = _pairs(one.value.get("key"))
+        cause_fields = causes.object(cause)
+        answers = common | _answers(cause_fields.object("answers"))
+        pairs = _pairs(cause_fields.value.get("key"))
         if not pairs or not set(pairs) <= set(answers):
-            raise one.wrong("key", "a list of [subject, topic] that have answers")
-        if wrong := next((pair for pair in answers if pair[0] not in names or pair[1] not in about), None):
-            raise one.wrong("answers", f"subjects and topics that are listed, not {wrong}")
-        found.append(
+            raise cause_fields.wrong("key", "a list of [subject, topic] that have answers")
+        if unknown := next((pair for pair in answers if pair[0] not in names or pair[1] not in about), None):
+            raise cause_fields.wrong("answers", f"subjects and topics that are listed, not {unknown}")
+        scenarios.append(
             Scenario(
                 name=f"{path.stem}: {cause}", cause=cause, causes=tuple(causes.value), opening=fields.texts("opening"),
                 others=fields.texts("others"), subjects=names, topics=about, speaker=next(iter(names)),
@@ -106,11 +107,11 @@ def read_customer(path: Path) -> list[Scenario]:
                 posttest=fields.text("posttest"), unseen=fields.value.get("unseen") is True,
             )  # fmt: skip
         )
-    return found
+    return scenarios
 
 
 def _pairs(value: Any) -> tuple[Pair, ...]:
-    """A list of [text, text]; none where something else stands in it."""
+    """Return the pairs of a list of [text, text]; no pairs if it contains anything else."""
     pairs = value if isinstance(value, list) else []
     if not all(isinstance(pair, list) and list(map(type, pair)) == [str, str] for pair in pairs):
         return ()
@@ -126,9 +127,9 @@ def _answers(fields: _Fields) -> dict[Pair, Wordings]:
 
 
 def read_official(path: Path) -> Scenario:
-    """A scenario of PharmaSimText. Names keep their spelling; phrases of their own they have none.
+    """Read a scenario of PharmaSimText. Names keep their spelling and have no further phrases.
 
-    Read are name (the cause), causes, initial_state, subjects, topics, characters (the first is the speaker),
+    The fields are name (the cause), causes, initial_state, subjects, topics, characters (the first is the speaker),
     question_answers, present_actions (the key questions) and posttest_qs.
     """
     fields = _Fields(read_json(path), path)
@@ -147,12 +148,12 @@ def read_official(path: Path) -> Scenario:
         detail = _Fields(action, path, f"present_actions[{number}].").text("detail")
         subject, _, topic = detail.partition(",")
         if (subject, topic) not in answers and (subject not in subjects or topic not in topics):
-            raise fields.wrong("present_actions", f"details 'subject,topic' that there are; one is {detail!r}")
+            raise fields.wrong("present_actions", f"details 'subject,topic' with known names; one is {detail!r}")
         key.append((subject, topic))
-        subjects += (subject,) * (subject not in subjects)  # some files leave key ones out of their lists
+        subjects += (subject,) * (subject not in subjects)  # some files omit key subjects from their lists
         topics += (topic,) * (topic not in topics)
     asked = {pair: wordings for pair, wordings in answers.items() if pair[0] in subjects and pair[1] in topics}
-    speaker = next((one for one in fields.texts("characters", 0) if one in subjects), key[0][0])
+    speaker = next((name for name in fields.texts("characters", 0) if name in subjects), key[0][0])
     return Scenario(
         name=f"{path.stem}: {cause}", cause=cause, causes=causes, opening=state[1:2], others=others,
         subjects=dict.fromkeys(subjects, ()), topics=dict.fromkeys(topics, ()), speaker=speaker, answers=asked,

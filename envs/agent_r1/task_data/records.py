@@ -1,4 +1,4 @@
-"""What a data set is made of: its rows as they stand in a file, and what they become."""
+"""The records of a data set: its rows in a file, and the questions, problems and programs made from them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from agent_r1_tools.text import PrintableMessage
 
 
 class DataNotFoundError(PrintableMessage, FileNotFoundError):
-    """There is no data where it was looked for; the message names the three ways to get some, and is `printable`."""
+    """Missing data; the message names the three ways to get it, and is `printable`."""
 
 
 class DataFormatError(PrintableMessage, ValueError):
-    """A data file that isn't in the official format; the message names file, row, field and what was expected, and is
-    `printable`: the file may be a stranger's."""
+    """A data file that is not in the official format.
+
+    The message names file, row, field and the expected value. It is `printable`, because the file may be foreign.
+    """
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Question:
         supports: indexes into `paragraphs` of the gold ones, ascending. Paragraphs, not titles: MuSiQue has questions
             whose gold paragraphs share a title.
         support_titles: titles of the gold paragraphs, each once. HotpotQA and 2WikiMultihopQA name supports by title,
-            so a title may stand here whose paragraph isn't among `paragraphs`.
-        metadata: what else the row says (type, level, hops ...); JSON values only.
+            so a title may be here although its paragraph is not in `paragraphs`.
+        metadata: further fields of the row (type, level, hops ...); JSON values only.
     """
 
     id: str
@@ -54,8 +56,8 @@ class Problem:
     Attributes:
         id: the data set's own id, or the row's number.
         question: the problem.
-        answer: the gold answer, as the official extraction gives it.
-        metadata: what else the row says (level, type); JSON values only.
+        answer: the gold answer of the official extraction.
+        metadata: further fields of the row (level, type); JSON values only.
     """
 
     id: str
@@ -66,12 +68,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Program:
-    """One function that is to be written.
+    """One function to write.
 
     Attributes:
         id: the data set's own id.
         text: HumanEval: the beginning of the program (imports, helpers, signature, docstring); MBPP: the description.
-        entry_point: the function's name; "" where the official row names none (MBPP).
+        entry_point: the function's name; "" if the official row names none (MBPP).
         solution: the canonical solution.
         setup: code that runs before the tests.
         tests: the official tests; one program (HumanEval) or one assert each (MBPP).
@@ -87,19 +89,19 @@ class Program:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Where a set's splits stand and how its rows are read.
+    """The description of a data set: the files of its splits, and the reader of its rows.
 
     Attributes:
-        name: as people write it.
+        name: the usual name.
         folder: the folder's name inside `AGENT_R1_DATA`.
-        files: split -> the official file name; `.gz` behind it and `.jsonl` in place of `.json` are read as well.
+        files: split -> the official file name; files with `.gz`, or with `.jsonl` for `.json`, are read as well.
         hub: data set on the Hugging Face hub and its configuration (None: the default one).
         hub_splits: split -> the split's name on the hub.
         from_hub: turns a row of the hub's columns into one of the official format.
-        read: turns a row of the official format into a Question, Problem or Program, or None to leave it out.
+        read: turns a row of the official format into a Question, Problem or Program, or None to skip it.
         aliases: other names of splits.
-        homepage: where the official files are.
-        archive: the official release has a folder for each split, and in it a JSON file for each row.
+        homepage: the page of the official files.
+        archive: True if the official release has a folder for each split with a JSON file for each row.
     """
 
     name: str
@@ -121,7 +123,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Row:
-    """One row and where it stands, so that whatever is wrong with it can be said in full."""
+    """One row and its position, so that an error can name both."""
 
     fields: Mapping[str, Any]
     file: str
@@ -130,41 +132,41 @@ class Row:
     split: str = ""
 
     def error(self, name: str, expected: str) -> DataFormatError:
-        """The error that says that a field isn't what it has to be."""
-        found = shown(self.fields[name]) if name in self.fields else "nothing"
+        """Return the error for a field with a wrong value."""
+        value = shown(self.fields[name]) if name in self.fields else "nothing"
         return DataFormatError(
-            f"{self.file}, row {self.index} (counting from 0), field {name!r}: expected {expected}, found {found}"
+            f"{self.file}, row {self.index} (counting from 0), field {name!r}: expected {expected}, found {value}"
         )
 
     def text(self, name: str) -> str:
-        """A field that has to be a string that isn't blank."""
+        """Return a field that must be a string that is not blank."""
         value = self.fields.get(name)
         if not isinstance(value, str) or not value.strip():
             raise self.error(name, "a non-empty string")
         return value
 
     def name(self, name: str) -> str:
-        """A field that identifies the row: a string, or a number as some releases have it."""
+        """Return a field that identifies the row: a string, or a number in some releases."""
         value = self.fields.get(name)
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else self.text(name)
 
     def texts(self, name: str) -> list[str]:
-        """A field that has to be a list of strings; [] where it is missing."""
+        """Return a field that must be a list of strings; [] if it is missing."""
         value = self.fields.get(name, [])
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise self.error(name, "a list of strings")
         return value
 
     def extras(self, *names: str) -> dict[str, Any]:
-        """Those of the fields that the row has: text, or a number that JSON can write."""
-        found = {name: self.fields[name] for name in names if self.fields.get(name) is not None}
-        for name, value in found.items():
+        """Return the existing ones of these fields: text, or a number that JSON can write."""
+        values = {name: self.fields[name] for name in names if self.fields.get(name) is not None}
+        for name, value in values.items():
             if not isinstance(value, str | int) and not (isinstance(value, float) and math.isfinite(value)):
                 raise self.error(name, "a string or a number")
-        return found
+        return values
 
     def python(self, name: str, code: str) -> ast.Module:
-        """The syntax tree of code that a field has, or is a part of."""
+        """Return the syntax tree of code in a field, or of code that contains the field."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "\\d" and the like
@@ -174,12 +176,12 @@ class Row:
 
 
 def defined(code: ast.Module) -> set[str]:
-    """The names of the functions and classes that a program defines."""
+    """Return the names of the functions and classes that a program defines."""
     return {node.name for node in code.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 def shown(value: Any) -> str:
-    """A value of a row as an error shows it."""
+    """Format a value of a row for an error."""
     try:
         text = repr(value)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Rows of one's own: questions and answers, from a file, a folder or a list."""
+"""The user's own rows: questions and answers, from a file, a folder or a list."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from agent_r1_tools.text import printable
 FIELDS = ("id", "question", "answer", "system", "tools")
 WAYS = (
     "Give data=FILE (JSON lines with question and answer), data_dir=FOLDER with train.jsonl and test.jsonl, or a "
-    f"folder rows in {DATA_VARIABLE}. `datasets` writes those of the hub to such files by to_json: "
+    f"folder rows in {DATA_VARIABLE}. `datasets` writes rows of the hub to such files with to_json: "
     'pip install "agent-r1[data]"'
 )
 TABLES = (".csv", ".tsv", ".xlsx", ".parquet")
 TO_LINES = (
     'rows are JSON, each a line such as {"question": "What is 17 * 3?", "answer": "51"} in a file .jsonl. A table with '
-    'such columns becomes one by pandas.read_csv(FILE).to_json("rows.jsonl", orient="records", lines=True)'
+    'such columns is converted by pandas.read_csv(FILE).to_json("rows.jsonl", orient="records", lines=True)'
 )
 
 
 def load_rows(data: Any, data_dir: Any, split: str, tools: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
-    """The rows of a split (a file is read once for the process), each with id, question, answers, system, tools, rest.
+    """Return the rows of a split, each with id, question, answers, system, tools, rest. A file is read once.
 
     Args:
-        data, data_dir: rows or a file of both splits; a folder with a file a split. Neither: `AGENT_R1_DATA`/rows.
+        data, data_dir: rows or a file of both splits; a folder with one file per split. Neither: `AGENT_R1_DATA`/rows.
         tools: names that rows may use; a row that names none may use all.
 
     Raises: DataNotFoundError, DataFormatError (row and field are named).
     """
-    where = _where(data, data_dir)
-    if where is None:
+    source = _source(data, data_dir)
+    if source is None:
         raise DataNotFoundError(f"there are no rows. {WAYS}")
-    if not isinstance(where, str | os.PathLike):
-        _check_list(where)
-        return _part(_read_all(where, "", tools), split)
-    path = Path(where)
+    if not isinstance(source, str | os.PathLike):
+        _check_list(source)
+        return _rows_of_split(_read_all(source, "", tools), split)
+    path = Path(source)
     if path.is_file():
-        return _part(_file(path, path.stat().st_mtime_ns, path.stat().st_size, tools), split)
-    found = _file_of(path, split)
-    if found is None:
+        return _rows_of_split(_file(path, path.stat().st_mtime_ns, path.stat().st_size, tools), split)
+    file = _file_of(path, split)
+    if file is None:
         raise DataNotFoundError(f"there is no {path}, or no {split}.jsonl or {split}.json in it. {WAYS}")
-    return _file(found, found.stat().st_mtime_ns, found.stat().st_size, tools)
+    return _file(file, file.stat().st_mtime_ns, file.stat().st_size, tools)
 
 
 def has_split(data: Any, data_dir: Any, split: str) -> bool:
-    """Whether `load_rows` has where to read a split: of a folder that has files of others it may lack one."""
-    where = _where(data, data_dir)
-    folder = isinstance(where, str | os.PathLike) and Path(where).is_dir()
-    return not folder or _file_of(Path(where), split) is not None
+    """Return whether `load_rows` can read a split. A folder may lack the file of one split."""
+    source = _source(data, data_dir)
+    is_folder = isinstance(source, str | os.PathLike) and Path(source).is_dir()
+    return not is_folder or _file_of(Path(source), split) is not None
 
 
-def _where(data: Any, data_dir: Any) -> Any:
+def _source(data: Any, data_dir: Any) -> Any:
     if data is None and data_dir is None and DATA_VARIABLE in os.environ:
         return Path(os.environ[DATA_VARIABLE]) / "rows"
     return data if data is not None else data_dir
@@ -71,8 +71,8 @@ def _file_of(folder: Path, split: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _part(rows: tuple[dict[str, Any], ...], split: str) -> tuple[dict[str, Any], ...]:
-    """Of rows that stand together the last tenth is for testing; one that stands alone is for both."""
+def _rows_of_split(rows: tuple[dict[str, Any], ...], split: str) -> tuple[dict[str, Any], ...]:
+    """Split rows of one source: the last tenth is for testing. A single row is for both splits."""
     cut = len(rows) - max(1, len(rows) // 10)
     return rows[cut:] if split == "test" else rows[: max(1, cut)]
 
@@ -85,19 +85,19 @@ def _file(path: Path, mtime_ns: int, size: int, tools: tuple[str, ...]) -> tuple
 
 
 def _check_list(data: Any) -> None:
-    """DataFormatError with the remedy where this is no list of rows."""
-    found = f"{data!r:.100}"
+    """Raise DataFormatError, with the remedy, if this is not a list of rows."""
+    description = f"{data!r:.100}"
     if type(data).__name__ == "DataFrame":
-        found = 'a DataFrame; give df.to_dict("records")'
+        description = 'a DataFrame; give df.to_dict("records")'
     elif isinstance(data, Mapping):
-        found = "a dict; of rows by split give the list of one, or data_dir=FOLDER with train.jsonl and test.jsonl"
+        description = "a dict; give the list of one split, or data_dir=FOLDER with train.jsonl and test.jsonl"
     elif isinstance(data, Iterable) and not isinstance(data, bytes):
         return
-    raise DataFormatError(f"data: expected a file, a folder or a list of rows, found {found}")
+    raise DataFormatError(f"data: expected a file, a folder or a list of rows, found {description}")
 
 
 def _read_all(rows: Iterable[Any], file: str, tools: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
-    """Rows as the environment keeps them. DataFormatError where there are none, or two have the same id."""
+    """Return rows in the environment's form. Raises DataFormatError for no rows, and for equal ids."""
     read = [_read(fields, f"{file}row {number}", tools) for number, fields in enumerate(rows, 1)]
     given: dict[str, int] = {}
     for number, row in enumerate(read, 1):
@@ -106,27 +106,26 @@ def _read_all(rows: Iterable[Any], file: str, tools: tuple[str, ...]) -> tuple[d
     if not read:
         raise DataFormatError(f"{file[:-2]}{': ' if file else ''}there are no rows")
     for number, row in enumerate(read, 1):
-        if row["id"] is None:  # "#3", or with more of # where a row has that already
+        if row["id"] is None:  # "#3", with more # if a row already has this id
             row["id"] = next(name for marks in count(1) if (name := "#" * marks + str(number)) not in given)
     return tuple(read)
 
 
 def _read(row: Any, where: str, tools: tuple[str, ...]) -> dict[str, Any]:
-    """A row as the environment keeps it; DataFormatError names the field that is wrong."""
+    """Return a row in the environment's form. Raises DataFormatError with the name of a wrong field."""
     if not isinstance(row, Mapping):
         raise DataFormatError(f"{where}: expected an object, found a {type(row).__name__}")
 
     def wrong(field: str, expected: str) -> DataFormatError:
-        others = ", ".join(map(str, row))
-        told = printable(others) or "no fields"
-        said = f"none; the row has {told:.200}" if field not in row else f"{row[field]!r:.100}"
-        return DataFormatError(f"{where}, {field}: expected {expected}, found {said}")
+        names = printable(", ".join(map(str, row))) or "no fields"
+        found = f"none; the row has {names:.200}" if field not in row else f"{row[field]!r:.100}"
+        return DataFormatError(f"{where}, {field}: expected {expected}, found {found}")
 
     question, answer, system = row.get("question"), row.get("answer"), row.get("system")
     if not isinstance(question, str) or not question.strip():
         raise wrong("question", "a text")
     answers = answer if isinstance(answer, list) else [] if answer is None else [answer]
-    if not all(type(one) in (str, int, float) and str(one).strip() and not _is_nan(one) for one in answers):
+    if not all(type(value) in (str, int, float) and str(value).strip() and not _is_nan(value) for value in answers):
         raise wrong("answer", "a text, a number (a finite one), or a list of them")
     if system is not None and not isinstance(system, str):
         raise wrong("system", "a text")
@@ -142,7 +141,7 @@ def _read(row: Any, where: str, tools: tuple[str, ...]) -> dict[str, Any]:
     return {
         "id": None if given is None or _is_nan(given) or not str(given).strip() else str(given),
         "question": question,
-        "answers": tuple(str(one) for one in answers),
+        "answers": tuple(str(value) for value in answers),
         "system": system,
         "tools": tuple(names),
         "rest": rest,
@@ -150,5 +149,5 @@ def _read(row: Any, where: str, tools: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _is_nan(value: Any) -> bool:
-    """Whether this is NaN or infinite: a number that is missing."""
+    """Return whether this is NaN or infinite: a missing number."""
     return isinstance(value, float) and not math.isfinite(value)

@@ -1,4 +1,4 @@
-"""Spider and BIRD: questions with gold queries over SQLite files, in the folders as they are released."""
+"""Spider and BIRD: questions with gold queries over SQLite files, in the folders of the official releases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_r1_tools.tool import ToolFault
 FILES = {"train": ("train_spider.json", "train.json"), "dev": ("dev.json",), "test": ("test.json",)}
 FOLDERS = ("database", "dev_databases", "train_databases", "test_database")
 ORDER_PARTS = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|[()]|\border\s+by\b", re.IGNORECASE)
-"""A doubled quote within quotes reads as two quoted texts side by side: the same for what is outside of them."""
+"""The parts of a query. A doubled quote within quotes reads as two adjacent quoted texts, which has the same effect."""
 HEADER = b"SQLite format 3\0"
 
 
@@ -26,10 +26,10 @@ class SQLQuestion:
 
     Attributes:
         id: BIRD's question_id, or the row's number in Spider.
-        question: with BIRD's evidence as a hint behind it.
+        question: the question, followed by BIRD's evidence as a hint.
         gold: the gold query.
         database: the path of the SQLite file.
-        mode: how results are compared: see `same_result`.
+        mode: the comparison of results: see `same_result`.
         metadata: db_id, and BIRD's difficulty.
     """
 
@@ -42,29 +42,31 @@ class SQLQuestion:
 
 
 def load_sql(split: str, data_dir: str | os.PathLike[str]) -> list[SQLQuestion]:
-    """The questions of a split of a folder of Spider (db_id, question, query) or BIRD (db_id, question, evidence, SQL).
+    """Return the questions of a split from a folder of Spider or BIRD.
 
-    Raises: DataNotFoundError, DataFormatError (file, row and field, or the database that SQLite can't read).
+    The fields are db_id, question, query (Spider) or db_id, question, evidence, SQL (BIRD).
+
+    Raises: DataNotFoundError, DataFormatError (file, row and field, or the database that SQLite cannot read).
     """
     folder = Path(data_dir)
     names = FILES.get(split, ())
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         wanted = " or ".join(names) or f"file for the split {split!r} (there are {', '.join(FILES)})"
-        there = ", ".join(name for name in FILES if has_split(folder, name))
-        known = f"it has the split {there}" if there else "it has to be a folder of Spider or BIRD"
+        splits = ", ".join(name for name in FILES if has_split(folder, name))
+        known = f"it has the split {splits}" if splits else "it must be a folder of Spider or BIRD"
         raise DataNotFoundError(f"data_dir={folder} has no {wanted}; {known}")
     return _read(file, file.stat().st_mtime_ns)
 
 
 def has_split(data_dir: str | os.PathLike[str], split: str) -> bool:
-    """Whether a folder of Spider or BIRD has the file of a split."""
+    """Return whether a folder of Spider or BIRD has the file of a split."""
     return any((Path(data_dir) / name).is_file() for name in FILES.get(split, ()))
 
 
 @lru_cache(maxsize=8)
 def _read(file: Path, mtime_ns: int) -> list[SQLQuestion]:
-    """The time of the file is part of the key, so a file that changed is read again."""
+    """Read a file. Its time is part of the cache key, so a changed file is read again."""
     questions = []
     databases: dict[str, str] = {}
     for index, fields in enumerate(read_rows(file)):
@@ -94,7 +96,7 @@ def _read(file: Path, mtime_ns: int) -> list[SQLQuestion]:
 
 
 def _database(row: Row, folder: Path, name: str) -> str:
-    """The file of a database, once SQLite has read its tables."""
+    """Return the file of a database, after SQLite has read its tables."""
     if not re.fullmatch(r"[\w. -]+", name) or not name.strip(". "):
         raise row.error("db_id", "the name of a folder")
     paths = [folder / place / name / f"{name}.sqlite" for place in FOLDERS]
@@ -112,7 +114,7 @@ def _database(row: Row, folder: Path, name: str) -> str:
 
 
 def _is_ordered(query: str) -> bool:
-    """Whether the whole result has an order: an ORDER BY outside of quotes and brackets."""
+    """Return whether the whole result has an order: an ORDER BY outside quotes and brackets."""
     depth = 0
     for part in ORDER_PARTS.finditer(query):
         text = part.group()

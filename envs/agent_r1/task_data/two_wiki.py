@@ -1,4 +1,4 @@
-"""2WikiMultihopQA: HotpotQA's fields, and answer_id, by which id_aliases.json has further answers."""
+"""2WikiMultihopQA: HotpotQA's fields, and answer_id, the key of further answers in id_aliases.json."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@
     items_ins_v2.json, items_ins_v2_1000.json      asin -> attributes and a synthetic instruction
     items_human_ins.json                           asin -> a list of instructions that people wrote
 
-Of the first two the whole one is read where it is there, else the thousand. The order of the goals, and so their
-numbers, is WebShop's: `random.Random(233).shuffle`. What WebShop draws without a seed (a price between two, a
-customer's limit) is drawn from the product's id, so that it is the same in every process.
+For the first two, the complete file is read if it exists, otherwise the file of a thousand. The order of the goals, and
+so their numbers, is WebShop's: `random.Random(233).shuffle`. WebShop draws a price between two and a customer's limit
+without a seed. Here they are drawn from the product's id, so they are equal in every process.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ ATTRIBUTES = ("items_ins_v2.json", "items_ins_v2_1000.json")
 HUMAN = ("items_human_ins.json",)
 NO_LIMIT = 1_000_000.0
 MAX_COMBINATIONS = 100_000
-"""Of a product's options, each a synthetic goal: more are a damaged file."""
+"""The maximum number of combinations of a product's options, each a synthetic goal; more mean a damaged file."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """One product, as the shop has it.
+    """One product of the shop.
 
     Attributes:
-        asin: its id, what `open` takes.
+        asin: its id, the argument of `open`.
         name: its title.
-        query: the search words that it was found with; a part of its type.
-        category: from the department down, with " › " in between.
-        attributes: what it is, known to the judge; a customer may ask for them.
-        options: kind ("color") -> the values that can be chosen.
+        query: the search words that found it; a part of its type.
+        category: the path from the department down, separated by " › ".
+        attributes: properties known to the judge; a customer may ask for them.
+        options: kind ("color") -> the values to choose from.
         price: in dollars.
     """
 
@@ -60,7 +60,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a customer asks for: a product (or one like it), some of its attributes, values of its options, a limit."""
+    """A customer's request: a product (or a similar one), some of its attributes, values of its options, a limit."""
 
     asin: str
     name: str
@@ -73,15 +73,15 @@ class Goal:
 
 
 Files = tuple[tuple[Path, int, int], ...]
-"""Path, time and size of each file: one that changed is read again."""
+"""Path, time and size of each file: a changed file is read again."""
 
 
 def find_webshop(data_dir: str | os.PathLike[str], human_goals: bool = True) -> Files:
-    """The files of a folder, for `load_webshop`.
+    """Return the files of a folder, for `load_webshop`.
 
     Args:
         data_dir: the folder of the files above.
-        human_goals: the instructions that people wrote; False for the synthetic ones.
+        human_goals: True for the instructions that people wrote; False for the synthetic ones.
 
     Raises DataNotFoundError.
     """
@@ -92,7 +92,7 @@ def find_webshop(data_dir: str | os.PathLike[str], human_goals: bool = True) -> 
 
 @lru_cache(maxsize=2)
 def load_webshop(files: Files) -> tuple[list[Product], list[Goal]]:
-    """The products and the goals, in WebShop's order. Read once per process; don't change the lists.
+    """Return the products and the goals, in WebShop's order. They are read once per process; do not change the lists.
 
     Raises DataFormatError.
     """
@@ -118,9 +118,9 @@ def load_webshop(files: Files) -> tuple[list[Product], list[Goal]]:
 
 
 def split_goals(goals: Sequence[Goal], split: str) -> Sequence[Goal]:
-    """WebShop's split: test is the first 500 goals, validation the next 1,000, train the rest.
+    """Return the goals of WebShop's split: test is the first 500 goals, validation the next 1,000, train the rest.
 
-    Of fewer than 4,000 goals test and validation take a quarter each at most.
+    With fewer than 4,000 goals, test and validation have at most a quarter each.
     """
     test = min(500, len(goals) // 4)
     validation = test + min(1_000, len(goals) // 4)
@@ -134,7 +134,7 @@ def _find(folder: Path, names: Sequence[str]) -> Path:
                 return path
     raise DataNotFoundError(
         f"{folder} has no {' or '.join(names)}: data_dir is a folder with WebShop's files {PRODUCTS[0]}, "
-        f"{ATTRIBUTES[0]} and {HUMAN[0]} (setup.sh of github.com/princeton-nlp/WebShop says where they are); without "
+        f"{ATTRIBUTES[0]} and {HUMAN[0]} (setup.sh of github.com/princeton-nlp/WebShop has their addresses); without "
         "data_dir the shop is generated"
     )
 
@@ -143,12 +143,12 @@ def _rows_by_asin(path: Path) -> dict[str, Row]:
     rows = read_json(path)
     if not isinstance(rows, dict):
         raise DataFormatError(f"{path}: expected a JSON object of products by asin, found {shown(rows)}")
-    found = {}
+    rows_by_asin = {}
     for number, (asin, fields) in enumerate(rows.items()):
         if not isinstance(fields, dict):
             raise DataFormatError(f"{path}, product {asin!r}: expected an object, found {shown(fields)}")
-        found[asin] = Row(fields, str(path), number)
-    return found
+        rows_by_asin[asin] = Row(fields, str(path), number)
+    return rows_by_asin
 
 
 def _product(row: Row, about: Mapping[str, Row]) -> Product:
@@ -180,7 +180,7 @@ def _texts(row: Row, name: str) -> tuple[str, ...]:
 
 
 def _options(row: Row) -> dict[str, tuple[str, ...]]:
-    """Kinds and values in lower case, with " | " for "/", as WebShop has them."""
+    """Return kinds and values in lower case, with " | " for "/", as in WebShop."""
     given = row.fields.get("customization_options") or {}
     options: dict[str, tuple[str, ...]] = {}
     try:
@@ -194,7 +194,7 @@ def _options(row: Row) -> dict[str, tuple[str, ...]]:
 
 
 def _price(row: Row, asin: str) -> float:
-    """The price; of a range a price in it; 100 where there is none."""
+    """Return the price: for a range a price in it; 100 without a price."""
     prices = []
     for part in _text(row, "pricing").split("$")[1:]:
         try:
@@ -209,7 +209,7 @@ def _price(row: Row, asin: str) -> float:
 
 
 def price_limit(price: float, draw: random.Random) -> float:
-    """What a customer would pay: two of the next four multiples of ten above the price (to 990), the higher of them."""
+    """Draw a customer's limit: the higher of two of the next four multiples of ten above the price (up to 990)."""
     above = [10.0 * number for number in range(1, 100) if 10.0 * number > price][:4]
     return max(draw.sample(above, 2)) if len(above) >= 2 else NO_LIMIT
 
@@ -227,7 +227,7 @@ def _human_goals(path: Path, products: Mapping[str, Product]) -> Iterator[Goal]:
     rows = read_json(path)
     if not isinstance(rows, dict):
         raise DataFormatError(f"{path}: expected a JSON object of instructions by asin, found {shown(rows)}")
-    for asin, product in products.items():  # in the order of the catalogue, on which the shuffle rests
+    for asin, product in products.items():  # in the order of the catalogue, which determines the shuffle
         instructions = rows.get(asin, [])
         if not isinstance(instructions, list):
             raise DataFormatError(f"{path}, product {asin!r}: expected a list, found {shown(instructions)}")
@@ -236,7 +236,7 @@ def _human_goals(path: Path, products: Mapping[str, Product]) -> Iterator[Goal]:
                 raise DataFormatError(f"{path}, product {asin!r}: expected a list of objects, found {shown(fields)}")
             row = Row(fields, f"{path}, product {asin!r}", number)
             attributes = _texts(row, "instruction_attributes")
-            if not attributes:  # WebShop skips it
+            if not attributes:  # WebShop skips such a goal
                 continue
             options = fields.get("instruction_options")
             if isinstance(options, dict):
@@ -247,7 +247,7 @@ def _human_goals(path: Path, products: Mapping[str, Product]) -> Iterator[Goal]:
 
 
 def _synthetic_goals(about: Mapping[str, Row], products: Mapping[str, Product]) -> Iterator[Goal]:
-    """A goal for each combination of options of each product that has an instruction."""
+    """Yield a goal for each combination of options of each product with an instruction."""
     for asin, product in products.items():
         row = about.get(asin)
         if row is None or row.fields.get("instruction") is None:

@@ -18,7 +18,7 @@ from agent_r1.tasks.mathematics import MathematicsEnv
 from agent_r1.tool_env import Task
 from agent_r1_tools.calculator import Calculator
 
-# Words. The unseen ones occur in training as a remark, never in what is asked.
+# Words. The unseen ones occur in training as a remark, never in a question.
 NAMES = "Ada Bela Cora Dina Edda Fara Gita Hana Ines Juna Kira Lena Mira Nora Olga Pina Rosa Sara Tilda Vera".split()
 UNSEEN_NAMES = "Wanda Xenia Yara Zita".split()
 ITEMS = "shells coins beads cards stamps stones buttons marbles tickets corks seeds pearls badges pins".split()
@@ -40,9 +40,9 @@ OTHER_PHRASINGS = (
 NUM_TASKS = {"train": 1_000_000, "test": 10_000}
 
 
-@lru_cache(maxsize=256)  # the episodes of a group play the same task
+@lru_cache(maxsize=256)  # the episodes of a group have the same task
 def generate_task(seed: int, split: str, index: int) -> Task:
-    """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
+    """Generate task `index` of a split of the world family `seed`. The result is cached: do not change it.
 
     Splits: train and test (2 or 3 steps, numbers of two digits), and the zero-shot variants more_steps (4),
     larger_numbers (three digits), unseen_words, other_phrasings. `metadata`: steps ([day, expression] pairs) and values
@@ -57,7 +57,7 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     first_day = int(rng.integers(len(DAYS)))
     start = value = int(rng.integers(low, high))
     events, steps, values = [], [], []
-    operators = "++++---**/"  # as often as they are drawn; a product or quotient comes at most once
+    operators = "++++---**/"  # repeated by frequency; at most one product or quotient per task
     for day in range(first_day, first_day + num_steps):
         divisors = [number for number in range(2, 10) if value % number == 0 and value // number >= low]
         possible = {"+": True, "-": value >= 2 * low, "*": value < 10 * low, "/": bool(divisors)}
@@ -138,7 +138,7 @@ class ArithmeticWorldEnv(MathematicsEnv):
 
     @property
     def num_tasks(self) -> int:
-        """A million training tasks, ten thousand in every other split."""
+        """The number of tasks: a million in train, ten thousand in every other split."""
         return NUM_TASKS.get(self.split, NUM_TASKS["test"])
 
     def make_task(self, index: int) -> Task:
@@ -146,20 +146,20 @@ class ArithmeticWorldEnv(MathematicsEnv):
         return generate_task(self.world_seed, self.split, index)
 
     def solution_steps(self, task: Task) -> list[tuple[str, float]]:
-        """The calculation of each day."""
+        """Return the calculation of each day."""
         steps, values = task.metadata["steps"], task.metadata["values"]
         return [(expression, value) for (_, expression), value in zip(steps, values, strict=True)]
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """Equality as a number is the score; the metrics are em (the same) and step_recall."""
+        """Score numerical equality; the metrics are em (the same) and step_recall."""
         correct = float(_as_number(answer) == self.task.metadata["values"][-1])
         return correct, {"em": correct} | self._step_recall()
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy demonstrator.
+        """Return the turns of the scripted expert on the current task as text; with `rng`, of a sloppy demonstrator.
 
-        The sloppy one answers with the first result (mostly), leaves a day out, swaps the numbers of a subtraction or
-        division, or guesses without a calculation.
+        The sloppy demonstrator (mostly) answers with the first result, omits a day, swaps the numbers of a subtraction
+        or division, or guesses without a calculation.
         """
         steps, values = self.task.metadata["steps"], self.task.metadata["values"]
         answer = values[-1]
@@ -183,18 +183,18 @@ class ArithmeticWorldEnv(MathematicsEnv):
 
     @staticmethod
     def vocabulary() -> list[str]:
-        """Every word that the worlds are made of, and the digits: what a small tokenizer should keep whole."""
+        """Return every word of the worlds, and the digits, which a small tokenizer should keep whole."""
         verbs = [verb for group in VERBS.values() for verb in group]
         return NAMES + UNSEEN_NAMES + ITEMS + UNSEEN_ITEMS + DAYS + verbs + list("0123456789")
 
 
 def calculated(expression: str) -> str:
-    """What the calculator shows for an expression."""
+    """Return the calculator's text for an expression."""
     return Calculator().execute({"expression": expression}).content
 
 
 def _as_number(text: str) -> float | None:
-    """The number that a text is, with or without thousands separators; None where it is none."""
+    """Return a text as a number, with or without thousands separators; None if it is not a number."""
     try:
         return float(text.strip().replace(",", ""))
     except ValueError:

@@ -22,7 +22,7 @@ from agent_r1.tasks.draw import pick, sample
 from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 
-# Words. The unseen ones occur in training as a remark, never as something to get or to craft.
+# Words. The unseen ones occur in training as a remark, never as an item to get or to craft.
 ITEMS = (
     "amber anchor anvil arrow awl axe axle banner barrel basin basket bead beam bell bellows belt bench blade "
     "blanket bolt bone boot bottle bow bowl bracket brass brick bridle bronze broom brush bucket buckle button "
@@ -41,9 +41,9 @@ UNSEEN_ITEMS = (
 ).split()
 
 DEPTHS = {"depth_4": (4,), "depth_5": (5,)}  # the other splits have 1 to 3
-MOST_NEEDED = 9  # pieces of an item that a task needs
-MOST_ITEMS = 14  # of a task: six that are crafted and eight that are got, 2 * 6 + 8 = 20 turns
-MOST_AT_ONCE = 99  # pieces in one call
+MOST_NEEDED = 9  # maximum number of pieces of an item in a task
+MOST_ITEMS = 14  # maximum number of items: six to craft and eight to get, 2 * 6 + 8 = 20 turns
+MOST_AT_ONCE = 99  # maximum number of pieces in one call
 
 PHRASING = "Make {count} {goal}."
 OTHER_PHRASINGS = (
@@ -54,14 +54,14 @@ OTHER_PHRASINGS = (
 NUM_TASKS = {"train": 1_000_000, "test": 10_000}
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def generate_task(seed: int, split: str, index: int, depth: int | None = None) -> Task:
-    """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
+    """Generate task `index` of a split of the world family `seed`. The result is cached: do not change it.
 
     Splits: train and test (depth 1 to 3), and the zero-shot variants depth_4, depth_5, unseen_items, other_phrasings.
-    `depth` puts one depth, from 1 to 5, in the place of those of the split. `metadata`: goal, count, depth, recipes
-    ({crafted item: {ingredient: pieces for one}}, the goal's first), needs ({item: pieces in all}, each after what it
-    is for), optimal_turns (a look-up and a crafting of each crafted item, a getting of each other one).
+    `depth`, from 1 to 5, replaces the depths of the split. `metadata`: goal, count, depth, recipes ({crafted item:
+    {ingredient: pieces for one}}, the goal's first), needs ({item: pieces in all}, each after the item that uses it),
+    optimal_turns (a look-up and a crafting for each crafted item, a `get` for each other one).
     """
     rng = np.random.default_rng([seed, list(CraftWorldEnv.splits).index(split), index])
     depths = (depth,) if depth is not None else DEPTHS.get(split, (1, 2, 3))
@@ -108,7 +108,7 @@ def generate_task(seed: int, split: str, index: int, depth: int | None = None) -
 
 
 def act(task: Task, inventory: dict[str, int], name: str, item: str, count: int) -> tuple[str, bool]:
-    """Do what the tool `name` says, with `inventory` changed in place: what the policy reads, and whether it worked."""
+    """Apply the tool `name`, and change `inventory` in place. Return the policy's text, and whether the call worked."""
     recipes, needs = task.metadata["recipes"], task.metadata["needs"]
     item = item.strip().lower() if len(item) < 100 else item[:40] + "..."
     if item not in needs:
@@ -134,14 +134,14 @@ def act(task: Task, inventory: dict[str, int], name: str, item: str, count: int)
 
 
 def waste(task: Task, inventory: Mapping[str, int]) -> int:
-    """Pieces that the goal can't use: as nothing is given back, one of them is too many."""
+    """Return the number of pieces that the goal cannot use. Nothing can be returned, so one such piece is too many."""
     return _missing_and_waste(task, inventory)[1]
 
 
 def progress(task: Task, inventory: Mapping[str, int]) -> float:
-    """The potential: the share of the needed pieces there or used up; 0 once anything is wasted, 1 at the goal.
+    """Compute the potential: the share of needed pieces held or used; 0 after any waste, 1 at the goal.
 
-    It looks at the inventory alone, not at how that came about.
+    It depends only on the inventory, not on the history.
     """
     missing, wasted = _missing_and_waste(task, inventory)
     return 0.0 if wasted else 1.0 - missing / sum(task.metadata["needs"].values())
@@ -150,26 +150,26 @@ def progress(task: Task, inventory: Mapping[str, int]) -> float:
 def _missing_and_waste(task: Task, inventory: Mapping[str, int]) -> tuple[int, int]:
     recipes, missing, wasted = task.metadata["recipes"], 0, 0
     required = {task.metadata["goal"]: task.metadata["count"]}
-    for item in task.metadata["needs"]:  # what an item is for comes before it
+    for item in task.metadata["needs"]:  # the item that uses it comes before it
         lacking = required[item] - inventory.get(item, 0)
         missing, wasted = missing + max(0, lacking), wasted + max(0, -lacking)
         required.update({i: pieces * max(0, lacking) for i, pieces in recipes.get(item, {}).items()})
     return missing, wasted
 
 
-# ---------------------------------------------------------------------- who plays it
+# ---------------------------------------------------------------------- demonstrators
 
 Step = tuple[str, str, int]  # a tool's name, an item, a count; ("", "", 0) gives up
 GIVE_UP: Step = ("", "", 0)
-MULTIPLIES_NOTHING = {1: 0.37, 2: 0.13, 3: 0.04, 4: 0.02, 5: 0.02}  # the share of tasks of a depth that need none
-MISTAKES = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29, SLOPPY: 0.15}  # in a turn; see `mistaken`
-TIRED = 0.7  # in so many episodes the sloppy demonstrator gives up after the first crafting
+MULTIPLIES_NOTHING = {1: 0.37, 2: 0.13, 3: 0.04, 4: 0.02, 5: 0.02}  # depth -> share of tasks without multiplication
+MISTAKES = {"fallible_75": 0.06, "fallible_50": 0.15, "fallible_25": 0.29, SLOPPY: 0.15}  # per turn; see `mistaken`
+TIRED = 0.7  # share of episodes in which the sloppy demonstrator gives up after the first crafting
 
 
 def next_step(task: Task, known: set[str], inventory: Mapping[str, int]) -> Step:
-    """What an expert does who has looked up `known`: look up, get and craft from the goal downwards, left to right.
+    """Return the next step of an expert that has looked up `known`: from the goal downwards, left to right.
 
-    A look-up has the number of pieces that are needed as its count, which the expert notes down.
+    The count of a look-up is the number of needed pieces, which the expert notes.
     """
     recipes = task.metadata["recipes"]
 
@@ -189,7 +189,7 @@ def next_step(task: Task, known: set[str], inventory: Mapping[str, int]) -> Step
 
 
 def mistaken(rng: np.random.Generator, step: Step) -> Step:
-    """A mistake in the place of the right step: gives up (3 in 10), else skips a look-up or errs by one in a count."""
+    """Return a mistake instead of the right step: give up (3 in 10), else skip a look-up or change a count by one."""
     name, item, count = step
     if rng.random() < 0.3:
         return GIVE_UP
@@ -199,11 +199,11 @@ def mistaken(rng: np.random.Generator, step: Step) -> Step:
 
 
 def play(task: Task, rng: np.random.Generator | None = None, mistakes: float = 0.0, tired: float = 0.0) -> list[Step]:
-    """The steps of the expert, or, with `rng`, of somebody who makes so many `mistakes` a turn, and is
-    `tired` in that share of the episodes: gives up after the first crafting.
+    """Return the steps of the expert, or, with `rng`, of a demonstrator that makes mistakes.
 
-    Nobody notices a mistake at once. After a call that failed, a demonstrator gives up (1 in 2) or looks at the
-    inventory, and then goes on with what is missing.
+    `mistakes` is the probability of a mistake in a turn. `tired` is the share of episodes in which the demonstrator
+    gives up after the first crafting. No demonstrator notices a mistake at once. After a failed call it gives up (1 in
+    2), or looks at the inventory and continues with the missing pieces.
     """
     goal, count = task.metadata["goal"], task.metadata["count"]
     inventory: dict[str, int] = {}
@@ -293,7 +293,7 @@ class CraftWorldEnv(Baselines, ToolEnv):
         name: name for name in ("train", "test", "depth_4", "depth_5", "unseen_items", "other_phrasings")
     }
     teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
-    default_turns: ClassVar[int] = 30  # half as many again as the longest best way
+    default_turns: ClassVar[int] = 30  # one and a half times the longest optimal solution
 
     def __init__(self, *, world_seed: int = 0, depth: int | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("max_turns", self.default_turns)
@@ -301,8 +301,8 @@ class CraftWorldEnv(Baselines, ToolEnv):
         tools = (self.recipe, self.get, self.craft, self.inventory)
         super().__init__([Tool.from_function(tool, timeout=math.inf) for tool in tools], **kwargs)
         if depth is not None and depth not in DEPTHS.get(self.split, (1, 2, 3, 4, 5)):
-            there = ", ".join(map(str, DEPTHS.get(self.split, (1, 2, 3, 4, 5))))
-            raise ArgumentError(f"depth must be None or one of {there} in split {self.split!r}, got {depth!r}")
+            depths = ", ".join(map(str, DEPTHS.get(self.split, (1, 2, 3, 4, 5))))
+            raise ArgumentError(f"depth must be None or one of {depths} in split {self.split!r}, got {depth!r}")
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.depth = depth
         depths = (depth,) if depth is not None else DEPTHS.get(self.split, (1, 2, 3))
@@ -310,7 +310,7 @@ class CraftWorldEnv(Baselines, ToolEnv):
 
     @property
     def num_tasks(self) -> int:
-        """A million training tasks, ten thousand in every other split."""
+        """The number of tasks: a million in train, ten thousand in every other split."""
         return NUM_TASKS.get(self.split, NUM_TASKS["test"])
 
     def make_task(self, index: int) -> Task:
@@ -351,10 +351,10 @@ class CraftWorldEnv(Baselines, ToolEnv):
     def _made(self) -> bool:
         return self._held.get(self.task.metadata["goal"], 0) >= self.task.metadata["count"]
 
-    # ------------------------------------------------------------------ what it means
+    # ------------------------------------------------------------------ judges
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """What the call changed of `progress`. The end, once the goal is made: 1 if nothing is left over, else 0."""
+        """Return the call's change of `progress`. The made goal is the end: score 1 without waste, else 0."""
         before = self.memory.get("progress", 0.0)
         after = result.data if isinstance(result.data, float) else before
         self.memory["progress"] = after
@@ -362,24 +362,26 @@ class CraftWorldEnv(Baselines, ToolEnv):
         return End(float(after == 1.0), amounts, self._metrics()) if result.done else amounts
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """Whoever answers has not made it."""
+        """Score an answer 0: the goal is not made."""
         return 0.0, self._metrics()
 
     def _metrics(self) -> dict[str, float]:
-        """progress, and waste: pieces that the goal can't use."""
+        """Return the metrics progress and waste (pieces that the goal cannot use)."""
         return {"progress": progress(self.task, self._held), "waste": float(waste(self.task, self._held))}
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
-        """Equation 6 without the part about answers, since none is asked for."""
+        """Compute equation 6 without the part about answers, because the task needs no answer."""
         return paper_outcome(score, answer_ok=True, calls_ok=calls_ok)
 
     # ------------------------------------------------------------------ demonstrations
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
-        """The turns of somebody on the current task as text: those of the expert, which nobody beats with one call a
-        turn; of a fallible `teacher`; with `rng` alone, those of the sloppy demonstrator, for a warm start.
+        """Return the turns of a demonstrator on the current task as text.
 
-        Raises ValueError for another teacher, and for a fallible one without `rng`.
+        Without arguments it is the expert, which is optimal with one call a turn. `teacher` names a fallible one. With
+        `rng` only, it is the sloppy demonstrator, for a warm start.
+
+        Raises ValueError for an unknown teacher, and for a fallible one without `rng`.
         """
         who = demonstrator(rng, teacher)
         if rng is None or who == "expert":
@@ -390,7 +392,7 @@ class CraftWorldEnv(Baselines, ToolEnv):
         return [self._turn(*step) for step in steps]
 
     def shortcut_without_counting(self, rng: np.random.Generator) -> list[str]:
-        """The turns of somebody who takes from every recipe the numbers that stand there, and multiplies nothing."""
+        """Return the turns of a baseline that uses the numbers of every recipe as they are, without multiplication."""
         data = self.task.metadata
         pieces = {i: n for ingredients in data["recipes"].values() for i, n in ingredients.items()}
         pieces[data["goal"]] = data["count"]
@@ -405,5 +407,5 @@ class CraftWorldEnv(Baselines, ToolEnv):
 
     @staticmethod
     def vocabulary() -> list[str]:
-        """Every word that the worlds are made of, and the digits: what a small tokenizer should keep whole."""
+        """Return every word of the worlds, and the digits, which a small tokenizer should keep whole."""
         return ITEMS + UNSEEN_ITEMS + list("0123456789")

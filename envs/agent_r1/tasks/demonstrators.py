@@ -1,22 +1,22 @@
-"""Who shows a task: an expert, teachers who are right in a stated share of the episodes, and a sloppy demonstrator."""
+"""Demonstrators: an expert, teachers with a stated success rate, and a sloppy demonstrator for warm starts."""
 
 from __future__ import annotations
 
 import numpy as np
 
-TEACHERS = {"expert": 1.0, "fallible_75": 0.75, "fallible_50": 0.5, "fallible_25": 0.25}  # right in so many episodes
-SLOPPY = "sloppy"  # whom warm starts are made from
+TEACHERS = {"expert": 1.0, "fallible_75": 0.75, "fallible_50": 0.5, "fallible_25": 0.25}  # share of right episodes
+SLOPPY = "sloppy"  # the demonstrator for warm starts
 
 
 def demonstrator(rng: np.random.Generator | None, teacher: str | None) -> str:
-    """A name of `TEACHERS`, or `SLOPPY`: without `teacher` the expert, and with `rng` alone the sloppy demonstrator.
+    """Return a name of `TEACHERS`, or `SLOPPY`: without `teacher` the expert, with `rng` only the sloppy demonstrator.
 
-    Raises: ValueError for another teacher, and for a fallible one without `rng`.
+    Raises: ValueError for an unknown teacher, and for a fallible one without `rng`.
     """
     if teacher not in (None, *TEACHERS):
         raise ValueError(f"there is no teacher {teacher!r}; there are {', '.join(TEACHERS)}")
     if teacher is None:
         return "expert" if rng is None else SLOPPY
     if teacher != "expert" and rng is None:
-        raise ValueError(f"{teacher} makes mistakes at random: give it an rng")
+        raise ValueError(f"{teacher} makes mistakes at random: pass an rng")
     return teacher

@@ -9,10 +9,10 @@ import numpy as np
 
 
 def pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
-    """One of them."""
+    """Draw one of the options."""
     return options[int(rng.integers(len(options)))]
 
 
 def sample(rng: np.random.Generator, options: Sequence[Any], count: int) -> list[Any]:
-    """So many different ones, in a random order."""
+    """Draw `count` different options, in a random order."""
     return [options[i] for i in rng.choice(len(options), count, replace=False)]

@@ -66,26 +66,25 @@ class MathematicsEnv(Baselines, ToolEnv):
         **kwargs: Any,
     ) -> None:
         if isinstance(tools, str) or not tools or not {"calculator", "python"}.issuperset(tools):
-            raise ArgumentError(f"tools are any of 'calculator' and 'python', as a tuple; got {tools!r}")
+            raise ArgumentError(f"tools must be a tuple of 'calculator' or 'python' or both, got {tools!r}")
         super().__init__([Calculator() if name == "calculator" else _python(sandbox) for name in tools], **kwargs)
 
     def solution_steps(self, task: Task) -> list[tuple[str, float]]:
-        """Expression and result of each step of the task's solution, where finding them is paid (`step_found`)."""
+        """Return expression and result of each step of the solution, if finding steps is paid (`step_found`)."""
         return []
 
     def start_episode(self, task: Task) -> None:
-        """Note what the steps come to; not a number that is in the question or in the step's own expression."""
+        """Note the results of the steps, except numbers in the question or in the step's own expression."""
         super().start_episode(task)
         steps, given = self.solution_steps(task), _written(task.question)
         results = (value for expression, value in steps if abs(value) not in given | _written(expression))
         self._steps, self._results_that_count = list(dict.fromkeys(results)), 2 * len(steps)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """`code_ran` for the first program that ran, `code_failed` for every one that did not; `step_found`: newly
-        found results of steps / all of them.
+        """Return `code_ran` for the first program that ran, `code_failed` for every failed one, and `step_found`.
 
-        A step is found by a result that is one number, which the call does not have in it, among an episode's first
-        results, twice as many as there are steps.
+        `step_found` is newly found results of steps / all of them. A result finds a step if it is one number that the
+        call does not contain. Only the first results of an episode count, twice as many as there are steps.
         """
         terms: dict[str, float] = {}
         if call.name == "python" and not result.ok:
@@ -104,14 +103,14 @@ class MathematicsEnv(Baselines, ToolEnv):
         if value is None or self.memory["results"] > self._results_that_count:
             return terms
         step = next((step for step in self._steps if math.isclose(step, value, rel_tol=1e-9)), None)
-        found: list[float] = self.memory.setdefault("steps_found", [])
-        if step is not None and step not in found and abs(step) not in _written(written):
-            found.append(step)
+        steps_found: list[float] = self.memory.setdefault("steps_found", [])
+        if step is not None and step not in steps_found and abs(step) not in _written(written):
+            steps_found.append(step)
             terms["step_found"] = 1 / len(self._steps)
         return terms
 
     def _note_use(self, text: str) -> None:
-        """Results of earlier turns that have a number in common with a call or an answer are no longer unused."""
+        """Mark results of earlier turns as used if they share a number with a call or an answer."""
         used = _numbers(text)
         self.memory["unused"] = [
             (turn, numbers)
@@ -120,21 +119,21 @@ class MathematicsEnv(Baselines, ToolEnv):
         ]
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> Outcome:
-        """Equation 6, and `unused_result`: results of which no number is in a later call or in the answer."""
+        """Compute equation 6, and `unused_result`: results without a number in a later call or in the answer."""
         self._note_use(answer)
         unused = len(self.memory["unused"])
         value = paper_outcome(score, answer_ok=answer_ok, calls_ok=calls_ok)
         return Outcome(value, {"unused_result": unused} if unused else {})
 
     def _step_recall(self) -> dict[str, float]:
-        """The metric of an episode: the share of steps that were found; none where no step counts."""
+        """Return the metric of an episode, the share of found steps; empty if no step counts."""
         return {"step_recall": len(self.memory.get("steps_found", ())) / len(self._steps)} if self._steps else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """1 if math-verify finds the answer equal to the gold one; the metric is em (the same).
+        """Score 1 if math-verify finds the answer equal to the gold one; the metric is em (the same).
 
-        An answer that stands in the question and is not the gold answer as it is written scores 0. Why an answer could
-        not be compared is in `memory["unreadable"]`; that is the policy's doing and scores 0.
+        An answer that occurs in the question scores 0, unless it is written like the gold answer. An answer that cannot
+        be compared scores 0, too; the reason is in `memory["unreadable"]`.
         """
         if not answer:
             return 0.0, {"em": 0.0}
@@ -156,16 +155,16 @@ def _thought(text: str) -> str:
 
 
 def _numbers(text: str) -> set[float]:
-    """The numbers in a text: digits as they are, and as they are read (`1,000`)."""
+    """Return the numbers in a text: plain digits, and numbers as people read them (`1,000`)."""
     return {float(number) for number in _NUMBER.findall(text)} | _written(text)
 
 
 def _annotated_steps(solution: object) -> list[tuple[str, float]]:
-    """Expression and result of each annotated step."""
+    """Return expression and result of each annotated step."""
     if not isinstance(solution, str):
         return []
-    found = [(step[1], _value(_plain(step[2]))) for step in _ANNOTATION.finditer(solution)]
-    return [(expression, value) for expression, value in found if value is not None]
+    steps = [(step[1], _value(_plain(step[2]))) for step in _ANNOTATION.finditer(solution)]
+    return [(expression, value) for expression, value in steps if value is not None]
 
 
 def _plain(text: str) -> str:
@@ -173,13 +172,13 @@ def _plain(text: str) -> str:
 
 
 def _value(text: str) -> float | None:
-    """The text as one number in digits; None for anything else."""
+    """Return the text as one number in digits; None for anything else."""
     value = float(text) if _ONE_NUMBER.fullmatch(text) else math.inf
     return value if math.isfinite(value) else None
 
 
 def _written(text: str) -> set[float]:
-    """The numbers that stand in a text in digits, as they are read: `.5`, `1,000`, and two of `5,6`."""
+    """Return the numbers in a text as people read them: `.5`, `1,000`, and two numbers in `5,6`."""
     return {float(number.replace(",", "")) for number in _WRITTEN.findall(text)}
 
 
@@ -230,52 +229,51 @@ class GSM8KEnv(MathematicsEnv):
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """Of a folder those that it has a file of."""
+        """Return whether the folder, if one is given, has the file of a split."""
         return super().has_split(split) and has_questions(
             cls.data_sets.get(split, cls.data_sets["train"]), split, kwargs.get("data_dir")
         )
 
     @property
     def num_tasks(self) -> int:
-        """The problems of the split."""
+        """The number of problems of the split."""
         return len(self.problems)
 
     def make_task(self, index: int) -> Task:
-        """Problem `index` in the order of the file."""
+        """Return problem `index` in the order of the file."""
         problem = self.problems[index]
         return Task(problem.id, problem.question, [problem.answer], dict(problem.metadata))
 
     def solution_steps(self, task: Task) -> list[tuple[str, float]]:
-        """The annotated steps, where they are paid."""
+        """Return the annotated steps, if they are paid."""
         paid = self.process_weights.get("step_found", 0.0) != 0
         return _annotated_steps(task.metadata.get("solution")) if paid else []
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """As the base does; the metrics are em and, where annotated steps are paid, step_recall."""
+        """Score as the base class does; the metrics are em and, if annotated steps are paid, step_recall."""
         score, metrics = super().judge_answer(answer)
         return score, metrics | self._step_recall()
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The official solution as turns: each annotated step is a calculator call, what is said before it its thought.
+        """Return the official solution as turns: each annotated step is a calculator call, text before it a thought.
 
-        The number itself is read from the tool, and the next thought goes on behind it. Without a calculator, or where
-        nothing is annotated, the whole solution is the thought of one turn. Raises: ValueError with `rng`, which asks
-        for a demonstrator that makes mistakes: there is only the expert.
+        The tool returns the number, and the next thought continues after it. Without a calculator or annotations, the
+        whole solution is the thought of one turn. Raises ValueError with `rng`: there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
         solution = self.task.metadata["solution"].split("####")[0]
         if "calculator" not in self.tools:
             solution = _ANNOTATION.sub("", solution)
-        steps, said = list(_ANNOTATION.finditer(solution)) if self.max_turns > 1 else [], 0
+        steps, position = list(_ANNOTATION.finditer(solution)) if self.max_turns > 1 else [], 0
         turns: list[str] = []
-        while steps:  # where the turns run short the last one before the answer makes all calls that are left
+        while steps:  # if there are few turns, the last one before the answer makes all remaining calls
             count = len(steps) if len(turns) + 2 >= self.max_turns else 1
             now, steps = steps[:count], steps[count:]
             calls = [("calculator", {"expression": step[1].strip()}) for step in now]
-            turns.append(_thought(solution[said : now[0].start()]) + self.dialect.write_turn(calls=calls))
-            said = now[-1].end()
-        return [*turns, f"{_thought(solution[said:])}<answer>{self.task.answers[0]}</answer>"]
+            turns.append(_thought(solution[position : now[0].start()]) + self.dialect.write_turn(calls=calls))
+            position = now[-1].end()
+        return [*turns, f"{_thought(solution[position:])}<answer>{self.task.answers[0]}</answer>"]
 
 
 class MATHEnv(GSM8KEnv):

@@ -1,8 +1,8 @@
 """MultihopWorld: multi-hop question answering over a generated world, with nothing to download.
 
-Every task has a world of its own: a dozen entities with a passage each, drawn from the task's seed, so no fact can be
-learned by heart. A question follows two or three relations ("Who is the rival of the mentor of Kelvon?") and each hop
-is one search.
+Every task has its own world: a dozen entities with a passage each, drawn from the task's seed. So a policy can learn no
+fact by heart. A question follows two or three relations ("Who is the rival of the mentor of Kelvon?"). Each hop is one
+search.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ NUM_TASKS = {"train": 1_000_000, "test": 10_000}
 
 @lru_cache(maxsize=1)
 def names() -> tuple[list[str], list[str]]:
-    """The world's (seen, unseen) entity names: 1,000 and 200 invented words, the same on every machine."""
+    """Return the world's (seen, unseen) entity names: 1,000 and 200 invented words, the same on every machine."""
     rng = np.random.default_rng(20_251_114)
-    found: dict[str, None] = {}
-    while len(found) < NUM_NAMES:
+    invented: dict[str, None] = {}
+    while len(invented) < NUM_NAMES:
         onsets, vowels = rng.choice(_ONSETS, 2), rng.choice(_VOWELS, 2)
-        found[f"{onsets[0]}{vowels[0]}{onsets[1]}{vowels[1]}{rng.choice(_CODAS)}".capitalize()] = None
-    everyone = list(found)
+        invented[f"{onsets[0]}{vowels[0]}{onsets[1]}{vowels[1]}{rng.choice(_CODAS)}".capitalize()] = None
+    everyone = list(invented)
     return everyone[NUM_UNSEEN_NAMES:], everyone[:NUM_UNSEEN_NAMES]
 
 
-@lru_cache(maxsize=256)  # the episodes of a group play the same task
+@lru_cache(maxsize=256)  # the episodes of a group have the same task
 def generate_task(seed: int, split: str, index: int) -> Task:
-    """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
+    """Generate task `index` of a split of the world family `seed`. The result is cached: do not change it.
 
     Splits: train and test (2 or 3 hops), and the zero-shot variants more_hops (4), unseen_relations, unseen_entities,
     other_phrasings. `metadata`: supports (gold titles, in the order of the hops), relations, chain (entities from the
@@ -69,7 +69,7 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     pool = unseen if split == "unseen_entities" else seen
     relation_pool = UNSEEN_RELATIONS if split == "unseen_relations" else RELATIONS
     entities = sample(rng, pool, 6 + 2 * hops)
-    # The relations of the question also stand in passages off the chain: a relation alone doesn't name a passage.
+    # The relations of the question also occur in passages off the chain: a relation alone does not name a passage.
     local = sample(rng, relation_pool, min(6, len(relation_pool)))
     path = sample(rng, local, hops)
     chain = entities[: hops + 1]
@@ -85,10 +85,10 @@ def generate_task(seed: int, split: str, index: int) -> Task:
             place = int(rng.integers(FACTS_PER_PASSAGE))
             values.insert(place, goal)
             relations.insert(place, path[position])
-        # The subject stands in the title and in the text, so that BM25 ranks its passage above mere mentions.
+        # The subject is in the title and in the text, so that BM25 ranks its passage above mere mentions.
         text = f"{entity} has " + ", ".join(f"{r} {v}" for r, v in zip(relations, values, strict=True)) + "."
         if rng.random() < 0.2:
-            # Where these relations are asked about, naming one twice would rank the passage above the right one.
+            # If the question has these relations, naming one twice would rank the passage above the right one.
             if rng.random() < 0.7 or split == "unseen_relations":
                 text += f" Once met {pick(rng, unseen)}."
             else:
@@ -113,7 +113,7 @@ def generate_task(seed: int, split: str, index: int) -> Task:
 
 
 def expert(task: Task) -> list[tuple[str, str, str]]:
-    """The scripted expert's turns, (thought, "search" or "answer", text): a search a hop, noting what it found."""
+    """Return the scripted expert's turns, (thought, "search" or "answer", text): one search a hop, with notes."""
     relations, chain = task.metadata["relations"], task.metadata["chain"]
     notes = ["", *(f"{relation} {found}" for relation, found in zip(relations, chain[1:], strict=True))]
     searches = [f"{relation} of {entity}" for relation, entity in zip(relations, chain[:-1], strict=True)]
@@ -127,22 +127,38 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
     """Multi-hop questions over a generated world that is new in every task.
 
     ## Description
-    Entities with invented names, a passage each with three facts about it, and a question that follows two or three
-    relations from one entity to the answer. BM25 search over the task's own passages.
+    A world has a dozen invented entities. Each entity has a passage with three facts. A question follows two or three
+    relations from one entity to the answer, and each hop is one search. Nothing has to be downloaded.
+
+    A policy can learn no fact by heart. It learns to search, to read, and to use a result in the next query.
+
+    The environment needs the extra `search`.
+
+    ## Tools
+    `search(query)` returns the best passage of the task's world, by BM25. `lookup(title)` is optional, as in
+    `HotpotQAEnv`.
 
     ## Arguments
-    `world_seed` (default 0) picks the family of worlds; a task is a function of (world_seed, split, index). `top_k`
-    is 1 here: one search, one passage. `split`: train, test, or a zero-shot variant: more_hops, unseen_relations,
-    unseen_entities, other_phrasings.
 
-    The rest (spaces, rewards, end) is that of question answering: see docs/environments/multihop_world.md.
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `test`, or a zero-shot variant (below) |
+    | `world_seed` | `0` | the family of worlds |
+    | `top_k` | `1` | the maximum number of passages in a search result |
+    | `corpus` | `"own"` | the searched passages: `"own"`, a file, a server, or a `Retriever` |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    The zero-shot variants are `more_hops`, `unseen_relations`, `unseen_entities` and `other_phrasings`. A task is a
+    function of `world_seed`, split and index. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/multihop_world.md.
     """
 
     splits: ClassVar[Mapping[str, str]] = {
         name: name for name in ("train", "test", "more_hops", "unseen_relations", "unseen_entities", "other_phrasings")
     }
     yes_no_rule = False
-    floor = 0.34  # what stands most often behind the last relation; docs/validation.md has its share
+    floor = 0.34  # the most frequent word after the last relation; docs/validation.md has its share
     choices = (2 * FACTS_PER_PASSAGE, 3 + 2 * MOST_HOPS)
 
     def __init__(self, *, world_seed: int = 0, top_k: int = 1, **kwargs: Any) -> None:
@@ -152,7 +168,7 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
 
     @property
     def num_tasks(self) -> int:
-        """A million training tasks, ten thousand in every other split."""
+        """The number of tasks: a million in train, ten thousand in every other split."""
         return NUM_TASKS.get(self.split, NUM_TASKS["test"])
 
     def make_task(self, index: int) -> Task:
@@ -160,9 +176,10 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
         return generate_task(self.world_seed, self.split, index)
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The turns of the scripted expert on the current task as text; with `rng`, those of a sloppy demonstrator.
+        """Return the turns of the scripted expert on the current task as text; with `rng`, of a sloppy demonstrator.
 
-        The sloppy one skips hops (asks the start for the last relation) or answers too early, with the first hop.
+        The sloppy demonstrator skips hops (asks the start for the last relation), or answers too early, with the first
+        hop.
         """
         turns = expert(self.task)
         if rng is not None:
@@ -180,49 +197,49 @@ class MultihopWorldEnv(QuestionAnsweringEnv):
         return spans
 
     def candidates(self) -> Sequence[tuple[str, Sequence[float]]]:
-        """To search, or to answer, each name of the newest passage; at first, the name in the question.
+        """Return a search and an answer for each name of the newest passage; at first, for the name in the question.
 
-        Read off question and passage as the policy sees them. Features: 1; whether it answers; which hop of the
-        question the name's relation is, one-hot (none: a relation that isn't asked for); whether that hop is the last;
-        the number of turns, one-hot.
+        They use question and passage as the policy sees them. Features: 1; 1 for an answer; the hop of the name's
+        relation in the question, one-hot (zeros for a relation outside the question); 1 for the last hop; the number of
+        turns, one-hot.
         """
         known = (*RELATIONS, *UNSEEN_RELATIONS)
         words = re.findall(r"\w+", self.task.question)
         asked = [word for word in reversed(words) if word in known]
         newest = self.episode.messages[-1]
-        found = re.findall(r"(\w+) ([A-Z]\w+)", newest["content"]) if newest["role"] == "tool" else []
-        facts = [(relation, name) for relation, name in found if relation in known][:FACTS_PER_PASSAGE]
+        pairs = re.findall(r"(\w+) ([A-Z]\w+)", newest["content"]) if newest["role"] == "tool" else []
+        facts = [(relation, name) for relation, name in pairs if relation in known][:FACTS_PER_PASSAGE]
         turn = [float(self.episode.turn == number) for number in range(MOST_HOPS)]
-        there: list[tuple[str, Sequence[float]]] = []
+        options: list[tuple[str, Sequence[float]]] = []
         for relation, name in facts or [("", next(word for word in words if any(word in group for group in names())))]:
             hop = [float(relation in asked[number : number + 1]) for number in range(MOST_HOPS)]
             last = float(relation == asked[-1])
             search = self.dialect.tool_call("search", {"query": name})
-            there += [(search, [1, 0, *hop, last, *turn]), (f"<answer>{name}</answer>", [1, 1, *hop, last, *turn])]
-        return there
+            options += [(search, [1, 0, *hop, last, *turn]), (f"<answer>{name}</answer>", [1, 1, *hop, last, *turn])]
+        return options
 
     def rag_demonstration(self) -> list[str]:
-        """What to answer from passages alone: the farthest entity of the chain that they name, else their last word."""
+        """Return the answer from passages alone: the farthest entity of the chain in them, else their last word."""
         words = re.findall(r"\w+", self.messages[-1]["content"].partition("\n\n")[0])
         named = [entity for entity in self.task.metadata["chain"][1:] if entity in words]
         return [f"<answer>{named[-1] if named else words[-1]}</answer>"]
 
     def shortcut_one_search(self, rng: np.random.Generator) -> list[str]:
-        """Searches for the last relation alone, and answers with what the passage says of it."""
+        """Search for the last relation only, and answer with its value in the passage."""
         relation = self.task.metadata["relations"][-1]
         shown = run_tool(self.tools["search"], {"query": relation}).content
         values = _values(relation, shown) or ["unknown"]
         return [self.dialect.tool_call("search", {"query": relation}), f"<answer>{values[0]}</answer>"]
 
     def shortcut_most_frequent(self, rng: np.random.Generator) -> list[str]:
-        """Answers with what stands most often behind the last relation, as if it had read all passages."""
+        """Answer with the most frequent word after the last relation in all passages."""
         text = " ".join(text for _, text in self.task.metadata["passages"])
         values = Counter(_values(self.task.metadata["relations"][-1], text))
         return [f"<answer>{values.most_common(1)[0][0]}</answer>"]
 
     @staticmethod
     def vocabulary() -> list[str]:
-        """Every word that the worlds are made of: what a small tokenizer should keep whole."""
+        """Return every word of the worlds, which a small tokenizer should keep whole."""
         return [name for group in names() for name in group] + RELATIONS + UNSEEN_RELATIONS
 
 

@@ -55,7 +55,7 @@ class ProgrammingEnv(Baselines, ToolEnv):
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {
         **ToolEnv.PROCESS_WEIGHTS,
         "tests_passed": 0.3,  # times newly passed tests of `progress` / all of them
-        "error_removed": 0.05,  # what failed_call took when the error came
+        "error_removed": 0.05,  # equal to the earlier failed_call
     }
 
     def __init__(
@@ -68,14 +68,14 @@ class ProgrammingEnv(Baselines, ToolEnv):
         from agent_r1_tools.python import PythonTool
 
         if isinstance(tools, str) or not tools or not {"python", "run_tests"}.issuperset(tools):
-            raise ArgumentError(f"tools are any of 'python' and 'run_tests', as a tuple; got {tools!r}")
+            raise ArgumentError(f"tools must be a tuple of 'python' or 'run_tests' or both, got {tools!r}")
         self._judge_sandbox = judge_sandbox(sandbox)
         self._run_tests = RunTests(self._judge_sandbox)
-        made: dict[str, Callable[[], Tool]] = {
+        makers: dict[str, Callable[[], Tool]] = {
             "python": lambda: PythonTool(backend=sandbox),
             "run_tests": lambda: self._run_tests,
         }
-        super().__init__([made[name]() for name in tools], **kwargs)
+        super().__init__([makers[name]() for name in tools], **kwargs)
 
     def start_episode(self, task: Task) -> None:
         """Give `run_tests` its tests."""
@@ -84,7 +84,7 @@ class ProgrammingEnv(Baselines, ToolEnv):
         self._run_tests.complete = partial(complete_program, task)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """`tests_passed`: newly passed tests of `progress` / all; `error_removed`: the program runs again."""
+        """Return `tests_passed` (newly passed tests of `progress` / all) and `error_removed` (it runs again)."""
         if call.name != "run_tests" or not isinstance(result.data, dict) or "passed" not in result.data:
             return {}
         terms: dict[str, float] = {}
@@ -97,14 +97,14 @@ class ProgrammingEnv(Baselines, ToolEnv):
         return terms
 
     def _note_passed(self, kind: str, passed: list[int]) -> int:
-        """Note the tests of a kind that have passed. Returns the number of new ones."""
+        """Record the passed tests of a kind. Return the number of new ones."""
         seen: list[int] = self.memory.setdefault(kind, [])
         new = [index for index in passed if index not in seen]
         seen.extend(new)
         return len(new)
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """1 if the program passes all official tests; the metrics are em (the same) and shown_tests_passed."""
+        """Score 1 if the program passes all official tests; the metrics are em (the same) and shown_tests_passed."""
         correct = 0.0
         if answer:
             program = complete_program(self.task, answer)
@@ -114,9 +114,9 @@ class ProgrammingEnv(Baselines, ToolEnv):
         return correct, {"em": correct, "shown_tests_passed": len(self.memory.get("tests_passed", ())) / max(1, shown)}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The official solution, run through `run_tests` (where that is a tool) and given as the answer.
+        """Return the official solution, run through `run_tests` (if that is a tool) and given as the answer.
 
-        Raises: ValueError with `rng`, which asks for a demonstrator that makes mistakes: there is only the expert.
+        Raises: ValueError with `rng`: no demonstrator makes mistakes here, there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
@@ -125,13 +125,13 @@ class ProgrammingEnv(Baselines, ToolEnv):
         return [*test[: self.max_turns - 1], f"<answer>\n{program}\n</answer>"]
 
     def shortcut_lookup_table(self, rng: np.random.Generator) -> list[str]:
-        """A program that knows the results of the shown tests and nothing else: tried, and given as the answer."""
+        """Answer with a program that returns the results of the shown tests and knows nothing else."""
         known, result = [], "None"
         for node in (node for test in self.task.metadata["shown"].tests for node in ast.parse(test).body):
             match node:
                 case ast.Assert(test=ast.Compare(left=ast.Call(args=given), comparators=[value])):
                     result = ast.unparse(value)
-                    arguments = "".join(f"{ast.unparse(one)}, " for one in given)
+                    arguments = "".join(f"{ast.unparse(argument)}, " for argument in given)
                     known.append(f"    if a == ({arguments}): return {result}\n")
         code = f"def {self.task.metadata['entry_point']}(*a):\n{''.join(known)}    return {result}"
         test = [self.dialect.tool_call("run_tests", {"code": code})] if "run_tests" in self.tools else []
@@ -139,9 +139,9 @@ class ProgrammingEnv(Baselines, ToolEnv):
 
 
 def complete_program(task: Task, code: str) -> str:
-    """What the policy wrote as a whole program: without a Markdown fence, after the code that the task begins with.
+    """Complete the policy's code to a program: remove a Markdown fence, and put the task's first code before it.
 
-    A function's body alone continues the prompt, as the completions of HumanEval do.
+    A function's body alone continues the prompt, like the completions of HumanEval.
     """
     prefix, name = task.metadata["prefix"], task.metadata["entry_point"]
     definition = re.compile(rf"^(?:(?:async\s+)?def|class)\s+{name}\b", re.MULTILINE)
@@ -150,7 +150,7 @@ def complete_program(task: Task, code: str) -> str:
     def defines(text: str) -> bool:
         if definition.search(text):
             return True
-        # A body, which returns outside of all functions, may have a variable of this name.
+        # A body, which returns outside all functions, may have a variable of this name.
         is_body = re.search(r"^[ \t]*return\b", text, re.M) and not re.search(r"^(?:def|class)\b", text, re.M)
         return assignment.search(text) is not None and not is_body
 
@@ -215,11 +215,11 @@ class HumanEvalEnv(ProgrammingEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The problems of the set."""
+        """The number of problems of the set."""
         return len(self.programs)
 
     def make_task(self, index: int) -> Task:
-        """Problem `index` in the order of the file."""
+        """Return problem `index` in the order of the file."""
         return humaneval_task(self.programs[index])
 
 
@@ -277,17 +277,17 @@ class MBPPEnv(ProgrammingEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The problems of the split."""
+        """The number of problems of the split."""
         return len(self.programs)
 
     def make_task(self, index: int) -> Task:
-        """Problem `index` in the order of the file."""
+        """Return problem `index` in the order of the file."""
         return mbpp_task(self.programs[index], self.shown_tests)
 
 
 @lru_cache(maxsize=2048)
 def humaneval_task(program: Program) -> Task:
-    """The task of a row of HumanEval. The test's process has the prompt too: some tests use its helpers."""
+    """Make the task of a row of HumanEval. The test's process has the prompt too: some tests use its helpers."""
     names = (program.entry_point,)
     shown = Suite(names, program.text, tuple(_examples(program.text, program.entry_point)))
     hidden = Suite(names, program.text + "\n" + program.tests[0], (f"check({program.entry_point})",))
@@ -300,8 +300,10 @@ def humaneval_task(program: Program) -> Task:
 
 
 def _checks(program: Program) -> tuple[str, ...]:
-    """The statements of the official `check` that test the function on a call that is not in the prompt; all of `check`
-    where its statements cannot be run alone."""
+    """Return the statements of the official `check` that test calls outside the prompt.
+
+    If the statements cannot run separately, it is the whole `check`.
+    """
     functions = [node for node in ast.parse(program.tests[0]).body if isinstance(node, ast.FunctionDef)]
     check = next((node for node in functions if node.name == "check"), None)
     if check is None or any(isinstance(node, ast.Return | ast.Nonlocal) for node in ast.walk(check)):
@@ -323,12 +325,12 @@ def _checks(program: Program) -> tuple[str, ...]:
 
 
 def _letters(code: str) -> str:
-    """Code without blanks, and with one kind of quotes, to compare."""
+    """Return code without blanks and with one kind of quotes, for comparison."""
     return "".join(code.split()).replace('"', "'")
 
 
 def _examples(prompt: str, name: str) -> list[str]:
-    """The examples of a docstring whose result is a literal, as asserts.
+    """Return the examples of a docstring with a literal result, as asserts.
 
     HumanEval writes them in many ways: `>>> f(2)` with the result below, `f(2) == 4`, `f(2) => 4`, `f(2) returns 4`.
     """
@@ -339,7 +341,7 @@ def _examples(prompt: str, name: str) -> list[str]:
         try:
             used = {node.id for node in ast.walk(ast.parse(call, mode="eval")) if isinstance(node, ast.Name)}
             ast.literal_eval(result)
-        except (SyntaxError, ValueError):  # prose, or a result that is no literal
+        except (SyntaxError, ValueError):  # prose, or a result that is not a literal
             continue
         if used == {name}:
             asserts.append(f"assert {call} == {result}")
@@ -348,7 +350,7 @@ def _examples(prompt: str, name: str) -> list[str]:
 
 @lru_cache(maxsize=2048)
 def mbpp_task(program: Program, shown_tests: int) -> Task:
-    """The task of a row of MBPP. What the asserts call, and whether that can cross, is read off the official code."""
+    """Make the task of a row of MBPP. The official code shows the called names, and whether arguments can cross."""
     code = ast.parse(program.solution)
     defined = {node.name for node in code.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     tests = [node for test in program.tests for node in ast.walk(ast.parse(test))]
@@ -372,7 +374,7 @@ def _called(call: ast.Call) -> str | None:
 
 
 def _takes_an_object(call: ast.Call, defined: set[str]) -> bool:
-    """Whether an argument is more than a literal: an object of the candidate's class, a variable, a type."""
+    """Return whether an argument is not a literal: an object of the candidate's class, a variable, a type."""
     arguments = [node for argument in [*call.args, *call.keywords] for node in ast.walk(argument)]
     functions = {id(node.func) for node in arguments if isinstance(node, ast.Call)}
     return any(isinstance(node, ast.Name) and (id(node) not in functions or node.id in defined) for node in arguments)

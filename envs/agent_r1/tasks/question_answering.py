@@ -36,12 +36,12 @@ from agent_r1_tools.search.words import fold_title
 
 logger = logging.getLogger(__name__)
 
-# Corpora and indexes are kept for the process: checks, vector environments and groups of equal tasks share them.
+# Corpora and indexes are cached for the process: checks, vector environments and groups of equal tasks share them.
 _own_index = lru_cache(maxsize=256)(BM25Retriever)
-_LARGE = 100_000  # passages; indexing more than this takes long enough to say so
+_LARGE = 100_000  # passages; indexing a larger corpus takes long, so it is logged
 
 
-# A tool's own bugs, which the policy reads about. (What the machinery does wrong is tried again or ends the episode.)
+# A tool's own bugs, which the policy reads. (Infrastructure errors are retried or end the episode.)
 _TOOL_BUGS = frozenset({"timeout", "exception", "bad_result"})
 
 
@@ -63,9 +63,9 @@ def _server(address: str) -> HTTPRetriever:
 
 
 def shared_corpus(corpus: str | os.PathLike[str] | Retriever) -> tuple[Retriever, tuple[Passage, ...] | None]:
-    """A retriever over a file of passages, which come with it, or at the address of a server, or the one that is given.
+    """Return a retriever for a file of passages, with these passages; for the address of a server; or the given one.
 
-    Raises: FileNotFoundError for a file that isn't there; RetrievalError for a server that doesn't answer.
+    Raises: FileNotFoundError for a missing file; RetrievalError for a server that does not answer.
     """
     if not isinstance(corpus, str | os.PathLike):
         return corpus, None
@@ -75,8 +75,8 @@ def shared_corpus(corpus: str | os.PathLike[str] | Retriever) -> tuple[Retriever
         return server, None
     if not (path := Path(corpus)).is_file():
         raise FileNotFoundError(
-            f"there is no corpus file {str(corpus)!r}; a corpus is a file of JSON lines with title and text, the "
-            "http(s) address of a retrieval server, or a retriever; with a question's own passages also 'own', 'pooled'"
+            f"there is no corpus file {str(corpus)!r}; a corpus must be a file of JSON lines with title and text, the "
+            "http(s) address of a retrieval server, or a retriever; for questions with passages also 'own' or 'pooled'"
         )
     passages = _corpus_file(path, path.stat().st_mtime_ns, path.stat().st_size)
     return _shared_index(passages), passages
@@ -120,7 +120,7 @@ class QuestionAnsweringEnv(Baselines, ToolEnv):
     ) -> None:
         unknown = [name for name in tools if name not in ("search", "lookup")]
         if unknown or not tools or isinstance(tools, str):
-            raise ArgumentError(f"tools are any of 'search' and 'lookup', as a tuple; got {tools!r}")
+            raise ArgumentError(f"tools must be a tuple of 'search' or 'lookup' or both, got {tools!r}")
         if isinstance(corpus, str | os.PathLike) or not hasattr(corpus, "search"):
             corpus = str(corpus)
         self.corpus: str | Retriever = corpus
@@ -133,26 +133,26 @@ class QuestionAnsweringEnv(Baselines, ToolEnv):
     # ------------------------------------------------------------------ corpora
 
     def own_retriever(self, task: Task) -> Retriever:
-        """The index of corpus "own": BM25 over the passages that come with the question."""
+        """Return the index of corpus "own": BM25 over the question's passages."""
         return _own_index(_passages(task))
 
     def pooled_passages(self) -> tuple[Passage, ...]:
-        """The passages of corpus "pooled", each once."""
+        """Return the passages of corpus "pooled", each once."""
         raise ArgumentError(f"{type(self).__name__} has no corpus 'pooled'")
 
     def _shared_tools(self) -> list[Tool]:
-        """The tools over a corpus that all episodes share; for "own" over nothing, until an episode begins."""
+        """Return the tools over a corpus that all episodes share; for "own" over nothing, until an episode begins."""
         if self.corpus == "own":
             return self._tools(_shared_index(()), ())
         if self.corpus == "pooled":
             passages = self.pooled_passages()
             return self._tools(_shared_index(passages), passages)
-        retriever, found = shared_corpus(self.corpus)
-        if found is not None:
-            return self._tools(retriever, found)
+        retriever, file_passages = shared_corpus(self.corpus)
+        if file_passages is not None:
+            return self._tools(retriever, file_passages)
         if self._tool_names != ("search",):
             raise ArgumentError(
-                "a retriever or a retrieval server only searches; lookup needs corpus 'own', 'pooled' or a file"
+                "a retriever or a retrieval server can only search; lookup needs corpus 'own', 'pooled' or a file"
             )
         return [SearchTool(retriever, self.top_k)]
 
@@ -173,7 +173,7 @@ class QuestionAnsweringEnv(Baselines, ToolEnv):
         self._gold = _gold(task)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """`support_found`: newly found gold passages / all gold passages. A tool's own bugs are counted."""
+        """Return `support_found`: newly found gold passages / all gold passages. It also counts a tool's own bugs."""
         data = result.data if isinstance(result.data, dict) else {}
         if not result.ok:
             if data.get("error") in _TOOL_BUGS:
@@ -189,7 +189,7 @@ class QuestionAnsweringEnv(Baselines, ToolEnv):
         return {"support_found": len(new) / len(self._gold)} if new else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """Exact match is the score; metrics are em, f1, tool_bugs and, where there are tools, support_recall.
+        """Score exact match; the metrics are em, f1, tool_bugs and, with tools, support_recall.
 
         An empty answer scores 0.
         """
@@ -198,13 +198,13 @@ class QuestionAnsweringEnv(Baselines, ToolEnv):
             em = exact_match(answer, self.task.answers)
             f1_score = f1(answer, self.task.answers, self.yes_no_rule)
         metrics = {"em": em, "f1": f1_score}
-        if self.tools:  # without any nothing can be found, as in the baselines of one turn
+        if self.tools:  # without tools, as in the one-turn baselines, nothing can be found
             found = len(self.memory.get("supports_found", ()))
             metrics["support_recall"] = found / len(self._gold) if self._gold else 1.0
         return em, metrics | {"tool_bugs": float(self.memory.get("tool_bugs", 0))}
 
     def _is_gold(self, hit: tuple[str, str], gold: tuple[str, str | None]) -> bool:
-        """Same title and text; in a corpus from elsewhere the title is enough, if no other passage has it."""
+        """Return whether title and text are equal. In a foreign corpus a title is enough if it is unique."""
         if fold_title(hit[0]) != fold_title(gold[0]):
             return False
         from_elsewhere = self.corpus not in ("own", "pooled")
@@ -216,24 +216,24 @@ class QuestionAnsweringEnv(Baselines, ToolEnv):
 
 
 def _passages(task: Task) -> tuple[Passage, ...]:
-    """The passages of a task, each once (2WikiMultihopQA lists some twice)."""
+    """Return the passages of a task, each once (2WikiMultihopQA lists some twice)."""
     return tuple(dict.fromkeys(Passage(title, text) for title, text in task.metadata.get("passages", ())))
 
 
 def _gold(task: Task) -> list[tuple[str, str | None]]:
-    """(title, text) of the gold passages; the text is None where the question doesn't bring the passage."""
+    """Return (title, text) of the gold passages; the text is None if the question does not include the passage."""
     passages = task.metadata.get("passages", ())
     titles = task.metadata.get("supports", ())
     indexes = task.metadata.get("support_indexes")
     if indexes is None:
         indexes = [index for index, (title, _) in enumerate(passages) if title in titles]
     gold: list[tuple[str, str | None]] = [tuple(passages[index]) for index in indexes]
-    there = {title for title, _ in gold}
-    return gold + [(title, None) for title in titles if title not in there]
+    included = {title for title, _ in gold}
+    return gold + [(title, None) for title in titles if title not in included]
 
 
 def _hits(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(title, text) of what a search or lookup found."""
+    """Return (title, text) of the results of a search or lookup."""
     return list(zip(data.get("titles", ()), data.get("texts", ()), strict=False))
 
 
@@ -267,16 +267,16 @@ class MultihopQAEnv(QuestionAnsweringEnv):
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """Of a folder those that it has a file of."""
+        """Return whether the folder, if one is given, has the file of a split."""
         return super().has_split(split) and has_questions(cls.data_set, split, kwargs.get("data_dir"))
 
     @property
     def num_tasks(self) -> int:
-        """The questions of the split."""
+        """The number of questions of the split."""
         return len(self.questions)
 
     def make_task(self, index: int) -> Task:
-        """Question `index` in the order of the file."""
+        """Return question `index` in the order of the file."""
         question = self.questions[index]
         metadata = {
             **question.metadata,
@@ -287,13 +287,13 @@ class MultihopQAEnv(QuestionAnsweringEnv):
         return Task(question.id, question.question, list(question.answers), metadata)
 
     def pooled_passages(self) -> tuple[Passage, ...]:
-        """The paragraphs of all questions of the split, each (title, text) once, in the order of the file."""
+        """Return the paragraphs of all questions of the split, each (title, text) once, in the order of the file."""
         return tuple(dict.fromkeys(p for question in self.questions for p in question.paragraphs))
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The expert's turns on the current task as text: a search for each gold title in turn, then the gold answer.
+        """Return the expert's turns on the current task as text: a search for each gold title, then the gold answer.
 
-        Raises: ValueError with `rng`, which asks for a demonstrator that makes mistakes: there is only the expert.
+        Raises: ValueError with `rng`: no demonstrator makes mistakes here, there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
@@ -302,7 +302,7 @@ class MultihopQAEnv(QuestionAnsweringEnv):
         return [*searches, f"<answer>{self.task.answers[0]}</answer>"]
 
     def shortcut_yes(self, rng: np.random.Generator) -> list[str]:
-        """Says yes, whatever is asked."""
+        """Answer yes to every question."""
         return ["<answer>yes</answer>"]
 
 
@@ -379,14 +379,22 @@ class MuSiQueEnv(MultihopQAEnv):
     """Questions of two to four hops that can't be answered by shortcuts: MuSiQue-Answerable (arXiv 2108.00573).
 
     ## Description
-    Twenty paragraphs for each question, of which two to four are gold; several may share a title, so supports are
-    counted by paragraph. Answers have aliases. Rows that are marked as not answerable are left out.
+    [MuSiQue-Answerable](https://github.com/StonyBrookNLP/musique) (Trivedi et al. 2022, [arXiv
+    2108.00573](https://arxiv.org/abs/2108.00573)) has questions of two to four hops. They are built so that no hop can
+    be skipped. Each question has twenty paragraphs, and two to four of them are gold. The policy searches and answers
+    as in HotpotQA. Agent-R1 uses this data set as its out-of-domain test.
 
-    ## Action space, observation space, rewards, episode end, arguments
-    As in `HotpotQAEnv`, except that F1 has no special rule for yes and no, as in the official evaluation.
+    The data is under CC BY 4.0 and is not part of this package. The environment needs the extra `search`.
 
-    ## Version history
-    v0: first version.
+    ## Tools
+    `search(query)` and, optionally, `lookup(title)`, as in `HotpotQAEnv`. A search for each hop and an answer need up
+    to five of the six turns.
+
+    ## Arguments
+    The arguments are those of `HotpotQAEnv`. The folder `data_dir` has `musique_ans_v1.0_train.jsonl` and
+    `musique_ans_v1.0_dev.jsonl`.
+
+    Rewards and baselines: docs/environments/musique.md.
     """
 
     data_set: ClassVar[str] = "musique"

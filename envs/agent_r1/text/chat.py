@@ -1,6 +1,6 @@
-"""Between an episode and chat APIs: its conversation as they take it, and their replies as turns of the policy.
+"""Conversion between episodes and chat APIs: the conversation as messages, and replies as turns of the policy.
 
-`ToolEnv.messages` and `ToolEnv.step_message` are the way to use it; docs/chat_apis.md shows the loop.
+Use it through `ToolEnv.messages` and `ToolEnv.step_message`; docs/chat_apis.md shows the loop.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def chat_messages(messages: Sequence[Message]) -> list[Message]:
-    """An episode's messages, in which arguments are objects, as chat APIs take them (a copy).
+    """Return a copy of an episode's messages, in which arguments are objects, in the form of chat APIs.
 
-    Calls get ids, which their results name, and arguments as JSON text; a turn without a text beside its calls has the
-    content None. Tools that aren't there may have names which APIs refuse: other characters become underscores. Results
-    that answer no call in chat form, because the turn could only be kept as text, are a user's message.
+    Calls get ids, which their results name, and arguments as JSON text. A turn with calls and without text has the
+    content None. Names of unknown tools may contain characters that APIs reject; these become underscores. Results of a
+    turn that was kept as plain text are a user's message, because no call in chat form belongs to them.
     """
     shown: list[Message] = []
     number = 0
@@ -43,7 +43,7 @@ def chat_messages(messages: Sequence[Message]) -> list[Message]:
             shown += copy.deepcopy(list(group))
             calls = shown[-1].get("tool_calls", ())
             for call in calls:
-                call["id"] = f"call{number:05d}"  # nine letters and digits: the one form that all templates take
+                call["id"] = f"call{number:05d}"  # nine letters and digits: the only form that all templates accept
                 name, given = call["function"]["name"], call["function"]["arguments"]
                 call["function"]["name"] = _NO_NAME.sub("_", name)[:64]
                 call["function"]["arguments"] = json.dumps(given, ensure_ascii=False)
@@ -51,7 +51,7 @@ def chat_messages(messages: Sequence[Message]) -> list[Message]:
             if calls:
                 shown[-1]["content"] = shown[-1]["content"] or None
         elif calls:
-            for message, call in zip(group, calls, strict=False):  # what an end cut off has no results
+            for message, call in zip(group, calls, strict=False):  # calls after an end have no results
                 shown.append(message | {"name": call["function"]["name"], "tool_call_id": call["id"]})
         else:
             shown.append({"role": "user", "content": "\n".join(message["content"] for message in group)})
@@ -59,24 +59,24 @@ def chat_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def read_reply(reply: Any, tools: Sequence[dict[str, Any]] = ()) -> tuple[str, list[tuple[str, dict[str, Any] | str]]]:
-    """What the message of a chat API's reply says: its text, and its calls as names and arguments.
+    """Read a chat API's reply: return its text, and its calls as names and arguments.
 
-    What counts as a call says `agent_r1.dialects.calls`; other arguments are given as a text that holds none. The text
-    of a refusal counts as the text.
+    `agent_r1.dialects.calls` defines a call. Arguments of another form are returned as a text that is not a JSON
+    object. The text of a refusal counts as the text.
 
     Args:
-        reply: a mapping with `content` and `tool_calls`, or an object of a client library (`choices[0].message`), or
-            LangChain's `AIMessage`, which names the arguments `args` and keeps calls that it can't read apart. The old
-            `function_call`, and the `tool_use` parts of a content, are calls where nothing else is.
+        reply: a mapping with `content` and `tool_calls`, an object of a client library (`choices[0].message`), or
+            LangChain's `AIMessage`, which names the arguments `args` and keeps unreadable calls separately. The old
+            `function_call`, and the `tool_use` parts of a content, count as calls only if there are no others.
         tools: the tools' schemas.
 
     Raises:
-        TypeError: it is neither, its content is no text, or a call in it is none.
+        TypeError: the reply has another type, its content is not text, or one of its calls has another form.
     """
     if hasattr(reply, "model_dump"):
         reply = reply.model_dump()
     if not isinstance(reply, Mapping) or not {"content", "tool_calls", "function_call"} & reply.keys():
-        raise TypeError(f"a reply is a message with 'content' or 'tool_calls', got {reply!r:.200}")
+        raise TypeError(f"a reply must be a message with 'content' or 'tool_calls', got {reply!r:.200}")
     content = reply.get("content") or reply.get("refusal") or ""
     parts: list[Any] = []
     if isinstance(content, list | tuple):
@@ -84,16 +84,16 @@ def read_reply(reply: Any, tools: Sequence[dict[str, Any]] = ()) -> tuple[str, l
         texts = (part.get("text") if isinstance(part, Mapping) else part for part in content)
         content = "".join(text for text in texts if isinstance(text, str))
     if not isinstance(content, str):
-        raise TypeError(f"a reply is a message with 'content' of text, got {content!r:.200}")
+        raise TypeError(f"a reply must be a message whose 'content' is text, got {content!r:.200}")
     calls = []
     both = [reply.get(name) or [] for name in ("tool_calls", "invalid_tool_calls")]
     if not all(isinstance(given, list | tuple) for given in both):
-        raise TypeError(f"a reply is a message with 'tool_calls' in a list, got {reply!r:.200}")
-    old = reply.get("function_call")  # LangChain says calls twice, in parts of the content, too: they are made once
+        raise TypeError(f"a reply must be a message whose 'tool_calls' are a list, got {reply!r:.200}")
+    old = reply.get("function_call")  # LangChain repeats calls in parts of the content: they are made once
     for call in [*both[0], *both[1]] or ([old] if old is not None else parts):
         function = call.get("function") or call if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            raise TypeError(f"a call in a reply has a 'function' with 'name' and 'arguments', got {call!r:.200}")
+            raise TypeError(f"a call in a reply must have a 'function' with 'name' and 'arguments', got {call!r:.200}")
         name = function.get("name")
         name = replace_surrogates(name) if isinstance(name, str) else ""
         calls.append((name, _arguments(name, [function[key] for key in _ARGUMENT_KEYS if key in function], tools)))
@@ -101,7 +101,7 @@ def read_reply(reply: Any, tools: Sequence[dict[str, Any]] = ()) -> tuple[str, l
 
 
 def _arguments(name: str, values: list[Any], tools: Sequence[dict[str, Any]]) -> dict[str, Any] | str:
-    """The arguments of a call from what stands under their names, or a text that holds none."""
+    """Return the arguments of a call from the values of their keys, or a text that is not a JSON object."""
     if len(values) > 1:
         return "(arguments under two names)"
     if not values and not needs_nothing(name, tools):
@@ -112,7 +112,7 @@ def _arguments(name: str, values: list[Any], tools: Sequence[dict[str, Any]]) ->
     except RecursionError:  # a policy wrote it, and a client library read it: malformed, as the same text would be
         return "(arguments nested too deeply)"
     except (TypeError, ValueError) as error:
-        raise TypeError(f"the arguments of a call in a reply are JSON, got {given!r:.200}") from error
+        raise TypeError(f"the arguments of a call in a reply must be JSON, got {given!r:.200}") from error
     try:
         arguments = read_arguments(read_json(text) if text.strip() else None)
     except ValueError:
@@ -121,11 +121,11 @@ def _arguments(name: str, values: list[Any], tools: Sequence[dict[str, Any]]) ->
 
 
 def reply_text(dialect: Dialect, reply: Any, tools: Sequence[dict[str, Any]] = ()) -> str:
-    """The turn that a chat API's reply is, as the dialect's family writes it; see `read_reply`.
+    """Write a chat API's reply as a turn in the dialect; see `read_reply`.
 
-    `tools`: their schemas. A call that the family cannot write is written so that it reads as malformed. The name of a
-    stop token gets a space inside. A text that would hide the calls, because it opens a thought or a block, comes after
-    them.
+    `tools` are the schemas. A call that the family cannot write is written so that it reads as malformed. The name of a
+    stop token gets a space inside. A text that would hide the calls, because it opens a thought or a block, is put
+    after them.
     """
     content, calls = read_reply(reply, tools)
     for name, token in dialect.codec.controls.items():
@@ -140,11 +140,12 @@ def reply_text(dialect: Dialect, reply: Any, tools: Sequence[dict[str, Any]] = (
                 if function_of_tool(name, tools) and read.arguments != arguments:
                     raise ValueError("types that the family cannot tell apart")
         except ValueError:
-            arguments = json.dumps(json.dumps(arguments))  # quoted twice: no arguments
+            arguments = json.dumps(json.dumps(arguments))  # quoted twice, so it is not an object
         writable.append((name, arguments))
     text, alone = dialect.write_turn(content, writable), dialect.write_turn(calls=writable)
-    made = _calls(dialect, alone, tools)
-    return text if _calls(dialect, text, tools)[-len(made) :] == made or not made else f"{alone}\n{content}"
+    expected = _calls(dialect, alone, tools)
+    is_readable = _calls(dialect, text, tools)[-len(expected) :] == expected or not expected
+    return text if is_readable else f"{alone}\n{content}"
 
 
 def _calls(dialect: Dialect, text: str, tools: Sequence[dict[str, Any]]) -> list[Call]:
@@ -152,15 +153,15 @@ def _calls(dialect: Dialect, text: str, tools: Sequence[dict[str, Any]]) -> list
 
 
 def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> Tokens:
-    """The span of an assistant turn that was written as text.
+    """Return the span of an assistant turn that was written as text.
 
-    Lone surrogates become U+FFFD, the end of turn is added where the text doesn't close with a stop token, and the
-    span is cut to `max_new_tokens`. The names of control tokens in the text are control tokens: this is the policy.
+    Lone surrogates become U+FFFD. The end of turn is added if the text does not end with a stop token. The span is cut
+    to `max_new_tokens`. Names of control tokens in the text become control tokens, because the text is the policy's.
 
     Raises: TypeError for anything but a str.
     """
     if not isinstance(text, str):
-        raise TypeError(f"an action is a str here, got {type(text).__name__}; tokens go to the environment itself")
+        raise TypeError(f"an action is a str here, got {type(text).__name__}; pass tokens to the environment itself")
     tokens = env.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
     if not tokens or tokens[-1] not in env.dialect.stop_token_ids:
         tokens = tokens + env.tokenizer.encode(env.dialect.end_of_turn, add_special_tokens=False)
@@ -168,5 +169,5 @@ def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> Tokens:
 
 
 def decode_state(env: ToolEnv, tokens: Tokens) -> str:
-    """The text of a state, control tokens included."""
+    """Return the text of a state, control tokens included."""
     return env.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)

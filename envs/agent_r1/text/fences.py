@@ -1,12 +1,12 @@
-"""Markdown fences: where the code of an answer is, which blocks a turn has, and what language a fence names.
+"""Markdown fences: the code of an answer, the blocks of a turn, and the language of a fence.
 
-`find_code` (programs and queries) and `blocks` (the dialect of fenced code) share the rule for what a fence is and what
-it names: neither sees one in a string or a comment. They pair fences differently. An answer may be code without any
-fence, so its fences part it, and the best part is looked for. A turn is text, and a block in it ends with a fence of
-its own kind.
+`find_code` (programs and queries) and `blocks` (the dialect of fenced code) share the definition of a fence and its
+language: a fence in a string or a comment does not count. They pair fences differently. An answer may be code without
+any fence, so fences split it, and the best part is chosen. A turn is text, and a block in it ends with a fence of the
+same kind.
 
-Nothing here parses or runs the code, which a policy wrote: one linear pass tells strings and comments from the rest,
-and no string is nested.
+Nothing here parses or runs the code, which a policy wrote. One linear pass separates strings and comments from the
+rest, and no string is nested.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 PYTHON = re.compile(r"(?:i|c)?py(?:thon)?-?[\d.]*")
 SQL = re.compile(r"(?:t-?|pl/?|pl/pg|my|ms|ansi)?sql(?:ite)?-?[\d.]*|postgres(?:ql)?-?[\d.]*|mariadb|duckdb")
-"""What fences of these languages say, in lower case."""
+"""The language names in fences of Python and SQL, in lower case."""
 
 _LONG_STRINGS = r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|'
 _TOKENS = (
@@ -32,29 +32,30 @@ _TOKENS = (
     r"|(?P<later>`{{3,}})(?P<rest>[^`\n]*)"
 )
 _IN_CODE = re.compile(_TOKENS.format(_LONG_STRINGS), re.MULTILINE | re.DOTALL)
-_IN_TEXT = re.compile(_TOKENS.format(""), re.MULTILINE | re.DOTALL)  # where three quotes open nothing
+_IN_TEXT = re.compile(_TOKENS.format(""), re.MULTILINE | re.DOTALL)  # here three quotes open no string
 _LANGUAGE = re.compile(r"[{.\s]*(?:lang(?:uage)?[-=])?([\w+#./-]*)[^\S\n]*")
 _ATTRIBUTES = re.compile(r"[,:}].*|\{(?!\s*[\"'{]|$).*|(?:[\w.#}-]+(?:=(?:\"[^\"]*\"|[^\s\"'()\[\]]+))?(?:\s+|$))*")
 _WHOLE = re.compile(r"(`{1,2})([^`]+)\1")
 
 
 def language(info: str) -> str:
-    """The language that a fence names, in lower case: "python" for "Python title=x" and "{.python}", "" for none."""
+    """Return the language of a fence, in lower case: "python" for "Python title=x" and "{.python}", "" for none."""
     match = _LANGUAGE.match(info)
     return match[1].lower() if match else ""
 
 
 def find_code(text: str, languages: re.Pattern[str], holds: Callable[[str], bool]) -> str:
-    r"""The code in an answer, without the fences and the text around it.
+    r"""Return the code in an answer, without the fences and the text around it.
 
-    A fence is three or more backticks or tildes outside strings and comments. Fences part the text, with or without
-    a partner. Of the parts that hold what is asked for, blocks in the language come first, then blocks without a
-    language, the text outside, and blocks in others; of equals the last counts, as it does among answers.
+    A fence is three or more backticks or tildes outside strings and comments. Fences split the text, with or without a
+    partner. Among the parts that `holds` accepts, blocks in the language come first. Then come blocks without a
+    language, the text outside, and blocks in other languages. Of equal parts the last counts, as among answers.
 
     Args:
         text: the answer.
         languages: the languages of the code, see `PYTHON` and `SQL`.
-        holds: whether a part is what is asked for: it defines the function, say. If no part is, all are equal here.
+        holds: returns True for a part with the wanted code, for example a definition of the function. If it accepts no
+            part, all parts are equal here.
 
     >>> find_code("So:\n```Python\nx = 1\n```\nDone.", PYTHON, lambda code: "x =" in code)
     'x = 1'
@@ -76,7 +77,7 @@ def find_code(text: str, languages: re.Pattern[str], holds: Callable[[str], bool
 def _parts(
     text: str, languages: re.Pattern[str], holds: Callable[[str], bool]
 ) -> Iterator[tuple[str | None, str]]:
-    """The parts between fences, each with the language of its block; None outside of blocks."""
+    """Yield the parts between fences, each with the language of its block; None outside blocks."""
     name, start, indent = None, 0, ""
     for token in _fences(_IN_CODE, text):
         yield name, _without(indent, text[start : token.start()])
@@ -90,7 +91,7 @@ def _parts(
             continue
         info = token["rest"] if closes else token["info"]
         if not opens and (closes or not info.strip()):
-            start -= len(info)  # what is behind a closing fence is text
+            start -= len(info)  # the rest of a closing fence's line is text
             continue
         tag, indent = _LANGUAGE.match(info), token["indent"] or ""
         assert tag is not None  # it matches the empty text, too
@@ -108,15 +109,15 @@ class Block:
 
     start: int
     end: int
-    """The text has it from `start` to before `end`, fences included."""
+    """The block is at `text[start:end]`, fences included."""
     language: str
     """See `language`."""
     body: str
-    """What stands between its fences."""
+    """The text between its fences."""
     indent: str = ""
     """The white space before its first fence."""
     closed: bool = True
-    """False where the text ends before the block does."""
+    """False if the text ends before the block does."""
 
     @property
     def code(self) -> str:
@@ -126,12 +127,11 @@ class Block:
 
 
 def blocks(text: str, languages: re.Pattern[str]) -> Iterator[Block]:
-    r"""The blocks of a text in these languages, in order; in a block of another language there are none.
+    r"""Yield the blocks of a text in these languages, in order. A block of another language contains none.
 
-    A block ends with a fence of the same characters, at least as long, that has no language, and that begins or ends
-    its line. What stands beside the language is code, unless it reads as attributes and the block has other lines. A
-    fence inside a sentence opens a block only where the language or code ends its line, and a block on one line has
-    that line for itself.
+    A block ends with a fence of the same characters, at least as long, without a language, that begins or ends its
+    line. Text after the language is code, unless it reads as attributes and the block has other lines. A fence inside a
+    sentence opens a block only if the language or code ends its line. A block on one line is alone on that line.
 
     >>> [block.code for block in blocks("So:\n```python\nx = '''\n```\n'''\n```\n```python print(x)```", PYTHON)]
     ["x = '''\n```\n'''", 'print(x)']
@@ -163,29 +163,29 @@ def blocks(text: str, languages: re.Pattern[str]) -> Iterator[Block]:
 
 
 def _fences(tokens: re.Pattern[str], text: str, position: int = 0) -> Iterator[re.Match[str]]:
-    """The fences from a position on, outside of strings and comments."""
+    """Return the fences from a position on, outside strings and comments."""
     return (token for token in tokens.finditer(text, position) if token.lastgroup in ("inline", "info", "rest"))
 
 
 def _ends(fence: re.Match[str], mark: str) -> bool:
-    """Whether this fence ends a block that the mark began."""
+    """Return whether this fence ends a block that the mark began."""
     if fence["later"]:
         return fence["later"].startswith(mark) and not fence["rest"].strip()
     return bool(fence["fence"]) and fence["fence"].startswith(mark) and not re.match(r"[\w{]", fence["info"])
 
 
 def _clean(text: str) -> str:
-    """The text without the carriage returns of its line ends, and without byte order marks."""
+    """Return the text without carriage returns at line ends, and without byte order marks."""
     return re.sub("^\ufeff+", "", text.replace("\r\n", "\n"), flags=re.MULTILINE)
 
 
 def _without(indent: str, code: str) -> str:
-    """The code without the indentation of its fence, as far as its lines have it."""
+    """Return the code without the indentation of its fence, on lines that have it."""
     return re.sub(rf"^[ \t]{{1,{len(indent)}}}", "", code, flags=re.MULTILINE) if indent else code
 
 
 def _flush(code: str) -> str:
-    """Code whose lines are all indented, at the margin. The first line may have lost its indentation before."""
+    """Move code whose lines are all indented to the margin. The first line may have lost its indentation before."""
     first, *rest = code.split("\n")
     margins = [line[: len(line) - len(line.lstrip())] for line in rest if line.strip()]
     margin = min(margins, key=len, default=first[: len(first) - len(first.lstrip())])

@@ -1,8 +1,8 @@
-"""The program that renders chat templates, for `templates`: a line of JSON for each conversation.
+"""A program that renders chat templates, for `templates`: a line of JSON for each conversation.
 
-It is started by its path and imports nothing of this package. A request is the template, its values, and what it may
-use: processor seconds, seconds, bytes of memory. A reply is a letter, the number of bytes that follow, in 8 bytes, and
-these.
+It is started by its path and imports nothing of this package. A request is the template, its values, and its limits:
+processor seconds, seconds, bytes of memory. A reply is a letter, the number of bytes that follow (in 8 bytes), and
+these bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT, ERROR, NO_MEMORY = b"T", b"E", b"M"
 
 
 def render(template: str, values: dict[str, Any]) -> str:
-    """What a template writes. It may raise anything."""
+    """Render a template. It may raise anything."""
     return _compile(template).render(values)
 
 
@@ -46,7 +46,7 @@ def _compile(template: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    # A fixed date (Llama 3's own fallback): with a clock, the same task would give other tokens tomorrow.
+    # A fixed date (Llama 3's own fallback): with a clock, the same task would have other tokens tomorrow.
     environment.globals["strftime_now"] = datetime.datetime(2024, 7, 26).strftime
     return environment.from_string(template)
 
@@ -54,7 +54,7 @@ def _compile(template: str) -> jinja2.Template:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter escapes ``<`` for web pages, which no model was trained on."""
+    """Write JSON. Jinja's own filter would escape ``<`` for web pages, and no model was trained on that."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -72,9 +72,9 @@ def serve() -> None:
         template, values, cpu_seconds, wall_seconds, memory = json.loads(line)
         try:
             resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        except (ValueError, OSError):  # not every system has this
+        except (ValueError, OSError):  # not on every system
             pass
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signals end this process
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # the signal ends this process
         signal.setitimer(signal.ITIMER_REAL, wall_seconds)
         kind, text = _reply(template, values, 1_000_000 + 16 * len(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -84,15 +84,15 @@ def serve() -> None:
         replies.flush()
 
 
-def _reply(template: str, values: dict[str, Any], most: int) -> tuple[bytes, str]:
+def _reply(template: str, values: dict[str, Any], max_chars: int) -> tuple[bytes, str]:
     try:
         text = render(template, values)
     except MemoryError:
         return NO_MEMORY, ""
     except Exception as error:
         return ERROR, (str(error) or type(error).__name__)[:2_000]
-    if len(text) > most:
-        return ERROR, f"it writes {len(text)} characters of a conversation that has less than {most // 16}"
+    if len(text) > max_chars:
+        return ERROR, f"it writes {len(text)} characters of a conversation that has less than {max_chars // 16}"
     return TEXT, text
 
 

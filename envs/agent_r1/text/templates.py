@@ -1,10 +1,10 @@
-"""Chat templates: how a model family writes a conversation, as a program in Jinja that comes with its tokenizer.
+"""Chat templates: Jinja programs that come with a tokenizer and write a conversation in the notation of its family.
 
-Such a program is foreign code. It runs in Jinja's immutable sandbox, which keeps it from everything but its
-conversation, and, except for our own, in a process that may use `CPU_SECONDS` and `MEMORY` and no more: a template
-needs a line to write a gigabyte or to count for ever, and nothing inside Python can stop that. One process renders for
-all; a conversation costs it some tenths of a millisecond more. It can read no clock, so the same conversation gives the
-same tokens on every day.
+Such a program is foreign code. It runs in Jinja's immutable sandbox, which gives it nothing but its conversation.
+Except for our own template, it also runs in a process with the limits `CPU_SECONDS` and `MEMORY`. One line of a
+template can write a gigabyte or count for ever, and nothing inside Python can stop that. One process renders all
+conversations, which costs some tenths of a millisecond each. It has no clock, so the same conversation has the same
+tokens every day.
 
 `template_server` is the program of that process.
 """
@@ -25,12 +25,12 @@ Message = Mapping[str, Any]
 """One chat message: ``role``, ``content``, and for some roles ``tool_calls``, ``name``, ``tool_call_id``."""
 
 CPU_SECONDS = 5.0
-"""Processor time that a template may use for one conversation; a usual one needs a thousandth of it."""
+"""The limit of processor time for one conversation; a usual template needs a thousandth of it."""
 WALL_SECONDS = 120.0
 MEMORY = 512 << 20
-"""Bytes of address space that the process may have."""
+"""The limit of the process's address space, in bytes."""
 MAX_TEMPLATE_CHARS = 1_000_000
-"""The longest one that is known has 50,000."""
+"""The longest known template has 50,000 characters."""
 
 BYTE_CHAT_TEMPLATE = """\
 {%- if tools or messages[0].role == 'system' %}
@@ -69,10 +69,10 @@ BYTE_CHAT_TEMPLATE = """\
 
 
 def chat_template(tokenizer: Any, with_tools: bool = False) -> str:
-    """The text of the tokenizer's chat template.
+    """Return the text of the tokenizer's chat template.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the tokenizer has no chat template.
     """
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):  # several, by name: Hugging Face's convention
@@ -81,7 +81,7 @@ def chat_template(tokenizer: Any, with_tools: bool = False) -> str:
         name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         raise ValueError(
             f"the tokenizer {name} has no chat template, so it cannot write a conversation (is it a base model?). "
-            "Take the instruct model's tokenizer, or set tokenizer.chat_template to a template's text"
+            "Use the instruct model's tokenizer, or set tokenizer.chat_template to a template's text"
         )
     return template
 
@@ -92,12 +92,12 @@ def render_chat(
     tools: Sequence[dict[str, Any]] | None = None,
     add_generation_prompt: bool = False,
 ) -> str:
-    """The conversation as text, by the tokenizer's chat template.
+    """Render the conversation as text with the tokenizer's chat template.
 
     Raises:
-        ValueError: the template refuses the conversation, is no valid template, or takes too much time or memory; one
-            that did so once isn't tried again.
-        OSError: the process that renders is ended from outside again and again, or cannot be started.
+        ValueError: the template rejects the conversation, is not valid, or takes too much time or memory. A template
+            that is too costly once is not tried again.
+        OSError: something outside repeatedly ends the process that renders, or it cannot be started.
     """
     template = chat_template(tokenizer, with_tools=bool(tools))
     values = {
@@ -112,7 +112,7 @@ def render_chat(
     except (TooCostly, OSError):
         raise
     except Exception as error:  # a template is foreign code: it may raise anything
-        raise ValueError(f"the chat template refuses this conversation: {error or type(error).__name__}") from error
+        raise ValueError(f"the chat template rejects this conversation: {error or type(error).__name__}") from error
 
 
 class TooCostly(ValueError):
@@ -120,14 +120,14 @@ class TooCostly(ValueError):
 
 
 class _Renderer(ChildProcess):
-    """The process that renders."""
+    """The process that renders chat templates."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.costly: dict[str, str] = {}  # template -> why it isn't tried again
+        self.costly: dict[str, str] = {}  # template -> the reason why it is not tried again
 
     def command(self) -> list[str]:
-        # -P: this folder has modules named like others (datasets, tokenizers) and must not be on the path.
+        # -P: modules of this folder have the names of other packages (tokenizers), so it must not be on the path.
         return [sys.executable, "-P", template_server.__file__]
 
     def render(self, template: str, values: dict[str, Any]) -> str:
@@ -137,7 +137,7 @@ class _Renderer(ChildProcess):
             raise TooCostly(f"the chat template has more than {MAX_TEMPLATE_CHARS} characters")
         request = json.dumps([template, values, CPU_SECONDS, WALL_SECONDS, MEMORY], default=str).encode() + b"\n"
         kind, data, ended = self._ask(request)
-        if ended == -signal.SIGKILL:  # by something from outside
+        if ended == -signal.SIGKILL:  # killed from outside
             kind, data, ended = self._ask(request)
         text = data.decode("utf-8", "surrogatepass")
         if kind == template_server.TEXT:
@@ -149,14 +149,14 @@ class _Renderer(ChildProcess):
         elif ended in (-signal.SIGPROF, -signal.SIGALRM):
             problem = f"more than {CPU_SECONDS:g} seconds of processor time"
         elif ended == -signal.SIGKILL:
-            raise ConnectionError("the process that renders chat templates is killed again and again")
+            raise ConnectionError("the process that renders chat templates is killed repeatedly")
         else:
             problem = f"the process down that renders it (exit status {ended})"
         self.costly[template] = f"the chat template takes {problem} to write a conversation; use another one"
         raise TooCostly(self.costly[template])
 
     def _ask(self, request: bytes) -> tuple[bytes, bytes, int]:
-        """The reply's letter and text, and how the process ended: 0 if it lives."""
+        """Return the reply's letter and text, and the exit status of the process: 0 if it still runs."""
         try:
             return *self.exchange(request, self._read), 0
         except Ended as end:
@@ -166,7 +166,7 @@ class _Renderer(ChildProcess):
         head = _exactly(pipe, 9)
         data = _exactly(pipe, int.from_bytes(head[1:], "big"))
         if head[:1] == template_server.NO_MEMORY:
-            self.close()  # it has hardly any left
+            self.close()  # it has hardly any memory left
         return head[:1], data
 
 

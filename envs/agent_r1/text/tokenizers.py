@@ -1,10 +1,10 @@
-"""Tokenizers: the byte-level one that needs no download, and what we ask of any other.
+"""Tokenizers: a byte-level one that needs no download, and the requirements for any other.
 
-The environments only need four things from a tokenizer: ``encode(text, add_special_tokens=False)``, ``decode(ids,
+The environments need four things from a tokenizer: ``encode(text, add_special_tokens=False)``, ``decode(ids,
 skip_special_tokens=False)``, ``len()`` and a chat template. `load_tokenizer` accepts a Hugging Face name or folder, any
-object that has them, or None for the `ByteTokenizer`.
+object that has these four, or None for the `ByteTokenizer`.
 
-Chat templates are always rendered by `agent_r1.text.templates`, in a sandbox, for every kind of tokenizer.
+`agent_r1.text.templates` renders the chat templates of all tokenizers, in a sandbox.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What every tokenizer must offer; Hugging Face tokenizers do."""
+    """The interface of a tokenizer; Hugging Face tokenizers have it."""
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
@@ -51,28 +51,28 @@ class Tokenizer(Protocol):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The tokenizer that is always there
+# The built-in tokenizer
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""Tokens of their own that are part of the visible text, as in Qwen's vocabulary: not hidden as special tokens."""
+"""Tokens that are part of the visible text, as in Qwen's vocabulary: they are not hidden as special tokens."""
 
 
 class ByteTokenizer:
     """One token per UTF-8 byte (id = byte value), and one per control token of the ChatML family.
 
-    It needs no files and gives up nothing: every text can be written, every id sequence can be read. `encode` parses
-    control tokens in the text, as Hugging Face tokenizers do.
+    It needs no files, can write every text and can read every id sequence. `encode` parses control tokens in the text,
+    as Hugging Face tokenizers do.
 
     Args:
         tokens: The control tokens; the first has id 256.
         chat_template: A Jinja chat template that uses them.
-        eos_token: The one that ends a turn.
-        pad_token: The one that fills batches.
-        bos_token: The one that begins a conversation, for chat templates that ask for it.
+        eos_token: The token that ends a turn.
+        pad_token: The token that fills batches.
+        bos_token: The token that begins a conversation, for chat templates that need it.
 
     Raises:
-        ValueError: a token that is there twice, or a role for a token that is not there.
+        ValueError: a token occurs twice, or a role names an unknown token.
 
     Immutable; it pickles as its arguments, and copies are the object itself.
     """
@@ -91,14 +91,14 @@ class ByteTokenizer:
         self._tokens = tuple(tokens)
         self._ids = {token: 256 + i for i, token in enumerate(tokens)}
         if len(self._ids) != len(self._tokens):
-            raise ValueError(f"a control token is there twice: {self._tokens}")
+            raise ValueError(f"a control token occurs twice: {self._tokens}")
         self.chat_template = chat_template
         self.special_tokens_map = {"eos_token": eos_token, "pad_token": pad_token}
         if bos_token is not None:
             self.special_tokens_map["bos_token"] = bos_token
         for role, token in self.special_tokens_map.items():
             if token not in self._ids:
-                raise ValueError(f"{role} {token!r} is none of the control tokens {self._tokens}")
+                raise ValueError(f"{role} {token!r} is not one of the control tokens {self._tokens}")
         self.eos_token, self.eos_token_id = eos_token, self._ids[eos_token]
         self.pad_token, self.pad_token_id = pad_token, self._ids[pad_token]
         self.bos_token, self.bos_token_id = bos_token, self._ids.get(bos_token or "")
@@ -125,15 +125,15 @@ class ByteTokenizer:
         return self
 
     def get_added_vocab(self) -> dict[str, int]:
-        """The control tokens and their ids."""
+        """Return the control tokens and their ids."""
         return dict(self._ids)
 
     def is_special(self, token: str) -> bool:
-        """Whether ``skip_special_tokens`` hides this control token."""
+        """Return whether ``skip_special_tokens`` hides this control token."""
         return token not in MARKUP_TOKENS
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The ids of a text. There is nothing to add around it: ``add_special_tokens`` changes nothing.
+        """Return the ids of a text. ``add_special_tokens`` has no effect, because there is nothing to add.
 
         Lone surrogates, which no encoding can write, become U+FFFD.
         """
@@ -146,7 +146,7 @@ class ByteTokenizer:
         return ids
 
     def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
-        """The text of ids (a sequence or array of integers); bytes that are no UTF-8 become U+FFFD.
+        """Return the text of ids (a sequence or array of integers). Bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             ValueError: an id outside ``range(len(self))``.
@@ -164,13 +164,13 @@ class ByteTokenizer:
     def render_chat(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, add_generation_prompt: bool
     ) -> str:
-        """The conversation as text, by the chat template."""
+        """Render the conversation as text with the chat template."""
         return render_chat(self, messages, tools, add_generation_prompt)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the same vocabulary as a Hugging Face tokenizer folder (tokenizer.json, tokenizer_config.json).
 
-        For everything that insists on a folder: inference servers, model uploads. The ids are the same.
+        It is for programs that need a folder: inference servers, model uploads. The ids are the same.
         """
         from tokenizers import AddedToken, decoders, models, pre_tokenizers
         from tokenizers import Tokenizer as Backend
@@ -193,7 +193,7 @@ class ByteTokenizer:
 
 
 def utf8(text: str) -> bytes:
-    """UTF-8, with lone surrogates as U+FFFD."""
+    """Encode as UTF-8, with lone surrogates as U+FFFD."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -201,7 +201,7 @@ def utf8(text: str) -> bytes:
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with every lone surrogate replaced by U+FFFD, so that it can be encoded."""
+    """Replace every lone surrogate by U+FFFD, so that the text can be encoded."""
     return _SURROGATE.sub("\ufffd", text)
 
 
@@ -209,7 +209,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte, mapped to the byte."""
+    """Return GPT-2's printable character for each byte, mapped to the byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): byte for byte in printable}
@@ -227,18 +227,18 @@ def _byte_tokenizer() -> ByteTokenizer:
 
 
 def load_tokenizer(tokenizer: Any = None) -> Tokenizer:
-    """A tokenizer from a name, a folder, an object or nothing.
+    """Load a tokenizer from a name, a folder, an object or None.
 
     Args:
         tokenizer: None: the shared `ByteTokenizer`. A str or path: ``AutoTokenizer.from_pretrained``, never with
-            remote code; kept, so that the environments of a vector share it. Anything else: checked and returned.
+            remote code; cached, so that the environments of a vector share it. Anything else: checked and returned.
 
     Raises:
         ImportError: transformers is not installed and a name or folder was given.
-        FileNotFoundError: a folder without tokenizer files, or a name that cannot be had.
-        TypeError: an object that is no tokenizer.
+        FileNotFoundError: a folder without tokenizer files, or a name that cannot be loaded.
+        ArgumentError: an object that is not a tokenizer.
         ValueError: a tokenizer without a chat template; a folder that is damaged, larger than any tokenizer, or made to
-            write much text for little.
+            expand short text enormously.
     """
     if tokenizer is None:
         return _byte_tokenizer()
@@ -256,11 +256,11 @@ def load_tokenizer(tokenizer: Any = None) -> Tokenizer:
 
 
 class TokenizerNotFoundError(FileNotFoundError):
-    """A tokenizer that a name or a folder was to give isn't there."""
+    """A missing tokenizer: nothing was found under its name or in its folder."""
 
 
 class DamagedTokenizerError(ValueError):
-    """A tokenizer is there and can't be read."""
+    """A tokenizer that exists and cannot be read."""
 
 
 @cache
@@ -268,10 +268,10 @@ def _from_pretrained(name: str) -> Tokenizer:
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer_config.json").exists():
-            found = sorted(p.name for p in folder.iterdir())[:8]
+            names = sorted(p.name for p in folder.iterdir())[:8]
             raise TokenizerNotFoundError(
-                f"{name} is no tokenizer folder: it has neither tokenizer.json nor tokenizer_config.json (it has "
-                f"{', '.join(found) or 'no files'}). Save one there with tokenizer.save_pretrained(folder)."
+                f"{name} is not a tokenizer folder: it has neither tokenizer.json nor tokenizer_config.json (it has "
+                f"{', '.join(names) or 'no files'}). Save one there with tokenizer.save_pretrained(folder)."
             )
         for file in _FILES:
             if (folder / file).is_file() and (folder / file).stat().st_size > MAX_FILE_BYTES:
@@ -289,7 +289,7 @@ def _from_pretrained(name: str) -> Tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (KeyboardInterrupt, SystemExit, ImportError):
         raise
-    except BaseException as error:  # also Rust's panics, and whatever damaged files bring about
+    except BaseException as error:  # also Rust's panics, and any error of damaged files
         if isinstance(error, (OSError, ValueError)) and not folder.is_dir():
             first = (str(error) or repr(error)).splitlines()[0]
             raise TokenizerNotFoundError(
@@ -297,10 +297,10 @@ def _from_pretrained(name: str) -> Tokenizer:
                 "model is gated (hf auth login), or give a folder with its tokenizer files."
             ) from error
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-        what = "tokenizer folder" if folder.is_dir() else "tokenizer"
-        why = " ".join(str(error).split())
-        raise DamagedTokenizerError(f"the {what} {name} cannot be read: {kind}{why}") from error
-    _refuse_growth(tokenizer)
+        source = "tokenizer folder" if folder.is_dir() else "tokenizer"
+        reason = " ".join(str(error).split())
+        raise DamagedTokenizerError(f"the {source} {name} cannot be read: {kind}{reason}") from error
+    _reject_growth(tokenizer)
     chat_template(tokenizer)
     return tokenizer
 
@@ -314,20 +314,20 @@ _FILES = (
 )
 
 
-def _refuse_growth(tokenizer: Any) -> None:
-    """Raises ValueError where a few characters or tokens become a text that fills the memory."""
+def _reject_growth(tokenizer: Any) -> None:
+    """Raise ValueError if a few characters or tokens become a text that fills the memory."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         step = getattr(backend, part, None)
         if step is not None and _growth(json.loads(step.__getstate__())) > MAX_GROWTH:
-            raise ValueError(f"the tokenizer's {part} makes one character more than {MAX_GROWTH}")
+            raise ValueError(f"the tokenizer's {part} turns one character into more than {MAX_GROWTH}")
     longest = max(map(len, tokenizer.get_vocab()), default=0)
     if longest > MAX_TOKEN_CHARS:
-        raise ValueError(f"the tokenizer has a token of {longest} characters; {MAX_TOKEN_CHARS} is the most")
+        raise ValueError(f"the tokenizer has a token of {longest} characters; the maximum is {MAX_TOKEN_CHARS}")
 
 
 def _growth(step: Any) -> int:
-    """The most characters that a step of a tokenizer writes for one, its steps' product."""
+    """Return the maximum number of characters that a tokenizer's step writes for one, as a product over its steps."""
     if not isinstance(step, dict):
         return 1
     growth = max([1, *(len(text) for key in ("content", "prepend") if isinstance(text := step.get(key), str))])
@@ -338,7 +338,7 @@ def _growth(step: Any) -> int:
 
 
 def added_tokens(tokenizer: Any) -> dict[str, int]:
-    """All added tokens, special or not, with their ids: strings that `encode` makes one token wherever they stand."""
+    """Return all added tokens, special or not, with their ids: strings that `encode` always turns into one token."""
     if callable(getattr(tokenizer, "get_added_vocab", None)):
         return dict(tokenizer.get_added_vocab())
     tokens = getattr(tokenizer, "all_special_tokens", [])
@@ -346,9 +346,9 @@ def added_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def control_tokens(tokenizer: Any) -> dict[str, int]:
-    """The added tokens that text from tools and data must never become.
+    """Return the added tokens that text from tools and data must never become.
 
-    These are all but plain words and runs of white space, which some vocabularies add for compression only.
+    Plain words and runs of white space are excluded: some vocabularies add them for compression only.
     """
     if isinstance(tokenizer, ByteTokenizer):
         return added_tokens(tokenizer)
@@ -362,10 +362,11 @@ _WORD = re.compile(r"[\w\s\u2581'.-]*")
 
 
 def fast_codec(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[Sequence[int]], str]]:
-    """``(encode, decode)`` without special tokens added or skipped, past Hugging Face's per-call bookkeeping.
+    """Return ``(encode, decode)`` without special tokens added or skipped, and without Hugging Face's bookkeeping.
 
     That bookkeeping costs as much as the work itself on short texts, and is not safe in threads ("Already borrowed").
-    Both raise ValueError where the tokenizer's own code panics, which is no Exception: a pattern in a damaged folder.
+    Both raise ValueError if the tokenizer's own code panics, for example over a pattern in a damaged folder. Such a
+    panic is not an Exception.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
 
@@ -377,10 +378,10 @@ def fast_codec(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[Se
             raise
         except BaseException as error:
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-            raise ValueError(f"the tokenizer {name} can't take this text: {error!s:.200}") from error
+            raise ValueError(f"the tokenizer {name} cannot process this text: {error!s:.200}") from error
 
     def encode(text: str) -> list[int]:
-        # Asked each time, because a call of the tokenizer with padding=True leaves its backend padding.
+        # Checked each time, because a call of the tokenizer with padding=True leaves its backend padding.
         if backend is None or backend.truncation is not None or backend.padding is not None:
             return list(tokenizer.encode(text, add_special_tokens=False))
         with no_panic():

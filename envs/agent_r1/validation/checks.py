@@ -1,4 +1,4 @@
-"""What every environment must keep, for `python -m agent_r1.validate`: a check is a line of `CHECKS`."""
+"""Checks that every environment must pass, for `python -m agent_r1.validate`: a check is a line of `CHECKS`."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from agent_r1.validation import probes
 from agent_r1.validation.probes import Probe, play
 from agent_r1_tools import Tool, ToolResult
 
-CONTEXT = 1 << 20  # tokens, for checks that play long
+CONTEXT = 1 << 20  # tokens, for checks with long episodes
 FARMED_TURNS = 200
-HELD_OUT_TASKS, TRAIN_TASKS = 20, 500  # looked at: the first of a held-out split, the first and the last of train
-TRAIN_SECONDS = 20.0  # in which these are made, or as many as that allows
+HELD_OUT_TASKS, TRAIN_TASKS = 20, 500  # compared: the first of a held-out split, the first and the last of train
+TRAIN_SECONDS = 20.0  # time limit for making these tasks
 MARK = "QXhereXQ"
 
 
 @dataclass
 class Subject:
-    """What is checked: an id, how it is made, and how many of its tasks are played."""
+    """The subject of a check: an id, its arguments, and the number of tasks to run."""
 
     env_id: str
     kwargs: dict[str, Any]
     num_tasks: int
 
     def make(self, **kwargs: Any) -> Any:
-        """The environment without gymnasium's wrappers, which would check the same again."""
+        """Make the environment without gymnasium's wrappers, which would repeat checks."""
         return gym.make(self.env_id, disable_env_checker=True, **self.kwargs | kwargs).unwrapped
 
-    def tasks(self, env: ToolEnv, most: int) -> list[int]:
-        """Indexes of tasks, spread over the split."""
-        count = min(self.num_tasks, most, env.num_tasks)
+    def tasks(self, env: ToolEnv, maximum: int) -> list[int]:
+        """Return indexes of tasks, spread over the split."""
+        count = min(self.num_tasks, maximum, env.num_tasks)
         return [int(i) for i in np.linspace(0, env.num_tasks - 1, count)]
 
 
 class Failed(Exception):
-    """A check that found something; the text says what and where."""
+    """A failed check; the text names the problem and its place."""
 
 
 def has_expert(subject: Subject, env: Any) -> bool:
-    """Whether the environment has a demonstration of its first task."""
+    """Return whether the environment has a demonstration of its first task."""
     env.reset(seed=0, options={"task_index": 0})
     try:
         baselines_of(env).demonstration()
@@ -67,7 +67,7 @@ def has_expert(subject: Subject, env: Any) -> bool:
 
 
 def gymnasium_check(subject: Subject) -> None:
-    """Gymnasium's own check."""
+    """Run Gymnasium's own check."""
     from gymnasium.utils.env_checker import check_env
 
     env = subject.make()
@@ -76,30 +76,30 @@ def gymnasium_check(subject: Subject) -> None:
 
 
 def farming(subject: Subject) -> None:
-    """200 turns of repeated or alternating calls earn at most the process terms of the expert (without one: 1)."""
+    """Check that 200 turns of repeated calls earn at most the process terms of the expert (without one: 1)."""
     env = subject.make(max_context_tokens=CONTEXT)
     expert = has_expert(subject, env)
     for index in subject.tasks(env, 2):
-        most = 1.0
+        bound = 1.0
         calls: list[str] = []
         if expert:
-            most = max(0.0, play(env, index, probes.expert).process)
+            bound = max(0.0, play(env, index, probes.expert).process)
             calls = [text for text in env.demonstration() if "<answer>" not in text][:3]
         env.reset(seed=0, options={"task_index": index})
         rng = np.random.default_rng(index)
         calls += [probes.random_call(env, rng, name) for name in list(env.tools)[:4]]
         for cycle in filter(None, [*([call] for call in calls), calls[:2], calls, [probes.NOTHING]]):
             episode = play(env, index, probes.repeated(cycle), max_turns=FARMED_TURNS)
-            if episode.process > most + 1e-6:
+            if episode.process > bound + 1e-6:
                 earned = f"{FARMED_TURNS} turns of {cycle} earn {episode.process:.3f}"
-                raise Failed(f"task {index}: {earned}, more than {most:.3f}")
+                raise Failed(f"task {index}: {earned} in process terms, more than the limit of {bound:.3f}")
     env.close()
 
 
 def injection(subject: Subject) -> None:
-    """Special tokens, roles, calls and answers in a question or a tool's result stay text.
+    """Check that special tokens, roles, calls and answers in a question or a tool result stay text.
 
-    The calls are random, which may all fail, and the expert's.
+    The calls are random ones, which may all fail, and those of the expert.
     """
     env = subject.make(max_context_tokens=CONTEXT)
     first = subject.tasks(env, 1)[0]
@@ -111,7 +111,7 @@ def injection(subject: Subject) -> None:
         state, _ = env.reset(seed=0, options={"task_index": first, "max_turns": FARMED_TURNS})
         results = [_put_into_results(tool, f"{MARK} {text}") for tool in env.tools.values()]  # of this episode
         if MARK not in env.messages[1]["content"]:
-            raise Failed("the text that was put into questions doesn't arrive in the conversation")
+            raise Failed("the text that was added to questions is missing in the conversation")
         specials: list[Any] = [_specials(env, state)]
         rng = np.random.default_rng(0)
         calls = calls or [*(probes.random_call(env, rng, name) for name in env.tools), *known]
@@ -119,17 +119,17 @@ def injection(subject: Subject) -> None:
             state, _, terminated, truncated, info = env.step(probes.span(env, call))
             if terminated or truncated:
                 break
-            made = info["tool_calls"]
-            for one, message in zip(made, env.messages[-len(made) :], strict=False):
-                if one["ok"] and MARK not in message["content"]:  # what a failed call says is no result of the tool
-                    raise Failed("the text that was put into results doesn't arrive in the conversation")
-            specials.append((_specials(env, state), [one["name"] for one in made]))
+            records = info["tool_calls"]
+            for record, message in zip(records, env.messages[-len(records) :], strict=False):
+                if record["ok"] and MARK not in message["content"]:  # the text of a failed call is not a tool result
+                    raise Failed("the text that was added to tool results is missing in the conversation")
+            specials.append((_specials(env, state), [record["name"] for record in records]))
         seen[text] = (specials, env.episode.over)
         for undo in results:
             undo()
     harmless, injected = seen.values()
     if harmless != injected:
-        raise Failed("a question or result with control tokens and calls in it changes the state, or what is called")
+        raise Failed("control tokens and calls in a question or a tool result change the state, or the calls made")
     env.close()
 
 
@@ -144,7 +144,7 @@ def _put_into_questions(env: Any, text: str) -> None:
 
 
 def _put_into_results(tool: Tool, text: str) -> Callable[[], None]:
-    """Put a text before all that a tool says; what is returned takes it out again."""
+    """Put a text before every result of a tool. Return a function that undoes this."""
     execute, batch_execute = tool.execute, tool.batch_execute
 
     def marked(result: ToolResult) -> ToolResult:
@@ -168,28 +168,28 @@ def _specials(env: ToolEnv, state: Any) -> list[int]:
 
 
 def splits_differ(subject: Subject) -> None:
-    """At most half of the first tasks that are held out are among the first and last of train, under other ids."""
+    """Check that at most half of the first held-out tasks are among the first and last of train, under other ids."""
     with closing(subject.make()) as env:
         kwargs = {name: value for name, value in subject.kwargs.items() if name != "split"}
         names = [name for name in ("train", *HELD_OUT) if name in env.splits and env.has_split(name, **kwargs)]
-        there = list({env.splits[name]: name for name in reversed(names)}.values())[::-1]  # the first of two names
-    if there[:1] != ["train"] or len(there) == 1:
+        splits = list({env.splits[name]: name for name in reversed(names)}.values())[::-1]  # the first of two names
+    if splits[:1] != ["train"] or len(splits) == 1:
         return
     train: set[str] = set()
     with closing(subject.make(split="train")) as env:
-        until = time.monotonic() + TRAIN_SECONDS  # some bridges play a game's beginning to make its task
+        until = time.monotonic() + TRAIN_SECONDS  # some bridges start a game to make its task
         for number in range(min(TRAIN_TASKS, env.num_tasks)):
             train |= {_content(env, number), _content(env, env.num_tasks - 1 - number)}
             if number >= HELD_OUT_TASKS and time.monotonic() > until:
                 break
-    for split in there[1:]:
+    for split in splits[1:]:
         with closing(subject.make(split=split)) as env:
             count = min(HELD_OUT_TASKS, env.num_tasks)
             shared = sum(_content(env, number) in train for number in range(count))
         if shared > count / 2:
             raise Failed(
-                f"{shared} of the first {count} tasks of {split} are tasks of train: make_task(index) is to look at "
-                "self.split, too"
+                f"{shared} of the first {count} tasks of {split} are also tasks of train: make_task(index) must depend "
+                "on self.split, too"
             )
 
 
@@ -200,7 +200,7 @@ def _content(env: ToolEnv, index: int) -> str:
 
 
 def determinism(subject: Subject) -> None:
-    """The same episodes in another process, under another hash seed, time zone, clock and global random state."""
+    """Check that episodes are equal in another process, with another hash seed, time zone, clock and random state."""
     words = ["--digest", "--tasks", str(subject.num_tasks), "--env-kwargs", json.dumps(subject.kwargs)]
     here = digest(subject)
     for hash_seed, zone in (("1", "UTC"), ("2", "Asia/Tokyo")):
@@ -213,22 +213,25 @@ def determinism(subject: Subject) -> None:
         if child.returncode:
             raise Failed(f"a child process failed: {child.stderr.strip().splitlines()[-1:]}")
         if here not in child.stdout:  # a module may print when it is imported
-            raise Failed("another process, with another hash seed and clock, plays other episodes")
+            raise Failed(
+                "episodes differ in another process with another hash seed, time zone, clock and global random state; "
+                "draw from self.np_random"
+            )
 
 
 def digest(subject: Subject) -> str:
-    """Of all that a few episodes show: states, rewards, infos."""
-    env, told = subject.make(), hashlib.sha256()
+    """Compute a digest over a few episodes: states, rewards, infos."""
+    env, hasher = subject.make(), hashlib.sha256()
     for index in subject.tasks(env, 5):
         for probe in _players(subject, env):
             episode = play(env, index, probe, seed=3)
-            told.update(json.dumps([episode.states, episode.rewards, episode.infos], sort_keys=True).encode())
+            hasher.update(json.dumps([episode.states, episode.rewards, episode.infos], sort_keys=True).encode())
     env.close()
-    return told.hexdigest()
+    return hasher.hexdigest()
 
 
 def digest_elsewhere(subject: Subject) -> str:
-    """`digest` with another clock and other global random states."""
+    """Compute `digest` with another clock and other global random states."""
     random.seed(9)
     np.random.seed(9)
     now, later = time.time, 10 * 365 * 86_400.0
@@ -241,7 +244,7 @@ def _players(subject: Subject, env: Any) -> list[Probe]:
 
 
 def snapshots(subject: Subject) -> None:
-    """An episode that goes on from a pickled snapshot, in another environment, is the uninterrupted one."""
+    """Check that an episode restored from a pickled snapshot continues as if uninterrupted, in another environment."""
     env, other = subject.make(), subject.make()
     for index in subject.tasks(env, 2):
         for probe in _players(subject, env):
@@ -252,14 +255,14 @@ def snapshots(subject: Subject) -> None:
                 other.set_state(pickle.loads(pickle.dumps(env.get_state())))
                 for turn, text in enumerate(texts[cut:], cut + 1):
                     state, reward, _, _, info = other.step(probes.span(other, text))
-                    told = {"reward": reward} | info | {"state": state.tolist()}
-                    first = {"reward": whole.rewards[turn - 1]} | whole.infos[turn] | {"state": whole.states[turn]}
-                    if told != first:
-                        what = next(name for name in first | told if first.get(name) != told.get(name))
+                    restored = {"reward": reward} | info | {"state": state.tolist()}
+                    expected = {"reward": whole.rewards[turn - 1]} | whole.infos[turn] | {"state": whole.states[turn]}
+                    if restored != expected:
+                        key = next(name for name in expected | restored if expected.get(name) != restored.get(name))
                         raise Failed(
-                            f"task {index}: a snapshot after turn {cut} goes on otherwise: in turn {turn} `{what}` is "
-                            f"{told.get(what)!r:.100}, without it {first.get(what)!r:.100}; what changes in an episode "
-                            "belongs into self.memory, or into a tool with get_state and set_state"
+                            f"task {index}: restoring the snapshot taken after turn {cut} changes the episode: `{key}` "
+                            f"in turn {turn} is {restored.get(key)!r:.100}, expected {expected.get(key)!r:.100}. Keep "
+                            "episode state in self.memory, or give the tool get_state and set_state."
                         )
     env.close()
     other.close()
@@ -279,36 +282,38 @@ def _saying(texts: list[str]) -> Probe:
 
 
 def careless(subject: Subject) -> None:
-    """`demonstration(rng)` can be played in every task, or says ValueError in all: there is nobody who is careless."""
+    """Check that `demonstration(rng)` works in every task, or raises ValueError in all, for lack of a demonstrator."""
     env = subject.make()
-    tasks, refused = subject.tasks(env, 20), 0
+    tasks, errors = subject.tasks(env, 20), 0
     for index in tasks:
         try:
             play(env, index, probes.careless)
         except NotImplementedError:
             break
         except ValueError:
-            refused += 1
+            errors += 1
         except Exception as error:
             raise Failed(f"task {index}: demonstration(rng): {type(error).__name__}: {error}") from error
-    if 0 < refused < len(tasks):
-        raise Failed(f"demonstration(rng) says ValueError in {refused} of {len(tasks)} tasks; sft_llm.py ends there")
+    if 0 < errors < len(tasks):
+        raise Failed(f"demonstration(rng) raises ValueError in {errors} of {len(tasks)} tasks, which ends sft_llm.py")
     env.close()
 
 
 def global_state(subject: Subject) -> None:
-    """Neither Python's nor numpy's global random state is read (`determinism`) or changed."""
+    """Check that Python's and numpy's global random states are not changed (`determinism` checks reads)."""
     random.seed(5)
     np.random.seed(5)
     before = random.getstate(), pickle.dumps(np.random.get_state())
     digest(subject)
     if before != (random.getstate(), pickle.dumps(np.random.get_state())):
-        raise Failed("an episode changes the global random state; draw from self.np_random or a Generator of your own")
+        raise Failed("an episode changes the global random state; draw from self.np_random or your own Generator")
 
 
 def broken_spans(subject: Subject) -> None:
-    """Calls whose arguments don't fit their tool, random tokens, torn and doubled calls, deep brackets: no exception,
-    and the state grows by what was written."""
+    """Check that broken spans raise nothing, and that the state grows by the span.
+
+    The spans are calls with wrong arguments, random tokens, torn and doubled calls, and deep brackets.
+    """
     env = subject.make()
     rng = np.random.default_rng(0)
     tasks = list(subject.tasks(env, 10))
@@ -335,11 +340,11 @@ def broken_spans(subject: Subject) -> None:
 
 
 def _write(env: Any, index: int, before: Any, span: Any) -> tuple[Any, bool]:
-    """Step with a span. Returns the new state, and whether the episode is over."""
+    """Step with a span. Return the new state, and whether the episode is over."""
     state, _, terminated, truncated, info = env.step(span)
-    kept = min(len(span), len(state) - len(before))
-    if not np.array_equal(state[: len(before) + kept], np.concatenate([before, span[:kept]])):
-        raise Failed(f"task {index}: the state isn't what it was and what was written")
+    accepted = min(len(span), len(state) - len(before))
+    if not np.array_equal(state[: len(before) + accepted], np.concatenate([before, span[:accepted]])):
+        raise Failed(f"task {index}: the new state does not begin with the old state and the span")
     json.dumps([info, env.messages], allow_nan=False)
     return state, terminated or truncated
 

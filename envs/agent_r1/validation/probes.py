@@ -1,6 +1,6 @@
-"""Policies that need no model, to measure an environment with: its own experts, and some that know nothing.
+"""Policies without a model that measure an environment: its own experts, and policies that know nothing.
 
-A probe takes the environment after `reset` and a generator, and gives the texts of its turns.
+A probe takes the environment after `reset` and a generator, and returns the texts of its turns.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Played:
 
     @property
     def success(self) -> bool:
-        """Whether the episode ended well and was paid for it: a right answer among wrong ones is not."""
+        """True if the episode succeeded and was paid for it. A right answer among wrong ones is not paid."""
         terms = self.infos[-1]["reward_terms"]
         paid = sum(value for name, value in terms.items() if name.startswith("outcome/"))
         return bool(self.infos[-1].get("is_success")) and paid > 0
 
     @property
     def process(self) -> float:
-        """The sum of its process terms."""
+        """The sum of the process terms."""
         terms = (term for info in self.infos for term in info["reward_terms"].items())
         return sum(value for name, value in terms if name.startswith("process/"))
 
 
 def play(env: ToolEnv, index: int, probe: Probe, seed: int = 0, max_turns: int | None = None) -> Played:
-    """Play task `index` until the episode or the probe is at its end."""
+    """Run a probe on task `index` until the episode or the probe ends."""
     options: dict[str, Any] = {"task_index": index} | ({"max_turns": max_turns} if max_turns else {})
     state, info = env.reset(seed=seed, options=options)
     episode = Played([state.tolist()], [], [info])
@@ -64,24 +64,24 @@ def play(env: ToolEnv, index: int, probe: Probe, seed: int = 0, max_turns: int |
 
 
 def turns_of(shown: Iterable[str]) -> Iterable[str]:
-    """What a demonstration returned. TypeError for a single text, whose letters would be turns."""
+    """Return the turns of a demonstration. Raises TypeError for a single text, whose letters would be turns."""
     if isinstance(shown, str):
-        raise TypeError("demonstration() returns a list of texts, one for each turn; this is one text")
+        raise TypeError("demonstration() must return a list of texts, one for each turn, not a single text")
     return shown
 
 
 def span(env: ToolEnv, text: str) -> np.ndarray:
-    """A turn's tokens, int32 [T]."""
+    """Return the tokens of a turn, int32 [T]."""
     text = env.dialect.spoken(text) + env.dialect.end_of_turn
     return np.asarray(env.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 
 def failure(env: ToolEnv, info: Mapping[str, Any]) -> str:
-    """In a few words why an episode with this last info is no success; "" where it is one."""
+    """Return in a few words why an episode with this last info is not a success; "" for a success."""
     if info.get("is_success"):
         return ""
     if "is_success" not in info:
-        return "shown no further than the episode goes on"
+        return "demonstrations end before the episode"
     context = f"max_context_tokens {env.max_context_tokens} or max_action_tokens {env.max_action_tokens}"
     limits = {"turns": f"max_turns {env.max_turns}", "context": context, "fault": f"a fault: {info.get('fault')}"}
     if reason := info.get("truncation_reason"):
@@ -89,21 +89,21 @@ def failure(env: ToolEnv, info: Mapping[str, Any]) -> str:
     return "ended without success" + " after one turn (max_turns 1)" * (env.max_turns == 1)
 
 
-# ---------------------------------------------------------------------------------------------------- those that know
+# ----------------------------------------------------------------------------------------------------- demonstrators
 
 
 def expert(env: Any, rng: np.random.Generator) -> Iterable[str]:
-    """The environment's expert."""
+    """Return the turns of the environment's expert."""
     return turns_of(baselines_of(env).demonstration())
 
 
 def careless(env: Any, rng: np.random.Generator) -> Iterable[str]:
-    """The environment's demonstrator who makes mistakes."""
+    """Return the turns of the environment's demonstrator that makes mistakes."""
     return careless_demonstration(env, rng)
 
 
 def teachers(env: Any) -> dict[str, Probe]:
-    """The demonstrators of an environment that make mistakes, by name: those in its `teachers`."""
+    """Return the demonstrators of an environment that make mistakes, by name, from its `teachers`."""
     names = [name for name in baselines_of(env).teachers if name != "expert"]
     return {name: partial(_teacher, name) for name in names}
 
@@ -114,7 +114,7 @@ def _teacher(name: str, env: Any, rng: np.random.Generator) -> Iterable[str]:
 
 
 def shortcuts(env: Any) -> dict[str, Probe]:
-    """An environment's own cheap tricks: its methods `shortcut_NAME(rng)`, which give the texts of turns."""
+    """Return an environment's heuristic baselines: its methods `shortcut_NAME(rng)`, which return texts of turns."""
     names = [name for name, _ in inspect.getmembers(type(env), callable) if name.startswith("shortcut_")]
     return {name.removeprefix("shortcut_"): partial(_shortcut, name) for name in names}
 
@@ -124,17 +124,17 @@ def _shortcut(name: str, env: Any, rng: np.random.Generator) -> Iterable[str]:
     return turns
 
 
-# ---------------------------------------------------------------------------------------------- those that know nothing
+# ------------------------------------------------------------------------------------------ policies that know nothing
 
 
 def null(env: ToolEnv, rng: np.random.Generator) -> Iterator[str]:
-    """Says that it knows nothing, until the end."""
+    """Yield "I do not know." until the end."""
     while True:
         yield NOTHING
 
 
 def random(env: ToolEnv, rng: np.random.Generator) -> Iterator[str]:
-    """Well-formed calls with words that it read in them; now and then, and at the last turn, such a word as answer."""
+    """Yield well-formed calls with words of the conversation. Sometimes, and at the last turn, answer with a word."""
     while True:
         last = env.episode.turn + 1 >= env.episode.max_turns
         if last or not env.tools or rng.random() < 0.1:
@@ -144,7 +144,7 @@ def random(env: ToolEnv, rng: np.random.Generator) -> Iterator[str]:
 
 
 def stuffing(env: ToolEnv, rng: np.random.Generator) -> Iterator[str]:
-    """A call of each tool, then all that was read as the answer."""
+    """Yield a call of each tool, then the whole conversation as the answer."""
     for name in list(env.tools)[: max(0, env.episode.max_turns - 1)]:
         yield random_call(env, rng, name)
     while True:
@@ -152,42 +152,42 @@ def stuffing(env: ToolEnv, rng: np.random.Generator) -> Iterator[str]:
 
 
 def many_answers(env: ToolEnv, rng: np.random.Generator) -> Iterator[str]:
-    """Each word of the task as an answer, all in one turn."""
+    """Yield each word of the task as an answer, all in one turn."""
     while True:
         yield "".join(f"<answer>{word}</answer>" for word in dict.fromkeys(words(env)[-60:]))
 
 
 def copying(env: ToolEnv, rng: np.random.Generator) -> Iterator[str]:
-    """The question as the answer."""
+    """Yield the question as the answer."""
     while True:
         yield f"<answer>{env.task.question}</answer>"
 
 
 def words(env: ToolEnv) -> list[str]:
-    """The words that the policy has read after the instructions, in order; never none."""
+    """Return the words that the policy has read after the instructions, in order; at least one."""
     read = (str(message.get("content") or "") for message in env.messages[1:] if message["role"] != "assistant")
-    found = re.findall(r"[\w.'-]*\w", " ".join(read))
-    return found or ["x"]
+    words_read = re.findall(r"[\w.'-]*\w", " ".join(read))
+    return words_read or ["x"]
 
 
 def random_call(env: ToolEnv, rng: np.random.Generator, name: str | None = None) -> str:
-    """The text of a call with arguments drawn from the tool's schema and the words of the conversation."""
+    """Return the text of a call with arguments drawn from the tool's schema and the words of the conversation."""
     name = name or str(rng.choice(list(env.tools)))
     return env.dialect.tool_call(name, random_value(env.tools[name].parameters, env, rng))
 
 
 def misfits(env: ToolEnv, name: str) -> list[str]:
-    """Calls of a tool without its arguments, with another one, with nothing in them, and with lists in their place."""
+    """Return calls of a tool without arguments, with an unknown argument, with nulls, and with lists as arguments."""
     names = list(env.tools[name].parameters.get("properties", {}))
     values: tuple[Any, ...] = (None, [{}])
     arguments = [{}, {"no_such_argument": 1}, *(dict.fromkeys(names, value) for value in values)]
-    return [env.dialect.tool_call(name, some) for some in arguments]
+    return [env.dialect.tool_call(name, wrong) for wrong in arguments]
 
 
 def random_value(
     schema: dict[str, Any], env: ToolEnv, rng: np.random.Generator, defs: Mapping[str, Any] | None = None
 ) -> Any:
-    """A value that a JSON schema describes, as far as types, bounds and choices go; `defs`: those that it refers to."""
+    """Draw a value that fits the types, bounds and choices of a JSON schema; `defs` holds its definitions."""
     defs = schema.get("$defs", defs)
     if "$ref" in schema:
         return random_value((defs or {})[schema["$ref"].rpartition("/")[2]], env, rng, defs)
@@ -201,8 +201,8 @@ def random_value(
     kind = pick(rng, kind) if isinstance(kind, list) else kind
     if kind == "object" or "properties" in schema:
         required = schema.get("required", ())
-        some = {k: v for k, v in schema.get("properties", {}).items() if k in required or rng.random() < 0.5}
-        return {k: random_value(v, env, rng, defs) for k, v in some.items()}
+        chosen = {k: v for k, v in schema.get("properties", {}).items() if k in required or rng.random() < 0.5}
+        return {k: random_value(v, env, rng, defs) for k, v in chosen.items()}
     if kind == "array":
         count = int(rng.integers(schema.get("minItems", 0), schema.get("maxItems", 3) + 1))
         return [random_value(schema.get("items", {}), env, rng, defs) for _ in range(count)]
@@ -217,12 +217,11 @@ def random_value(
 
 
 def _word(env: ToolEnv, rng: np.random.Generator) -> str:
-    found = words(env)
-    return pick(rng, found)
+    return pick(rng, words(env))
 
 
 def repeated(calls: list[str]) -> Probe:
-    """These turns in turn, for ever. Raises ValueError where there are none."""
+    """Return a probe that repeats these turns for ever. Raises ValueError for an empty list."""
     if not calls:
         raise ValueError("there is no turn to repeat")
 
@@ -234,7 +233,7 @@ def repeated(calls: list[str]) -> Probe:
 
 
 def hostile_text(env: ToolEnv) -> str:
-    """What a passage could hold to be taken for something else: control tokens, roles, calls, an answer."""
+    """Return a text that must not be mistaken for structure: control tokens, roles, calls, an answer."""
     from agent_r1.dialects import DIALECTS, get_dialect
     from agent_r1.text.tokenizers import CONTROL_TOKENS, MARKUP_TOKENS, control_tokens
 

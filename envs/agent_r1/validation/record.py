@@ -1,4 +1,4 @@
-"""What `validate.py` found, id by id: a Markdown table, and JSON beside it."""
+"""Recorded results of `validate.py`, one row for each id: a Markdown table and a JSON file."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from agent_r1.task_data import DataNotFoundError
 
 @dataclass
 class Report:
-    """What came out for an id: a row of the table, and which checks failed, with the reason.
+    """The result for an id: a row of the table, and the failed checks with their reasons.
 
-    `missing`: what it needs and isn't there, data or a package (of a row that was read: the same in a word or two).
-    `command` gives the row again, `machine` is where it was measured; empty where nobody recorded it.
+    `missing` is the error for missing data or a missing package (in a row that was read: a short text). `command`
+    reproduces the row, and `machine` describes the computer. Both are empty if they were not recorded.
     """
 
     env_id: str
     row: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     missing: DataNotFoundError | ImportError | str | None = None
-    note: str = ""  # what may be right, and is mostly a mistake
+    note: str = ""  # a warning: usually a mistake, but may be intended
     command: str = ""
     machine: str = ""
 
     @property
     def lacks(self) -> str:
-        """What is missing, in a word or two: the table names no folder of this machine."""
+        """The missing item in a word or two: the table must not name a local folder."""
         if self.missing is None or isinstance(self.missing, str):
             return self.missing or ""
         extra = re.search(r"agent-r1\[\w+\]", str(self.missing))
@@ -40,7 +40,7 @@ class Report:
 
 
 def table(reports: Sequence[Report]) -> str:
-    """The figures and verdicts as a Markdown table."""
+    """Format the figures and verdicts as a Markdown table."""
     head = ["id", "tasks", "played", "splits", "expert", "fallible", "null", "random", "stuffing", "copying"]
     head += ["shortcuts", "floor", "steps/s", "build ms", "checks"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -54,7 +54,7 @@ def table(reports: Sequence[Report]) -> str:
         plain = ("expert", "null", "random", "stuffing", "many answers", "copying")
         fallible = " ".join(f"{share:.2f}" for name, share in success.items() if name.startswith("fallible"))
         floors = row.get("floors", {})
-        tricks = {n: s for n, s in success.items() if n not in plain and not n.startswith("fallible")}
+        heuristics = {n: s for n, s in success.items() if n not in plain and not n.startswith("fallible")}
         lines.append(
             "| "
             + " | ".join(
@@ -72,7 +72,7 @@ def table(reports: Sequence[Report]) -> str:
                     ", ".join(
                         f"{name.replace('_', ' ')} {share:.3f}"
                         + (f" (may {floors[name]:.2f})" if name in floors else "")
-                        for name, share in tricks.items()
+                        for name, share in heuristics.items()
                     ),
                     f"{row.get('floor', 0.0):.2f}",
                     f"{row['steps_per_second']:,.0f}",
@@ -86,7 +86,7 @@ def table(reports: Sequence[Report]) -> str:
 
 
 def read(path: Path) -> list[Report]:
-    """The rows that `write` recorded; none where there is no such file. ValueError where it is damaged."""
+    """Return the rows that `write` recorded; none without such a file. Raises ValueError for a damaged file."""
     try:
         return [Report(**row) for row in json.loads(path.with_suffix(".json").read_text())]
     except FileNotFoundError:
@@ -96,9 +96,9 @@ def read(path: Path) -> list[Report]:
 
 
 def write(path: Path, reports: Sequence[Report]) -> None:
-    """Record rows: the table at `path`, JSON beside it. Rows of other ids stay; so do those that couldn't be repeated.
+    """Record rows: the table at `path`, and a JSON file. Rows of other ids stay, also rows that could not be repeated.
 
-    A row that was there keeps its place, and others come behind.
+    An existing row keeps its position, and new rows are appended.
     """
     rows = {report.env_id: report for report in read(path)}
     for report in reports:
@@ -110,7 +110,7 @@ def write(path: Path, reports: Sequence[Report]) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.write_text(text)
@@ -120,12 +120,12 @@ def _replace(path: Path, text: str) -> None:
 
 
 def machine() -> str:
-    """Cores, processor, and how busy they are: the load of the last minute."""
+    """Describe the computer: cores, processor, and the load of the last minute."""
     try:  # Linux
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        match = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     except OSError:
-        found = None
-    processor = found[1] if found else platform.machine()
+        match = None
+    processor = match[1] if match else platform.machine()
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # that are ours
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # usable
     return f"{cores} cores ({processor}){load}"

@@ -1,4 +1,4 @@
-"""Rows to imitate: an environment's demonstrations, played through it, or rows that a learner logged."""
+"""Training sequences to imitate: an environment's demonstrations, or trajectories that a learner logged."""
 
 from __future__ import annotations
 
@@ -33,46 +33,46 @@ from agent_r1_tools.text import printable
 from llm_utils.streams import episode_seed
 
 Array = np.ndarray
-TRIED = 50  # tasks that are shown here first, which tells how long the others take
-POOL_SECONDS = 20.0  # what other processes must save: each begins by importing torch
+TRIED = 50  # tasks demonstrated in this process first, to estimate the time of the others
+POOL_SECONDS = 20.0  # minimum time that other processes must save, as each must import torch
 
 
 @dataclass
 class Demonstration:
-    """One episode as a row of tokens. `policy_forward` and `microbatches` take it as they take a trajectory."""
+    """One episode as a training sequence, in the form that `policy_forward` and `microbatches` take."""
 
     tokens: Array  # int32 [T]
-    action_mask: Array  # bool [T]: did the demonstrator write the token?
+    action_mask: Array  # bool [T]: True for tokens that the demonstrator wrote
     task_index: int
-    is_success: bool = True  # did the episode end so?
-    failure: str = ""  # why not, in a few words
+    is_success: bool = True  # outcome of the episode
+    failure: str = ""  # cause of a failure, in a few words
 
     @property
     def train_mask(self) -> Array:
-        """The tokens that are trained on: those that the demonstrator wrote."""
+        """True for the tokens to train on: those that the demonstrator wrote."""
         return self.action_mask
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first one that the demonstrator wrote."""
+        """Number of tokens before the first that the demonstrator wrote."""
         return int(self.action_mask.argmax()) if self.action_mask.any() else len(self.tokens)
 
 
 @dataclass
 class Demonstrations:
-    """What demonstrations are made from: an environment, a tokenizer, and a seed."""
+    """The source of demonstrations: an environment, a tokenizer and a seed."""
 
     env_id: str
     split: str
     env_kwargs: dict[str, Any]
     tokenizer: str | None  # a name or folder; None: bytes
     seed: int
-    mode: str = "agent"  # as evaluate_llm.py's: with tools, or one of the baselines without
-    teacher: str | None = None  # one of the environment's, who shows every task but those of naive RAG
-    only_successes: bool = False  # leave the others out
+    mode: str = "agent"  # as in evaluate_llm.py: with tools, or a baseline without tools
+    teacher: str | None = None  # the demonstrator of every task except those of naive RAG
+    only_successes: bool = False  # drop failed demonstrations
 
     def make_env(self) -> Any:
-        """The environment, unwrapped."""
+        """Make the environment, unwrapped."""
         kwargs = {"tokenizer": self.tokenizer, "split": self.split, **self.env_kwargs}
         if self.mode == "agent":
             return gym.make(self.env_id, **kwargs).unwrapped
@@ -80,7 +80,7 @@ class Demonstrations:
 
     @property
     def only_experts(self) -> bool:
-        """Has the environment nobody who makes mistakes?"""
+        """Return True if the environment has no demonstrator that makes mistakes."""
         env = self.make_env()
         env.reset(seed=self.seed, options={"task_index": 0})
         try:
@@ -92,8 +92,8 @@ class Demonstrations:
         return False
 
     def split_tasks(self, num_demonstrations: int, num_heldout: int, first: int = 0) -> tuple[int, int]:
-        """Numbers of tasks to train on and to hold out, from task `first` on: those asked for; of fewer nine in ten
-        and one."""
+        """Return the numbers of tasks to train on and to hold out, from task `first` on. If there are too few tasks, at
+        most a tenth is held out."""
         with closing(self.make_env()) as env:
             num_tasks = max(0, env.num_tasks - first)
         if num_demonstrations + num_heldout <= num_tasks:
@@ -105,13 +105,16 @@ class Demonstrations:
         self, first: int, count: int, expert_share: float, rag_share: float = 0.0, num_workers: int = 0,
         kind: str = "demonstrations",
     ) -> list[Demonstration]:
-        """Demonstrations of `count` tasks from `first` on. They are the same for any number of processes.
+        """Make demonstrations of `count` tasks from `first` on. They are the same for any number of processes.
 
-        A row is the expert's with probability `expert_share`, else sloppy; with probability `rag_share` it is instead a
-        one-turn answer in the prompt of naive RAG. A `teacher` shows all but these instead. Where the expert shows a
-        task and fails (a search that doesn't find the title, a context that is too short), the task gives no row. An
-        answer to naive RAG is a row right or wrong (without `only_successes`): it shows the form of an answer without
-        search. What gives no row is counted on the screen under the name `kind`, with the reasons.
+        A task is demonstrated by the expert with probability `expert_share`, else with mistakes. With probability
+        `rag_share` it is instead a one-turn answer to the prompt of naive RAG. A `teacher` demonstrates all tasks
+        except these.
+
+        If the expert fails (a search does not find the title, a context is too short), the task gives no demonstration.
+        An answer to naive RAG counts even if it is wrong (without `only_successes`), because it shows the form of an
+        answer without search. Dropped demonstrations are counted in a printed line, under the name `kind`, with the
+        causes.
         """
         stop, started = first + count, time.monotonic()
         begun = min(first + TRIED, stop)
@@ -123,23 +126,23 @@ class Demonstrations:
             progress = stack.enter_context(tqdm(total=count, desc=kind, unit="task", dynamic_ncols=True))
             made: Iterator[tuple[list[Demonstration], list[tuple[str, str]]]] = map(self._make_some, jobs)
             for number, (indexes, *_) in enumerate(jobs):
-                left = (time.monotonic() - started) / TRIED * (stop - begun)
-                if number == 1 and num_workers and left > POOL_SECONDS:
+                seconds_left = (time.monotonic() - started) / TRIED * (stop - begun)
+                if number == 1 and num_workers and seconds_left > POOL_SECONDS:
                     pool = stack.enter_context(_pool(num_workers))
                     made = pool.imap(self._make_some, jobs[1:])
-                some, why = next(made)
-                rows += some
-                left_out += why
+                some_rows, some_left_out = next(made)
+                rows += some_rows
+                left_out += some_left_out
                 progress.update(len(indexes))
         if left_out:
-            example = dict(reversed(left_out))  # the first of each
-            counts = Counter(why for why, _ in left_out).most_common(5)
-            said = "; ".join(f"{number} {why}{example[why]}" for why, number in counts)
-            print(printable(f"{len(left_out)} of {count} {kind} are left out: {said}"), file=sys.stderr)
+            example = dict(reversed(left_out))  # the first detail of each cause
+            counts = Counter(cause for cause, _ in left_out).most_common(5)
+            causes = "; ".join(f"{number} {cause}{example[cause]}" for cause, number in counts)
+            print(printable(f"{len(left_out)} of {count} {kind} are left out: {causes}"), file=sys.stderr)
         return rows
 
     def _make_some(self, job: tuple[range, float, float]) -> tuple[list[Demonstration], list[tuple[str, str]]]:
-        """Rows of some tasks, and of those that gave none, why, and what else is to be said of it."""
+        """Make demonstrations of some tasks. Return them, and a cause with a detail for each task without one."""
         with ExitStack() as stack:
             env = stack.enter_context(closing(self.make_env()))
             rag = replace(self, mode="naive_rag") if job[2] else None
@@ -179,9 +182,9 @@ class Demonstrations:
 
 
 def _pool(num_workers: int) -> Any:
-    """Other processes, which leave signals to this one."""
-    resource_tracker.ensure_running()  # which would unblock it
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as they inherit it, until they ignore it
+    """Start worker processes, which leave signals to this process."""
+    resource_tracker.ensure_running()  # it would unblock the signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited by the workers until they ignore it
     try:
         return multiprocessing.get_context("spawn").Pool(num_workers, _begin)
     finally:
@@ -189,8 +192,8 @@ def _pool(num_workers: int) -> Any:
 
 
 def _begin() -> None:
-    """In another process: what a terminal or a scheduler sends to all is for the one that asked for it, which would
-    wait forever for the lock of a queue that died with its holder. tqdm's lock would leave a semaphore behind."""
+    """Set up a worker process. Signals for the whole group are left to the parent, which would otherwise wait forever
+    for a queue's lock whose holder died. tqdm's own lock would leave a semaphore behind."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.setpgid(0, 0)
@@ -205,33 +208,33 @@ def _end_with_parent() -> None:
 
 
 def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int = 0) -> Demonstration:
-    """Play one demonstration through the environment, so that a row is what a policy would have met, to the token."""
+    """Run one demonstration through the environment, so that its tokens are exactly those that a policy would see."""
     state, _ = env.reset(seed=episode_seed(seed, index), options={"task_index": index})
     mask, info = np.zeros(len(state), bool), {}
     for text in probes.turns_of(turns()):
         span = probes.span(env, text)
         start = len(state)
         state, _, terminated, truncated, info = env.step(span)
-        mask = np.concatenate([mask, np.arange(len(state) - start) < len(span)])  # a span that doesn't fit is cut
+        mask = np.concatenate([mask, np.arange(len(state) - start) < len(span)])  # a span that does not fit is cut
         if terminated or truncated:
             break
     return Demonstration(state, mask, index, bool(info.get("is_success")), probes.failure(env, info))
 
 
 def digest(rows: Sequence[Demonstration]) -> str:
-    """What is learned from, in a few letters: the same for the same tokens and masks in the same order."""
-    found = hashlib.sha256()
+    """Hash the training data: the same for the same tokens and masks in the same order."""
+    hasher = hashlib.sha256()
     for row in rows:
-        found.update(len(row.tokens).to_bytes(8, "little") + row.tokens.tobytes() + row.action_mask.tobytes())
-    return found.hexdigest()[:16]
+        hasher.update(len(row.tokens).to_bytes(8, "little") + row.tokens.tobytes() + row.action_mask.tobytes())
+    return hasher.hexdigest()[:16]
 
 
 def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
-    """The rows of a JSONL file with `tokens` and `action_mask`, but for those in which nothing was sampled, and for
-    episodes that a fault ended, which are counted on the screen.
+    """Read the lines of a JSONL file with `tokens` and `action_mask`. Lines without sampled tokens are skipped.
+    Episodes that ended in infrastructure errors are skipped and counted in a printed line.
 
-    Where a learner logged a rewritten context (`segment_starts`), every segment is a row of its own.
-    SystemExit names the line that is malformed.
+    If a learner logged a rewritten context (`segment_starts`), every segment is its own training sequence. Raise
+    SystemExit with the number of a malformed line.
     """
     rows, faults = [], 0
     with open(path, "rb") as file:
@@ -240,24 +243,24 @@ def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
                 row = json.loads(line)
                 check_row(row, vocab_size)
             except (ValueError, RecursionError) as error:
-                raise SystemExit(f"{path}, line {number}: {error or 'it is nested too deep'}") from None
+                raise SystemExit(f"{path}, line {number}: {error or 'it is nested too deeply'}") from None
             faults += bool(row.get("fault"))
             tokens, mask = np.array(row["tokens"], np.int32), np.array(row["action_mask"], bool)
             starts = [] if row.get("fault") else row.get("segment_starts", [0])
             for first, end in pairwise([*starts, len(tokens)]):
-                part = mask[first:end].copy()
-                part[:1] = False  # nothing predicts the first token
-                if part.any():
-                    rows.append(Demonstration(tokens[first:end], part, number))
+                segment_mask = mask[first:end].copy()
+                segment_mask[:1] = False  # nothing predicts the first token
+                if segment_mask.any():
+                    rows.append(Demonstration(tokens[first:end], segment_mask, number))
     if faults:
-        print(f"{path}: {faults} episodes that a fault ended are left out", file=sys.stderr)
+        print(f"{path}: {faults} episodes that ended in infrastructure errors are left out", file=sys.stderr)
     if not rows:
-        raise SystemExit(f"{path}: there is no row with a sampled token")
+        raise SystemExit(f"{path}: no line has a sampled token")
     return rows
 
 
 def bounded_rows(file: IO[bytes], path: str) -> Iterator[bytes]:
-    """The lines of a file. SystemExit where one is longer than any row is."""
+    """Yield the lines of a file. Raise SystemExit if one is longer than any valid line."""
     try:
         yield from bounded_lines(file)
     except TooLargeError as error:
@@ -265,16 +268,16 @@ def bounded_rows(file: IO[bytes], path: str) -> Iterator[bytes]:
 
 
 def check_row(row: Any, vocab_size: int) -> None:
-    """ValueError where a logged row isn't what training takes it for."""
+    """Raise ValueError if a logged line is not valid training data."""
     if not isinstance(row, dict):
-        raise ValueError("a row is a JSON object")
+        raise ValueError("a line must be a JSON object")
     tokens, mask, starts = row.get("tokens"), row.get("action_mask"), row.get("segment_starts", [0])
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
-        raise ValueError(f"`tokens` is a list of numbers from 0 to below {vocab_size}, the size of the vocabulary")
-    if not isinstance(mask, list) or not all(type(own) in (bool, int) and own in (0, 1) for own in mask):
-        raise ValueError("`action_mask` is a list of 0 and 1")
+        raise ValueError(f"`tokens` must be a list of numbers from 0 to below {vocab_size}, the vocabulary size")
+    if not isinstance(mask, list) or not all(type(flag) in (bool, int) and flag in (0, 1) for flag in mask):
+        raise ValueError("`action_mask` must be a list of 0 and 1")
     if not 0 < len(tokens) == len(mask):
         raise ValueError(f"`tokens` and `action_mask` have {len(tokens)} and {len(mask)} entries")
-    whole = isinstance(starts, list) and all(type(start) is int for start in starts) and starts[:1] == [0]
-    if not whole or not all(a < b for a, b in pairwise([*starts, len(tokens)])):
-        raise ValueError(f"`segment_starts` grows from 0 to below {len(tokens)}, the number of tokens")
+    valid_starts = isinstance(starts, list) and all(type(start) is int for start in starts) and starts[:1] == [0]
+    if not valid_starts or not all(a < b for a, b in pairwise([*starts, len(tokens)])):
+        raise ValueError(f"`segment_starts` must grow from 0 to below {len(tokens)}, the number of tokens")

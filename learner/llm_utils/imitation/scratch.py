@@ -1,4 +1,4 @@
-"""A small model and its tokenizer, made for an environment: what the shipped policies were before they were trained."""
+"""A small model and its tokenizer, made for an environment: the initial state of the shipped policies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llm_utils.imitation.demonstrations import Demonstration
 
 
 def make_tokenizer(words: Sequence[str], rows: Sequence[Demonstration]) -> PreTrainedTokenizerFast:
-    """A tokenizer that keeps the environment's words and its recurring phrases whole, and spells the rest in bytes.
+    """Make a tokenizer that keeps the environment's words and recurring phrases whole, and spells other text in bytes.
 
-    Text of the demonstrations `rows` (in byte tokens) is cut at `words` (and into digits, if it has those); what stands
-    between them recurs in every episode and becomes one token each. Nothing is merged (`ignore_merges`): a piece is in
+    Text of the demonstrations `rows` (in byte tokens) is cut at `words` (and into digits, if it has those). The pieces
+    between them recur in every episode, and each becomes one token. Nothing is merged (`ignore_merges`): a piece is in
     the vocabulary, or it is spelled.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -28,7 +28,7 @@ def make_tokenizer(words: Sequence[str], rows: Sequence[Demonstration]) -> PreTr
     byte_tokenizer: Any = load_tokenizer(None)
     words = sorted(words, key=lambda word: (-len(word), word))
     lower = "|".join(re.escape(word) for word in words if not re.fullmatch("[A-Z][a-z]+|[0-9]", word))
-    # A lower-case word takes the space after it, so that a word and the name that follows it are neighbours.
+    # A lower-case word includes the space after it, so that a word and the name after it are neighbours.
     patterns = ["[A-Z][a-z]+", *([rf"\b(?:{lower})\b ?"] if lower else []), *(["[0-9]"] if "0" in words else [])]
     split = pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -36,7 +36,7 @@ def make_tokenizer(words: Sequence[str], rows: Sequence[Demonstration]) -> PreTr
     pieces: Counter[str] = Counter()
     specials = re.compile("|".join(map(re.escape, added_tokens(byte_tokenizer))))
     for row in rows:
-        cuts = np.flatnonzero(np.diff(row.action_mask)) + 1  # a policy's text is encoded by itself
+        cuts = np.flatnonzero(np.diff(row.action_mask)) + 1  # a policy's text is encoded separately
         for part in np.split(row.tokens, cuts):
             for text in specials.split(byte_tokenizer.decode(part.tolist())):
                 pieces.update(piece for piece, _ in pre_tokenizer.pre_tokenize_str(text))
@@ -58,10 +58,10 @@ def make_tokenizer(words: Sequence[str], rows: Sequence[Demonstration]) -> PreTr
 def make_model(
     tokenizer: PreTrainedTokenizerFast, hidden_size: int, num_layers: int, intermediate_size: int
 ) -> GraniteForCausalLM:
-    """A small Granite with random weights (torch's generator), near a copying circuit.
+    """Make a small Granite with random weights (torch's generator), near a copying circuit.
 
-    Granite is a plain Llama with biases; AutoTokenizer leaves the tokenizer of such a folder as it is (in a Qwen2 or
-    Llama folder it would put the family's own in its place).
+    Granite is a plain Llama with biases. AutoTokenizer does not change the tokenizer in such a folder; in a Qwen2 or
+    Llama folder it would replace it with the family's own.
     """
     config = GraniteConfig(
         vocab_size=len(tokenizer),
@@ -85,11 +85,12 @@ def make_model(
 
 @torch.no_grad()
 def initialize(model: GraniteForCausalLM, scale: float = 0.2) -> None:
-    """Start attention close to what copying needs; with usual weights a small model takes far more steps to learn it.
+    """Start attention close to a copying circuit. With usual weights a small model needs far more steps to learn one.
 
     Queries equal keys and outputs invert values, so that tokens attend to equal tokens and copy them (mimetic
-    initialization, arXiv 2305.09828). The first heads of the first two layers make an induction head (arXiv
-    2209.11895): one looks at the previous token, the next finds where the present token came before and reads on.
+    initialization, arXiv 2305.09828). The first heads of the first two layers form an induction head (arXiv
+    2209.11895): one attends to the previous token, the next finds an earlier occurrence of the present token and copies
+    its successor.
     """
     width, size = model.config.hidden_size, model.config.hidden_size // model.config.num_attention_heads
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
@@ -101,7 +102,7 @@ def initialize(model: GraniteForCausalLM, scale: float = 0.2) -> None:
         attention.o_proj.weight.copy_(scale * attention.v_proj.weight.T)
     previous, induction = (layer.self_attn for layer in model.model.layers[:2])
     previous.q_proj.weight[:size], previous.k_proj.weight[:size] = 0, 0
-    for i, strength in enumerate((6.0, 5.0, 4.0)):  # biases that agree where the distance is one token
+    for i, strength in enumerate((6.0, 5.0, 4.0)):  # biases that align at a distance of one token
         angle = model.model.rotary_emb.inv_freq[i]
         previous.k_proj.bias[i] = strength
         previous.q_proj.bias[i] = strength * torch.cos(angle)

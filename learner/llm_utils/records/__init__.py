@@ -1,1 +1,1 @@
-"""Files that a run writes, and readers of them."""
+"""The files of a run, and their readers."""

@@ -1,4 +1,4 @@
-"""What an earlier run wrote about itself, for programs that go on from its model or play it."""
+"""Records of an earlier run, for programs that continue from its model or evaluate it."""
 
 from __future__ import annotations
 
@@ -14,60 +14,61 @@ from agent_r1_tools.text import printable
 from llm_utils.setup.environments import evaluation_split
 from llm_utils.setup.foreign import read_object
 
-CHECKPOINT = ("checkpoint", "policy")  # of a run
+CHECKPOINT = ("checkpoint", "policy")  # in a run's folder
 
 
 def folder_of_run(source: str) -> Path | None:
-    """That of the run to which a model folder (or the run's folder itself) belongs; None for other folders."""
+    """Return the folder of the run that a model folder belongs to (it may be the run's folder itself), or None."""
     path = Path(source).expanduser()
     folders = (path, *path.parents[:2], *path.resolve().parents[:2]) if path.is_dir() else ()
     return next((folder for folder in folders if (folder / "summary.json").is_file()), None)
 
 
 def summary_of_run(source: str) -> dict[str, Any]:
-    """What such a run wrote; {} for other folders, also those whose summary.json is somebody else's."""
+    """Return the summary of such a run; {} for other folders, and for a summary.json of another program."""
     folder = folder_of_run(source)
     try:
-        found = read_object(folder / "summary.json") if folder else {}
+        summary = read_object(folder / "summary.json") if folder else {}
     except ValueError:
         return {}
-    return found if isinstance(found.get("args"), dict) else {}
+    return summary if isinstance(summary.get("args"), dict) else {}
 
 
 def arguments_of_run(source: str) -> dict[str, str | None]:
-    """The arguments of such a run."""
+    """Return the arguments of such a run."""
     return summary_of_run(source).get("args", {})
 
 
 def beginning_of_run(source: str) -> str | None:
-    """What such a run began with, as `--model` names it in any environment; None for other folders."""
+    """Return the run's initial model as a value of `--model` that is valid for any environment; None for other
+    folders."""
     folder, args = folder_of_run(source), arguments_of_run(source)
     model, env_id = args.get("model"), args.get("env_id")
     if folder is not None and model == "scratch":
-        return f"{folder}/scratch"  # sft_llm.py made it; in "." no word that a hub may have
+        return f"{folder}/scratch"  # made by sft_llm.py; a path cannot be confused with a name on a hub
     if model == "tiny" and env_id is not None:
-        with suppress(ValueError):  # none is shipped any more
+        with suppress(ValueError):  # the policy is no longer shipped
             return agent_r1.tiny_policy(env_id)
     return model
 
 
 def places(folder: str | Path) -> list[Path]:
-    """Where a model may lie that a folder stands for: it itself, a run's saved model, or its checkpoint."""
+    """Return the folders that may hold the model of a folder: itself, a run's saved model, and its checkpoint."""
     return [Path(folder), Path(folder, "model"), Path(folder, *CHECKPOINT)]
 
 
 def other_environment(args: Any) -> str:
-    """What a script says that begins with the model of a run, on its environment with other arguments; "" if not so."""
-    start = arguments_of_run(args.model)
-    own = start.get("env_kwargs") or "{}"
-    played = start.get("env_id") == args.env_id and not start.get("data") and not getattr(args, "data", None)
-    if not played or not isinstance(own, str) or _same_json(own, args.env_kwargs):
+    """Return a warning if a script starts from a run's model on the same environment with other arguments, else ""."""
+    run = arguments_of_run(args.model)
+    run_kwargs = run.get("env_kwargs") or "{}"
+    comparable = run.get("env_id") == args.env_id and not run.get("data") and not getattr(args, "data", None)
+    if not comparable or not isinstance(run_kwargs, str) or _same_json(run_kwargs, args.env_kwargs):
         return ""
-    here = shlex.quote(args.env_kwargs)
-    return f"--model {args.model} was trained with --env-kwargs {shlex.quote(own)}, this run has {here}"
+    theirs, ours = shlex.quote(run_kwargs), shlex.quote(args.env_kwargs)
+    return f"--model {args.model} was trained with --env-kwargs {theirs}, but this run has {ours}"
 
 
-PLAYED = [  # what an evaluation may leave open: its argument, that of a run, and what it is without a run
+PLAYED = [  # arguments that an evaluation may leave open: name, name in a run, default without a run
     ("env_id", "env_id", "AgentR1/MultihopWorld-v0"),
     ("split", "eval_split", None),
     ("env_kwargs", "env_kwargs", "{}"),
@@ -75,25 +76,25 @@ PLAYED = [  # what an evaluation may leave open: its argument, that of a run, an
 ]
 
 
-def _same(one: str, other: str) -> bool:
-    """Do two arguments `--model` name the same model?"""
-    found = []
-    for name in (one, other):
-        there = [place for place in places(Path(name).expanduser()) if (place / "config.json").is_file()]
-        found.append(there[0].resolve() if there else name)
-    return found[0] == found[1]
+def _same(first: str, second: str) -> bool:
+    """Return True if two values of `--model` name the same model."""
+    resolved = []
+    for name in (first, second):
+        with_config = [place for place in places(Path(name).expanduser()) if (place / "config.json").is_file()]
+        resolved.append(with_config[0].resolve() if with_config else name)
+    return resolved[0] == resolved[1]
 
 
-def _same_json(one: str, other: str) -> bool:
-    """Do two texts say the same in JSON?"""
+def _same_json(first: str, second: str) -> bool:
+    """Return True if two texts are equal as JSON."""
     try:
-        return bool(json.loads(one) == json.loads(other))
+        return bool(json.loads(first) == json.loads(second))
     except ValueError:
-        return one == other
+        return first == second
 
 
 def _noted_base(folder: str | Path) -> str | None:
-    """What peft noted as the base of adapters."""
+    """Return the base model that peft recorded for adapters."""
     with suppress(OSError, ValueError):
         base = read_object(Path(folder, "adapter_config.json")).get("base_model_name_or_path")
         return base if isinstance(base, str) and base else None
@@ -101,44 +102,45 @@ def _noted_base(folder: str | Path) -> str | None:
 
 
 def stack_of_adapters(folder: str) -> list[str]:
-    """The folders of adapters to add to a model, in order; these are the last.
+    """Return the folders of all adapters to add to a model, in order; `folder` is the last.
 
-    Where their base model had other adapters in its weights, their adapter_config.json names the folder of those as the
-    base, as seen from its own folder ("../sft"). SystemExit for a circle.
+    If the base model contains other adapters, adapter_config.json names their folder as the base, relative to its own
+    folder ("../sft"). Raise SystemExit for a cycle.
     """
     stack = [folder]
     while (base := _noted_base(stack[0])) and (below := Path(stack[0], base)).joinpath("adapter_config.json").is_file():
         if any(below.samefile(other) for other in stack):
-            raise SystemExit(printable(f"--adapter {folder}: {below} is below itself, says its adapter_config.json"))
+            raise SystemExit(printable(f"--adapter {folder}: adapter_config.json makes {below} its own base"))
         near = os.path.relpath(below.resolve())
         stack.insert(0, str(below.resolve()) if near.startswith("..") else near)
     return stack
 
 
 def base_of_adapters(folder: str) -> str | None:
-    """The model below LoRA adapters, as `--model` names it: what their run began with; else what peft noted."""
+    """Return the model below LoRA adapters, as `--model` names it: their run's initial model, or peft's record."""
     return beginning_of_run(folder) or _noted_base(stack_of_adapters(folder)[0])
 
 
 def fill_environment(args: Any) -> list[str]:
-    """Put in what an evaluation's arguments leave open: the environment that the run of `--model` was trained on; the
-    model below adapters ("tiny", the default, counts as open), and the tokenizer of their run.
+    """Fill the arguments that an evaluation leaves open: the environment of the run of `--model`, the model below
+    adapters ("tiny", the default, counts as open), and the tokenizer of their run.
 
-    The run's split and further arguments go with its environment only. Returns lines that say what was taken over, and
-    where the evaluation differs from the run.
+    The run's split and other arguments are used only with its environment. Return lines that report the values taken
+    from the run, and the differences from it.
     """
-    said, taken = [], []
+    warnings, taken = [], []
     adapted = arguments_of_run(args.adapter) if args.adapter else {}
     base = base_of_adapters(args.adapter) if args.adapter and args.api is None else None
     if base is not None and args.model == "tiny":
         args.model = base
         taken.append(f"--model {shlex.quote(base)}")
     elif base is not None and not _same(args.model, base):
-        said.append(f"the adapters were trained on --model {base}; they are played on {args.model}")
+        warnings.append(f"the adapters were trained on --model {base}, but are evaluated on {args.model}")
     elif args.adapter and args.model == "tiny":
-        said.append(f"--adapter {args.adapter} names no model; it is played on --model tiny, the shipped policy")
+        warnings.append(f"--adapter {args.adapter} names no model; it is evaluated on --model tiny, the shipped policy")
     if args.adapter and (below := stack_of_adapters(args.adapter)[:-1]):
-        said.append(f"--adapter {args.adapter} goes on top of {' and '.join(below)}; --model is without these")
+        bases = " and ".join(below)
+        warnings.append(f"--adapter {args.adapter} is applied on top of {bases}; --model does not contain these")
     if args.tokenizer is None and (tokenizer := adapted.get("tokenizer")):
         args.tokenizer = tokenizer
         taken.append(f"--tokenizer {shlex.quote(tokenizer)}")
@@ -146,22 +148,23 @@ def fill_environment(args: Any) -> list[str]:
     path = Path(args.model).expanduser()
     saved = (path / "model" / "config.json").is_file() or not path.joinpath(*CHECKPOINT).is_dir()
     if not saved and not summary_of_run(args.model).get("finished", True):
-        said.append(f"--model {args.model}: this run isn't finished; what is played is its last checkpoint")
+        warnings.append(f"--model {args.model}: this run is not finished; its last checkpoint is evaluated")
     if args.adapter and not summary_of_run(args.adapter).get("finished", True):
-        said.append(f"--adapter {args.adapter}: this run isn't finished; what is played is a checkpoint")
+        warnings.append(f"--adapter {args.adapter}: this run is not finished; a checkpoint is evaluated")
     if args.env_id not in (None, run.get("env_id", args.env_id)):
-        said.append(f"the run was trained on {run['env_id']}; it is played on {args.env_id}, as --env-id says")
+        warnings.append(f"the run was trained on {run['env_id']}, but is evaluated on {args.env_id} (--env-id)")
         run = {}
     for name, name_in_run, default in PLAYED:
-        given, own, flag = getattr(args, name), run.get(name_in_run), f"--{name.replace('_', '-')}"
-        if given is None:
-            setattr(args, name, default if own is None else own)
-            taken += [] if own is None else [f"{flag} {shlex.quote(own)}"]
-        elif name == "env_kwargs" and own is not None and not _same_json(str(own), given):
-            said.append(f"the run was trained with --env-kwargs {shlex.quote(str(own))}, which isn't taken over")
+        value, run_value, flag = getattr(args, name), run.get(name_in_run), f"--{name.replace('_', '-')}"
+        if value is None:
+            setattr(args, name, default if run_value is None else run_value)
+            taken += [] if run_value is None else [f"{flag} {shlex.quote(run_value)}"]
+        elif name == "env_kwargs" and run_value is not None and not _same_json(str(run_value), value):
+            theirs = shlex.quote(str(run_value))
+            warnings.append(f"the run was trained with --env-kwargs {theirs}, but this evaluation uses its own")
     if args.split is None:
         args.split = evaluation_split(args, "train")
         if args.split == "train":
-            said.append("--split train: nothing held out is known here, so these are training tasks")
-    lines = said + ([f"as the run was trained: {' '.join(taken)}"] if taken else [])
-    return [printable(line) for line in lines]  # the run may be a stranger's
+            warnings.append("--split train: this environment has no known held-out split, so these are training tasks")
+    lines = warnings + ([f"taken from the run: {' '.join(taken)}"] if taken else [])
+    return [printable(line) for line in lines]  # the run may come from a stranger

@@ -1,7 +1,7 @@
-"""The files of an evaluation. Whatever ends it, what was played is kept, and --resume plays the rest.
+"""The files of an evaluation. If anything ends it early, finished episodes are kept, and --resume runs the rest.
 
     runs/{run_name}/evaluation.json       arguments, figures; until the end `finished` is false and there are no figures
-                    trajectories.jsonl    a row for every episode, from the moment it is over; at the end in their order
+                    trajectories.jsonl    one line per episode, written when it ends; sorted by number at the end
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ROWS, REPORT = "trajectories.jsonl", "evaluation.json"
 
 
 def load_args(args: ArgsT) -> ArgsT:
-    """The arguments of the evaluation that `args.resume` names; or `args`. SystemExit where there is none, or others
-    contradict its own."""
+    """Return the arguments of the evaluation that `args.resume` names, or `args`. Raise SystemExit if there is none, or
+    if given arguments contradict its own."""
     folder = vars(args)["resume"]
     if not folder:
         return args
@@ -35,50 +35,50 @@ def load_args(args: ArgsT) -> ArgsT:
         run_files.claim(Path(folder))
         return arguments.resumed(args, {"episodes": report["args"]["episodes"], **report["args"]}, REPORT)
     except FileNotFoundError:
-        why = f"there is no {REPORT}; give the folder of an evaluation (runs/...)"
-        raise SystemExit(f"--resume {folder}: {why}") from None
+        cause = f"there is no {REPORT}; give the folder of an evaluation (runs/...)"
+        raise SystemExit(f"--resume {folder}: {cause}") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise SystemExit(f"--resume {folder}: {REPORT} is damaged: {error!r}") from None
 
 
 @dataclass
 class Episode:
-    """What figures are made of. The whole row is in the file."""
+    """The inputs of an evaluation's figures. The whole record is in the file."""
 
     task_index: int
     stats: dict[str, float]
     fault: str | None
-    place: tuple[int, int]  # of its row: the first byte, and how many
+    place: tuple[int, int]  # of its line: the first byte, and the number of bytes
 
 
 class Episodes:
-    """The episodes that were played, by number: all that `task_of` has a task for."""
+    """The finished episodes, by number. `task_of` returns the task of each valid number."""
 
     def __init__(self, folder: Path, task_of: Callable[[int], int | None], model_files: str | None = None) -> None:
-        """Those in the folder's rows, where it goes on. What a fault ended is played again, and so is what was being
-        written when the evaluation was killed; these rows are removed, and so is what is no row.
+        """Read the finished episodes in the folder. Episodes that were ended by infrastructure errors, or cut short
+        when the evaluation was killed, run again. Their lines are removed, and so are damaged lines.
 
-        SystemExit where the files of the model are not those that played (`sources.model_files`), or rows are of
-        another version."""
+        Raise SystemExit if the model's files have changed (`sources.model_files`), or if lines are of another version.
+        """
         self.path, self.task_of = folder / ROWS, task_of
         self.played: dict[int, Episode] = {}
-        self.seconds = 0.0  # that the evaluation has taken before
-        self.signal: int | None = None  # that ends it
+        self.seconds = 0.0  # that the evaluation took before
+        self.signal: int | None = None  # the signal that ends it
         if self.path.is_file():
             report = json.loads((folder / REPORT).read_text())
             if "model_files" not in report:
-                raise SystemExit(f"--resume {folder}: an evaluation of another version; begin a new one")
+                raise SystemExit(f"--resume {folder}: this evaluation is of another version; start a new one")
             if report["model_files"] != model_files:
-                why = "the model's files have changed since (their names, sizes or times); begin a new evaluation"
-                raise SystemExit(f"--resume {folder}: {why}")
+                cause = "the model's files have changed since (their names, sizes or times); start a new evaluation"
+                raise SystemExit(f"--resume {folder}: {cause}")
             self.seconds = report["seconds"]
-            if not report.get("finished", True):  # it was stopped: the report was written when it began, or went on
+            if not report.get("finished", True):  # it was stopped: the report was written when it started or resumed
                 self.seconds += max(0.0, self.path.stat().st_mtime - (folder / REPORT).stat().st_mtime)
             with self.path.open("rb") as file:
-                run_files.replace(self.path, self._kept(file))
+                run_files.replace(self.path, self._valid_lines(file))
         self.file = self.path.open("ab")
 
-    def _kept(self, file: IO[bytes]) -> Iterator[bytes]:
+    def _valid_lines(self, file: IO[bytes]) -> Iterator[bytes]:
         size = damaged = 0
         for line in file:
             row = None
@@ -87,30 +87,31 @@ class Episodes:
                 number, fault = row["episode"], row["fault"]
                 stats = {name: float(value) for name, value in dict(row["stats"]).items()}
                 episode = Episode(row["task_index"], stats, fault, (size, len(line)))
-                whole = line.endswith(b"\n") and type(number) is int and self.task_of(number) == episode.task_index
+                valid = line.endswith(b"\n") and type(number) is int and self.task_of(number) == episode.task_index
             except (ValueError, LookupError, TypeError, RecursionError) as error:
-                if isinstance(row, dict) and "tokens" in row:  # ours
-                    raise SystemExit(f"{self.path}: a row of another version lacks {error}; begin a new one") from None
-                whole, fault = False, None
-            if whole and not fault and number not in self.played:
+                if isinstance(row, dict) and "tokens" in row:  # written by this program
+                    cause = f"a line of another version lacks {error}; start a new evaluation"
+                    raise SystemExit(f"{self.path}: {cause}") from None
+                valid, fault = False, None
+            if valid and not fault and number not in self.played:
                 self.played[number] = episode
                 size += len(line)
                 yield line
-            damaged += not whole and line.endswith(b"\n")
+            damaged += not valid and line.endswith(b"\n")
         if damaged:
             print(f"{self.path}: {damaged} damaged lines were removed", file=sys.stderr)
 
     def add(self, row: Trajectory, **extra: Any) -> None:
-        """An episode is over."""
+        """Record an episode that ended."""
         line, start = run_files.line(row, **extra), self.file.tell()
         self.file.write(line)
         self.file.flush()
         self.played[row.episode] = Episode(row.task_index, row.stats, row.fault, (start, len(line)))
-        if self.signal is not None:  # Python drops what a signal raises where nothing can be raised, as in a finalizer
+        if self.signal is not None:  # Python drops a signal's exception in some places, such as finalizers
             raise KeyboardInterrupt
 
     def close(self) -> list[Episode]:
-        """All have been played: put the rows into the order of their numbers. Returns the episodes in this order."""
+        """Sort the lines by episode number once all have ended. Return the episodes in this order."""
         self.file.close()
         episodes = [self.played[number] for number in sorted(self.played)]
 
@@ -125,21 +126,21 @@ class Episodes:
 
     @contextmanager
     def keeping(self, total: int) -> Iterator[None]:
-        """Whatever ends the evaluation inside says how many of `total` episodes are kept, and how to go on. Ctrl-C and
-        SIGTERM end it with 130 and 143."""
+        """If anything ends the evaluation early, report how many of `total` episodes are kept, and how to resume.
+        Ctrl-C and SIGTERM end it with status 130 and 143."""
         with signals.interrupting(lambda number: setattr(self, "signal", number)):
             try:
                 yield
             except BaseException as error:
                 signals.ignore()
-                with suppress(OSError):  # what isn't written yet, on a full disk
+                with suppress(OSError):  # a full disk may reject buffered data
                     self.file.close()
-                kept = sum(not episode.fault for episode in self.played.values())
+                num_kept = sum(not episode.fault for episode in self.played.values())
                 command = checkpoint.resume_command(self.path.parent)
-                how = f"{kept} of {total} episodes are kept; go on with\n  {command}"
+                remedy = f"{num_kept} of {total} episodes are kept; resume with\n  {command}"
                 if self.signal is None and (reason := disk.no_room(error)):
-                    sys.exit(f"stopped: {reason}\n{how}")
-                signals.end(error, how, self.signal)
+                    sys.exit(f"stopped: {reason}\n{remedy}")
+                signals.end(error, remedy, self.signal)
                 raise
             finally:
                 self.file.close()

@@ -1,4 +1,4 @@
-"""Files of a run that are read by people and programs: JSON and rows of tokens. A crash leaves the old or the new one.
+"""Files of a run for people and programs: JSON, and trajectories. A crash leaves either the old or the new file.
 
     runs/{run_name}/summary.json          figures and arguments, `finished` at the end
                     trajectories.jsonl    some episodes of every iteration (--log-trajectories)
@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-BEGINNING = re.compile(rb'\{"iteration": ?(\d{1,18})[,}]')  # of a row
+BEGINNING = re.compile(rb'\{"iteration": ?(\d{1,18})[,}]')  # of a line
 
 
 _claimed: dict[Path, IO[bytes]] = {}
 
 
 def claim(folder: Path) -> None:
-    """This process alone writes into a run's folder, until it ends, however it does.
+    """Lock a run's folder for this process until it ends, in any way.
 
-    SystemExit where another one is at work there, and where nothing can be written.
+    Raise SystemExit if another process holds the lock, or if nothing can be written there.
     """
     path = folder.absolute() / ".lock"
     if path in _claimed:
@@ -34,25 +34,25 @@ def claim(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
     except OSError as error:
-        raise SystemExit(f"{folder}: it can't be written to: {error}") from None
+        raise SystemExit(f"{folder}: cannot write into this folder: {error}") from None
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # children that are left over don't hold it, as with flock
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, it is not held by leftover child processes
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
-            raise SystemExit(f"{folder}: another process is at work there; wait for its end, or end it") from None
-    _claimed[path] = file  # a file system may have no locks: then there is none
+            raise SystemExit(f"{folder}: another process uses this folder; wait until it ends, or stop it") from None
+    _claimed[path] = file  # also without a lock, as some file systems have none
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file, or all that a folder holds, before anything else happens. Raises OSError."""
+    """Flush a file, or everything in a folder, to the disk. Raise OSError."""
     if path.is_dir():
-        for inside in path.iterdir():
-            sync(inside)
+        for child in path.iterdir():
+            sync(child)
     sync_one(path)
 
 
 def sync_one(path: Path) -> None:
-    """A file, or the names in a folder."""
+    """Flush a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,7 +61,7 @@ def sync_one(path: Path) -> None:
 
 
 def replace(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file in one go: whenever this is cut short, the old one or the new one is there. Raises OSError."""
+    """Write a file atomically: an interruption leaves the old or the new file. Raise OSError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
@@ -75,12 +75,12 @@ def replace(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file in one go. Raises OSError."""
+    """Write a JSON file atomically. Raise OSError."""
     replace(path, [json.dumps(content, indent=2).encode(), b"\n"])
 
 
 def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
-    """Append trajectories to a JSONL file, each as a `line`. Raises OSError."""
+    """Append trajectories to a JSONL file, each as a `line`. Raise OSError."""
     with path.open("ab") as file:
         for row in rows:
             file.write(line(row, **extra))
@@ -89,9 +89,11 @@ def append_rows(path: Path, rows: Sequence[Any], **extra: Any) -> None:
 
 
 def line(row: Any, **extra: Any) -> bytes:
-    """A trajectory as a line of JSON, in the schema of `agent_r1.trajectories`, and with it what only a learner knows:
-    `extra`, lists with an entry per token (`versions`, `values`, `logprobs`, `advantages`), `stats`, and
-    `segment_starts`, the first token of every segment (one, unless the context was rewritten).
+    """Return a trajectory as a line of JSON, in the schema of `agent_r1.trajectories`.
+
+    A learner's own data is added: `extra`, lists with an entry per token (`versions`, `values`, `logprobs`,
+    `advantages`), `stats`, and `segment_starts`, the first token of every segment (one, unless the context was
+    rewritten).
     """
     content: dict[str, Any] = dict(extra)
     content |= row.record
@@ -108,16 +110,16 @@ def line(row: Any, **extra: Any) -> bytes:
 
 
 def drop_later_rows(path: Path, iteration: int) -> None:
-    """Remove rows of iterations after `iteration` from a JSONL file: a resumed run plays them again.
+    """Remove lines of iterations after `iteration` from a JSONL file: a resumed run makes them again.
 
-    A run that was killed may have left its last row cut short; it is one of them. Lines before it that are no rows are
-    removed, too, and counted on the screen. Raises OSError.
+    The last line of a killed run may be incomplete; it is removed too. So are damaged lines before it, whose number is
+    printed. Raise OSError.
     """
     if not path.is_file():
         return
     damaged = 0
 
-    def kept(file: IO[bytes]) -> Iterator[bytes]:
+    def valid_lines(file: IO[bytes]) -> Iterator[bytes]:
         nonlocal damaged
         for line in file:
             number = iteration_of(line)
@@ -126,13 +128,14 @@ def drop_later_rows(path: Path, iteration: int) -> None:
             damaged += number is None and line.endswith(b"\n")
 
     with path.open("rb") as file:
-        replace(path, kept(file))
+        replace(path, valid_lines(file))
     if damaged:
         print(f"{path}: {damaged} damaged lines were removed", file=sys.stderr)
 
 
 def iteration_of(line: bytes) -> int | None:
-    """The iteration of a row; None for what is none. Of a row as we write it only both ends are read: it is long."""
+    """Return the iteration of a line; None for a damaged one. Only both ends of our own lines are read, as they are
+    long."""
     if match := BEGINNING.match(line):
         return int(match[1]) if line.endswith(b"}\n") else None
     try:

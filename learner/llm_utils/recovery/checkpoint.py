@@ -1,12 +1,12 @@
-"""The state of a run on disk, what ends a run early, and how it goes on.
+"""The state of a run on disk, the handling of its early end, and its continuation.
 
     runs/{run_name}/checkpoint/policy/             save_pretrained() of the policy
-                               critic.safetensors  where the algorithm has one
+                               critic.safetensors  if the algorithm has a critic
                                optimizer.pt        state of the optimizer, read with weights_only=True
                                state.json          algorithm, arguments, iteration, counters
 
-A checkpoint is written beside the old one and then renamed: a crash leaves the old or the new one. There are no random
-states in it: everything random in a run is a function of (seed, iteration, episode).
+A checkpoint is written beside the old one and then renamed, so a crash leaves either the old or the new one. It holds
+no random states: everything random in a run is a function of (seed, iteration, episode).
 """
 
 from __future__ import annotations
@@ -38,24 +38,26 @@ ArgsT = TypeVar("ArgsT")
 
 
 class SaveError(OSError):
-    """A checkpoint or a model could not be written. The message says why."""
+    """A checkpoint or a model that could not be written. The message names the cause."""
 
     @classmethod
-    def of(cls, what: str, error: Exception, folder: Path) -> SaveError:
-        """What isn't written, the error, and where it would be: libraries have words of their own for a full disk."""
+    def of(cls, content: str, error: Exception, folder: Path) -> SaveError:
+        """Return the error for `content` that could not be written to `folder`. Libraries describe a full disk in
+        different ways, so it is checked here."""
         full = "the disk is full, make room: " * (disk.free_bytes(folder) < 2**20)
-        failed = cls(f"{what} could not be written: {full}{error}")
-        failed.of_disk = bool(full) or isinstance(error, OSError)
-        return failed
+        save_error = cls(f"{content} could not be written: {full}{error}")
+        save_error.of_disk = bool(full) or isinstance(error, OSError)
+        return save_error
 
     of_disk = True
-    """No bug in a program, whose traceback would be wanted."""
+    """True for a problem of the disk; False for a bug, whose traceback is wanted."""
 
 
 def copied(content: Any, memory: Any) -> Any:
-    """A deep copy of nested dicts and lists with tensors in main memory, into the tensors of `memory` where they fit.
+    """Return a deep copy of nested dicts and lists with tensors in main memory. It reuses the tensors of `memory` that
+    fit.
 
-    What is there can be saved even when a GPU has no memory left or has failed.
+    The copy can be saved even if a GPU has no memory left or has failed.
     """
     if isinstance(content, torch.Tensor):
         fits = isinstance(memory, torch.Tensor) and (memory.shape, memory.dtype) == (content.shape, content.dtype)
@@ -65,44 +67,45 @@ def copied(content: Any, memory: Any) -> Any:
         return {name: copied(value, memory.get(name)) for name, value in content.items()}
     if isinstance(content, list):
         memory = memory if isinstance(memory, list) and len(memory) == len(content) else [None] * len(content)
-        return [copied(value, kept) for value, kept in zip(content, memory, strict=True)]
+        return [copied(value, reused) for value, reused in zip(content, memory, strict=True)]
     return copy.deepcopy(content)
 
 
 def copied_bytes(trained: Iterable[torch.Tensor]) -> int:
-    """What a checkpoint holds of trained weights: themselves, Adam's two moments, and a float32 copy of others."""
+    """Return the bytes of trained weights in a checkpoint: the weights, Adam's two moments, and float32 copies of
+    weights in other dtypes."""
     return sum(p.numel() * (p.element_size() + (8 if p.dtype == torch.float32 else 12)) for p in trained)
 
 
 class Checkpointer:
-    """Writes the state that a run had at its last iteration boundary.
+    """A writer of the state at the last iteration boundary.
 
-    `boundary(state)` is called when an iteration is complete. Small models are copied there, so that the boundary can
-    be written at any moment after it; large ones can be written until `begin_update()` says that the weights are about
-    to change. With several processes all call `boundary` together, and `save` where they are large; rank 0 writes.
+    `boundary(state)` is called when an iteration is complete. Small models are copied there, so the boundary can be
+    written at any later moment. Large models can be written until `begin_update()` announces that the weights will
+    change. With several processes all call `boundary` together, and `save` if the models are large; rank 0 writes.
     """
 
     def __init__(
         self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0,
-        most: int = MOST_BYTES,
+        max_bytes: int = MOST_BYTES,
     ) -> None:  # fmt: skip
-        """`most`: bytes of weights and optimizer states that are copied at every boundary."""
+        """Prepare the folder. Weights and optimizer states of up to `max_bytes` are copied at every boundary."""
         self.folder, self.rank = run_dir / "checkpoint", rank
         self.policy, self.critic, self.optimizer = policy, critic, optimizer
         trained = [p for module in (policy, critic) if module for p in module.parameters() if p.requires_grad]
-        self.small = copied_bytes(trained) <= min(most, MOST_BYTES)
+        self.small = copied_bytes(trained) <= min(max_bytes, MOST_BYTES)
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
-        self.spare: dict[str, Any] | None = None  # memory for the next one: Ctrl-C while it is filled spoils nothing
+        self.spare: dict[str, Any] | None = None  # memory for the next one, so that Ctrl-C during copying is harmless
         self.signal: int | None = None  # the signal that ends the run
-        self.failed = False  # the last save
-        if rank == 0:  # the old one stands while the next is written
+        self.failed = False  # True if the last save failed
+        if rank == 0:  # the old one is kept while the next is written
             disk.check_room(run_dir, copied_bytes(trained) * (1 if self.folder.is_dir() else 2))
 
     def boundary(self, state: dict[str, Any]) -> None:
-        """An iteration is complete: remember it."""
+        """Remember the state of a complete iteration."""
         content = copied(self._content(), self.spare) if self.small else None
         self.spare, self.last = self.last and self.last[1], (copy.deepcopy(state), content)
-        if self.signal is not None:  # Python drops what a signal raises where nothing can be raised, as in a finalizer
+        if self.signal is not None:  # Python drops a signal's exception in some places, such as finalizers
             raise KeyboardInterrupt
 
     def _content(self) -> dict[str, Any]:
@@ -111,18 +114,19 @@ class Checkpointer:
         return {"policy": policy, "critic": critic, "optimizer": self.optimizer.state_dict()}
 
     def begin_update(self) -> None:
-        """From here on the weights are no longer those of the boundary."""
+        """Announce that the weights will change. From now on they are no longer those of the boundary."""
         if not self.small:
             self.last = None
 
     def can_save_alone(self) -> bool:
-        """Can this process write the last boundary without the others? Parts of large models lie with all of them."""
+        """Return True if this process can write the last boundary alone. The parts of a large model are spread over all
+        processes."""
         return self.last is not None and (self.last[1] is not None or distributed.world_size() == 1)
 
     def save(self) -> bool:
-        """Write the last boundary. False where that is no longer possible; what is on disk then stands.
+        """Write the last boundary. Return False if that is no longer possible; the checkpoint on disk then stays.
 
-        Raises SaveError where it can't be written, for one on a full disk; the old checkpoint stands.
+        Raise SaveError if it cannot be written, for example on a full disk; the old checkpoint stays.
         """
         if self.last is None:
             return False
@@ -145,38 +149,38 @@ class Checkpointer:
                 self.folder.rename(old)
             new.rename(self.folder)
             sync_one(self.folder.parent)
-        except Exception as error:  # of the disk, and in the words of the library that was writing
+        except Exception as error:  # from the disk, in the writing library's words
             failed, self.failed = SaveError.of("the checkpoint", error, self.folder.parent), True
             recover(self.folder)
-            shutil.rmtree(new, ignore_errors=True)  # its space may be what is missing
+            shutil.rmtree(new, ignore_errors=True)  # frees its space
             raise failed from error
         shutil.rmtree(old, ignore_errors=True)
         self.failed = False
         return True
 
     def on_disk(self) -> str:
-        """What is on disk, in words, whatever it is."""
+        """Describe the checkpoint on disk."""
         if not (self.folder / "state.json").is_file():
             return "there is no checkpoint yet"
         try:
-            return f"the checkpoint of iteration {read_state(self.folder)['run']['iteration']} stands"
+            return f"the checkpoint of iteration {read_state(self.folder)['run']['iteration']} is kept"
         except (OSError, ValueError) as error:
             return f"the checkpoint on disk is damaged: {error}"
 
 
 @contextmanager
 def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
-    """Whatever ends a run early leaves its last complete iteration on disk, and says how to go on.
+    """Save the last complete iteration if anything ends the run early, and print how to resume.
 
-    - Ctrl-C and SIGTERM end it with 130 and 143. A second one changes nothing while files are written. A signal that is
-      ignored, as Ctrl-C in a shell's background jobs, stays so.
-    - An exception goes on as it is, with a note. Of a loss that isn't finite (FloatingPointError with the rows as its
-      second argument) the rows are written to not_finite.jsonl. Logits that aren't finite have no rows: the weights
-      are at fault, and the update before them, so they don't replace the checkpoint.
-    - Large models, which are not copied, are written until an update begins; then the checkpoint on disk stands. With
-      several processes it always does: parts of the weights lie with processes that wait elsewhere, or are gone.
+    - Ctrl-C and SIGTERM end the run with status 130 and 143. A second signal changes nothing while files are written.
+      An ignored signal (Ctrl-C in a shell's background jobs) stays ignored.
+    - Other exceptions are raised again with a note. For a loss that is not finite (FloatingPointError with the
+      trajectories as its second argument), the trajectories are written to not_finite.jsonl. If the logits are not
+      finite, there are no trajectories: the last update destroyed the weights, so the checkpoint is kept.
+    - Large models are not copied. They are written until an update begins; after that the checkpoint on disk stays.
+      With several processes it always stays, because other processes hold parts of the weights and may be gone.
 
-    With several processes signals are for rank 0, which must get out of a collective first; when it ends, all end.
+    With several processes signals are for rank 0, which must leave a collective first. When it ends, all end.
     """
     run_dir = saver.folder.parent
     with signals.interrupting(lambda number: setattr(saver, "signal", number), ignored=saver.rank > 0):
@@ -186,68 +190,68 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
             signals.ignore()
             reason = str(error) if isinstance(error, SaveError) and error.of_disk else disk.no_room(error)
             rows: Any = None
-            if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise it, too
+            if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise this error too
                 reason, rows = error.args
-            weights_at_fault = isinstance(error, FloatingPointError) and reason is not None and not rows
-            savable = not weights_at_fault and not saver.failed
-            how = "" if saver.rank > 0 else _how_to_go_on(saver, savable)
+            weights_destroyed = isinstance(error, FloatingPointError) and reason is not None and not rows
+            savable = not weights_destroyed and not saver.failed
+            remedy = "" if saver.rank > 0 else _save_and_describe(saver, savable)
             if rows:
                 append_rows(run_dir / "not_finite.jsonl", rows, iteration=run["iteration"] + 1)
-                reason = f"{reason}. The rows that it comes from are in {run_dir / 'not_finite.jsonl'}"
+                reason = f"{reason}. Its trajectories are in {run_dir / 'not_finite.jsonl'}"
             if isinstance(error, RuntimeError) and distributed.lost_connection(error):
                 reason = f"process {saver.rank}: another process has ended"
             if reason is not None and saver.signal is None:
-                sys.exit(f"stopped: {reason}" + (f"\n{how}" if how else ""))
-            signals.end(error, how, saver.signal)
+                sys.exit(f"stopped: {reason}" + (f"\n{remedy}" if remedy else ""))
+            signals.end(error, remedy, saver.signal)
             raise
 
 
-def _how_to_go_on(saver: Checkpointer, save: bool) -> str:
-    """Write the last complete iteration where that is asked for and can be done; say what there is."""
-    what = ""
+def _save_and_describe(saver: Checkpointer, save: bool) -> str:
+    """Write the last complete iteration if requested and possible. Describe the checkpoint and how to resume."""
+    status = ""
     if save and saver.can_save_alone():
         try:
             saver.save()
-            what = "go on after the last complete iteration"
+            status = "resume after the last complete iteration"
         except SaveError as failure:
-            what = f"{failure}; {saver.on_disk()}"
+            status = f"{failure}; {saver.on_disk()}"
         except RuntimeError as failure:  # a large model, on a GPU that has failed
-            what = f"the checkpoint could not be written: {failure}; {saver.on_disk()}"
-    what = what or saver.on_disk()
+            status = f"the checkpoint could not be written: {failure}; {saver.on_disk()}"
+    status = status or saver.on_disk()
     try:
         read_state(saver.folder)
     except (OSError, ValueError):
-        return f"{what}; the run's files are in {saver.folder.parent}"
-    what = what if what.startswith("go on") else f"{what}; go on"
-    return f"{what} with\n  {resume_command(saver.folder.parent)}"
+        return f"{status}; the run's files are in {saver.folder.parent}"
+    status = status if status.startswith("resume") else f"{status}; resume"
+    return f"{status} with\n  {resume_command(saver.folder.parent)}"
 
 
 def resume_command(run_dir: Path) -> str:
-    """What one types to go on with a run."""
+    """Return the command that resumes a run."""
     return shlex.join([*distributed.launcher(), sys.argv[0], "--resume", str(run_dir)])
 
 
 def save_policy(policy: Any, folder: Path, state: dict[str, Any]) -> None:
-    """Write the policy as `from_pretrained` reads it: its weights, or only its adapters where it has some."""
+    """Write the policy in the form that `from_pretrained` reads: its weights, or only its adapters if it has some."""
     with without_bars():
         policy.save_pretrained(folder, state_dict=state)
-    if (folder / "config.json").is_file():  # FSDP renames the class of a model
+    if (folder / "config.json").is_file():  # FSDP renames the model's class
         config = json.loads((folder / "config.json").read_text())
         config["architectures"] = [name.removeprefix("FSDP") for name in config.get("architectures") or []]
         write_json(folder / "config.json", config)
 
 
 def recover(folder: Path) -> None:
-    """Put the old checkpoint back where a machine stopped between two renames."""
+    """Restore the old checkpoint if a crash happened between the two renames."""
     if not folder.is_dir() and folder.with_suffix(".old").is_dir():
         folder.with_suffix(".old").rename(folder)
 
 
 def find(run_dir: str | Path) -> Path:
-    """The checkpoint folder of a run that goes on; SystemExit with the reason where there is none.
+    """Return the checkpoint folder of a run to resume. Raise SystemExit with the cause if there is none.
 
-    Rank 0 claims the run and puts an old checkpoint back, in this order: another process at work may stand between its
-    two renames. The others wait for that.
+    Rank 0 claims the run first and then restores an old checkpoint, because another process may be between its two
+    renames. The other ranks wait for that.
     """
     folder = Path(run_dir) / "checkpoint"
     old = folder.with_suffix(".old")
@@ -260,24 +264,24 @@ def find(run_dir: str | Path) -> Path:
             time.sleep(0.05)
     if not (folder / "state.json").is_file():
         raise SystemExit(
-            f"--resume {run_dir}: there is no checkpoint. Give a run's folder (runs/...); checkpoints are written with "
-            "--checkpoint-every, and when something ends a run early"
+            f"--resume {run_dir}: there is no checkpoint. Give a run's folder (runs/...). Checkpoints are written by "
+            "--checkpoint-every, and when a run ends early"
         )
     return folder
 
 
-def check_unchanged(run_dir: Path | str, saved: Mapping[str, Any], now: Mapping[str, Any], **what: str) -> None:
-    """SystemExit where an entry of a run's summary is no longer what the run began with; older runs lack some.
+def check_unchanged(run_dir: Path | str, saved: Mapping[str, Any], now: Mapping[str, Any], **descriptions: str) -> None:
+    """Raise SystemExit if an entry of a run's summary differs from its value at the start; older runs lack some.
 
-    `what`: the entries by name, in words.
+    `descriptions` has a text for each entry to compare.
     """
-    for name, words in what.items():
+    for name, description in descriptions.items():
         if saved.get(name, now[name]) != now[name]:
-            raise SystemExit(f"--resume {run_dir}: the {words} have changed since the run began")
+            raise SystemExit(f"--resume {run_dir}: the {description} have changed since the run started")
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """A checkpoint's state.json. Raises OSError, and ValueError where it is damaged."""
+    """Return a checkpoint's state.json. Raise OSError, or ValueError if it is damaged."""
     path = folder / "state.json"
     try:
         state = json.loads(path.read_text())
@@ -286,14 +290,14 @@ def read_state(folder: Path) -> dict[str, Any]:
         if whole and isinstance(state["run"]["iteration"], int):
             return state
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} can't be read: {error!r}") from None
-    raise ValueError(f"{path} can't be read: it has no algorithm, args or run")
+        raise ValueError(f"{path} cannot be read: {error!r}") from None
+    raise ValueError(f"{path} cannot be read: it has no algorithm, args or run")
 
 
 def load_args(args: ArgsT, algorithm: str) -> ArgsT:
-    """The arguments of the run that `args.resume` names, which must be one of the same algorithm; or `args`.
+    """Return the arguments of the run that `args.resume` names, which must be of the same algorithm; otherwise `args`.
 
-    SystemExit for a damaged checkpoint, and for arguments that contradict the run's (`arguments.resumed`).
+    Raise SystemExit for a damaged checkpoint, and for arguments that contradict the run's (`arguments.resumed`).
     """
     run_dir = getattr(args, "resume", None)
     if not run_dir:
@@ -301,19 +305,19 @@ def load_args(args: ArgsT, algorithm: str) -> ArgsT:
     try:
         saved = read_state(find(run_dir))
     except OSError as error:
-        raise SystemExit(f"--resume {run_dir}: it can't be read or written: {error}") from None
+        raise SystemExit(f"--resume {run_dir}: the checkpoint cannot be read or written: {error}") from None
     except ValueError as error:
         raise SystemExit(f"--resume {run_dir}: the checkpoint is damaged: {error}") from None
     if saved["algorithm"] != algorithm:
         theirs = printable(saved["algorithm"])
-        raise SystemExit(f"--resume {run_dir}: the checkpoint is of {theirs}.py, this is {algorithm}.py")
+        raise SystemExit(f"--resume {run_dir}: the checkpoint is of {theirs}.py, but this is {algorithm}.py")
     return arguments.resumed(args, saved["args"], "the checkpoint")
 
 
 def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[str, Any]:
-    """Put critic and optimizer back and return the state. The caller loads the policy, from checkpoint/policy.
+    """Restore critic and optimizer and return the state. The caller loads the policy from checkpoint/policy.
 
-    SystemExit where the files are damaged, or of another model.
+    Raise SystemExit if the files are damaged, or of another model.
     """
     folder = find(run_dir)
     try:
@@ -322,29 +326,29 @@ def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[
             critic.load_state_dict({name: distributed.like(x, now[name]) for name, x in saved.items()})
         optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=True))
         return read_state(folder)
-    except Exception as error:  # whatever torch and safetensors make of a damaged file
-        why = f"the checkpoint is damaged, or doesn't fit this model: {error!r}"
-        raise SystemExit(f"--resume {run_dir}: {why}") from error
+    except Exception as error:  # any error of torch or safetensors for a damaged file
+        cause = f"the checkpoint is damaged, or does not fit this model: {error!r}"
+        raise SystemExit(f"--resume {run_dir}: {cause}") from error
 
 
 def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
-    """Write the trained policy, adapters merged, and its tokenizer. All processes must call this together.
+    """Write the trained policy, with adapters merged, and its tokenizer. All processes must call this together.
 
-    Raises SaveError, as for a full disk.
+    Raise SaveError, for example on a full disk.
     """
     state = {name: weight.cpu() for name, weight in distributed.weights(policy) if distributed.rank() == 0}
     if not state:
         return
     model, is_new = policy.get_base_model() if hasattr(policy, "get_base_model") else policy, not folder.exists()
-    what = "the model"
+    content = "the model"
     try:
         save_policy(model, folder, state)
-        what = "the tokenizer of the model"
+        content = "the tokenizer of the model"
         if tokenizer is not None:
             AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(folder)
-    except Exception as error:  # of the disk, and in the words of the library that was writing
-        failed = SaveError.of(f"{folder}: {what}", error, folder)
-        if is_new and what == "the model":  # half of one looks like a whole one
+    except Exception as error:  # from the disk, in the writing library's words
+        save_error = SaveError.of(f"{folder}: {content}", error, folder)
+        if is_new and content == "the model":  # an incomplete model looks like a complete one
             shutil.rmtree(folder, ignore_errors=True)
-        raise failed from error
+        raise save_error from error
     print(f"the trained policy is in {folder}")

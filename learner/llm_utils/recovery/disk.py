@@ -1,4 +1,4 @@
-"""A disk that is full, or can't be written: found out before the work, and said in words."""
+"""Checks for a full or read-only disk, before the work and in error messages."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def no_room(error: BaseException) -> str | None:
-    """In words what a disk is to blame for, that is full or can't be written; None for any other error."""
+    """Describe an error of a full or read-only disk; return None for any other error."""
     if not isinstance(error, OSError) or error.errno not in (*FULL, errno.EROFS):
         return None
     return f"{error.strerror}{f': {error.filename}' if error.filename else ''}{'; make room' * (error.errno in FULL)}"
 
 
 def writable(folder: Path) -> bool:
-    """Whether files can be written into a folder that is, or will be, there."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    """Return True if files can be written into a folder, which need not exist yet."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             return True
     except OSError:
         return False
 
 
 def free_bytes(folder: Path) -> float:
-    """What a disk can still take, where a folder is or will be."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    return shutil.disk_usage(there).free
+    """Return the free bytes of the disk for a folder, which need not exist yet."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(existing).free
 
 
 def check_room(run_dir: Path, needed: int) -> None:
-    """SystemExit where the disk can't take checkpoints of so many bytes."""
+    """Raise SystemExit if the disk has no room for checkpoints of `needed` bytes."""
     free = free_bytes(run_dir)
     if free < needed:
         raise SystemExit(
-            f"{run_dir}: {free / 1e6:.1f} MB are free there, and checkpoints take {needed / 1e6:.1f} MB; make room, or "
-            "start in another folder"
+            f"{run_dir}: only {free / 1e6:.1f} MB are free there, but checkpoints take {needed / 1e6:.1f} MB; make "
+            "room, or start in another folder"
         )

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what they interrupt ends by itself, and leaves its files whole."""
+"""Ctrl-C and SIGTERM: the interrupted program ends by itself and leaves its files complete."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 @contextmanager
 def interrupting(noted: Callable[[int], Any], ignored: bool = False) -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM call `noted(number)` and raise KeyboardInterrupt; with `ignored` they do nothing.
+    """Make Ctrl-C and SIGTERM call `noted(number)` and raise KeyboardInterrupt; with `ignored` they do nothing.
 
-    Python drops what a signal raises where nothing can be raised, as in a finalizer, so `noted` is what counts. A
-    signal that is ignored, as Ctrl-C in a shell's background jobs, stays so.
+    Python drops a signal's exception in some places, such as finalizers, so callers must check `noted`. An ignored
+    signal (Ctrl-C in a shell's background jobs) stays ignored.
     """
     process = os.getpid()
     previous: dict[int, Any] = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # one that was forked from this: the run is not its own
+        if os.getpid() != process:  # a forked child, which does not own the run
             signal.signal(number, previous[number])
             os.kill(os.getpid(), number)
             return
@@ -43,16 +43,16 @@ def interrupting(noted: Callable[[int], Any], ignored: bool = False) -> Iterator
 
 
 @contextmanager
-def ending(how: str) -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM end the program with a line that says `how` to go on."""
+def ending(remedy: str) -> Iterator[None]:
+    """Make Ctrl-C and SIGTERM end the program with the line `remedy`, which tells how to continue."""
     caught: list[int] = []
     with interrupting(caught.append):
         try:
             yield
-            if caught:  # Python dropped what it raised
+            if caught:  # Python dropped the exception
                 raise KeyboardInterrupt
         except KeyboardInterrupt as error:
-            end(error, how, caught[-1] if caught else None)
+            end(error, remedy, caught[-1] if caught else None)
 
 
 _held: list[bool] = []
@@ -60,7 +60,7 @@ _held: list[bool] = []
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM are only noted, so that no step is cut in half: look for what was noted at the end."""
+    """Delay Ctrl-C and SIGTERM so that a step is completed. The caller must check for a noted signal at the end."""
     _held.append(True)
     try:
         yield
@@ -69,21 +69,21 @@ def held() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """From here to the end of `interrupting` further signals change nothing: files are being written."""
+    """Ignore further signals until the end of `interrupting`, while files are written."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def end(error: BaseException, how: str, number: int | None) -> None:
-    """Say `how` to go on after `error`, which the caller raises again. `number` is that of the signal, if one came.
+def end(error: BaseException, remedy: str, number: int | None) -> None:
+    """Report the `remedy` for `error`, which the caller raises again. `number` is that of the signal, if any.
 
-    SystemExit with 130 or 143 where it was Ctrl-C or SIGTERM.
+    Raise SystemExit with status 130 or 143 for Ctrl-C or SIGTERM.
     """
     if number is not None or isinstance(error, KeyboardInterrupt):
         caught = signal.Signals(number or signal.SIGINT)
-        print(f"\n{SIGNALS[caught]}; {how}", file=sys.stderr)
+        print(f"\n{SIGNALS[caught]}; {remedy}", file=sys.stderr)
         sys.exit(128 + caught)
-    if how and isinstance(error, SystemExit):
-        print(how, file=sys.stderr)
-    elif how:
-        error.add_note(how)  # is printed below the traceback
+    if remedy and isinstance(error, SystemExit):
+        print(remedy, file=sys.stderr)
+    elif remedy:
+        error.add_note(remedy)  # printed below the traceback

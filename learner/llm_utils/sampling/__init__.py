@@ -1,1 +1,1 @@
-"""Engines that sample, and the rollout that plays episodes with one."""
+"""Sampling engines, and the rollout that runs episodes with one."""

@@ -1,6 +1,5 @@
-"""Samples from any endpoint that speaks OpenAI's chat completions. For evaluation: there are no weights to update, and
-what the model sampled is known as text only.
-"""
+"""Sampling from any endpoint that speaks OpenAI's chat completions. It serves evaluation only: there are no weights to
+update, and the sampled text has no token ids."""
 
 from __future__ import annotations
 
@@ -21,17 +20,17 @@ from llm_utils.sampling.engine import EngineDied, Span
 from llm_utils.sampling.vllm_replies import Body, member, parse
 
 Array = np.ndarray
-REPLY_BYTES, REPLY_SECONDS = 2**24, 600.0  # of one reply: most bytes, and seconds until it is complete
-PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0)  # seconds before a request is made again
-BUSY = {408, 409, 425, 429, 500, 502, 503, 504}  # statuses that pass
-TOO_LONG = ("context_length_exceeded", "context length", "context window")  # how servers say it
+REPLY_BYTES, REPLY_SECONDS = 2**24, 600.0  # limits of one reply
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0)  # seconds before each retry
+BUSY = {408, 409, 425, 429, 500, 502, 503, 504}  # temporary statuses
+TOO_LONG = ("context_length_exceeded", "context length", "context window")  # words of servers' errors
 
 
 class ChatEngine:
-    """An engine whose spans are the replies of a chat API, as the environments' dialect writes them.
+    """An engine that takes its spans from the replies of a chat API, written in the environment's dialect.
 
-    An episode's slot is its place in `envs`. Every turn is a request with the whole conversation, in a thread of its
-    own. The key is what the environment variable OPENAI_API_KEY holds.
+    An episode's slot is its index in `envs`. Every turn is a request with the whole conversation, in its own thread.
+    The key comes from the environment variable OPENAI_API_KEY.
     """
 
     overlaps = True
@@ -39,64 +38,64 @@ class ChatEngine:
     def __init__(
         self, url: str, model: str, envs: Any, temperature: float | None = None, top_p: float | None = None
     ) -> None:
-        """`url` is the part before /chat/completions, `envs` the `ToolVectorEnv` that is played.
+        """Connect to `url`, the part before /chat/completions. `envs` is the `ToolVectorEnv` of the episodes.
 
-        `temperature` and `top_p` are sent as they are, 1 too: a server fills what is missing with defaults of its own,
-        often from the model's folder. None: the server's default.
+        `temperature` and `top_p` are always sent, even 1: a server fills missing values with its own defaults, often
+        from the model's folder. None means the server's default.
         """
         self.url, self.envs = url.rstrip("/") + "/chat/completions", envs
         sampling = {"temperature": temperature, "top_p": top_p}
         self.body: dict[str, Any] = {"model": model} | {k: v for k, v in sampling.items() if v is not None}
-        self.limit = "max_tokens"  # newer endpoints have another name for it
+        self.limit = "max_tokens"  # newer endpoints use another name
         key = os.environ.get("OPENAI_API_KEY")
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         limits = httpx.Limits(max_connections=None)
         self.http = httpx.Client(timeout=httpx.Timeout(REPLY_SECONDS, connect=10), headers=headers, limits=limits)
         self.replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.warned = False
-        self.rooms: dict[int, int] = {}  # slot -> the most tokens of its span, while it is being sampled
+        self.rooms: dict[int, int] = {}  # slot -> token limit of the span being sampled
 
     def feed(
         self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: Sequence[int], seed: Any = None
     ) -> None:
-        """Ask for the next turn of the episode in this place; what the API reads is its conversation."""
+        """Request the next turn of the episode in this slot. The API reads its conversation."""
         env = self.envs.envs[slot]
         body = self.body | {"messages": env.messages} | ({"tools": env.schemas} if env.schemas else {})
-        self.rooms[slot] = most = int(max_new_tokens)
-        threading.Thread(target=self._ask, args=(slot, body, most), daemon=True).start()
+        self.rooms[slot] = room = int(max_new_tokens)
+        threading.Thread(target=self._ask, args=(slot, body, room), daemon=True).start()
 
-    def _ask(self, slot: int, body: dict[str, Any], most: int) -> None:
+    def _ask(self, slot: int, body: dict[str, Any], room: int) -> None:
         try:
-            self.replies.put((slot, self._reply(body, most)))
-        except Exception as error:  # said where it is waited for
+            self.replies.put((slot, self._reply(body, room)))
+        except Exception as error:  # raised by `step`
             self.replies.put((slot, error))
 
-    def _reply(self, body: dict[str, Any], most: int) -> dict[str, Any]:
-        """The message that the API replies with. EngineDied where it refuses, or where there is none for minutes."""
-        why = ""
+    def _reply(self, body: dict[str, Any], room: int) -> dict[str, Any]:
+        """Return the API's message. Raise EngineDied if it rejects the request, or sends no reply for minutes."""
+        cause = ""
         for pause in (0.0, *PAUSES):
-            if why and not self.warned:  # once: a wrong address shouldn't look like a slow model
+            if cause and not self.warned:  # once, so that a wrong address does not look like a slow model
                 self.warned = True
-                tqdm.write(f"{self.url} {why}; asked again for {sum(PAUSES):.0f} s", file=sys.stderr)
+                tqdm.write(f"{self.url} {cause}; retrying for {sum(PAUSES):.0f} s", file=sys.stderr)
             time.sleep(pause)
             limit = self.limit
             try:
-                status, content = self._post(body | {limit: most})
+                status, content = self._post(body | {limit: room})
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                why = f"gives no answer: {error!r}"
+                cause = f"does not answer: {error!r}"
                 continue
             if status == 200:
                 return _message(self.url, content)
             text = content[:2000].decode(errors="replace")
             if status == 400 and "max_completion_tokens" in text and limit == "max_tokens":
                 self.limit = "max_completion_tokens"
-                return self._reply(body, most)
+                return self._reply(body, room)
             if status in (400, 413) and any(words in text.lower() for words in (*TOO_LONG, "content_filter")):
-                return {"content": ""}  # a turn without action, until turns run out
-            why = f"answers with {status}: {printable(text[:500])}"
+                return {"content": ""}  # a turn without action, until the turns run out
+            cause = f"answers with {status}: {printable(text[:500])}"
             if status not in BUSY:
                 break
-        raise EngineDied(f"{self.url} {why}")
+        raise EngineDied(f"{self.url} {cause}")
 
     def _post(self, body: dict[str, Any]) -> tuple[int, bytes]:
         read = Body(REPLY_BYTES, REPLY_SECONDS)
@@ -106,15 +105,15 @@ class ChatEngine:
             return answer.status_code, read.content
 
     def step(self) -> list[Span]:
-        """The turns that have arrived; waits up to 50 ms where there are none."""
+        """Return the turns that have arrived. Wait up to 50 ms if there are none."""
         spans: list[Span] = []
         try:
             while self.rooms:
                 slot, reply = self.replies.get(timeout=0.0 if spans else 0.05)
-                most = self.rooms.pop(slot)
+                room = self.rooms.pop(slot)
                 if isinstance(reply, Exception):
                     raise reply
-                tokens = self._encode(slot, reply)[:most]
+                tokens = self._encode(slot, reply)[:room]
                 spans.append(Span(slot, tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32)))
         except queue.Empty:
             pass
@@ -128,11 +127,11 @@ class ChatEngine:
 
     @property
     def busy(self) -> bool:
-        """Is a reply being waited for?"""
+        """Return True while a reply is awaited."""
         return bool(self.rooms)
 
     def release(self) -> None:
-        """Forget the conversations: they are the environments'."""
+        """Forget the conversations, which belong to the environments."""
         self.rooms = {}
 
     def close(self) -> None:
@@ -145,4 +144,4 @@ def _message(url: str, content: bytes) -> dict[str, Any]:
         choices = member(parse(content), "choices", list)
         return member(choices[0] if choices else None, "message", dict)
     except ValueError as error:
-        raise EngineDied(f"{url} sent a reply that can't be read: {error}") from None
+        raise EngineDied(f"{url} sent an unreadable reply: {error}") from None

@@ -1,4 +1,4 @@
-"""Operations that torch has no deterministic kernel for on a GPU: under --deterministic they would raise."""
+"""Deterministic versions of operations whose GPU kernels would raise under --deterministic."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import torch
 
 
 def cumulative_sum(probabilities: torch.Tensor) -> torch.Tensor:
-    """Cumulative sums over the last dimension, in the same dtype, of numbers from 0 to 1 that sum to about 1."""
+    """Return cumulative sums over the last dimension, in the same dtype. The numbers are in [0, 1] and sum to about
+    1."""
     if probabilities.is_cuda and torch.are_deterministic_algorithms_enabled():
         return fixed_point_sum(probabilities)
     return probabilities.cumsum(-1)
 
 
 def fixed_point_sum(probabilities: torch.Tensor) -> torch.Tensor:
-    """The same in whole numbers of 2^-40: their sums are exact in any order, so a GPU may add them in any.
+    """Return the same sums, computed with integers of unit 2^-40. They are exact in any order of addition.
 
-    Where a probability is 0 the sum doesn't move, so that inverting it never chooses a token without probability.
+    The sum does not move where a probability is 0, so inverting it never chooses a token without probability.
     """
     whole = (probabilities.double() * 2**40).round().long().cumsum(-1)
     return (whole.double() / 2**40).to(probabilities.dtype)

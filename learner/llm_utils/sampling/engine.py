@@ -1,8 +1,8 @@
-"""What samples: the contract that hides transformers, vLLM in this process, and vLLM servers.
+"""The sampling-engine interface, implemented for transformers, in-process vLLM and vLLM servers.
 
-An engine has `num_slots` slots. A slot holds one growing row of tokens; `feed` appends to it and has the next span (an
-assistant turn) sampled, `step` works for a moment and returns the spans that are complete. Tokens go in and out:
-nothing is ever tokenised again, and the row of a slot begins with all that it was fed and sampled before.
+An engine has `num_slots` slots. A slot holds one growing row of tokens. `feed` appends to the row and requests the next
+span (an assistant turn). `step` works for a moment and returns the completed spans. Tokens go in and out, and nothing
+is ever re-tokenised. A slot's row always begins with everything fed and sampled before.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from agent_r1_tools.text import PrintableMessage
 
 Array = np.ndarray
-VLLM_SHARE = 0.4  # of a GPU's memory, of --engine vllm; while the trainer works vLLM sleeps
+VLLM_SHARE = 0.4  # share of a GPU's memory for --engine vllm, which sleeps while the trainer works
 
 
 class EngineDied(PrintableMessage, RuntimeError):
-    """The sampler is gone: a server was stopped, or an engine crashed. The message says which and why, and is
-    `printable`: it may quote what a server wrote."""
+    """An engine that is gone: its server was stopped, or it crashed. The message names engine and cause, and is
+    `printable`, as it may quote a server's text."""
 
 
 @dataclass
@@ -31,51 +31,51 @@ class Span:
 
     slot: int
     tokens: Array  # int32 [n]
-    logprobs: Array  # float32 [n], of the sampled tokens; with --top-p transformers gives those before it was applied
-    versions: Array  # int32 [n]: `update` gave this number to the weights that sampled the token
+    logprobs: Array  # float32 [n], of the sampled tokens; for transformers, before --top-p was applied
+    versions: Array  # int32 [n]: the version, given to `update`, of the weights that sampled each token
     entropies: Array | None = None  # float32 [n] in nats, on request
-    top_tokens: Array | None = None  # int32 [n, k], on request: the k most likely tokens, the likeliest first
-    top_logprobs: Array | None = None  # float32 [n, k], theirs
+    top_tokens: Array | None = None  # int32 [n, k], on request: the k most likely tokens, most likely first
+    top_logprobs: Array | None = None  # float32 [n, k], of `top_tokens`
 
 
 class Engine(Protocol):
-    """Every engine is made with `entropies` and `top_logprobs` (k): what spans carry beyond the sampled tokens.
+    """The interface of all engines. Arguments `entropies` and `top_logprobs` (k) add these figures to spans.
 
-    transformers gives exact entropies and any k. vLLM gives at most 20 log-probabilities of a token; its entropies take
-    all other tokens as one, so they are lower bounds.
+    transformers gives exact entropies and any k. vLLM gives at most 20 log-probabilities per token. Its entropies treat
+    all other tokens as one token, so they are lower bounds.
     """
 
-    overlaps: bool  # does it go on sampling while the trainer works? Then `step` is worth calling in between
+    overlaps: bool  # True if it samples while the trainer works, so that `step` is worth calling in between
 
     def feed(
         self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: Sequence[int], seed: Any = None
     ) -> None:
-        """Append `tokens` int32 [m] to the slot's row and have the next span sampled, up to and with a stop token.
+        """Append `tokens` int32 [m] to the slot's row and request the next span, up to and including a stop token.
 
-        `seed` begins a new row with random numbers of its own. Stop tokens are this span's only.
+        `seed` begins a new row with its own random numbers. The stop tokens are for this span only.
         """
 
     def step(self) -> list[Span]:
-        """Work for a moment. Returns the spans that it completed; EngineDied where nothing will come any more."""
+        """Work for a moment. Return the spans completed by it. Raise EngineDied if no more will come."""
 
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Take over new weights, under their Hugging Face names; rows in flight go on under them."""
+        """Load new weights, given by their Hugging Face names. Rows in flight continue under them."""
 
     def release(self) -> None:
-        """Forget all rows, and give memory back where that is worth it."""
+        """Forget all rows. Free memory if that is worth it."""
 
     @property
     def busy(self) -> bool:
-        """Is something being sampled, or waiting to be returned by `step`?"""
+        """Return True while a span is being sampled, or waits to be returned by `step`."""
 
     def twin(self, temperature: float) -> Self:
-        """Another engine on the same weights, with rows and a temperature of its own."""
+        """Return an evaluation engine: the same weights, its own rows and its own temperature."""
 
     def fork(self, slot: int, new: int, seed: Any) -> None:
-        """Let the slot `new` go on from a copy of `slot`'s row, with random numbers of its own.
+        """Copy `slot`'s row to the slot `new`, which continues with its own random numbers.
 
-        Both have ended their span and wait for `feed`, which continues either without the other.
+        Both have completed their span and wait for `feed`, which continues each independently.
         """
 
     def close(self) -> None:
-        """Stop what the engine runs."""
+        """Stop everything that the engine runs."""

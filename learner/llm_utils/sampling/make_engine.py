@@ -1,4 +1,4 @@
-"""From `--engine` or `--api` to what samples: the one place that knows all engines."""
+"""The choice of engine for `--engine` and `--api`: the only module that knows all engines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llm_utils.setup.model_checks import check_attention
 def make_engine(
     args: Any, source: str, vocab_size: int, model: Any, tokenizer: str | None, longest_row: float = math.inf
 ) -> Engine:
-    """The engine that `--engine` names, with `--num-envs` slots. `model` is what the transformers engine samples from,
+    """Return the engine that `--engine` names, with `--num-envs` slots. The transformers engine samples from `model`,
     rows of at most `longest_row` tokens.
 
-    vLLM is imported here and nowhere else. SystemExit where an engine and the model don't fit.
+    vLLM is imported here and nowhere else. Raise SystemExit if engine and model do not fit.
     """
     sampling = {"temperature": args.temperature, "top_p": 1.0 if args.top_p is None else args.top_p}
     if args.engine == "transformers":
@@ -35,7 +35,8 @@ def make_engine(
 
 
 def make_chat_engine(args: Any, envs: Any) -> Any:
-    """What asks the chat API of `--api` for the turns of the episodes in `envs`: an engine for evaluations only."""
+    """Return the engine that requests the turns of the episodes in `envs` from the chat API of `--api`. It is for
+    evaluations only."""
     try:
         from llm_utils.sampling.chat_engine import ChatEngine
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Plays episodes with an engine and a vector environment, without a barrier."""
+"""The rollout: runs episodes with an engine and a vector environment, without a barrier."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ Array = np.ndarray
 
 
 class Sampler:
-    """Plays episodes. There is no barrier: a span is sent the moment it ends, and a slot whose episode is over begins
-    the next one that waits. What is in flight stays so between iterations (`--max-staleness`)."""
+    """A sampler of episodes without a barrier. A span is sent as soon as it ends, and a slot whose episode ended begins
+    the next waiting one. Episodes in flight stay so between iterations (`--max-staleness`)."""
 
     def __init__(self, envs: Any, engine: Engine, seed: int, in_order: bool = False) -> None:
-        """`envs` is a `ToolVectorEnv` with observation="new" and as many episodes as the engine has slots.
+        """Take `envs`, a `ToolVectorEnv` with observation="new" and as many episodes as the engine has slots.
 
-        With `in_order` the results of tools are taken in the order of the calls, so that a run is the same to the bit.
+        With `in_order`, tool results are taken in the order of the calls, so that a run is reproducible to the bit.
         """
         check_playable(envs)
         self.envs, self.engine, self.seed, self.in_order = envs, engine, seed, in_order
-        self.on_done: Callable[[], Any] = lambda: None  # called when an episode is over
-        self.queue: deque[tuple[int, int, int | None]] = deque()  # episode number, task index, most turns
+        self.on_done: Callable[[], Any] = lambda: None  # called when an episode ends
+        self.queue: deque[tuple[int, int, int | None]] = deque()  # episode number, task index, turn limit
         self.free = list(range(envs.num_envs))
         self.live: dict[int, Trajectory] = {}  # slot -> its episode
-        self.acting: dict[int, Span] = {}  # slot -> the span that is with the environment, in the order of sending
+        self.acting: dict[int, Span] = {}  # slot -> the span sent to the environment, in the order of sending
         self.done: dict[int, Trajectory] = {}  # episode number -> its trajectory
 
     def add(self, episodes: Iterable[tuple[int, int]], max_turns: int | None = None) -> None:
-        """Let episodes wait for a slot: pairs of (episode number, task index). `max_turns` bounds them (None: what the
-        environment says)."""
+        """Queue episodes, given as pairs (episode number, task index). `max_turns` limits their turns (None: the
+        environment's limit)."""
         self.queue.extend((number, task, max_turns) for number, task in episodes)
 
     def collect(self, numbers: Sequence[int]) -> list[Trajectory]:
-        """Play on until these episodes, which were added, are over. Returns them in this order."""
+        """Run until these queued episodes have ended. Return them in this order."""
         missing = set(numbers) - self.done.keys()
         while missing:
             self.advance()
             missing -= self.done.keys()
-        if not self.live:  # as at the start of the run, so that a resumed one is the same to the bit
+        if not self.live:  # the state at the start of a run, so that a resumed run is the same to the bit
             self.free.sort()
             self.engine.release()
         return [self.done.pop(number) for number in numbers]
 
     def stream(self) -> Iterator[Trajectory]:
-        """Play all episodes in `queue`. Yields each when it is over."""
+        """Run all queued episodes. Yield each when it ends."""
         while self.queue or self.live or self.done:
             self.advance()
             while self.done:
                 yield self.done.popitem()[1]
 
     def advance(self, write: bool = True) -> None:
-        """One round: begin episodes, write (one engine step), act. With write=False nothing is waited for."""
+        """Do one round: begin episodes, sample (one engine step), act. With `write` False, wait for nothing."""
         threads.follow()
         if write and self.queue and self.free:
             self._begin()
@@ -71,7 +71,7 @@ class Sampler:
             self.acting |= {span.slot: span for span in spans}
         if not self.acting:
             return
-        if self.in_order:  # all of them, or what the engine computes next would depend on the tools' speed
+        if self.in_order:  # all results, as else the engine's next batch would depend on the tools' speed
             results = self.envs.recv(len(self.acting))
         else:
             wait = write and not self.engine.busy
@@ -92,11 +92,11 @@ class Sampler:
         try:
             states, infos = self.envs.reset(seed=seeds, options=options)
         except ArgumentError as error:
-            raise SystemExit(f"an episode can't begin: {error}") from None
+            raise SystemExit(f"an episode cannot begin: {error}") from None
         faults = infos.get("fault", [None] * self.envs.num_envs)
         for slot, episode in begun.items():
             self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
-            if faults[slot]:  # it could not begin: there is nothing to sample
+            if faults[slot]:  # it could not begin, so there is nothing to sample
                 self.live[slot].fault = faults[slot]
                 self._end(slot, {})
                 continue
@@ -104,7 +104,8 @@ class Sampler:
             self.engine.feed(slot, states[slot], **info, seed=[self.seed, Stream.SAMPLING, episode])
 
     def _act(self, slot: int, new: Array, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
-        """The turn of a slot is over: `new` is what follows its span, or a context that replaces all there was."""
+        """Finish the turn of a slot. `new` holds the tokens after its span, or a context that replaces everything
+        before."""
         row, span, rewritten = self.live[slot], self.acting.pop(slot), info.get("context_rewritten", False)
         if not rewritten:
             self._check_added(slot, span, new, info)
@@ -122,27 +123,26 @@ class Sampler:
             self._end(slot, info)
             return
         seed = None
-        if rewritten:  # the model has to read the new context from its beginning
+        if rewritten:  # the model must read the new context from its beginning
             row.segment_starts.append(len(row.tokens))
             row.tokens = np.concatenate([row.tokens, new])
             seed = [self.seed, Stream.SAMPLING, row.episode, len(row.segment_starts)]
         self.engine.feed(slot, new, info["max_new_tokens"], info["stop_token_ids"], seed=seed)
 
     def _check_added(self, slot: int, span: Span, new: Array, info: Any) -> None:
-        """RuntimeError where the environment's own state grew by other tokens than the span and `new`."""
+        """Raise RuntimeError if the environment's own state grew by other tokens than the span and `new`."""
         episode = self.envs.envs[slot].episode
         start, end = episode.turns[-1]
         if not np.array_equal(episode.buffer[start : episode.length], np.concatenate([span.tokens, new])):
             raise RuntimeError(
-                f"task {info.get('task_id')!r}: the turn has other tokens than the environment's own state, which took "
-                f"{end - start} tokens of a span of "
-                f"{len(span.tokens)} and added {episode.length - end}, but the observation has {len(new)}. It must be "
-                "made with observation='new'. A wrapper that rewrites the context on purpose gives all of the new "
-                "context, and says so in info['context_rewritten']"
+                f"task {info.get('task_id')!r}: the turn's tokens differ from the environment's own state, "
+                f"which took {end - start} tokens of a span of {len(span.tokens)} and added {episode.length - end}. "
+                f"The observation has {len(new)} new tokens. Make the environment with observation='new'. A wrapper "
+                "that rewrites the context on purpose must return all of it and set info['context_rewritten']"
             )
 
     def _end(self, slot: int, info: Any) -> None:
-        """The episode is over."""
+        """End the slot's episode: compute its statistics and free the slot."""
         row = self.live.pop(slot)
         row.truncated |= row.fault is not None
         row.finalize()
@@ -156,29 +156,31 @@ class Sampler:
 
 
 def check_playable(envs: Any) -> None:
-    """Raise SystemExit for a vector environment that begins episodes by itself, or speaks text."""
+    """Raise SystemExit if a vector environment resets episodes by itself, or uses text."""
     inner = getattr(envs, "unwrapped", envs)
     if (mode := getattr(inner, "autoreset_mode", AutoresetMode.DISABLED)) != AutoresetMode.DISABLED:
-        raise SystemExit(f"the environment has autoreset_mode {mode.value}; a sampler begins them: leave it out")
+        cause = f"the environment has autoreset_mode {mode.value}, but the sampler resets episodes itself"
+        raise SystemExit(f"{cause}: leave autoreset_mode out")
     if getattr(inner, "text", False):
-        raise SystemExit("the environment has text=True; a sampler sends and reads tokens: leave it out")
+        raise SystemExit("the environment has text=True, but the sampler uses tokens: leave text out")
 
 
-def task_metrics(metrics: Mapping[str, Any], ours: Mapping[str, float]) -> dict[str, float]:
-    """The numbers among a task's metrics. One that has the name of a statistic of ours is called task_NAME.
+def task_metrics(metrics: Mapping[str, Any], statistics: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers among a task's metrics. One with the name of our statistic is called task_NAME.
 
-    None, and what else is no number, says that an episode has no such figure: it is in none of its means.
+    None and other values that are not numbers mean that an episode has no such figure. It is then left out of the
+    means.
     """
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-    return {f"task_{name}" if name in ours else name: float(value) for name, value in numbers.items()}
+    return {f"task_{name}" if name in statistics else name: float(value) for name, value in numbers.items()}
 
 
 def rollout(
     envs: Any, engine: Engine, episodes: Sequence[tuple[int, int]], seed: int, in_order: bool = False
 ) -> list[Trajectory]:
-    """Play `episodes`, pairs of (episode number, task index), and return them in this order.
+    """Run `episodes`, pairs (episode number, task index), and return them in this order.
 
-    `in_order` is that of `Sampler`.
+    `in_order` is the argument of `Sampler`.
     """
     sampler = Sampler(envs, engine, seed, in_order)
     sampler.add(episodes)
@@ -188,9 +190,10 @@ def rollout(
 def draw_episodes(
     seed: int, iteration: int, count: int, tasks: int | Array, group_size: int = 1, first: int = 0, attempt: int = 0
 ) -> list[tuple[int, int]]:
-    """Numbers (from `first` on) and tasks of an iteration's episodes, a group side by side: a function of the seed.
+    """Return the numbers (from `first` on) and tasks of an iteration's episodes, groups side by side. They depend only
+    on the arguments.
 
-    `tasks` is how many there are, or the probability of each to be drawn.
+    `tasks` is the number of tasks, or the probability of drawing each.
     """
     rng, size = np.random.default_rng([seed, Stream.TASKS, iteration, attempt]), count // group_size
     drawn = rng.integers(tasks, size=size) if isinstance(tasks, int) else rng.choice(len(tasks), size, p=tasks)

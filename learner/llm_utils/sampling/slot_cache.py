@@ -1,4 +1,4 @@
-"""Keys and values of many growing episodes, each in a slot: where they lie, and how they move."""
+"""The key-value cache of many growing episodes, each in a slot: its memory, and moves of rows within it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from transformers import DynamicCache
 
 Array = np.ndarray
-GPU_SHARE = 0.25  # of a GPU's memory, for the smallest store: with room for all rows it has it from the beginning
+GPU_SHARE = 0.25  # share of a GPU's memory for the smallest store; if all rows fit, it is allocated at once
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """What the keys and values of a token take, in all layers."""
+    """Return the bytes that the keys and values of a token take in all layers."""
     config = config.get_text_config()
     all_heads = getattr(config, "num_attention_heads", None)
     if not all_heads:
@@ -26,106 +26,110 @@ def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
 
 
 def gpu_room(device: torch.device) -> int:
-    """The bytes that the smallest store may take of a GPU."""
+    """Return the bytes of a GPU that the smallest store may take."""
     return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
-def first_store(capacity: int, num_slots: int, longest_row: float, token: int, most: int) -> tuple[int, int]:
-    """The capacity of the smallest store: so many tokens of `token` bytes, or more where all slots take at most `most`
-    bytes. And the longest row, where all slots with such rows do; else 0."""
-    whole = longest_row * num_slots * token <= most
-    while capacity < longest_row if whole else 2 * capacity * num_slots * token <= most:
+def first_store(capacity: int, num_slots: int, longest_row: float, token: int, max_bytes: int) -> tuple[int, int]:
+    """Return the capacity of the smallest store, and the longest row if all slots with such rows fit (else 0).
+
+    The capacity is `capacity` tokens of `token` bytes, or more if all slots then take at most `max_bytes`.
+    """
+    all_fit = longest_row * num_slots * token <= max_bytes
+    while capacity < longest_row if all_fit else 2 * capacity * num_slots * token <= max_bytes:
         capacity *= 2
-    return capacity, int(longest_row) if whole else 0
+    return capacity, int(longest_row) if all_fit else 0
 
 
 class Store:
     """Keys and values of rows of similar length, of at most `capacity` tokens.
 
-    Token t of a row lies in column t, so there are no holes. Columns past a row's length hold garbage. It is never
-    seen: a query at position p attends to columns 0..p only, and column p is written before it is read. There is
-    always a column more than the longest row needs: rows that only keep others company write there. A head's columns
-    lie side by side: attention reads all of them for every token, and takes up to three times as long where they don't.
+    Token t of a row is in column t, so there are no holes. Columns past a row's length hold garbage that is never read:
+    a query at position p attends to columns 0..p only, and column p is written before it is read. There is always one
+    column more than the longest row needs; unused rows of a batch write there. The columns of a head are contiguous:
+    attention reads all of them for every token, and takes up to three times as long if they are not.
     """
 
-    SMALL = 2**27  # bytes; a CPU takes long to get memory, so it is better got at once
+    SMALL = 2**27  # bytes; allocation is slow on a CPU, so small stores grow in larger steps
 
     def __init__(self, capacity: int, device: torch.device, whole: tuple[int, int] | None = None) -> None:
-        """`whole`: rows and columns that there is memory for from the beginning, so that it stays where it is."""
+        """Make an empty store. `whole`: rows and columns to allocate at once, so that the memory never moves."""
         self.capacity, self.device, self.whole = capacity, device, whole
-        self.slots: list[int] = []  # which slot each row belongs to
+        self.slots: list[int] = []  # the slot of each row
         self.layers: list[list[torch.Tensor]] = []  # per layer: keys and values, [rows, heads, columns, dimension]
-        self.size = (0, 0)  # rows and columns that there is memory for
-        self.numbers = self.columns = torch.arange(0, device=device)  # of rows, of columns
-        self.asked: Counter[int] = Counter()  # by width: forwards of one token that aren't recorded (graphs.py)
-        self.graphs: dict[int, Any] = {}  # by width: their recordings
+        self.size = (0, 0)  # allocated rows and columns
+        self.numbers = self.columns = torch.arange(0, device=device)  # indices of rows and of columns
+        self.asked: Counter[int] = Counter()  # by width: forwards of one token without a graph (graphs.py)
+        self.graphs: dict[int, Any] = {}  # by width: the captured graphs
 
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for layer in self.layers for x in layer)
 
     def layer(self, index: int, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The keys and values of a layer; if it is new, of the same heads and dtype as `like`, [_, heads, _, dim.]."""
+        """Return the keys and values of a layer. A new layer gets the heads and dtype of `like`, [_, heads, _,
+        dim.]."""
         if index == len(self.layers):
             self.layers.append([x.new_zeros(self.size[0], x.shape[1], self.size[1], x.shape[3]) for x in like])
         return self.layers[index]
 
     def reserve(self, columns: int) -> None:
-        """Have memory for all rows, with so many columns; what must grow grows by an eighth more than that, the columns
-        of a small store by a half."""
+        """Allocate memory for all rows with so many columns. Growth adds an eighth more than needed; columns of a small
+        store grow by a half."""
         if self.whole and self.size == (0, 0):
             self.resize(*self.whole)
-        (rows, most), used = self.size, len(self.slots)
-        if used > rows or columns >= most:
+        (rows, allocated), used = self.size, len(self.slots)
+        if used > rows or columns >= allocated:
             share = 2 if 0 < self.nbytes < self.SMALL else 8
             self.resize(
                 used + used // 8 if used > rows else rows,
-                min(self.capacity, columns + columns // share) + 1 if columns >= most else most,
+                min(self.capacity, columns + columns // share) + 1 if columns >= allocated else allocated,
             )
 
     def resize(self, rows: int, columns: int) -> None:
-        """Change the memory; rows in use stay."""
+        """Change the size of the memory. Rows in use stay."""
         used, width = min(rows, self.size[0]), min(columns, self.size[1])
         for layer in self.layers:
-            for i, old in enumerate(layer):  # one after the other: there is never twice the whole store
+            for i, old in enumerate(layer):  # one by one, so that the whole store never exists twice
                 layer[i] = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
                 layer[i][:used, :, :width] = old[:used, :, :width]
         self.size, self.asked, self.graphs = (rows, columns), Counter(), {}
         self.numbers, self.columns = (torch.arange(n, device=self.device) for n in self.size)
 
     def drop(self, rows: Sequence[int]) -> dict[int, int]:
-        """Take rows out; others from the end fill the holes. Returns the new rows of the slots that they belong to."""
-        left, gone = len(self.slots) - len(rows), set(rows)
-        holes = [row for row in sorted(gone) if row < left]
-        movers = [row for row in range(left, len(self.slots)) if row not in gone]
+        """Remove rows; rows from the end fill the holes. Return the new rows of the slots that moved."""
+        num_left, dropped = len(self.slots) - len(rows), set(rows)
+        holes = [row for row in sorted(dropped) if row < num_left]
+        movers = [row for row in range(num_left, len(self.slots)) if row not in dropped]
         if holes:
             copy_rows(self, movers, self, holes, self.size[1])
         for hole, mover in zip(holes, movers, strict=True):
             self.slots[hole] = self.slots[mover]
-        del self.slots[left:]
+        del self.slots[num_left:]
         return {self.slots[hole]: hole for hole in holes}
 
 
-def copy_rows(source: Store, rows: Sequence[int], target: Store, places: Sequence[int], columns: int) -> None:
+def copy_rows(source: Store, rows: Sequence[int], target: Store, new_rows: Sequence[int], columns: int) -> None:
     """Copy the first columns of rows of one store to rows of another, or of the same."""
     for index, layer in enumerate(source.layers):
         for old, new in zip(layer, target.layer(index, layer), strict=True):
-            new[places, :, :columns] = old[rows, :, :columns]
+            new[new_rows, :, :columns] = old[rows, :, :columns]
 
 
 class SlotCache(DynamicCache):
-    """A key-value cache whose rows grow independently, each in a store for its length: one that grows long moves, and
-    doesn't make the others as long."""
+    """A key-value cache whose rows grow independently, each in a store for its length. A row that becomes long moves to
+    another store, so the other rows do not become as long."""
 
-    KEPT_BYTES = 2**28  # memory up to this size stays when it is not used: a CPU takes long to get it
+    KEPT_BYTES = 2**28  # unused memory up to this size is kept, as allocation is slow on a CPU
 
     def __init__(self, num_slots: int, device: torch.device, smallest: int, whole: int = 0) -> None:
-        """`whole`: tokens of the longest row where there is memory for all slots of that length; 0: it grows."""
+        """Make an empty cache. `whole`: tokens of the longest row if all slots of that length fit; 0 if stores must
+        grow."""
         super().__init__()
         self.device, self.smallest = device, smallest
         self.whole = (num_slots, whole + 1) if whole else None
         self.stores: dict[int, Store] = {}  # by capacity: `smallest` times a power of 2
-        self.capacity = np.zeros(num_slots, np.int64)  # of each slot's store; 0: it has no row yet
+        self.capacity = np.zeros(num_slots, np.int64)  # of each slot's store; 0: the slot has no row yet
         self.row = np.zeros(num_slots, np.int64)  # of each slot in its store
 
     @property
@@ -133,28 +137,28 @@ class SlotCache(DynamicCache):
         return sum(store.nbytes for store in self.stores.values())
 
     def clear(self) -> None:
-        """No slot has a row any more."""
-        grown = self.device.type == "cuda" and not self.whole  # a fresh run would have other sizes, and round otherwise
+        """Remove all rows."""
+        grown = self.device.type == "cuda" and not self.whole  # a fresh run has other sizes and rounds differently
         if grown or self.nbytes > self.KEPT_BYTES:
             self.stores = {}
         for store in self.stores.values():
             store.slots = []
         self.capacity[:] = 0
-        self.next: Any = None  # what the last forward left holds the memory of its store
+        self.next: Any = None  # a reference to the last forward's store would keep its memory
 
     @torch.inference_mode()
     def reserve(self, slots: Array, kept: Array, needed: Array) -> None:
-        """Give each of `slots` [n] a row with room for `needed` tokens; its first `kept` tokens stay."""
+        """Give each of `slots` [n] a row with room for `needed` tokens. Its first `kept` tokens stay."""
         before = self.capacity[slots]
         doublings = np.ceil(np.log2(np.maximum(needed / self.smallest, 1))).astype(np.int64)
         after = self.smallest * 2**doublings
-        moving = before != after  # to less where a new row begins: one that goes on only grows
+        moving = before != after  # to a smaller store only at the beginning of a new row
         for source, target in sorted(set(zip(before[moving].tolist(), after[moving].tolist(), strict=True))):
-            which = moving & (before == source) & (after == target)
-            self._move(slots[which], source, target, int(kept[which].max()))
+            movers = moving & (before == source) & (after == target)
+            self._move(slots[movers], source, target, int(kept[movers].max()))
 
     def _move(self, slots: Array, source: int, target: int, columns: int) -> None:
-        """Take slots from the store of capacity `source` (0: none) to that of capacity `target`."""
+        """Move slots from the store of capacity `source` (0: none) to the store of capacity `target`."""
         whole = self.whole if target == self.smallest else None
         new = self.stores.setdefault(target, Store(target, self.device, whole))
         rows = list(range(len(new.slots), len(new.slots) + len(slots)))
@@ -166,9 +170,9 @@ class SlotCache(DynamicCache):
                 copy_rows(old, self.row[slots].tolist(), new, rows, columns)
             for slot, row in old.drop(self.row[slots].tolist()).items():
                 self.row[slot] = row
-            left = len(old.slots)
-            if self.nbytes > self.KEPT_BYTES and left + left // 4 < old.size[0]:
-                old.resize(left + left // 8, old.size[1] if left else 0)
+            num_left = len(old.slots)
+            if self.nbytes > self.KEPT_BYTES and num_left + num_left // 4 < old.size[0]:
+                old.resize(num_left + num_left // 8, old.size[1] if num_left else 0)
         self.row[slots], self.capacity[slots] = rows, target
 
     @torch.inference_mode()
@@ -179,8 +183,8 @@ class SlotCache(DynamicCache):
         copy_rows(old, self.row[list(sources)].tolist(), new, self.row[list(targets)].tolist(), columns)
 
     def place(self, store: Store, rows: torch.Tensor | None, positions: torch.Tensor, width: int) -> None:
-        """The next forward writes at `positions` [n, S] of the store's `rows` [n] (None: the first n), and reads
-        `width` columns."""
+        """Set the target of the next forward: it writes at `positions` [n, S] of the store's `rows` [n] (None: the
+        first n), and reads `width` columns."""
         at = (store.numbers[: len(positions)] if rows is None else rows)[:, None], positions
         self.next = store, rows, at, width
 

@@ -1,4 +1,4 @@
-"""A model that goes on with many growing episodes: each has a slot, whose keys and values are kept."""
+"""A model that continues many growing episodes: each has a slot whose keys and values are kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = np.ndarray
 
 
 def in_common(rows: Sequence[Array]) -> int:
-    """How many tokens all rows have in common from the start on."""
+    """Return the length of the prefix that all rows share."""
     length = min(map(len, rows))
     for row in rows[1:]:
         differs = np.flatnonzero(row[:length] != rows[0][:length])
@@ -28,98 +28,98 @@ def in_common(rows: Sequence[Array]) -> int:
 
 
 class SlotModel:
-    """A causal model with `num_slots` episodes; `length[slot]` tokens of an episode are in the cache.
+    """A causal model with `num_slots` episodes. The cache holds `length[slot]` tokens of an episode.
 
-    A new episode begins with `begin`. Raises ValueError for a model in which a layer doesn't attend to all of a
-    row of `longest_row` tokens, the longest that there will be.
+    A new episode begins with `begin`. Raise ValueError for a model with a layer that does not attend to all of a row of
+    `longest_row` tokens, the maximum.
     """
 
     PREFILL_TOKENS = 8192  # tokens, padding counted, in one forward of new tokens
-    CAPACITY = 256  # tokens of the smallest store, or more where that is little memory: each store is a forward
-    RECORDED = ("cuda",)  # devices on which a forward of one token for each row is recorded and replayed
-    SHARED = 32  # tokens from which on a beginning that several rows have in common is computed once, and copied
+    CAPACITY = 256  # tokens of the smallest store, more if that takes little memory: each store costs a forward
+    RECORDED = ("cuda",)  # devices with CUDA graphs for the forward of one token per row
+    SHARED = 32  # minimum length of a prefix that is computed once and copied to the rows that share it
 
     def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf) -> None:
-        if less := attends_to_less(model.config, longest_row):
+        if limited_attention := attends_to_less(model.config, longest_row):
             raise ValueError(
                 f"the transformers engine needs full attention in every layer over rows of up to {longest_row} tokens, "
-                f"this model ({model.config.model_type}) has {less}"
+                f"but this model ({model.config.model_type}) has {limited_attention}"
             )
         self.model, self.num_slots, self.vocab_size, self.longest_row = model, num_slots, vocab_size, longest_row
-        self.device = model.device  # asking the model takes long
+        self.device = model.device  # cached: the model's property is slow
         on_one_gpu = self.device.type in self.RECORDED and distributed.world_size() == 1
         self.graphs = Graphs(self.device) if on_one_gpu else None
-        most = gpu_room(self.device) if self.device.type == "cuda" and self.graphs else SlotCache.KEPT_BYTES
+        max_bytes = gpu_room(self.device) if self.device.type == "cuda" and self.graphs else SlotCache.KEPT_BYTES
         token = bytes_per_token(model.config, model.dtype)
-        smallest, whole = first_store(self.CAPACITY, num_slots, longest_row, token, most)
+        smallest, whole = first_store(self.CAPACITY, num_slots, longest_row, token, max_bytes)
         self.cache = SlotCache(num_slots, self.device, smallest, whole if self.graphs else 0)
         self.clear()
 
     def clear(self) -> None:
-        """Forget all episodes, and free the cache where it is large."""
+        """Forget all episodes. Free the cache if it is large."""
         self.cache.clear()
         if self.graphs and not self.cache.stores:
             self.graphs.clear()
         self.length = np.zeros(self.num_slots, np.int64)
-        self.beginning: set[int] = set()  # slots whose next tokens are the first ones of an episode
-        self.part()
+        self.new_episodes: set[int] = set()  # slots whose next tokens begin an episode
+        self.forget_shared_prefixes()
 
-    def part(self) -> None:
-        """Forget which slots have the same tokens, and what episodes began with: after new weights, as keys and values
-        of the same tokens are no longer the same."""
-        self.history = list(range(self.num_slots))  # of each slot: equal where its tokens so far are
-        self.began: list[Array] = [np.zeros(0, np.int64)] * self.num_slots  # the tokens that its episode began with
+    def forget_shared_prefixes(self) -> None:
+        """Forget the slots' equal histories and the episodes' first tokens. Call this after new weights: they change
+        the keys and values of equal tokens."""
+        self.history = list(range(self.num_slots))  # of each slot: equal for slots with equal tokens so far
+        self.first_tokens: list[Array] = [np.zeros(0, np.int64)] * self.num_slots  # of each slot's episode
 
     @property
     def replays(self) -> bool:
-        """Is the forward of one token for every row replayed?"""
+        """Return True if the forward of one token per row replays a CUDA graph."""
         return self.graphs is not None and self.graphs.works
 
     def begin(self, slot: int) -> None:
-        """The tokens that the slot is given next begin an episode."""
-        self.beginning.add(slot)
+        """Mark the slot: its next tokens begin an episode."""
+        self.new_episodes.add(slot)
 
     def copy(self, source: int, target: int) -> None:
-        """Let the slot `target` have the episode of the slot `source`: keys, values and length."""
+        """Copy an episode (keys, values and length) from the slot `source` to the slot `target`."""
         length = int(self.length[source])
         if length:
             self.cache.reserve(np.array([target]), np.array([0]), np.array([length]))
             self.cache.copy([source], [target], length)
         self.length[target], self.history[target] = length, self.history[source]
-        self.began[target] = self.began[source]
-        self.beginning.discard(target)
+        self.first_tokens[target] = self.first_tokens[source]
+        self.new_episodes.discard(target)
 
     def decode(self, slots: Array, tokens: Array) -> torch.Tensor:
-        """Append one token to each of `slots` [n]. Returns the logits of the next [n, vocabulary], float32."""
+        """Append one token to each of `slots` [n]. Return the logits of the next tokens [n, vocabulary], float32."""
         lengths = self.length[slots]
         self.cache.reserve(slots, lengths, lengths + 1)
         capacities = self.cache.capacity[slots]
         parts = [np.flatnonzero(capacities == capacity) for capacity in np.unique(capacities)]
-        found = [self._decode(slots[part], tokens[part]) for part in parts]
+        logits = [self._decode(slots[part], tokens[part]) for part in parts]
         self.length[slots] += 1
         for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
             self.history[slot] = hash((self.history[slot], token))
         if len(parts) == 1:
-            return found[0]
+            return logits[0]
         order = np.argsort(np.concatenate(parts))
-        return torch.cat(found)[torch.from_numpy(order).to(self.device)]
+        return torch.cat(logits)[torch.from_numpy(order).to(self.device)]
 
     def _decode(self, slots: Array, tokens: Array) -> torch.Tensor:
-        """The same for slots of one store."""
+        """Do the same for slots of one store."""
         store, rows = self.cache.stores[int(self.cache.capacity[slots[0]])], self.cache.row[slots]
         width = int(self.length[slots].max()) + 1
         if self.graphs and self.graphs.works:
             return self._replay(self.graphs, store, rows, tokens, width)
         if 2 * len(slots) <= len(store.slots):
             return self._forward(store, rows, tokens[:, None], self.length[slots, None], width)
-        # reading all rows in place is cheaper than copying most of them
+        # Reading all rows in place is cheaper than copying most of them.
         ids = np.zeros((len(store.slots), 1), np.int64)
         ids[rows, 0] = tokens
         return self._forward(store, None, ids, self.length[store.slots, None], width, (rows, np.zeros_like(rows)))
 
     @torch.inference_mode()
     def _replay(self, graphs: Graphs, store: Store, rows: Array, tokens: Array, width: int) -> torch.Tensor:
-        """The same as a graph, of every row that there is memory for."""
+        """Do the same with a CUDA graph, over all allocated rows."""
         store.reserve(width)
         ids, places = np.zeros((2, store.size[0]), np.int64)
         ids[rows], places[: len(store.slots)] = tokens, self.length[store.slots]
@@ -127,28 +127,29 @@ class SlotModel:
         return logits[torch.from_numpy(rows).to(self.device), : self.vocab_size].float()
 
     def prefill(self, pending: dict[int, Array]) -> Iterator[tuple[Array, torch.Tensor]]:
-        """Append tokens to slots, and take them out of `pending`: slots of similar size at once, the longest first.
+        """Append tokens to slots and remove them from `pending`. Slots of similar length run together, the longest
+        first.
 
-        Slots with the same tokens from the beginning on, as of a group's episodes before they part, are computed once.
-        So is what several new episodes begin with; what the slot's last one began with, too, is in the cache. Yields
-        slots [n] and the logits of their next tokens.
+        Slots with equal tokens from the start, like a group's episodes before they differ, are computed once. So is a
+        prefix that several new episodes share. A prefix shared with the slot's previous episode is reused from the
+        cache. Yield slots [n] and the logits of their next tokens.
         """
         for slot, new in pending.items():
-            begins = slot in self.beginning or not self.length[slot]
+            begins = slot in self.new_episodes or not self.length[slot]
             self.history[slot] = hash((None if begins else self.history[slot], new.astype(np.int64).tobytes()))
             if begins:
-                kept = min(in_common([self.began[slot], new]), len(new) - 1, int(self.length[slot]))
-                self.length[slot], self.began[slot], pending[slot] = kept, new, new[kept:]
-        self.beginning -= pending.keys()
-        everyone, cache = np.array(list(pending)), self.cache
-        lengths = self.length[everyone]
-        cache.reserve(everyone, lengths, lengths + [len(new) for new in pending.values()])
+                cached = min(in_common([self.first_tokens[slot], new]), len(new) - 1, int(self.length[slot]))
+                self.length[slot], self.first_tokens[slot], pending[slot] = cached, new, new[cached:]
+        self.new_episodes -= pending.keys()
+        all_slots, cache = np.array(list(pending)), self.cache
+        lengths = self.length[all_slots]
+        cache.reserve(all_slots, lengths, lengths + [len(new) for new in pending.values()])
         self._share_beginning(pending)
         while pending:
             first = max(pending, key=lambda slot: len(pending[slot]))
             longest, capacity = len(pending[first]), int(cache.capacity[first])
-            times = 8 if self.replays else 2  # padding costs a GPU less than another forward does
-            alike = [s for s, new in pending.items() if times * len(new) >= longest and cache.capacity[s] == capacity]
+            ratio = 8 if self.replays else 2  # padding costs a GPU less than another forward
+            alike = [s for s, new in pending.items() if ratio * len(new) >= longest and cache.capacity[s] == capacity]
             alike.sort(key=lambda slot: -len(pending[slot]))
             same: dict[int, list[int]] = {}
             for slot in alike:
@@ -156,21 +157,24 @@ class SlotModel:
             groups = list(same.values())[: max(1, self.PREFILL_TOKENS // longest)]
             leaders, store = np.array([group[0] for group in groups]), cache.stores[capacity]
             news = [pending[slot] for slot in leaders.tolist()]
-            if longest > self.PREFILL_TOKENS:  # then it is alone
+            if longest > self.PREFILL_TOKENS:  # then it is the only one
                 news = [self._append_parts(store, leaders, news[0])]
             logits = self._append(store, leaders, news)
             copies = [(group[0], slot) for group in groups for slot in group[1:]]
             if copies:
                 sources, targets = zip(*copies, strict=True)
                 cache.copy(sources, targets, int(self.length[leaders].max()))
-            slots, which = np.concatenate(groups), np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-            self.length[slots] = self.length[leaders[which]]
+            slots, of_leader = (
+                np.concatenate(groups),
+                np.repeat(np.arange(len(groups)), [len(group) for group in groups]),
+            )
+            self.length[slots] = self.length[leaders[of_leader]]
             for slot in slots.tolist():
                 del pending[slot]
-            yield slots, logits[torch.from_numpy(which).to(logits.device)]
+            yield slots, logits[torch.from_numpy(of_leader).to(logits.device)]
 
     def _share_beginning(self, pending: dict[int, Array]) -> None:
-        """Compute once what several episodes with nothing in the cache begin with, and take it out of `pending`."""
+        """Compute a prefix shared by several uncached episodes once, and remove it from `pending`."""
         alike: dict[bytes, list[int]] = {}
         for slot, new in pending.items():
             if not self.length[slot] and len(new) > self.SHARED:
@@ -190,22 +194,22 @@ class SlotModel:
             pending |= {slot: new[shared:] for slot, new in zip(slots, news, strict=True)}
 
     def _append_parts(self, store: Store, slot: Array, tokens: Array) -> Array:
-        """Append tokens to the only slot in parts, as the mask of all of them would be too large. Returns the rest."""
+        """Append tokens to one slot in parts, as the mask of all of them would be too large. Return the rest."""
         while len(tokens) > self.PREFILL_TOKENS:
             self._append(store, slot, [tokens[: self.PREFILL_TOKENS]], predict=False)
             tokens = tokens[self.PREFILL_TOKENS :]
         return tokens
 
     def _append(self, store: Store, slots: Array, news: Sequence[Array], predict: bool = True) -> torch.Tensor:
-        """Append tokens to slots of a store, at least one to each. Returns the logits of the next [n, vocabulary],
-        float32, unless these are not needed."""
+        """Append tokens to slots of a store, at least one to each. Return the logits of the next tokens [n,
+        vocabulary], float32, unless `predict` is False."""
         sizes = np.array([len(new) for new in news])
         tokens = np.zeros((len(news), sizes.max()), np.int64)
         for row, new in zip(tokens, news, strict=True):
             row[: len(new)] = new
         lengths = self.length[slots] + sizes
         positions = self.length[slots, None] + np.arange(tokens.shape[1])
-        positions = np.minimum(positions, lengths[:, None])  # padding lies where the next token will
+        positions = np.minimum(positions, lengths[:, None])  # padding goes where the next token will be
         last = (np.arange(len(slots)), sizes - 1) if predict else (sizes[:0], sizes[:0])
         logits = self._forward(store, self.cache.row[slots], tokens, positions, int(lengths.max()), last)
         self.length[slots] = lengths
@@ -216,10 +220,10 @@ class SlotModel:
         self, store: Store, rows: Array | None, tokens: Array, positions: Array, width: int,
         at: tuple[Array, Array] | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Tokens [n, S] at `positions` [n, S] of the store's `rows` [n] (None: all) -> logits [N, V] at the rows and
-        columns `at` [N].
+        """Run tokens [n, S] at `positions` [n, S] of the store's `rows` [n] (None: all). Return logits [N, V] at the
+        rows and columns `at` [N].
 
-        Without `at`, the logits of the first column.
+        Without `at`, return the logits of the first column.
         """
         device = self.device
         ids, place = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
@@ -235,9 +239,10 @@ class SlotModel:
     def _model(
         self, store: Store, ids: torch.Tensor, positions: torch.Tensor, width: int, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Tokens [n, S] at `positions` [n, S] of the store's `rows` [n] (None: the first n) -> the model's logits."""
+        """Return the model's logits for tokens [n, S] at `positions` [n, S] of the store's `rows` [n] (None: the first
+        n)."""
         self.cache.place(store, rows, positions, width)
-        if self.model.training:  # then layers with gradient checkpointing would ignore the cache
+        if self.model.training:  # in training mode, gradient checkpointing ignores the cache
             self.model.eval()
         mask = attention_mask(self.model, store.columns[:width] <= positions[:, None, :, None])
         return self.model(

@@ -16,18 +16,18 @@ from llm_utils.sampling.slots import SlotModel
 
 Array = np.ndarray
 
-NOISE = 256  # random numbers drawn at a time for a slot
+NOISE = 256  # random numbers drawn at once for a slot
 
 
 class TransformersEngine:
-    """The engine of `--engine transformers` (the contract: `engine.py`). It keeps the rows' keys and values.
+    """The engine of `--engine transformers` (the interface: `engine.py`). It keeps the rows' keys and values.
 
-    A `step` is one forward: of new tokens that wait, all together, or of one token of every row that is writing. New
-    tokens wait until there is one waiting row for eight that write, for three where a GPU replays. Every row has its
-    own random numbers, so but for rounding it does not depend on its neighbours.
+    A `step` is one forward: either of all waiting new tokens together, or of one token for every row that is decoding.
+    New tokens run when at least one row waits for every eight that are decoding (three with CUDA graphs). Every row has
+    its own random numbers, so except for rounding it does not depend on its neighbours.
     """
 
-    overlaps = False  # a step is work for this process, so there is no use in one while the trainer works
+    overlaps = False  # a step computes in this process, so it gains nothing while the trainer works
 
     def __init__(
         self, model: PreTrainedModel, num_slots: int, vocab_size: int, temperature: float = 1.0, top_p: float = 1.0,
@@ -36,7 +36,7 @@ class TransformersEngine:
         self.slots = SlotModel(model, num_slots, vocab_size, longest_row)
         self.temperature, self.top_p = temperature, top_p
         self.entropies, self.top_logprobs = entropies, min(top_logprobs, vocab_size)
-        self.version = 0  # iterations that the weights have been trained for
+        self.version = 0  # number of iterations that trained the weights
         self.twins: list[TransformersEngine] = []
         self.release()
 
@@ -47,8 +47,8 @@ class TransformersEngine:
         self.pending: dict[int, Array] = {}  # slot -> tokens that the model has not seen
         self.last = np.zeros(n, np.int64)  # the newest sampled token, not yet in the cache
         self.writing = np.zeros(n, bool)
-        self.stops = np.full((n, 1), -1, np.int64)  # stop tokens of each slot's span, filled up with -1
-        self.count, self.room = np.zeros(n, np.int64), np.zeros(n, np.int64)  # tokens of the span, and their bound
+        self.stops = np.full((n, 1), -1, np.int64)  # stop tokens of each slot's span, padded with -1
+        self.count, self.room = np.zeros(n, np.int64), np.zeros(n, np.int64)  # tokens of the span, and their limit
         kinds: dict[str, Any] = {"tokens": np.int32, "logprobs": np.float32, "versions": np.int32}
         kinds |= {"entropies": np.float32} if self.entropies else {}
         self.written = {name: np.zeros((n, 64), kind) for name, kind in kinds.items()}
@@ -59,25 +59,27 @@ class TransformersEngine:
         self.noise, self.noise_used = np.zeros((n, NOISE), np.float32), np.full(n, NOISE)
 
     def twin(self, temperature: float) -> TransformersEngine:
-        """Another engine on the same weights, with rows of its own, which must have ended when weights are updated."""
+        """Return an evaluation engine with the same weights and its own rows. Its rows must have ended before the
+        weights are updated."""
         shape = self.slots.model, self.slots.num_slots, self.slots.vocab_size
         self.twins.append(TransformersEngine(*shape, temperature, longest_row=self.slots.longest_row))
         return self.twins[-1]
 
     @torch.no_grad()
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """New weights. Rows go on under them; keys and values that older weights computed stay until they end."""
-        own = dict(self.slots.model.named_parameters())
+        """Load new weights. Rows continue under them; their keys and values from older weights stay until the rows
+        end."""
+        parameters = dict(self.slots.model.named_parameters())
         for name, weight in weights:
-            own[name].copy_(weight)
+            parameters[name].copy_(weight)
         self.version = version
         for engine in (self, *self.twins):
-            engine.slots.part()
+            engine.slots.forget_shared_prefixes()
 
     def feed(
         self, slot: int, tokens: Array, max_new_tokens: int, stop_token_ids: Sequence[int], seed: Any = None
     ) -> None:
-        """Append `tokens` to the slot's row and have the next span sampled. `seed` begins a new row."""
+        """Append `tokens` to the slot's row and request the next span. `seed` begins a new row."""
         if seed is not None:
             self.slots.begin(slot)
             self.generators[slot], self.noise_used[slot] = np.random.default_rng(seed), NOISE
@@ -85,25 +87,25 @@ class TransformersEngine:
             tokens = np.concatenate([self.last[slot : slot + 1], tokens])
         self.pending[slot] = tokens
         self.count[slot], self.room[slot] = 0, max_new_tokens
-        if (more := len(stop_token_ids) - self.stops.shape[1]) > 0:
-            self.stops = np.pad(self.stops, ((0, 0), (0, more)), constant_values=-1)
+        if (missing := len(stop_token_ids) - self.stops.shape[1]) > 0:
+            self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=-1)
         self.stops[slot] = -1
         self.stops[slot, : len(stop_token_ids)] = stop_token_ids
 
     def fork(self, slot: int, new: int, seed: Any) -> None:
-        """Let the slot `new` go on from a copy of `slot`'s row, with random numbers of its own."""
+        """Copy `slot`'s row to the slot `new`, which continues with its own random numbers."""
         self.slots.copy(slot, new)
         self.last[new] = self.last[slot]
         self.generators[new], self.noise_used[new] = np.random.default_rng(seed), NOISE
 
     @property
     def busy(self) -> bool:
-        """Is anything fed and not yet returned?"""
+        """Return True if anything was fed and not yet returned."""
         return bool(self.pending) or bool(self.writing.any())
 
     def step(self) -> list[Span]:
-        """One forward. Returns the spans that it completed."""
-        patience = 3 if self.slots.replays else 8  # beside a token that is replayed a forward of new ones takes long
+        """Run one forward. Return the spans that it completed."""
+        patience = 3 if self.slots.replays else 8  # relative to a replayed token, a forward of new tokens is slow
         if self.pending and patience * len(self.pending) >= self.writing.sum():
             return [span for slots, logits in self.slots.prefill(self.pending) for span in self._accept(slots, logits)]
         rows = np.flatnonzero(self.writing)
@@ -135,7 +137,7 @@ class TransformersEngine:
         if self.top_logprobs:
             top = logprobs.topk(self.top_logprobs, -1)
             new |= {"top_tokens": top.indices.cpu().numpy(), "top_logprobs": top.values.cpu().numpy()}
-        if self.count[rows].max() == self.written["tokens"].shape[1]:  # twice the room
+        if self.count[rows].max() == self.written["tokens"].shape[1]:  # doubles the room
             self.written = {k: np.concatenate([x, np.zeros_like(x)], axis=1) for k, x in self.written.items()}
         for name, value in new.items():
             self.written[name][rows, self.count[rows]] = value
@@ -147,11 +149,12 @@ class TransformersEngine:
 
 
 def sample(logprobs: torch.Tensor, noise: torch.Tensor, top_p: float = 1.0) -> torch.Tensor:
-    """One token per row of log-probabilities [n, vocabulary] from one uniform number per row [n], by inversion."""
+    """Sample one token per row of log-probabilities [n, vocabulary] from one uniform number per row [n], by
+    inversion."""
     probs = logprobs.exp()
     if top_p < 1:  # keep the most likely tokens until their mass reaches top_p
         ordered, order = probs.sort(-1, descending=True)
         probs = torch.zeros_like(probs).scatter(-1, order, ordered * (cumulative_sum(ordered) - ordered < top_p))
     mass = cumulative_sum(probs)
     chosen = torch.searchsorted(mass, mass[:, -1:] * noise[:, None].clamp(max=1 - 1e-6), right=True)[:, 0]
-    return chosen.clamp(max=probs.shape[1] - 1)  # beyond it only where the probabilities are NaN
+    return chosen.clamp(max=probs.shape[1] - 1)  # larger only if the probabilities are NaN

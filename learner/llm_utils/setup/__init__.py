@@ -1,1 +1,1 @@
-"""Parts of a run: models, environments, threads and memory, and what is refused before it begins."""
+"""Parts of a run (models, environments, threads, memory), and the checks before it starts."""

@@ -9,33 +9,36 @@ from typing import Any
 
 
 def stages(schedule: str) -> list[int]:
-    """The turns of each stage of --horizon-schedule, such as "4,8,12". Raises ValueError for anything else."""
+    """Return the maximum number of turns of each stage of --horizon-schedule, such as "4,8,12". Raise ValueError for
+    anything else."""
     turns = [int(stage) for stage in schedule.split(",") if stage.strip().isdecimal()]
     if len(turns) != len(schedule.split(",")) or min(turns) < 1:
-        raise ValueError(f"stages are numbers of turns, at least 1, such as 4,8,12; got {schedule!r}")
+        raise ValueError(
+            f"stages must be numbers of turns, each at least 1, such as 4,8,12; got {schedule!r}"
+        )
     return turns
 
 
 def horizon(turns: Sequence[int], every: int, iteration: int) -> int:
-    """The most turns of an episode in an iteration, counted from 1: a stage lasts `every` iterations, the last stays.
+    """Return the maximum number of turns of an episode in `iteration`, counted from 1. A stage lasts `every`
+    iterations; the last stage has no end.
 
-    A pure function, so a run that goes on has the horizon of one that was never stopped.
+    This is a pure function, so a resumed run has the same horizon as an uninterrupted one.
     """
     return turns[min((iteration - 1) // every, len(turns) - 1)]
 
 
 def check_reach(args: Any, max_turns: int) -> None:
-    """SystemExit where every stage of --horizon-schedule is at least the environment's `max_turns`, so that none does
-    anything; a line on the screen where some are more. A run that goes on (--resume) keeps what it was accepted with.
-    """
+    """Raise SystemExit if no stage of --horizon-schedule is below the environment's `max_turns`, so that the flag would
+    do nothing. Print a line if some stages are above it. A resumed run (--resume) is not checked again."""
     schedule = getattr(args, "horizon_schedule", None)
     if schedule is None or args.resume:
         return
-    turns, gives = stages(schedule), f"{args.env_id} gives {max_turns} turns"
-    more = f"--env-kwargs '{json.dumps({'max_turns': max(*turns, min(turns) + 1)})}'"
+    turns, limit = stages(schedule), f"{args.env_id} allows {max_turns} turns"
+    remedy = f"--env-kwargs '{json.dumps({'max_turns': max(*turns, min(turns) + 1)})}'"
     if min(turns) >= max_turns:
-        why = f"{gives}, and no stage is less; {more} gives more"
-        raise SystemExit(f"--horizon-schedule {schedule} does nothing: {why}")
+        cause = f"{limit}, and no stage is below that; {remedy} allows more"
+        raise SystemExit(f"--horizon-schedule {schedule} does nothing: {cause}")
     if max(turns) > max_turns:
-        why = f"{gives}, to which longer stages are cut; {more} gives them"
-        print(f"--horizon-schedule {schedule}: {why}", file=sys.stderr)
+        cause = f"{limit}, so longer stages are cut to that; {remedy} allows them"
+        print(f"--horizon-schedule {schedule}: {cause}", file=sys.stderr)

@@ -18,10 +18,11 @@ from agent_r1_tools.text import printable
 
 
 def environment_spec(env_id: str) -> EnvSpec:
-    """What `gym.make_vec` takes for `--env-id`, registered with a vector environment or without.
+    """Return the spec that `gym.make_vec` takes for `--env-id`, whether or not it was registered with a vector
+    environment.
 
-    "module:id" imports the module first, also from the folder that the program was started in. SystemExit where there
-    is no such module or environment, none of tokens, or one that doesn't take what the learners give it.
+    "module:id" imports the module first; the working directory is searched too. Raise SystemExit if the module or the
+    environment does not exist, if it is not an environment of tokens, or if it rejects the learners' arguments.
     """
     try:
         name = find_environment(env_id).id
@@ -31,21 +32,21 @@ def environment_spec(env_id: str) -> EnvSpec:
 
 
 def evaluation_split(args: Any, split: str) -> str:
-    """The split to evaluate on where none is named: test, validation or dev if the environment that the flags name has
-    such a one, else `split`, else the first that it has."""
+    """Return the split to evaluate on if none is named: test, validation or dev if the environment has one of them,
+    else `split`, else its first split."""
     spec = environment_spec(args.env_id)
     maker, kwargs = creator(spec.id), {**spec.kwargs, **env_kwargs(args)}
-    kwargs.pop("split", None)  # of the registration: the split is what is asked for
+    kwargs.pop("split", None)  # the registered split; this function looks for another one
     if not isinstance(maker, type) or not issubclass(maker, ToolEnv) or not isinstance(maker.splits, Mapping):
-        return split  # a function, or a property of what is made: nobody knows
+        return split  # a function, or a property of the instance: unknown before it is made
     with plain_errors(args.env_id):
         wanted = (*HELD_OUT, split, *maker.splits)
         return next((name for name in wanted if maker.has_split(name, **kwargs)), split)
 
 
 def env_kwargs(args: Any) -> dict[str, Any]:
-    """The arguments of the environment that a script's flags name: `--env-kwargs`, and `--data-dir`. SystemExit where
-    the first are no JSON object."""
+    """Return the environment's arguments that a script's flags name: `--env-kwargs` and `--data-dir`. Raise SystemExit
+    if `--env-kwargs` is not a JSON object."""
     try:
         kwargs = json.loads(args.env_kwargs or "{}")  # evaluate_llm.py fills it later
     except (ValueError, TypeError):
@@ -57,17 +58,18 @@ def env_kwargs(args: Any) -> dict[str, Any]:
 
 @contextmanager
 def plain_errors(env_id: str) -> Iterator[None]:
-    """Inside, what the flags get wrong about an environment (a split, an argument) and what isn't there (its data)
-    ends the program with the message alone. Other errors of the user's own environment keep their traceback; of ours
-    also a package that is missing, and an argument that one of them refuses, are messages.
+    """Turn configuration errors (unknown split or argument, missing data) into a one-line SystemExit.
+
+    Other errors of the user's own environment keep their traceback. For our environments, missing packages and rejected
+    arguments are one-liners too.
     """
     try:
         yield
     except (TokenizerNotFoundError, DamagedTokenizerError) as error:
         raise SystemExit(f"--model, or --tokenizer: {printable(str(error))}") from None
     except (ImportError, OSError, TypeError, ValueError) as error:
-        maker = getattr(creator(env_id.rpartition(":")[2]), "__module__", "")
-        said = isinstance(error, ArgumentError | DataFormatError | DataNotFoundError)
-        if not said and not maker.startswith("agent_r1."):
+        maker_module = getattr(creator(env_id.rpartition(":")[2]), "__module__", "")
+        explains_itself = isinstance(error, ArgumentError | DataFormatError | DataNotFoundError)
+        if not explains_itself and not maker_module.startswith("agent_r1."):
             raise
         raise SystemExit(f"--env-id {env_id}: {printable(str(error))}") from None

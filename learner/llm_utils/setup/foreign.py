@@ -1,5 +1,8 @@
-"""Configs of models and adapters that strangers made. They are data: what names a program, or is made to take all time
-or memory, is refused before a library reads it, in one line that names the file and the cause."""
+"""Checks of model and adapter configs made by strangers.
+
+A config is data. If it names a program, or would take unlimited time or memory, it is rejected before a library reads
+it. The error is one line that names the file and the cause.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ from typing import Any
 from agent_r1_tools.text import PrintableMessage, printable
 
 MAX_BYTES = 16 << 20
-"""The most bytes in a config."""
+"""Maximum size of a config in bytes."""
 MAX_NUMBER = 1 << 20
-"""The largest number in the config of adapters."""
+"""Largest number allowed in an adapter config."""
 MAX_RANK = 1024
-"""The largest rank that adapters may have, unless their weights in the file have a larger one."""
+"""Largest rank that adapters may have, unless their weights in the file have a larger one."""
 MAX_LAYERS = 2000
 MAX_ITERATIONS = 100
 PATTERN_SECONDS = 5.0
-"""How long the patterns of adapters may take to be compared with all names of modules."""
+"""Time limit, in seconds, for matching the adapter config's patterns with all module names."""
 KINDS = ("model_type", "rope_type", "type", "quant_method")
-"""What transformers prints as it is, where it doesn't know it."""
+"""Fields that transformers prints unchanged when it does not know their value."""
 NAMES, FLAG, PATTERN = (list, str), (bool,), (dict,)
 TYPES: dict[str, tuple[type, ...]] = {
     "target_modules": NAMES, "exclude_modules": NAMES, "modules_to_save": NAMES, "layers_pattern": NAMES,
@@ -35,10 +38,10 @@ TYPES: dict[str, tuple[type, ...]] = {
     "use_rslora": FLAG, "use_dora": FLAG, "fan_in_fan_out": FLAG, "lora_bias": FLAG, "lora_dropout": (float, int),
     "bias": (str,), "task_type": (str,), "base_model_name_or_path": (str,),
 }  # fmt: skip
-"""What the config of adapters may hold, besides null; the lists that may be a text have texts in them."""
+"""Allowed types of the adapter config's fields, besides null. A list that may be a string holds strings."""
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
-# Runs in a child process: Python can't end a match that takes for ever. Prints the key that it is at.
+# Runs in a child process: Python cannot stop a match that never ends. It prints each key before matching.
 MATCH = """
 import json, re, sys
 forms, names = json.load(sys.stdin)
@@ -51,44 +54,46 @@ for key, patterns in forms.items():
 
 
 class RefusedError(PrintableMessage, ValueError):
-    """A config that isn't used; the text says why, in one line that is `printable`: it may quote a stranger's file."""
+    """A config that is rejected. The message is one `printable` line with the cause, as it may quote a stranger's
+    file."""
 
 
-def read_object(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
-    """The JSON object in a file. RefusedError where there is none; OSError where there is no file."""
+def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """Read the JSON object in a file. Raise RefusedError if it holds none, OSError if there is no file."""
     with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise RefusedError(f"{path} is larger than {most >> 20} MiB")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise RefusedError(f"{path} is larger than {max_bytes >> 20} MiB")
     try:
-        found = json.loads(content.decode())
+        value = json.loads(content.decode())
     except RecursionError:
         raise RefusedError(f"{path} is nested too deeply") from None
     except UnicodeDecodeError as error:
-        raise RefusedError(f"{path} isn't UTF-8 ({error})") from None
+        raise RefusedError(f"{path} is not UTF-8 ({error})") from None
     except ValueError as error:
-        raise RefusedError(f"{path} is no JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise RefusedError(f"{path} should hold a JSON object, not a {type(found).__name__}")
-    return found
+        raise RefusedError(f"{path} is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise RefusedError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value
 
 
-def said(error: BaseException) -> str:
-    """An error of a library in one line: its first two lines, which name the cause; more may follow for each weight."""
+def describe_error(error: BaseException) -> str:
+    """Describe a library's error in one line: its first two lines, which name the cause. Later lines may list every
+    weight."""
     lines = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
-    own = type(error).__name__
-    return f"{own}: {printable(lines):.500}" if lines else own
+    type_name = type(error).__name__
+    return f"{type_name}: {printable(lines):.500}" if lines else type_name
 
 
 def leaves(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values of nested JSON that hold no others, each with the keys that lead to it."""
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), value)]
-    while waiting:
-        keys, value = waiting.pop()
+    """Yield the scalar values of nested JSON, each with the keys that lead to it."""
+    pending: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    while pending:
+        keys, value = pending.pop()
         if isinstance(value, dict):
-            waiting += [((*keys, str(key)), part) for key, part in value.items()]
+            pending += [((*keys, str(key)), child) for key, child in value.items()]
         elif isinstance(value, list | tuple):
-            waiting += [(keys, part) for part in value]
+            pending += [(keys, child) for child in value]
         else:
             yield keys, value
 
@@ -97,86 +102,88 @@ def leaves(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def check_configs(folder: Path) -> None:
-    """RefusedError where the configs in a folder, of a model or a tokenizer, are damaged."""
+    """Raise RefusedError if a config of the model or tokenizer in a folder is damaged."""
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
             check_settings(read_object(folder / name), str(folder / name))
 
 
 def check_files(folder: Path) -> None:
-    """RefusedError where the configs of a model's folder are damaged, or its index names files elsewhere."""
+    """Raise RefusedError if a config of a model's folder is damaged, or its index names files elsewhere."""
     check_configs(folder)
     if (folder / "config.json").is_file() and (folder / "adapter_config.json").exists():
-        how = "give the folder of the model alone, and that of the adapters to evaluate_llm.py --adapter"
-        raise RefusedError(f"{folder} has adapter_config.json beside config.json; {how}")
+        remedy = "give a folder with the model only, and the adapters' folder to evaluate_llm.py --adapter"
+        raise RefusedError(f"{folder} has both adapter_config.json and config.json; {remedy}")
     for name in INDEXES:
         if (folder / name).is_file():
             files = read_object(folder / name).get("weight_map")
             if not isinstance(files, dict) or not files:
-                raise RefusedError(f"{folder / name}: weight_map should say which file each weight is in")
+                raise RefusedError(f"{folder / name}: weight_map must map each weight to its file")
             for file in files.values():
                 if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
-                    raise RefusedError(f"{folder / name} names {file!r:.100}, which is no file beside it")
+                    raise RefusedError(f"{folder / name} names {file!r:.100}, which is not a file in the same folder")
 
 
-def check_settings(config: dict[str, Any], place: str) -> None:
-    """RefusedError where a model's config names code of a hub, has more layers than can be built, a number that isn't
-    finite, or a kind of model that is no name.
+def check_settings(config: dict[str, Any], source: str) -> None:
+    """Raise RefusedError if a model's config names code of a hub, has too many layers to build, a number that is not
+    finite, or an invalid model type.
 
     transformers loads and runs a kernel whose name has the form org/name ("paged|org/name", "org/name:function").
     """
     for keys, value in leaves(config):
         kind = next((key for key in keys if key in KINDS), None)
         if kind and isinstance(value, str) and not re.fullmatch(r"[\w.-]*", value, re.ASCII):
-            raise RefusedError(f"{place}: {kind} is {value!r:.100}, which is no name of a kind")
-        no_limit = value == math.inf and "time_step_limit" in keys  # so do state-space models write it
+            raise RefusedError(f"{source}: {kind} is {value!r:.100}, which is not a valid name")
+        no_limit = value == math.inf and "time_step_limit" in keys  # state-space models write it for no limit
         if isinstance(value, float) and not math.isfinite(value) and not no_limit:
-            raise RefusedError(f"{place}: {keys[0]} has {value}; numbers there are finite")
+            raise RefusedError(f"{source}: {keys[0]} has {value}; numbers must be finite")
         choice = next((key for key in keys if "implementation" in key.lower()), None)
         if choice and isinstance(value, str) and not re.fullmatch(r"[\w.|-]*", value, re.ASCII):
-            why = "that may be code of a hub, which is never run; take it out of the file"
-            raise RefusedError(f"{place}: {choice} is {value!r:.100}, and {why}")
+            remedy = "it may name code of a hub, which is never run; remove it from the file"
+            raise RefusedError(f"{source}: {choice} is {value!r:.100}; {remedy}")
         number = type(value) in (int, float)
         if number and keys and re.fullmatch(r"(n|num)_(\w+_)?layers?", keys[-1]) and not abs(value) <= MAX_LAYERS:
-            raise RefusedError(f"{place}: {keys[-1]} is {value!r:.40}; {MAX_LAYERS:,} at most can be built")
+            raise RefusedError(f"{source}: {keys[-1]} is {value!r:.40}; it must be at most {MAX_LAYERS:,}")
 
 
 # ----------------------------------------------------------------------------------------------------------- adapters
 
 
 def check_adapters(folder: Path, names: list[str]) -> None:
-    """RefusedError where adapters aren't LoRA's, or their config has values that make weights which aren't finite, or
-    take all time or memory. `names`: of the model's modules."""
+    """Raise RefusedError if adapters are not LoRA adapters, or if their config would make weights that are not finite,
+    or take unlimited time or memory. `names` are the names of the model's modules."""
     path = folder / "adapter_config.json"
     config = read_object(path)
     if not (folder / "adapter_model.safetensors").is_file():
-        raise RefusedError(f"{folder} has no adapter_model.safetensors; weights are read from no other kind of file")
+        raise RefusedError(f"{folder} has no adapter_model.safetensors; other weight files are not read")
     if config.get("peft_type") != "LORA":
-        raise RefusedError(f"{path}: peft_type is {config.get('peft_type')!r:.100}; only LORA can be added to a model")
+        raise RefusedError(f"{path}: peft_type is {config.get('peft_type')!r:.100}; only LORA is supported")
     if config.get("megatron_config") is not None:
         raise RefusedError(f"{path}: megatron_config names code to load, which is never run")
     for keys, value in leaves(config):
-        if type(value) in (int, float) and not abs(value) <= MAX_NUMBER:  # nor is NaN
-            raise RefusedError(f"{path}: {keys[0]} has {value!r:.40}; numbers there are finite, at most {MAX_NUMBER:,}")
+        if type(value) in (int, float) and not abs(value) <= MAX_NUMBER:  # false for NaN, too
+            raise RefusedError(
+                f"{path}: {keys[0]} has {value!r:.40}; it must be finite and at most {MAX_NUMBER:,}"
+            )
     check_settings(config, str(path))
     for key, types in TYPES.items():
         value = config.get(key)
-        odd = isinstance(value, list) and types is NAMES and not all(isinstance(name, str) for name in value)
-        if value is not None and (type(value) not in types or odd):
-            raise RefusedError(f"{path}: {key} is {value!r:.100}, which is of the wrong type")
+        mixed_list = isinstance(value, list) and types is NAMES and not all(isinstance(name, str) for name in value)
+        if value is not None and (type(value) not in types or mixed_list):
+            raise RefusedError(f"{path}: {key} is {value!r:.100}, which has the wrong type")
     ranks, alphas = ([config.get(name), *_values(config.get(of))] for name, of in (
         ("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")))  # fmt: skip
     largest = max(MAX_RANK, _largest_rank(folder))
     for value in ranks:
         if value is not None and (type(value) is not int or not 1 <= value <= largest):
-            raise RefusedError(f"{path}: a rank (r, rank_pattern) is {value!r:.40}, and its weights have no such rank")
+            raise RefusedError(f"{path}: a rank (r, rank_pattern) is {value!r:.40}, but its weights have no such rank")
     for value in alphas:
         if value is not None and type(value) not in (int, float):
-            raise RefusedError(f"{path}: a scale (lora_alpha, alpha_pattern) is {value!r:.40}, which is no number")
+            raise RefusedError(f"{path}: a scale (lora_alpha, alpha_pattern) is {value!r:.40}, which is not a number")
     for name in ("init_lora_weights", "loftq_config"):
         for number in re.findall(r"\d+", str(config.get(name) or "")):
             if len(number) > 3 or int(number) > MAX_ITERATIONS:
-                raise RefusedError(f"{path}: {name} asks for {number:.20} iterations; {MAX_ITERATIONS} are enough")
+                raise RefusedError(f"{path}: {name} asks for {number:.20} iterations; the maximum is {MAX_ITERATIONS}")
     _check_replication(path, config.get("layer_replication"), len(names))
     _check_patterns(path, config, names)
 
@@ -186,11 +193,11 @@ def _values(pattern: Any) -> list[Any]:
 
 
 def _largest_rank(folder: Path) -> int:
-    """The largest rank of the weights in the file; 0 where there is no such file."""
+    """Return the largest rank of the weights in the file; 0 if there is no such file."""
     from safetensors import SafetensorError, safe_open
 
     ranks = [0]
-    with suppress(OSError, SafetensorError):  # what loads it says so
+    with suppress(OSError, SafetensorError):  # reported when the file is loaded
         with safe_open(folder / "adapter_model.safetensors", "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 if "lora_A" in name or "lora_embedding_A" in name:
@@ -204,37 +211,43 @@ def _check_replication(path: Path, ranges: Any, count: int) -> None:
     except (TypeError, ValueError):
         layers = -1
     if not 0 <= layers <= min(count, MAX_LAYERS):
-        raise RefusedError(f"{path}: layer_replication should be a few pairs, of first and last layers of the model")
+        raise RefusedError(
+            f"{path}: layer_replication must be a few pairs of first and last layers of the model"
+        )
 
 
 def _check_patterns(path: Path, config: dict[str, Any], names: list[str]) -> None:
-    """Compare the patterns as peft does, in a process that can be ended."""
-    forms = {key: [config[key]] for key in ("target_modules", "exclude_modules") if isinstance(config.get(key), str)}
+    """Match the patterns as peft does, in a process that can be stopped."""
+    forms = {
+        key: [config[key]] for key in ("target_modules", "exclude_modules") if isinstance(config.get(key), str)
+    }
     for key, form in (
         ("rank_pattern", r"(.*\.)?({})$"),
         ("alpha_pattern", r"(.*\.)?({})$"),
         ("modules_to_save", r"(^|.*\.){}($|\..*)"),
         ("layers_pattern", r"(?:^|.*?\.){}\.(?P<idx>\d+)\."),
     ):
-        given = config.get(key) or []
-        forms[key] = [form.replace("{}", str(one)) for one in ([given] if isinstance(given, str) else given)]
+        value = config.get(key) or []
+        forms[key] = [
+            form.replace("{}", str(name)) for name in ([value] if isinstance(value, str) else value)
+        ]
     forms = {key: patterns for key, patterns in forms.items() if patterns}
     if not forms:
         return
-    longest = [f"base_model.model.{name}.lora_magnitude_vector.default.weight" for name in names]
-    request = json.dumps([forms, [*names, *longest]])
+    long_names = [f"base_model.model.{name}.lora_magnitude_vector.default.weight" for name in names]
+    request = json.dumps([forms, [*names, *long_names]])
     try:
         command = [sys.executable, "-I", "-S", "-c", MATCH]
-        done = subprocess.run(command, input=request.encode(), capture_output=True, timeout=PATTERN_SECONDS)
+        process = subprocess.run(command, input=request.encode(), capture_output=True, timeout=PATTERN_SECONDS)
     except subprocess.TimeoutExpired as error:
-        at = _last((error.stdout or b"").decode()) or "a pattern"
-        why = f"can't be compared with the model's modules within {PATTERN_SECONDS:g} seconds; list plain names there"
-        raise RefusedError(f"{path}: {at} {why}") from None
-    if done.returncode:
-        at, why = _last(done.stdout.decode()), _last(done.stderr.decode(errors="replace"))
-        raise RefusedError(f"{path}: {at} is no pattern ({why:.200})")
+        key = _last((error.stdout or b"").decode()) or "a pattern"
+        cause = f"takes more than {PATTERN_SECONDS:g} seconds to match with the model's modules; use plain names"
+        raise RefusedError(f"{path}: {key} {cause}") from None
+    if process.returncode:
+        key, cause = _last(process.stdout.decode()), _last(process.stderr.decode(errors="replace"))
+        raise RefusedError(f"{path}: {key} is not a valid pattern ({cause:.200})")
 
 
 def _last(text: str) -> str:
-    """The last line of a text."""
+    """Return the last line of a text."""
     return (text.strip().splitlines() or [""])[-1]

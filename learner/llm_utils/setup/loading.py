@@ -1,4 +1,4 @@
-"""Models for sampling and training: their weights, dtype, adapters, and how their activations are kept."""
+"""Loading of models for sampling and training: weights, dtype, adapters, and gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llm_utils import distributed
 from llm_utils.records.earlier_runs import CHECKPOINT
 from llm_utils.setup import foreign
 
-# Some processors end a process that multiplies in bf16 with an illegal instruction: a child process tries it.
+# On some processors a bf16 product kills the process with an illegal instruction, so a child process tries one.
 TRIAL = """
 import torch
 torch.set_num_threads(1)
@@ -34,22 +34,24 @@ assert torch.isfinite(layer.weight.grad).all()
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of the weights that `--dtype auto|float32|bfloat16` means on this device.
+    """Return the dtype of the weights that `--dtype auto|float32|bfloat16` means on this device.
 
-    A CPU computes in float32 unless asked, a GPU in bf16. SystemExit where bf16 is asked of a CPU that can't.
+    `auto` is float32 on a CPU and bfloat16 on a GPU. Raise SystemExit if bfloat16 is requested on a CPU that cannot
+    compute with it.
     """
     if name == "float32" or (name == "auto" and device.type == "cpu"):
         return torch.float32
     if device.type == "cpu":
-        why = trial_failure(TRIAL)
-        if why:
-            raise SystemExit(f"--dtype bfloat16: a small product in bf16 failed on this processor ({why}); use float32")
+        failure = trial_failure(TRIAL)
+        if failure:
+            cause = f"a small product in bf16 failed on this processor ({failure})"
+            raise SystemExit(f"--dtype bfloat16: {cause}; use float32")
     return torch.bfloat16
 
 
 @cache
 def trial_failure(code: str) -> str:
-    """Run Python code in a child process. Returns why it failed, "" where it didn't."""
+    """Run Python code in a child process. Return the cause if it failed, else ""."""
     trial = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if trial.returncode == 0:
         return ""
@@ -58,8 +60,8 @@ def trial_failure(code: str) -> str:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Inside, transformers draws no bars of its own, which would cut into ours, while it reads and writes weights.
-    Downloads keep theirs."""
+    """Silence transformers' progress bars while it reads and writes weights; they would break ours. Downloads keep
+    theirs."""
     previous = logging.set_tqdm_hook(lambda factory, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
     try:
         yield
@@ -68,8 +70,8 @@ def without_bars() -> Iterator[None]:
 
 
 @contextmanager
-def sizes_told() -> Iterator[None]:
-    """Inside, weights of other sizes than the config's are a ValueError that says so, without transformers' table."""
+def size_mismatch_as_value_error() -> Iterator[None]:
+    """Raise a plain ValueError if the sizes of weights differ from the config's, and suppress transformers' table."""
     log = logging.get_logger("transformers.modeling_utils")
 
     def no_table(record: Any) -> bool:
@@ -81,62 +83,65 @@ def sizes_told() -> Iterator[None]:
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
-        raise ValueError("the sizes of its weights are not those of its config.json") from error
+        raise ValueError("its weights have other sizes than its config.json says") from error
     finally:
         log.removeFilter(no_table)
 
 
 def read_config(source: str | Path) -> Any:
-    """The config of a model. SystemExit where there is none (the name is wrong, or the hub can't be reached), where it
-    is damaged, and for one that only code of its own or of a hub could make: that is never run."""
-    found: dict[str, Any] = {}
+    """Read the config of a model. Raise SystemExit if there is none (wrong name, or the hub cannot be reached), if it
+    is damaged, or if it needs the model's own code or code of a hub, which is never run."""
+    config: dict[str, Any] = {}
     try:
         foreign.check_files(Path(source))
         if not Path(source).is_dir() and find_adapter_config_file(str(source)) is not None:
-            raise foreign.RefusedError("it has adapters beside its weights, which are not loaded with it")
-        found, _ = PreTrainedConfig.get_config_dict(source)
-        foreign.check_settings(found, "config.json")
+            raise foreign.RefusedError("it has adapters beside its weights, and these would not be loaded")
+        config, _ = PreTrainedConfig.get_config_dict(source)
+        foreign.check_settings(config, "config.json")
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, foreign.RefusedError) as error:
         raise SystemExit(f"--model {source}: {' '.join(str(error).split())}") from None
     except Exception as error:
-        if isinstance(error, ValueError) and found.get("model_type") not in CONFIG_MAPPING:
-            why = "transformers doesn't know this kind of model, and code that comes with a model is never run"
-            raise SystemExit(f"--model {source}: {why} ({foreign.said(error)})") from error
-        raise SystemExit(f"--model {source}: its config.json can't be used ({foreign.said(error)})") from error
+        if isinstance(error, ValueError) and config.get("model_type") not in CONFIG_MAPPING:
+            cause = "transformers does not know this model type, and code that comes with a model is never run"
+            raise SystemExit(f"--model {source}: {cause} ({foreign.describe_error(error)})") from error
+        cause = f"its config.json cannot be used ({foreign.describe_error(error)})"
+        raise SystemExit(f"--model {source}: {cause}") from error
 
 
 def load_policy(
     source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None, whole: bool = False,
     dtype: torch.dtype | None = None, float32_head: bool = False,
 ) -> Any:  # fmt: skip
-    """A causal language model for sampling and training, without dropout.
+    """Load a causal language model for sampling and training, without dropout.
 
-    With `args.lora_rank` only adapters are trained; `args.gradient_checkpointing` computes activations again. `resumed`
-    is the policy of a checkpoint: weights, or adapters; SystemExit where they are not of the model in `source`. It is
-    split over the processes unless `whole` is asked for. `dtype` None is what `choose_dtype` calls auto. With
-    `float32_head` logits are computed in float32.
+    With `args.lora_rank` only adapters are trained. With `args.gradient_checkpointing` activations are recomputed in
+    the backward pass. `resumed` is the policy in a checkpoint: weights, or adapters. Raise SystemExit if they do not
+    belong to the model in `source`. The model is sharded over the processes unless `whole` is true. `dtype` None is
+    what `choose_dtype` calls auto. With `float32_head` logits are computed in float32.
     """
-    if device.type == "cuda":  # cuDNN plans attention anew for every length, of every token (docs/benchmarks.md)
+    if device.type == "cuda":  # cuDNN plans attention again for every length, so for every token (docs/benchmarks.md)
         torch.backends.cuda.enable_cudnn_sdp(False)
     dtype = dtype or choose_dtype("auto", device)
     lora_rank = args.lora_rank if args is not None else 0
     try:
         weights = resumed if resumed is not None and not lora_rank else source
         config = read_config(source)
-        with without_bars(), sizes_told():
+        with without_bars(), size_mismatch_as_value_error():
             model = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=dtype, trust_remote_code=False)
-        for weight in model.parameters():  # out of the file, where they lie elsewhere in a checkpoint's than in the
-            weight.data = weight.data.clone()  # source's: products round by where in memory a row begins
+        # Copy weights out of the mapped file. Offsets differ between a checkpoint's file and the source's, and the
+        # rounding of products depends on the memory address at which a row begins.
+        for weight in model.parameters():
+            weight.data = weight.data.clone()
         if lora_rank:
             model = with_adapters(model, lora_rank, resumed)
     except Exception as error:
         if resumed is None and isinstance(error, OSError):
             raise SystemExit(f"--model {source}: {' '.join(str(error).split())}") from error
         if resumed is None:
-            raise SystemExit(f"--model {source} can't be loaded ({foreign.said(error)})") from error
-        why = f"is damaged, or doesn't fit this model, {source}: {error}"
-        raise SystemExit(f"--resume: the checkpoint in {resumed} {why}") from error
+            raise SystemExit(f"--model {source} cannot be loaded ({foreign.describe_error(error)})") from error
+        cause = f"is damaged, or does not fit this model, {source}: {error}"
+        raise SystemExit(f"--resume: the checkpoint in {resumed} {cause}") from error
     if float32_head:
         use_float32_head(model)
     if args is not None and args.gradient_checkpointing:
@@ -145,9 +150,9 @@ def load_policy(
 
 
 def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None) -> Any:
-    """LoRA adapters on every linear layer but the head, in the model's dtype: those in `folder`, or new ones.
+    """Add LoRA adapters to every linear layer except the head, in the model's dtype: those in `folder`, or new ones.
 
-    Float32 adapters would have all activations of a bf16 model cast for products that no bf16 unit computes.
+    Float32 adapters would cast all activations of a bf16 model, and their products could not use bf16 units.
     """
     try:
         import peft
@@ -160,11 +165,11 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
 
 
 def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
-    """The model with the LoRA adapters in `folder` added to its weights. SystemExit where they do not fit."""
+    """Return the model with the LoRA adapters in `folder` added to its weights. Raise SystemExit if they do not fit."""
     if not (Path(folder) / "adapter_config.json").is_file():
-        own = Path(folder, *CHECKPOINT)  # of a run
-        meant = own if (own / "adapter_config.json").is_file() else "a folder that peft saved"
-        raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give {meant}")
+        checkpoint = Path(folder, *CHECKPOINT)  # of a run
+        remedy = checkpoint if (checkpoint / "adapter_config.json").is_file() else "a folder that peft saved"
+        raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give {remedy}")
     try:
         foreign.check_adapters(Path(folder), [name for name, _ in model.named_modules()])
         adapted = with_adapters(model, 0, Path(folder))
@@ -174,36 +179,42 @@ def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
         return merged
     except foreign.RefusedError as error:
         raise SystemExit(f"--adapter {folder}: {error}") from None
-    except (SafetensorError, KeyError, TypeError) as error:  # a part of a file, a config that is none
-        raise SystemExit(f"--adapter {folder}: its weights can't be read ({foreign.said(error)})") from error
+    except (SafetensorError, KeyError, TypeError) as error:  # an incomplete file, or an invalid config
+        raise SystemExit(f"--adapter {folder}: its weights cannot be read ({foreign.describe_error(error)})") from error
     except (RuntimeError, ValueError) as error:
-        raise SystemExit(f"--adapter {folder} doesn't fit --model: {foreign.said(error)}") from error
+        raise SystemExit(f"--adapter {folder} does not fit --model: {foreign.describe_error(error)}") from error
     except Exception as error:
-        raise SystemExit(f"--adapter {folder} can't be used ({foreign.said(error)})") from error
+        raise SystemExit(f"--adapter {folder} cannot be used ({foreign.describe_error(error)})") from error
 
 
 def check_loaded(adapted: Any, file: Path) -> None:
-    """ValueError where peft passed over weights in the file, or left some of the adapters as new ones are."""
+    """Raise ValueError if peft ignored weights in the file, or left some adapters at their initial values."""
     import peft
 
-    there = load_file(file)
+    stored = load_file(file)
     wanted = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
-    if odd := [*sorted(wanted - there.keys()), *sorted(name for name in there.keys() - wanted if "lora_" in name)]:
-        raise ValueError(f"{len(odd)} of their weights are on one side only, such as {odd[0]:.100}")
-    for name, weight in there.items():
+    if missed := [
+        *sorted(wanted - stored.keys()),
+        *sorted(name for name in stored.keys() - wanted if "lora_" in name),
+    ]:
+        raise ValueError(
+            f"{len(missed)} weights are only in the file or only in the model, such as {missed[0]:.100}"
+        )
+    for name, weight in stored.items():
         if not weight.is_floating_point() or not weight.isfinite().all():
-            raise ValueError(f"{name:.100} has no finite numbers of a float type")
+            raise ValueError(f"{name:.100} does not hold finite floating-point numbers")
 
 
 def check_finite(model: Any) -> None:
-    """ValueError where weights aren't finite: those of a file are, and yet products and sums of them may not be."""
+    """Raise ValueError if weights are not finite. Merged weights may overflow even if the weights in a file are
+    finite."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
-            raise ValueError(f"with them, {name:.100} isn't finite")
+            raise ValueError(f"with the adapters, {name:.100} is not finite")
 
 
 class Float32Linear(nn.Linear):
-    """Weights of any dtype, products in float32."""
+    """A linear layer with weights of any dtype and products in float32."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.float()
@@ -211,29 +222,30 @@ class Float32Linear(nn.Linear):
 
 
 def use_float32_head(model: Any) -> None:
-    """From now on the output embedding computes in float32; its weights, which the input embedding may share, stay.
+    """Make the output embedding compute in float32 from now on. Its weights stay, as the input embedding may share
+    them.
 
-    bf16 logits are rounded to 1 part in 256: a sampler and a trainer that add in another order differ by that.
+    bf16 logits are rounded to 1 part in 256. A sampler and a trainer that add in another order differ by that.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
-        raise SystemExit(f"--float32-head needs a linear output embedding, this model's is a {type(head).__name__}")
+        raise SystemExit(f"--float32-head needs a linear output embedding, but this model's is a {type(head).__name__}")
     head.__class__ = Float32Linear
 
 
 def enable_gradient_checkpointing(model: Any) -> None:
-    """Have the layers' activations computed again in the backward pass, in a policy or a critic's backbone.
+    """Recompute the layers' activations in the backward pass of a policy or of a critic's backbone.
 
-    It works in training mode only, into which `policy_forward` puts these layers; every rate of dropout becomes 0, in
-    the config too, so that training mode changes nothing else.
+    This works in training mode only; `policy_forward` puts these layers into it. Every dropout rate becomes 0, in the
+    config too, so training mode changes nothing else.
     """
-    model.enable_input_require_grads()  # with frozen weights the first layer would have no input to go back to
-    enable = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 5.23 on
+    model.enable_input_require_grads()  # with frozen weights the first layer's input would need no gradient
+    enable = getattr(model, "activation_checkpointing_enable", None)  # the name since transformers 5.23
     (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for owner in (module, getattr(module, "config", None)):  # some read the config's rates as they compute
+        for owner in (module, getattr(module, "config", None)):  # some models read the config's rates in each forward
             for name, value in list(getattr(owner, "__dict__", {}).items()):
                 if "drop" in name and isinstance(value, float):
                     setattr(owner, name, 0.0)

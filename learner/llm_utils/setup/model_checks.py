@@ -1,4 +1,4 @@
-"""What is checked about a model before any work is done: does it fit its tokenizer, environment and engine?"""
+"""Checks of a model before any work: does it fit its tokenizer, its environment and its engine?"""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from transformers import PreTrainedModel
 
 
 def attends_to_less(config: Any, longest_row: float) -> str:
-    """What a layer sees instead of all of a row of so many tokens at the positions that are given; "" for nothing.
+    """Describe the attention of a layer that does not attend to all of a row of `longest_row` tokens, or positions that
+    do not follow the given ones. Return "" if there is none.
 
-    Only with "" has a row the same logits alone, in the cache of slots, and in the tree of rows that begin alike.
+    Only with "" does a row have the same logits alone, in the slot cache, and in a tree of rows with shared prefixes.
     """
     config = config.get_text_config()
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
-        return "ALiBi, which takes columns for positions"
+        return "ALiBi, which uses columns as positions"
     if not getattr(config, "num_attention_heads", None):
         return "no attention"
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
@@ -28,34 +29,35 @@ def attends_to_less(config: Any, longest_row: float) -> str:
 
 
 def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
-    """A tokenizer may be shorter than the embedding (the rows beyond it are never sampled), but not longer."""
+    """Raise SystemExit if the tokenizer is larger than the embedding. It may be smaller: the extra rows are never
+    sampled."""
     rows = model.get_input_embeddings().num_embeddings
     if vocab_size > rows:
         raise SystemExit(
-            f"the tokenizer has {vocab_size} tokens, the model's embedding only {rows} rows: they don't fit. "
-            "Give the model's own tokenizer, or resize the embedding and train it first"
+            f"the tokenizer has {vocab_size} tokens, but the model's embedding has only {rows} rows. "
+            "Use the model's own tokenizer, or resize the embedding and train it first"
         )
 
 
 def check_context(config: Any, max_context_tokens: int) -> None:
-    """The environment's longest state, in tokens, must have positions in the model.
+    """Raise SystemExit if the model has too few positions for the environment's longest state.
 
-    `config` is the model's, `max_context_tokens` the `max_len` of the environment's observation space. SystemExit
-    otherwise.
+    `config` is the model's. `max_context_tokens` is the `max_len` of the environment's observation space.
     """
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and max_context_tokens > positions:
         raise SystemExit(
-            f"the environment's states have up to {max_context_tokens} tokens, the model has {positions} positions: "
-            f"give the environment fewer, --env-kwargs '{{\"max_context_tokens\": {positions}}}'"
+            f"the environment's states have up to {max_context_tokens} tokens, but the model has {positions} "
+            f"positions: limit them with --env-kwargs '{{\"max_context_tokens\": {positions}}}'"
         )
 
 
 def check_attention(config: Any, longest_row: float) -> None:
-    """The transformers engine samples right only where every layer attends to all of a row. SystemExit otherwise."""
-    if less := attends_to_less(config, longest_row):
+    """Raise SystemExit unless every layer attends to all of a row. The transformers engine samples correctly only
+    then."""
+    if limited_attention := attends_to_less(config, longest_row):
         raise SystemExit(
-            f"--engine transformers needs full attention in every layer, and this model ({config.model_type}) has "
-            f"{less}, with rows of up to {longest_row} tokens: sample with --engine vllm or vllm-server"
-            + (", or give the environment a shorter max_context_tokens" if "window" in less else "")
+            f"--engine transformers needs full attention in every layer, but this model ({config.model_type}) has "
+            f"{limited_attention}, and rows have up to {longest_row} tokens. Use --engine vllm or vllm-server"
+            + (", or a shorter max_context_tokens of the environment" if "window" in limited_attention else "")
         )

@@ -1,7 +1,7 @@
-"""How often a policy solves each task, as `evaluate_llm.py --profile N` writes it, and which tasks to train on then.
+"""Pass rates: the share of episodes in which a policy solves each task, and the tasks to train on.
 
-A group of episodes that all end alike teaches nothing, so a task is drawn in proportion to p (1 - p), the variance of
-its outcome, where p is its pass rate.
+`evaluate_llm.py --profile N` writes the file. A group of episodes with the same outcome teaches nothing, so a task is
+drawn in proportion to p (1 - p), the variance of its outcome, where p is its pass rate.
 """
 
 from __future__ import annotations
@@ -22,60 +22,64 @@ MAX_BYTES = 256 << 20
 
 
 def write_pass_rates(path: Path, rows: Iterable[Any], num_tasks: int, args: Any) -> None:
-    """Write how many episodes of each task counted, and how many of these were successes."""
+    """Write the number of counted episodes of each task, and the number of successes among them."""
     successes, episodes = np.zeros(num_tasks, int), np.zeros(num_tasks, int)
     for row in rows:
         episodes[row.task_index] += 1
         successes[row.task_index] += int(row.stats["success"])
     names = ("env_id", "split", "env_kwargs", "data_dir", "model", "mode", "temperature", "top_p")
-    told = {name: getattr(args, name) for name in names}
-    write_json(path, told | {"successes": successes.tolist(), "episodes": episodes.tolist()})
+    settings = {name: getattr(args, name) for name in names}
+    write_json(path, settings | {"successes": successes.tolist(), "episodes": episodes.tolist()})
 
 
 def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arguments: Any) -> np.ndarray:
-    """The probability of every task to be drawn [num_tasks]; 0 for those that were not played.
+    """Return the probability [num_tasks] of drawing each task; 0 for tasks without episodes.
 
-    Of k successes in n episodes the pass rate is taken to be (k + 2 m) / (n + 2), m that of all tasks: as if each had
-    two more episodes of the usual outcome. So a task that was never or always solved is still seen at times, rarely
-    where most are like that. SystemExit for a file that isn't of this environment and split. Where `arguments`
-    (`env_kwargs`, `data_dir`) aren't those that the tasks were played with, which may make other tasks, a line says so.
+    With k successes in n episodes the pass rate is (k + 2 m) / (n + 2), where m is the rate over all tasks. This adds
+    two pseudo-episodes at the mean rate to each task. So a task that was never or always solved is still drawn at
+    times, but rarely if most tasks are like it.
+
+    Raise SystemExit if the file is not of this environment and split. If `arguments` (`env_kwargs`, `data_dir`) differ
+    from those of the profile, the tasks may differ too, and a line is printed.
     """
     flag = f"--sample-by-pass-rate {path}"
     try:
-        found = read_object(Path(path), MAX_BYTES)
+        profile = read_object(Path(path), MAX_BYTES)
         for name in ("successes", "episodes"):
-            if not all(type(number) is int for number in found[name]):
-                raise ValueError(f"{name} are whole numbers, one for each task")
-        successes, episodes = (np.array(found[name], int) for name in ("successes", "episodes"))
-        played_on = found["env_id"], found["split"]
+            if not all(type(number) is int for number in profile[name]):
+                raise ValueError(f"{name} must be integers, one for each task")
+        successes, episodes = (np.array(profile[name], int) for name in ("successes", "episodes"))
+        profile_of = profile["env_id"], profile["split"]
         if successes.shape != episodes.shape or not ((successes >= 0) & (successes <= episodes)).all():
             raise ValueError("successes and episodes contradict each other")
     except FileNotFoundError:
         raise SystemExit(f"{flag}: there is no such file") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        raise SystemExit(f"{flag}: this is no file of evaluate_llm.py --profile") from None
-    if played_on != (env_id, split):
-        other = printable(f"{played_on[0]}, split {played_on[1]}")
-        raise SystemExit(f"{flag} is of {other}; this run is of {env_id}, split {split}")
-    if found.get("mode", "agent") != "agent":
-        mode = printable(str(found["mode"]))
-        raise SystemExit(f"{flag} is of --mode {mode}, and learners play with tools: profile --mode agent")
+        raise SystemExit(f"{flag}: this is not a file of evaluate_llm.py --profile") from None
+    if profile_of != (env_id, split):
+        other = printable(f"{profile_of[0]}, split {profile_of[1]}")
+        raise SystemExit(f"{flag} was made with {other}, but this run uses {env_id}, split {split}")
+    if profile.get("mode", "agent") != "agent":
+        mode = printable(str(profile["mode"]))
+        raise SystemExit(f"{flag} was made with --mode {mode}, but learners use tools: profile with --mode agent")
     if len(episodes) > num_tasks or not episodes.any():
-        played = np.count_nonzero(episodes)
-        raise SystemExit(f"{flag} has {played} of {len(episodes)} tasks played; there are {num_tasks}")
+        num_profiled = np.count_nonzero(episodes)
+        raise SystemExit(
+            f"{flag} has episodes of {num_profiled} of {len(episodes)} tasks; this run has {num_tasks}"
+        )
     for name, value in arguments.items():
-        if _read(found.get(name)) != _read(value):
-            other = f"--{name.replace('_', '-')} {printable(str(found.get(name)))}"
-            print(f"{flag} was played with {other}; make sure that its tasks are these", file=sys.stderr)
-    usual = (successes.sum() + 1) / (episodes.sum() + 2)
-    rate = (successes + 2 * usual) / (episodes + 2)
+        if _read(profile.get(name)) != _read(value):
+            other = f"--{name.replace('_', '-')} {printable(str(profile.get(name)))}"
+            print(f"{flag} was made with {other}; make sure that its tasks are the same", file=sys.stderr)
+    mean_rate = (successes.sum() + 1) / (episodes.sum() + 2)
+    rate = (successes + 2 * mean_rate) / (episodes + 2)
     weights = np.zeros(num_tasks)
     weights[: len(episodes)] = np.where(episodes > 0, rate * (1 - rate), 0.0)
     return weights / weights.sum()
 
 
 def _read(value: Any) -> Any:
-    """An argument: JSON as what it says, an empty one as none."""
+    """Parse an argument: JSON by its value, an empty one as None."""
     try:
         return json.loads(value) or None
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Will it fit? Adds up the memory that a run needs, from the model's config alone, before any weight is read."""
+"""The preflight: compute the memory that a run needs from the model's config alone, before any weight is read."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from llm_utils.training.forward import LOGITS_BYTES, policy_forward
 
 GB = 1e9
 ALWAYS, ROLLOUT, UPDATE, STEP = "always", "rollout", "update", "step"
-USABLE = {"cuda": 0.92, "cpu": 0.95}  # the rest is for kernels' workspaces, and for the gaps of an allocator
-TYPICAL_ROW = 4096  # tokens; few of the rows that grow side by side use all of a longer context
-ROOM_TO_GROW = 1.27  # of the cache: a store has an eighth more rows and columns than it needs
-ROOM_OF_SMALL = 1.69  # a small one has a half more columns
+USABLE = {"cuda": 0.92, "cpu": 0.95}  # the rest is for kernel workspaces and allocator fragmentation
+TYPICAL_ROW = 4096  # tokens; few of the rows that grow in parallel fill a longer context
+ROOM_TO_GROW = 1.27  # factor of the cache: a store has an eighth more rows and columns than needed
+ROOM_OF_SMALL = 1.69  # factor of a small cache: it has half as many columns more
 CONTEXT = "--env-kwargs '{\"max_context_tokens\": ...}'"
-# On a CPU, freed blocks that lie between others stay with the process: shares of the activations, and three layers.
-# Adapters leave more of them. Fitted to benchmarks/performance/preflight.py.
+# On a CPU, freed blocks between others stay with the process: a share of the activations, and three layers.
+# Adapters leave more such blocks. Fitted to benchmarks/performance/preflight.py.
 MALLOC_GAPS, MALLOC_GAPS_LORA = 0.1, 0.8
-# Float32 tensors of the size of the logits, at once: logits, their softmax, two for entropies; measured are 4.03. An
-# entropy bonus keeps one more for its gradient (5.03).
+# Float32 tensors of the size of the logits that exist at once: logits, their softmax, two for entropies (measured:
+# 4.03). An entropy bonus keeps one more for its gradient (5.03).
 LOGITS_COPIES = 4
 FLOAT32_HEAD = "the head in float32"
 
 
 @dataclass
 class Part:
-    """Bytes in each process, `when` they are there, and the flags that make them less."""
+    """A part of the memory: its bytes in each process, `when` it is in use, and the flags that reduce it."""
 
     name: str
     bytes: int
@@ -52,7 +52,7 @@ class Part:
 
 @dataclass
 class Report:
-    """What a run needs in each process, and what there is, in bytes."""
+    """The bytes that a run needs in each process, and the bytes that are available."""
 
     parts: list[Part]
     available: int
@@ -69,35 +69,35 @@ class Report:
         return self.peak <= self.available
 
     def table(self) -> str:
-        """The parts and the sums, in GB of 10^9 bytes."""
+        """Format the parts and the sums, in GB of 10^9 bytes."""
         lines = [f"{part.bytes / GB:9.2f} GB  {part.when:8} {part.name}" for part in self.parts if part.bytes]
-        lines += [f"{self.at(when) / GB:9.2f} GB  in all   {when}" for when in (ROLLOUT, UPDATE, STEP)]
-        return "\n".join([*lines, f"{self.available / GB:9.2f} GB  there is"])
+        lines += [f"{self.at(when) / GB:9.2f} GB  total    {when}" for when in (ROLLOUT, UPDATE, STEP)]
+        return "\n".join([*lines, f"{self.available / GB:9.2f} GB  available"])
 
     def flags(self) -> list[str]:
-        """The flags that would lower the peak, what helps most first."""
+        """List the flags that would lower the peak, the most effective first."""
         worst = max((ROLLOUT, UPDATE, STEP), key=self.at)
-        found: dict[str, int] = {}
+        savings: dict[str, int] = {}
         for part in self.parts:
             for flag in part.flags if part.when in (ALWAYS, worst) and part.bytes > 0.02 * self.peak else ():
-                found[flag] = found.get(flag, 0) + part.bytes
-        return sorted(found, key=lambda flag: -found[flag])
+                savings[flag] = savings.get(flag, 0) + part.bytes
+        return sorted(savings, key=lambda flag: -savings[flag])
 
     def measured(self, activations_and_logits: int) -> Report:
-        """The same with what `measure` found in place of the two estimates."""
-        estimates = ("activations", "logits", "gaps that malloc leaves", FLOAT32_HEAD)
+        """Return a copy with the bytes that `measure` found instead of the two estimates."""
+        estimates = ("activations", "logits", "gaps left by malloc", FLOAT32_HEAD)
         parts = [part for part in self.parts if part.when != UPDATE or part.name not in estimates]
         flags = tuple(dict.fromkeys(flag for part in self.parts if part not in parts for flag in part.flags))
         parts.append(Part("activations and logits, measured", activations_and_logits, UPDATE, flags))
         return dataclasses.replace(self, parts=parts)
 
     def refuse(self) -> None:
-        """SystemExit with the table and the flags that mend it, where it doesn't fit."""
+        """Raise SystemExit with the table and suggested flags if the run does not fit."""
         if not self.fits:
             raise SystemExit(
-                f"this run doesn't fit: it needs {self.peak / GB:.1f} GB in each process, there are "
-                f"{self.available / GB:.1f} GB\n{self.table()}\nwhat helps, the most first: "
-                f"{'; '.join(self.flags())}\n--no-preflight starts it all the same"
+                f"this run does not fit: it needs {self.peak / GB:.1f} GB in each process, but only "
+                f"{self.available / GB:.1f} GB are available\n{self.table()}\nSuggestions, most effective first: "
+                f"{'; '.join(self.flags())}\n--no-preflight starts the run without this check"
             )
 
 
@@ -105,10 +105,11 @@ def preflight(
     args: Any, config_or_source: Any, device: torch.device, *, critic: bool, reference: bool, longest_row: int,
     world_size: int, memory_gb: float | None = None,
 ) -> Report:  # fmt: skip
-    """What a learner with these arguments needs. `longest_row`: tokens of the longest row that there can be.
+    """Return the memory that a learner with these arguments needs.
 
-    SystemExit where it doesn't fit, unless `args.preflight` is False. `memory_gb` stands for the memory of the device,
-    in GB of 10^9 bytes. The config may be that of a model that isn't there.
+    `longest_row` is the number of tokens of the longest possible row. `memory_gb` replaces the device's memory, in GB
+    of 10^9 bytes. The config may be that of a model without weights. Raise SystemExit if the run does not fit, unless
+    `args.preflight` is False.
     """
     config = config_or_source
     if isinstance(config, str | Path):
@@ -118,8 +119,8 @@ def preflight(
     try:
         model = empty_model(config, dtype, args.lora_rank)
     except Exception as error:
-        why = f"transformers can't make a model of its config.json ({foreign.said(error)})"
-        raise SystemExit(f"--model {config.name_or_path}: {why}") from error
+        cause = f"transformers cannot build a model from its config.json ({foreign.describe_error(error)})"
+        raise SystemExit(f"--model {config.name_or_path}: {cause}") from error
     weights = sum(p.nbytes for p in model.parameters())
     trained = [p for p in model.parameters() if p.requires_grad]
     whole = empty_model(config, dtype, 0) if args.lora_rank else model  # critic and reference have no adapters
@@ -128,23 +129,37 @@ def preflight(
     def add(name: str, size: float, when: str = ALWAYS, *flags: str) -> None:
         parts.append(Part(name, int(size), when, flags))
 
-    more = "torchrun with more processes"
-    smaller = ("a smaller --model", more)
+    processes = "torchrun with more processes"
+    smaller = ("a smaller --model", processes)
     add("policy: weights", weights / world_size, ALWAYS, *smaller)
     groups = [("policy", trained, () if args.lora_rank else ("--lora-rank 16",))]
     if critic:
-        ours = [p for p in whole.parameters() if p is not whole.get_output_embeddings().weight or is_tied(whole)]
-        add("critic: weights", sum(p.nbytes for p in ours) / world_size, ALWAYS, *smaller, "a learner without a critic")
-        groups.append(("critic", ours, ("a learner without a critic",)))
+        in_critic = [
+            p for p in whole.parameters() if p is not whole.get_output_embeddings().weight or is_tied(whole)
+        ]
+        add(
+            "critic: weights",
+            sum(p.nbytes for p in in_critic) / world_size,
+            ALWAYS,
+            *smaller,
+            "a learner without a critic",
+        )
+        groups.append(("critic", in_critic, ("a learner without a critic",)))
     for name, parameters, flags in groups:
         count = sum(p.numel() for p in parameters)
         rounded = sum(p.numel() for p in parameters if p.dtype != torch.float32)
-        add(f"{name}: float32 weights", 4 * rounded / world_size, ALWAYS, *flags, more)
-        add(f"{name}: Adam's moments", 8 * count / world_size, ALWAYS, *flags, more)
+        add(f"{name}: float32 weights", 4 * rounded / world_size, ALWAYS, *flags, processes)
+        add(f"{name}: Adam's moments", 8 * count / world_size, ALWAYS, *flags, processes)
         for when in (UPDATE, STEP):  # in float32, whatever the weights are
-            add(f"{name}: gradients", 4 * count / world_size, when, *flags, more)
+            add(f"{name}: gradients", 4 * count / world_size, when, *flags, processes)
     if reference:
-        add("reference: weights", sum(p.nbytes for p in whole.parameters()) / world_size, ALWAYS, "--kl-coef 0", more)
+        add(
+            "reference: weights",
+            sum(p.nbytes for p in whole.parameters()) / world_size,
+            ALWAYS,
+            "--kl-coef 0",
+            processes,
+        )
     if in_process and world_size > 1:
         whole_copy = sum(p.nbytes for p in whole.parameters())
         add("sampler: weights", whole_copy, ALWAYS, "--engine vllm-server", "a smaller --model")
@@ -156,21 +171,23 @@ def preflight(
         add("layers and embeddings, gathered", 3 * layer + 2 * rest, UPDATE, "a smaller --model")
 
     memory = memory_of(device) if memory_gb is None else int(memory_gb * GB)
-    stale = getattr(args, "max_staleness", 0)  # rows are in flight during updates, too
+    stale = getattr(args, "max_staleness", 0)  # rows stay in flight during updates
     if in_process:
         row, token = min(longest_row, TYPICAL_ROW), bytes_per_token(config, dtype)
         needed = (args.num_envs * row + max(0, longest_row - row)) * token
         cache = (ROOM_OF_SMALL if needed < Store.SMALL else ROOM_TO_GROW) * needed
-        if not on_cpu and world_size == 1:  # the smallest store may grow so large for one long row
+        if not on_cpu and world_size == 1:  # one long row can make the smallest store this large
             room = GPU_SHARE * memory if memory_gb else gpu_room(device)
             cache = max(cache, min(args.num_envs * longest_row * token, room))
         add("keys and values of the rows", cache, ALWAYS if stale else ROLLOUT, "--num-envs", CONTEXT)
-        if stale and getattr(args, "eval_episodes", 0):  # those in flight stay while others are evaluated
+        if stale and getattr(args, "eval_episodes", 0):  # rows in flight stay during an evaluation
             add("keys and values of an evaluation's rows", cache, ROLLOUT, "--eval-episodes 0", "--num-envs", CONTEXT)
-        logit = 8 if on_cpu else 20  # bytes: twice in bf16 where it is replayed, four times in float32
+        logit = 8 if on_cpu else 20  # bytes: two copies in bf16 with CUDA graphs, four in float32
         add("logits of new tokens", logit * args.num_envs * config.get_text_config().vocab_size, ROLLOUT, "--num-envs")
     if args.engine == "vllm" and not on_cpu:
-        add("vLLM", VLLM_SHARE * memory, ALWAYS if stale else ROLLOUT, "--engine vllm-server")  # else it sleeps
+        add(
+            "vLLM", VLLM_SHARE * memory, ALWAYS if stale else ROLLOUT, "--engine vllm-server"
+        )  # otherwise it sleeps during updates
 
     tokens = max(args.microbatch_tokens, longest_row)
     shorter = CONTEXT if longest_row > args.microbatch_tokens else "--microbatch-tokens"
@@ -182,13 +199,13 @@ def preflight(
     add("activations", saved + layer, UPDATE, *again, shorter)
     if on_cpu:
         gaps = MALLOC_GAPS_LORA if args.lora_rank else MALLOC_GAPS
-        add("gaps that malloc leaves", gaps * saved + 3 * layer, UPDATE, *again, shorter)
+        add("gaps left by malloc", gaps * saved + 3 * layer, UPDATE, *again, shorter)
     vocabulary = config.get_text_config().vocab_size
     logits = min(tokens, LOGITS_BYTES // (4 * vocabulary)) * 4 * vocabulary
     copies = LOGITS_COPIES + (getattr(args, "ent_coef", 0) != 0)
     add("logits", copies * logits, UPDATE, shorter)
     head = whole.get_output_embeddings().weight
-    if critic or not args.lora_rank:  # adapters leave both as they are
+    if critic or not args.lora_rank:  # adapters do not train them
         add("gradients of embedding and head, before they are added", 2 * head.nbytes, UPDATE, "a smaller --model")
     if getattr(args, "float32_head", False) and dtype != torch.float32:
         for when in (UPDATE, *(ROLLOUT,) * in_process):
@@ -204,25 +221,25 @@ def preflight(
 
 
 def empty_model(config: Any, dtype: torch.dtype, lora_rank: int) -> Any:
-    """The model without memory for its weights: its parameters can be counted, its layers run on shapes."""
+    """Build the model without memory for its weights. Its parameters can be counted, its layers run on shapes."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False)
         if not lora_rank:
             return model
         model = with_adapters(model, lora_rank)
-        for parameter in model.parameters():  # peft gives adapters the model's dtype only where there are weights
+        for parameter in model.parameters():  # peft gives adapters the model's dtype only if there are weights
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(dtype)
         return model
 
 
 def is_tied(model: Any) -> bool:
-    """Is the output embedding the input embedding?"""
+    """Return True if the output embedding is the input embedding."""
     return model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def layer_bytes(model: Any) -> tuple[int, int]:
-    """The weights of the largest decoder layer, and those outside the layers."""
+    """Return the bytes of the largest decoder layer's weights, and of all weights outside the layers."""
     sizes = [sum(p.nbytes for p in layer.parameters()) for layer in decoder_layers(model)]
     return max(sizes), sum(p.nbytes for p in model.parameters()) - sum(sizes)
 
@@ -233,7 +250,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 class FusedAttention(torch.autograd.Function):
-    """What a fused kernel keeps for the backward pass, on the meta device. There is no backward pass."""
+    """A stand-in on the meta device that saves the tensors a fused kernel keeps. It has no backward pass."""
 
     @staticmethod
     def forward(ctx: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -249,19 +266,19 @@ def fused_attention(
 
 
 def activations(model: Any, rows: int, columns: int) -> tuple[int, int]:
-    """The bytes that autograd keeps of tokens [rows, columns] in all layers, and in one of them.
+    """Return the bytes that autograd keeps for tokens [rows, columns] in all layers, and in one layer.
 
-    Counted by running the layers of an empty model on the meta device; where a model can't be run there (routing that
-    depends on the data), a formula for layers like Qwen2's.
+    They are counted by running an empty model's layers on the meta device. If a model cannot run there (data-dependent
+    routing), a formula for layers like Qwen2's is used.
     """
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}  # by storage: several operations may keep the same tensor
+    saved: dict[int, torch.Tensor] = {}  # by storage, as several operations may keep the same tensor
     total, marks = [0], []
 
     def keep(x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
-        if storage._cdata not in weights and storage._cdata not in kept:
-            kept[storage._cdata] = x
+        if storage._cdata not in weights and storage._cdata not in saved:
+            saved[storage._cdata] = x
             total[0] += storage.nbytes()
         return x
 
@@ -271,12 +288,12 @@ def activations(model: Any, rows: int, columns: int) -> tuple[int, int]:
     AttentionInterface.register("fused_on_meta", fused_attention)
     model_itself.config.get_text_config()._attn_implementation = "fused_on_meta"
     ids = torch.zeros(rows, columns, dtype=torch.long, device="meta")
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="meta")  # of four dimensions: it is taken as it is
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="meta")  # four dimensions: used unchanged
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             getattr(model_itself, model_itself.base_model_prefix)(input_ids=ids, attention_mask=mask, use_cache=False)
         return total[0], max(b - a for a, b in zip([0, *marks], marks, strict=False))
-    except Exception:  # of a family's own code, which was not written for this
+    except Exception:  # code of a model family that cannot run on the meta device
         config = model_itself.config.get_text_config()
         keys = bytes_per_token(config, torch.uint8) // (2 * config.num_hidden_layers)
         names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
@@ -290,7 +307,8 @@ def activations(model: Any, rows: int, columns: int) -> tuple[int, int]:
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes that this process may use of its device: of a GPU all that is free, of main memory its share."""
+    """Return the bytes of its device that this process may use: all free memory of a GPU, or its share of main
+    memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -307,11 +325,11 @@ def memory_of(device: torch.device) -> int:
 def measure(
     model: Any, tokens: int, longest_row: int, vocab_size: int, temperature: float = 1.0, entropy: bool = False
 ) -> int:
-    """The bytes that activations and logits of one microbatch take at their peak, from a forward and backward pass.
+    """Measure the peak bytes of activations and logits of one microbatch, in a forward and backward pass.
 
-    The microbatch has `tokens` tokens in rows of at most `longest_row`, all of them trained, with `entropy` also for
-    their entropies. All processes must call this together. Raises RuntimeError where main memory's peak can't be read
-    (there is no /proc).
+    The microbatch has `tokens` tokens in rows of at most `longest_row`; all are trained. With `entropy`, entropies are
+    computed too. All processes must call this together. Raise RuntimeError if the peak of main memory cannot be read
+    (no /proc).
     """
     length = min(tokens, longest_row)
     rng, count = np.random.default_rng(0), max(1, tokens // length)
@@ -322,9 +340,9 @@ def measure(
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     else:
-        gc.collect()  # what it would free in the middle of this would count as room
+        gc.collect()  # a collection during the measurement would lower the peak
         before = resident_bytes("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     try:
         logprobs, entropies = policy_forward(model, rows, vocab_size, temperature, entropy)
         (logprobs.sum() + (entropies.sum() if entropy else 0.0)).backward()
@@ -336,8 +354,8 @@ def measure(
 
 
 def resident_bytes(name: str) -> int:
-    """The main memory of this process: VmRSS now, VmHWM the most so far. Raises RuntimeError without /proc."""
+    """Return the main memory of this process: VmRSS is now, VmHWM the peak. Raise RuntimeError without /proc."""
     status = Path("/proc/self/status")
     if not status.exists():
-        raise RuntimeError("the memory of a process is read from /proc, which only Linux has")
+        raise RuntimeError("the memory of a process is read from /proc, which exists only on Linux")
     return next(1024 * int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(name))

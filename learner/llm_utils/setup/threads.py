@@ -1,8 +1,9 @@
-"""How many threads torch computes with.
+"""The number of threads that torch computes with.
 
-The threads of a product wait for each other, and OpenMP's wait by spinning. With one on every core, a second busy
-process takes a core away from one of them, the others spin until it is back, and a job takes many times as long
-(benchmarks/performance/threads.py). So the default follows what other processes leave free, from the start to the end.
+The threads of a product wait for each other, and OpenMP waits by spinning. With a thread on every core, a second busy
+process takes a core away from one of them. The others spin until it is back, and a job takes many times as long
+(benchmarks/performance/threads.py). So by default the number follows what other processes leave free, during the whole
+run.
 """
 
 from __future__ import annotations
@@ -19,71 +20,71 @@ import torch
 from llm_utils import distributed
 from llm_utils.setup import cgroups
 
-SECONDS = 2.0  # between two looks at the load
-SPARE = 0.25  # of a core: what others may use before there is a thread less
+SECONDS = 2.0  # between two measurements of the load
+SPARE = 0.25  # cores that others may use before a thread is dropped
 STAT = Path("/proc/stat")
 
 
 class Load:
-    """The cores that this process may use, and what other processes use of them."""
+    """The cores that this process may use, and their use by other processes."""
 
     def __init__(self) -> None:
         self.cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-        asked = os.environ.get("OMP_NUM_THREADS", "")
-        bound = int(asked) if asked.isdecimal() else math.inf
-        self.cores = max(1, math.ceil(min(len(self.cpus), cgroups.cores(), bound)))
-        self.why = f" (OMP_NUM_THREADS={asked})" if bound < len(self.cpus) else ""
+        omp_setting = os.environ.get("OMP_NUM_THREADS", "")
+        omp_limit = int(omp_setting) if omp_setting.isdecimal() else math.inf
+        self.cores = max(1, math.ceil(min(len(self.cpus), cgroups.cores(), omp_limit)))
+        self.reason = f" (OMP_NUM_THREADS={omp_setting})" if omp_limit < len(self.cpus) else ""
         self.last = self._now()
 
     def _now(self) -> tuple[float, float]:
-        """The clock, and the seconds that others have used of these cores since the machine started; 0 if unknown."""
+        """Return the clock, and the seconds that other processes have used these cores since boot; 0 if unknown."""
         names, ticks = {f"cpu{cpu}" for cpu in self.cpus}, 0
         for line in STAT.read_text().splitlines() if STAT.exists() else ():
             name, *fields = line.split()
-            if name in names:  # user, nice, system, idle, iowait, irq, softirq, steal: what the machine's owner took
+            if name in names:  # user, nice, system, idle, iowait, irq, softirq, steal (time of other virtual machines)
                 ticks += sum(map(int, fields[:3])) + sum(map(int, fields[5:8]))
         return time.monotonic(), (ticks / os.sysconf("SC_CLK_TCK") - time.process_time()) if ticks else 0.0
 
     def others(self) -> float:
-        """How many cores others used since the last look."""
+        """Return the number of cores that others used since the last measurement."""
         (began, used_before), self.last = self.last, self._now()
         now, used = self.last
         return max(0.0, (used - used_before) / (now - began))
 
     def threads(self, others: float) -> int:
-        """A thread for every core that is free, of those that this process may use."""
+        """Return one thread for every free core among those that this process may use."""
         return max(1, min(self.cores, len(self.cpus) - math.ceil(others - SPARE)))
 
 
-_followed: Load | None = None  # the load that `follow` looks at
+_followed: Load | None = None  # the load that `follow` measures
 
 
 def use(args: Any) -> None:
-    """Have torch compute with `args.num_threads` threads, or where that is 0 with as many as others leave cores free.
+    """Set torch's number of threads to `args.num_threads`; 0 means as many as there are free cores.
 
-    With --deterministic, and in processes of torchrun, which share the cores, the load doesn't count.
+    With --deterministic, and with several torchrun processes that share the cores, the load does not count.
     """
     global _followed
     load, processes, _followed = Load(), distributed.local_world_size(), None
-    number, why = args.num_threads, "--num-threads"
+    number, reason = args.num_threads, "--num-threads"
     if not number and (processes > 1 or getattr(args, "deterministic", False)):
         cores = len(load.cpus) if processes > 1 else load.cores  # torchrun sets OMP_NUM_THREADS to 1
         number = max(1, cores // processes)
-        why = f"{cores} core{'s' * (cores > 1)}, {processes} process{'es' * (processes > 1)}"
+        reason = f"{cores} core{'s' * (cores > 1)}, {processes} process{'es' * (processes > 1)}"
     elif not number:
         time.sleep(0.3)
         others, _followed = load.others(), load
         number = load.threads(others)
-        why = f"{load.cores} core{'s' * (load.cores > 1)}{load.why}, others use {others:.1f}; it follows the load"
+        reason = f"{load.cores} core{'s' * (load.cores > 1)}{load.reason}, others use {others:.1f}; follows the load"
     torch.set_num_threads(number)
     if distributed.rank() == 0:
-        print(f"torch computes with {number} thread{'s' * (number > 1)} ({why})", file=sys.stderr)
+        print(f"torch uses {number} thread{'s' * (number > 1)} ({reason})", file=sys.stderr)
 
 
 def follow() -> None:
-    """Where the number of threads was left open: see what others use now, every few seconds, and change it.
+    """Adapt torch's number of threads to the load, every few seconds, unless a flag fixed it.
 
-    To be called on the thread that computes, as it works: OpenMP keeps a number for each.
+    Call this on the thread that computes, between its steps: OpenMP keeps a number for each thread.
     """
     if _followed is not None and time.monotonic() - _followed.last[0] >= SECONDS:
         number = _followed.threads(_followed.others())

@@ -1,1 +1,1 @@
-"""Forward passes, optimizer and metrics of an update."""
+"""The forward passes, optimizer and metrics of an update."""

@@ -1,4 +1,4 @@
-"""Finished rows of tokens through a model: batches, and the log-probabilities of chosen tokens."""
+"""Batches of finished token sequences, and the log-probabilities of chosen tokens under a model."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ Array = np.ndarray
 
 
 class Row(Protocol):
-    """Tokens that a model reads, and is trained on: a segment of a trajectory, or a demonstration."""
+    """A training sequence: a segment of a trajectory, or a demonstration."""
 
     @property
     def tokens(self) -> Array:
-        """int32 [tokens]."""
+        """Token ids, int32 [tokens]."""
 
     @property
     def train_mask(self) -> Array:
-        """bool [tokens]."""
+        """True for tokens to train on, bool [tokens]."""
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first that may be trained on."""
+        """Number of tokens before the first that may be trained on."""
 
     @property
     def task_index(self) -> int:
-        """Equal where rows are likely to begin with the same tokens."""
+        """A key that is equal for rows that are likely to share their first tokens."""
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 def microbatches(rows: Sequence[AnyRow], budget: int) -> Iterator[list[AnyRow]]:
-    """Rows of similar length together, those with the same prompt side by side, at most `budget` tokens with padding
-    in a batch (but at least one row)."""
+    """Yield batches of rows of similar length, with rows of the same prompt side by side. A batch has at most `budget`
+    tokens with padding, but at least one row."""
     longest: dict[int, int] = {}
     for row in rows:
         longest[row.task_index] = max(longest.get(row.task_index, 0), len(row.tokens))
@@ -57,9 +57,9 @@ def microbatches(rows: Sequence[AnyRow], budget: int) -> Iterator[list[AnyRow]]:
 
 
 def pad(arrays: Sequence[Array], device: torch.device | str = "cpu") -> torch.Tensor:
-    """Arrays of different lengths -> [B, T], zeros on the right.
+    """Stack arrays of different lengths to [B, T], with zeros on the right.
 
-    With padding on the right a causal model needs no attention mask: no real token sees a padded one.
+    With right padding a causal model needs no attention mask: no real token attends to padding.
     """
     out = np.zeros((len(arrays), max(map(len, arrays))), bool if arrays[0].dtype == bool else np.int64)
     for target, array in zip(out, arrays, strict=True):
@@ -68,9 +68,9 @@ def pad(arrays: Sequence[Array], device: torch.device | str = "cpu") -> torch.Te
 
 
 class TokenTree:
-    """Rows as the tree of their tokens: what they have in common from the start on is there once.
+    """Rows as a tree of their tokens, in which a shared prefix occurs once.
 
-    `ids`, `parents` (-1: none) and `depths` [N] of the nodes; `paths`: the nodes of each row.
+    `ids`, `parents` (-1: none) and `depths` [N] describe the nodes; `paths` holds the nodes of each row.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -88,7 +88,7 @@ class TokenTree:
             self.depths[nodes] = np.arange(len(nodes))
 
     def mask(self) -> Array:
-        """[N, N]: a node sees itself and those before it in its rows."""
+        """Return the attention mask [N, N]: a node attends to itself and to the nodes before it in its rows."""
         sees = np.eye(len(self.ids), dtype=bool)
         for node, parent in enumerate(self.parents.tolist()):
             if parent >= 0:
@@ -96,12 +96,12 @@ class TokenTree:
         return sees
 
 
-MOST_NODES = 8192  # of a tree: its mask has the square of it
+MOST_NODES = 8192  # maximum nodes of a tree, as its mask grows with their square
 
 
 def token_trees(model: PreTrainedModel, rows: Sequence[Row]) -> tuple[list[TokenTree], list[tuple[int, int]]]:
-    """A tree for each prompt, and the number of the tree and the place in it of every row; nothing where trees don't
-    halve the tokens to compute, or a layer doesn't attend to all of its row."""
+    """Return a tree for each prompt, and for each row the number of its tree and its index in it. Return nothing if
+    trees do not halve the tokens to compute, or if a layer does not attend to all of its row."""
     groups: dict[bytes, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(row.tokens[: row.prompt_length].tobytes(), []).append(i)
@@ -116,14 +116,14 @@ def token_trees(model: PreTrainedModel, rows: Sequence[Row]) -> tuple[list[Token
     return trees, [places[i] for i in range(len(rows))]
 
 
-LOGITS_BYTES = 2**29  # of float32 logits at a time; what is made from them takes about five times as much
+LOGITS_BYTES = 2**29  # of float32 logits at once; results computed from them take about five times as much
 
 
 @contextmanager
 def logits_only_at(model: PreTrainedModel, index: tuple[torch.Tensor, ...]) -> Iterator[None]:
-    """Inside, `model(...).logits` is [N, vocabulary]: the head sees only the hidden states at `index` (rows, columns).
+    """Make `model(...).logits` [N, vocabulary]: the head sees only the hidden states at `index` (rows, columns).
 
-    With a large vocabulary the head costs more than the layers, and most positions predict nothing that is needed.
+    With a large vocabulary the head costs more than the layers, and most positions predict nothing needed.
     """
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (inputs[0][index],))
     try:
@@ -133,7 +133,8 @@ def logits_only_at(model: PreTrainedModel, index: tuple[torch.Tensor, ...]) -> I
 
 
 def attention_mask(model: PreTrainedModel, sees: torch.Tensor) -> torch.Tensor:
-    """What each query sees (bool), as the model's attention takes it: eager attention adds it to the scores."""
+    """Return the mask of visible tokens (bool) in the form that the model's attention takes. Eager attention adds it to
+    the scores."""
     if model.config._attn_implementation != "eager":
         return sees
     return torch.zeros_like(sees, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
@@ -142,10 +143,10 @@ def attention_mask(model: PreTrainedModel, sees: torch.Tensor) -> torch.Tensor:
 def policy_forward(
     model: PreTrainedModel, rows: Sequence[Row], vocab_size: int, temperature: float, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [N] of the tokens where `train_mask` is True, row by row, and the entropies there [N], float32.
+    """Return log-probabilities [N] of the tokens where `train_mask` is True, row by row, and entropies [N], float32.
 
-    What rows with the same prompt have in common from the start on is computed once, where that halves the work. Logits
-    beyond LOGITS_BYTES are computed in parts, and again in the backward pass.
+    A prefix shared by rows with the same prompt is computed once if that halves the work. Logits beyond LOGITS_BYTES
+    are computed in parts, and recomputed in the backward pass.
     """
     train_checkpointed_layers(model)
     masks = [row.train_mask for row in rows]
@@ -154,7 +155,7 @@ def policy_forward(
     trees, places = token_trees(model, rows)
     if trees:
         n = max(len(tree.ids) for tree in trees)
-        sees = np.tile(np.eye(n, dtype=bool), (len(trees), 1, 1, 1))  # padding sees itself
+        sees = np.tile(np.eye(n, dtype=bool), (len(trees), 1, 1, 1))  # padding attends to itself
         for mask, tree in zip(sees, trees, strict=True):
             mask[0, : len(tree.ids), : len(tree.ids)] = tree.mask()
         seen = attention_mask(model, torch.from_numpy(sees).to(model.device))
@@ -166,47 +167,48 @@ def policy_forward(
         n = ids.shape[1]
         paths = [i * n + np.arange(len(row.tokens)) for i, row in enumerate(rows)]
     predicting = np.concatenate([path[:-1][mask[1:]] for path, mask in zip(paths, masks, strict=True)])
-    nodes, which = np.unique(predicting, return_inverse=True)  # sorted: nodes[which] = predicting
-    at, which, targets = (torch.from_numpy(x).to(model.device) for x in (nodes, which.reshape(-1), targets))
+    nodes, node_index = np.unique(predicting, return_inverse=True)  # sorted: nodes[node_index] = predicting
+    at, node_index, targets = (torch.from_numpy(x).to(model.device) for x in (nodes, node_index.reshape(-1), targets))
     index = (at // n, at % n)
 
-    def log_probabilities(logits: torch.Tensor, which: torch.Tensor, targets: torch.Tensor) -> Any:
+    def log_probabilities(logits: torch.Tensor, node_index: torch.Tensor, targets: torch.Tensor) -> Any:
         logits = logits[:, :vocab_size].float()
-        everything = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+        all_logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropies = -(everything.exp() * everything).sum(-1)
-        return everything[which, targets], entropies[which]
+            entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
+        return all_logprobs[node_index, targets], entropies[node_index]
 
-    at_once = max(1, LOGITS_BYTES // (4 * vocab_size))  # positions
-    if len(at) <= at_once:
+    chunk = max(1, LOGITS_BYTES // (4 * vocab_size))  # positions
+    if len(at) <= chunk:
         with logits_only_at(model, index):
             logits = model(input_ids=ids, **inputs).logits
-        return log_probabilities(logits, which, targets)
+        return log_probabilities(logits, node_index, targets)
 
     hidden, head = hidden_states(model, index, input_ids=ids, **inputs)
-    logprobs, entropies = (torch.empty(len(which), device=model.device) for _ in range(2))
+    logprobs, entropies = (torch.empty(len(node_index), device=model.device) for _ in range(2))
 
-    def part(states: torch.Tensor, which: torch.Tensor, targets: torch.Tensor) -> Any:
-        return log_probabilities(head(states), which, targets)
+    def logprobs_of_chunk(states: torch.Tensor, node_index: torch.Tensor, targets: torch.Tensor) -> Any:
+        return log_probabilities(head(states), node_index, targets)
 
-    for first in range(0, len(at), at_once):
-        mine = ((which >= first) & (which < first + at_once)).nonzero()[:, 0]
-        arguments = hidden[first : first + at_once], which[mine] - first, targets[mine]
+    for first in range(0, len(at), chunk):
+        inside = ((node_index >= first) & (node_index < first + chunk)).nonzero()[:, 0]
+        arguments = hidden[first : first + chunk], node_index[inside] - first, targets[inside]
         if torch.is_grad_enabled():
-            found = checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False)
+            results = checkpoint(logprobs_of_chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
         else:
-            found = part(*arguments)
-        logprobs, entropies = (x.index_copy(0, mine, y) for x, y in zip((logprobs, entropies), found, strict=True))
+            results = logprobs_of_chunk(*arguments)
+        logprobs, entropies = (x.index_copy(0, inside, y) for x, y in zip((logprobs, entropies), results, strict=True))
     return logprobs, entropies
 
 
 def hidden_states(
     model: Any, index: tuple[torch.Tensor, ...], **inputs: Any
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    """The states [N, hidden] that the head would be given at `index` (rows, columns), and what makes logits [n,
-    vocabulary] of some of them [n, hidden].
+    """Return the states [N, hidden] that the head gets at `index` (rows, columns), and a function that computes the
+    logits [n, vocabulary] of some of them [n, hidden].
 
-    A model may scale or cap its logits: the rest of its own forward is run, in which the layers return these states.
+    A model may scale or cap its logits. So the function runs the model's own forward, with layers that return these
+    states.
     """
     model_itself = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = getattr(model_itself, model_itself.base_model_prefix)
@@ -231,15 +233,16 @@ def hidden_states(
 
 
 def train_checkpointed_layers(model: torch.nn.Module) -> None:
-    """Put layers with gradient checkpointing into training mode, where alone it works; nothing inside them, which may
-    compute something else there."""
+    """Put layers with gradient checkpointing into training mode, as it works only there. Modules inside them stay as
+    they are, because training mode may change their results."""
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
-            model.training = module.training = True  # that of the whole model tells a sampler to go back
+            model.training = module.training = True  # the whole model's flag tells a sampler to switch back
 
 
 def check_finite(loss: torch.Tensor, rows: Sequence[Segment]) -> torch.Tensor:
-    """The loss. FloatingPointError, with the trajectories that it comes from, where it would destroy the weights."""
+    """Return the loss. Raise FloatingPointError with its trajectories if it is not finite and would destroy the
+    weights."""
     if not torch.isfinite(loss):
         raise FloatingPointError(f"the loss is {loss.item()}", list(dict.fromkeys(row.trajectory for row in rows)))
     return loss
@@ -249,7 +252,8 @@ def check_finite(loss: torch.Tensor, rows: Sequence[Segment]) -> torch.Tensor:
 def score(
     batches: Iterable[tuple[Sequence[Segment], float]], model: PreTrainedModel, vocab_size: int, temperature: float
 ) -> dict[int, Array]:
-    """Log-probabilities of what is trained on, by episode: float32 [tokens], 0 where `train_mask` is False."""
+    """Return log-probabilities of the trained tokens by episode number: float32 [tokens], 0 where `train_mask` is
+    False."""
     scored: dict[int, Array] = {}
     for batch, _ in batches:
         logprobs = policy_forward(model, batch, vocab_size, temperature)[0].cpu().numpy()

@@ -1,4 +1,4 @@
-"""What is logged of an optimizer step."""
+"""The figures logged for an optimizer step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from llm_utils import distributed
 from llm_utils.trajectory import Trajectory
 
-BEYOND = math.log(1.05)  # of a gap between log-probabilities
+BEYOND = math.log(1.05)  # limit of a gap between log-probabilities
 
 
 def sampler_gap(rows: Sequence[Trajectory]) -> dict[str, float]:
-    """Distances between the log-probabilities of sampler and trainer over all sampled tokens of the trajectories.
+    """Compute the distances between sampler's and trainer's log-probabilities over all sampled tokens.
 
     `old_logprobs` must be the trainer's.
     """
@@ -24,14 +24,14 @@ def sampler_gap(rows: Sequence[Trajectory]) -> dict[str, float]:
     gap = np.concatenate([*gaps, np.zeros(0, np.float32)])
     if not len(gap):
         return {}
-    found = {"mean": gap.mean(), "max": gap.max(), "beyond": (gap > BEYOND).mean()}
-    return {f"sampler/gap_{name}": float(value) for name, value in found.items()}
+    figures = {"mean": gap.mean(), "max": gap.max(), "beyond": (gap > BEYOND).mean()}
+    return {f"sampler/gap_{name}": float(value) for name, value in figures.items()}
 
 
 class TokenMeans:
-    """Means over the trained tokens of an optimizer step, however the loss weighs them, and the loss itself.
+    """Means over the trained tokens of an optimizer step, independent of the loss weights, and the loss itself.
 
-    The step may be cut into microbatches and processes in any way. All processes add the same names.
+    The step may be split into microbatches and processes in any way. All processes must add the same names.
     """
 
     def __init__(self) -> None:
@@ -47,20 +47,20 @@ class TokenMeans:
             self.sums[name] += float(values.detach().sum())
 
     def add_loss(self, name: str, loss: torch.Tensor) -> None:
-        """Add a microbatch's part of a loss, weighted as it is trained."""
+        """Add a microbatch's part of a loss, with its training weights."""
         self.losses[name] += loss.item()
 
     def add_gap(self, gaps: torch.Tensor) -> None:
         """Add the distances [N] between the sampler's and the trainer's log-probabilities of sampled tokens."""
         gaps = gaps.detach().abs()
         beyond = (gaps > BEYOND).float()
-        found = {"gap_mean": float(gaps.sum()), "gap_beyond": float(beyond.sum()), "gap_tokens": len(gaps)}
-        for name, value in found.items():
+        figures = {"gap_mean": float(gaps.sum()), "gap_beyond": float(beyond.sum()), "gap_tokens": len(gaps)}
+        for name, value in figures.items():
             self.sums[name] += value
         self.largest["gap_max"] = max(self.largest.get("gap_max", 0.0), float(gaps.max()) if len(gaps) else 0.0)
 
     def result(self) -> dict[str, float]:
-        """The means of all processes together; `gap_beyond` is the share of ratios beyond 1.05 (or 1/1.05)."""
+        """Return the means over all processes; `gap_beyond` is the share of ratios beyond 1.05 (or 1/1.05)."""
         both = [(kind, name) for kind in (self.sums, self.losses) for name in sorted(kind)]
         tokens, *totals = distributed.all_reduce_sum(self.tokens, *(kind[name] for kind, name in both))
         sums = dict(zip(sorted(self.sums), totals, strict=False))

@@ -1,4 +1,4 @@
-"""AdamW with float32 weights behind bf16 ones."""
+"""AdamW with float32 copies of bf16 weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llm_utils.distributed import collect, full, like
 
 
 def _add_gradient(weight: torch.Tensor, master: torch.Tensor) -> None:
-    """Move what a backward pass gave a bf16 weight to its float32 copy."""
+    """Move the gradient of a bf16 weight to its float32 copy."""
     gradient, weight.grad = weight.grad, None
     if master.grad is None:
         master.grad = gradient.float()
@@ -23,11 +23,11 @@ def _add_gradient(weight: torch.Tensor, master: torch.Tensor) -> None:
 
 
 def float32_copy(weight: torch.Tensor, seed: int) -> torch.Tensor:
-    """A float32 copy of a bf16 weight, drawn from the interval of numbers that round to it.
+    """Return a float32 copy of a bf16 weight, drawn from the interval of numbers that round to the weight.
 
-    A copy that began on the weight itself would have to travel half of the interval before the weight changes at all:
-    at 1e-6 a weight of 0.1 takes 240 steps. Drawn so, a part of the weights changes at every step, as many as the steps
-    are long. A weight of a sharded model draws for its own part.
+    A copy that starts at the weight itself must cross half of the interval before the weight changes at all: at 1e-6, a
+    weight of 0.1 takes 240 steps. With a random start some weights change at every step, in proportion to its length. A
+    sharded weight draws its own part.
     """
     copy = weight.detach().float()
     exact = copy.to_local() if hasattr(copy, "to_local") else copy
@@ -35,18 +35,19 @@ def float32_copy(weight: torch.Tensor, seed: int) -> torch.Tensor:
     width = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 8)  # bf16 has 8 significant bits
     drawn = exact + width * (torch.rand(exact.shape, generator=generator, device=exact.device) - 0.5)
     rounded = drawn.to(weight.dtype).float()
-    exact.copy_(torch.where(rounded == exact, drawn, exact))  # next to a power of 2 an interval is shorter
+    exact.copy_(torch.where(rounded == exact, drawn, exact))  # an interval next to a power of 2 is shorter
     return copy
 
 
 class Float32AdamW:
-    """AdamW over several modules, one learning rate each. Weights that aren't float32 get a float32 copy.
+    """AdamW over several modules, with a learning rate for each. Weights that are not float32 get a float32 copy.
 
-    A step of Adam is about as large as the learning rate, and a bf16 weight of size 1 can't move by less than 1/256:
-    the copies take the steps, the modules get the rounded result. The copies also hold the gradient, to which every
-    backward pass is added in float32: a sum of many small numbers in bf16 stops growing. Float32 modules are updated
-    directly. Matrices decay: each step takes `weight_decay` times the learning rate of them away; biases and norms
-    don't.
+    A step of Adam is about as large as the learning rate, but a bf16 weight of size 1 cannot move by less than 1/256.
+    So the copies take the steps, and the modules get the rounded result. The copies also hold the gradient: every
+    backward pass is added in float32, because a sum of many small numbers in bf16 stops growing. Float32 modules are
+    updated directly.
+
+    Only matrices decay, not biases and norms: each step subtracts `weight_decay` times the learning rate of them.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Float32AdamW:
         self.adam = torch.optim.AdamW(groups, betas=betas, weight_decay=0.0, fused=True)
 
     def _pairs(self) -> list[tuple[Any, Any]]:
-        """Every weight and what takes its steps: its float32 copy, or itself."""
+        """Return every weight with the tensor that takes its steps: its float32 copy, or itself."""
         groups = zip(self.weights, self.masters, strict=True)
         return [pair for weights, masters in groups for pair in zip(weights, masters, strict=True)]
 
@@ -80,15 +81,14 @@ class Float32AdamW:
 
     @torch.no_grad()
     def step(self, max_grad_norm: float, rows: Sequence[Any] = ()) -> list[float]:
-        """Clip the gradient of every module by its own norm, take a step, clear the gradients. Returns the norms.
+        """Clip the gradient of every module by its own norm, take a step, and clear the gradients. Return the norms.
 
-        Raises FloatingPointError with the `rows` that the gradient is of, before any weight has moved, where it isn't
-        finite.
+        Raise FloatingPointError with the gradient's `rows`, before any weight moves, if the gradient is not finite.
         """
         norms = [float(full(nn.utils.clip_grad_norm_(group, max_grad_norm))) for group in self.masters]
         if not all(map(math.isfinite, norms)):
             raise FloatingPointError(f"the norm of the gradient is {max(norms)}", rows)
-        if self.weight_decay:  # here, as Adam would need groups of their own for matrices
+        if self.weight_decay:  # done here, as Adam would need separate groups for matrices
             for group in self.adam.param_groups:
                 for master in group["params"]:
                     if master.ndim > 1 and master.grad is not None:
@@ -101,9 +101,9 @@ class Float32AdamW:
         return norms
 
     def state_dict(self) -> dict[str, Any]:
-        """Adam's state and the float32 copies (None where a weight is float32 itself), as whole tensors.
+        """Return Adam's state and the float32 copies (None if a weight is float32 itself), as whole tensors.
 
-        With several processes all must call this together; rank 0 gets them.
+        With several processes all must call this together; rank 0 gets the result.
         """
         pairs = zip(self.weights, self.masters, strict=True)
         copies = [[None if m is w else collect(m) for w, m in zip(ws, ms, strict=True)] for ws, ms in pairs]
@@ -113,7 +113,8 @@ class Float32AdamW:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse; the modules' own weights must be loaded already. Raises ValueError for another model's state."""
+        """Restore what `state_dict` returned. The modules' weights must be loaded before. Raise ValueError for another
+        model's state."""
         weights = [master for masters in self.masters for master in masters]
         split = {  # Adam numbers the weights in this order; its step counts have no shape
             i: {name: like(x, weights[i]) if x.dim() else x for name, x in values.items()}

@@ -47,7 +47,7 @@ def test_what_there_isnt_is_said():
         AgentDojoEnv(attack="dos")
     with pytest.raises(ArgumentError, match="AgentDojo has no version 'v9'; it has v1, "):
         AgentDojoEnv(version="v9")
-    with pytest.raises(ArgumentError, match="version must be the name of one, such as v1.2.2"):
+    with pytest.raises(ArgumentError, match="version must be the name of a version, such as v1.2.2"):
         AgentDojoEnv(version=["v1"])
     with pytest.raises(ArgumentError, match="attack must be the name of an attack or None"):
         AgentDojoEnv(attack=["direct"])

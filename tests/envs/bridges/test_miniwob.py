@@ -330,7 +330,7 @@ def test_a_page_that_does_not_load_is_a_fault_and_a_bug_of_ours_is_not(monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(SeleniumInstance, "RESET_BLOCK_MAX_ATTEMPT", 0)
-        with pytest.raises(ToolFault, match="the page didn't load: .*does not load properly"):
+        with pytest.raises(ToolFault, match="the page did not load: .*does not load properly"):
             Page("click-test", 1, "train")
 
     def bug(self):

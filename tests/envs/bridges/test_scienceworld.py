@@ -309,7 +309,7 @@ def test_a_simulator_in_which_a_call_is_stuck_serves_nobody_else():
 
 
 def test_only_the_time_is_taken_out_of_javas_random():
-    with pytest.raises(ValueError, match="asks for the time 0 times"):
+    with pytest.raises(ValueError, match="reads the time 0 times"):
         java_random.without_time(bytes.fromhex("cafebabe0000003d0001") + b"\x00" * 8)
 
 

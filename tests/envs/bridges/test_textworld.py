@@ -147,7 +147,7 @@ def test_what_cannot_be_made_is_said():
         TextWorldEnv(game="chess")
     with pytest.raises(ArgumentError, match="cooking has no setting 'rooms'; it has recipe"):
         TextWorldEnv(settings={"rooms": 3})
-    with pytest.raises(ArgumentError, match="TextWorld makes no coin_collector game of seed 0 with settings"):
+    with pytest.raises(ArgumentError, match="TextWorld cannot make a coin_collector game of seed 0 with settings"):
         TextWorldEnv(game="coin_collector", settings={"level": 3000})
 
 

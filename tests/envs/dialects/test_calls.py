@@ -317,7 +317,7 @@ def test_what_a_client_says_twice_is_called_once(dialect):
 
 @pytest.mark.parametrize("old", ["ping", 5, [], ["ping"]])
 def test_an_old_call_that_is_none(old):
-    with pytest.raises(TypeError, match="a call in a reply has"):
+    with pytest.raises(TypeError, match="a call in a reply must have"):
         begin().step_message({"content": None, "function_call": old})
 
 

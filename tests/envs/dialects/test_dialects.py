@@ -430,7 +430,7 @@ class TestBridge:
             (PLAIN_CHATML.replace("+ '<|im_end|>'", "+ '###'"), "does not begin with a control token"),
             (PLAIN_CHATML.replace("m['content']", "m['content'] * 2"), "2 times instead of once"),
             (PLAIN_CHATML.replace("m['content']", "'x'"), "0 times instead of once"),
-            ("{% for m in messages %}{{ m.nothing.at_all }}{% endfor %}", "refuses this conversation"),
+            ("{% for m in messages %}{{ m.nothing.at_all }}{% endfor %}", "rejects this conversation"),
         ],
     )
     def test_a_template_that_cannot_be_used(self, template, message):
@@ -443,7 +443,7 @@ class TestBridge:
             get_dialect("hermes", ByteTokenizer(chat_template=dropping))
         template = PLAIN_CHATML.replace("m['content']", "m['content'] | replace('b', 'B')")
         changing = get_dialect("hermes", ByteTokenizer(chat_template=template))
-        with pytest.raises(ValueError, match="in a way that is not known here"):
+        with pytest.raises(ValueError, match="in an unknown way"):
             changing.hint(True, "a")
 
 

@@ -225,7 +225,7 @@ def test_fallible_workers_fail_as_often_as_they_say(teacher, share, thousand):
         env._task = task
         right += env.demonstration(rng, teacher) == env.demonstration()
     assert abs(right / 1_000 - share) <= 0.03
-    with pytest.raises(ValueError, match="give it an rng"):
+    with pytest.raises(ValueError, match="pass an rng"):
         env.demonstration(teacher=teacher)
 
 

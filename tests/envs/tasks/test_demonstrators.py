@@ -22,7 +22,7 @@ def test_teachers(env_id):
         assert env.demonstration() == env.demonstration(np.random.default_rng(0), "expert")
         with pytest.raises(ValueError, match="no teacher 'genius'; there are expert, fallible_75"):
             env.demonstration(np.random.default_rng(0), "genius")
-        with pytest.raises(ValueError, match="fallible_50 makes mistakes at random: give it an rng"):
+        with pytest.raises(ValueError, match="fallible_50 makes mistakes at random: pass an rng"):
             env.demonstration(teacher="fallible_50")
 
 

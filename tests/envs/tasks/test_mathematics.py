@@ -299,7 +299,7 @@ def test_tools_by_choice(tools):
 
 @pytest.mark.parametrize("tools", ["python", (), ("search",)])
 def test_other_tools_are_refused(tools):
-    with pytest.raises(ArgumentError, match="any of 'calculator' and 'python', as a tuple"):
+    with pytest.raises(ArgumentError, match="a tuple of 'calculator' or 'python' or both"):
         gym.make("AgentR1/GSM8K-v0", tools=tools)
 
 

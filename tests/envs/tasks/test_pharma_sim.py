@@ -195,7 +195,7 @@ def test_fallible_workers_fail_as_often_as_they_say(teacher, share):
         env._task = generate_task(0, "train", index)
         right += env.demonstration(rng, teacher)[-1] == f"<answer>{env.task.answers[0]}</answer>"
     assert abs(right / 1_000 - share) <= 0.03
-    with pytest.raises(ValueError, match="give it an rng"):
+    with pytest.raises(ValueError, match="pass an rng"):
         env.demonstration(teacher=teacher)
 
 

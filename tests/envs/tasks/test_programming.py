@@ -551,7 +551,7 @@ def test_more_tests_in_the_prompt():
 
 @pytest.mark.parametrize("tools", ["python", (), ("calculator",)])
 def test_other_tools_are_refused(tools):
-    with pytest.raises(ArgumentError, match="any of 'python' and 'run_tests', as a tuple"):
+    with pytest.raises(ArgumentError, match="a tuple of 'python' or 'run_tests' or both"):
         gym.make("AgentR1/MBPP-v0", tools=tools)
 
 

@@ -403,7 +403,7 @@ def test_corpus_may_be_a_retriever(make, data):
     copy = pickle.loads(pickle.dumps(env))
     search(copy, "and now?")
     assert last_message(copy) == last_message(env)
-    with pytest.raises(ArgumentError, match="a retriever or a retrieval server only searches"):
+    with pytest.raises(ArgumentError, match="a retriever or a retrieval server can only search"):
         make(corpus=retriever, tools=("search", "lookup"))
     envs = gym.make_vec(IDS["hotpotqa"], num_envs=2, data_dir=str(data / "hotpotqa"), corpus=retriever, top_k=1)
     envs.reset(seed=[0, 0])
@@ -451,7 +451,7 @@ def test_retrieval_server(make, path):
     server = Server([Passage("Ada Quill", "The playwright."), Passage("Rome", "A city.")])
     address = f"http://127.0.0.1:{server.port}{path}"
     try:
-        with pytest.raises(ArgumentError, match="a retrieval server only searches"):
+        with pytest.raises(ArgumentError, match="a retrieval server can only search"):
             make(corpus=address, tools=("search", "lookup"))
         env = make(corpus=address)
         assert search(env, "playwright")[1] == pytest.approx(0.15)

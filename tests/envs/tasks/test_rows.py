@@ -94,7 +94,7 @@ def test_search_goes_over_a_corpus(tmp_path):
     for wrong in ({"tools": ["search"]}, {"corpus": str(corpus)}):
         with pytest.raises(ArgumentError, match="give both of them or neither"):
             make(**wrong)
-    with pytest.raises(ArgumentError, match="no tool 'serch'; by name there are calculator, python, search"):
+    with pytest.raises(ArgumentError, match="no tool 'serch'; the names are calculator, python, search"):
         make(tools=["serch"])
 
 
@@ -148,14 +148,14 @@ def test_a_reward_function_that_is_none_or_async_is_refused_at_once():
     with pytest.raises(ArgumentError, match="a function, or module:function; got 7"):
         make(reward=7)
     for name in ("builtins:exec", "os:system", "os.path:join", "subprocess:run"):  # of a stranger's run that goes on
-        with pytest.raises(ArgumentError, match="one of Python's own functions is refused"):
+        with pytest.raises(ArgumentError, match="functions of Python itself are rejected"):
             make(reward=name)
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [({"judge_url": "http://a/v1"}, "goes with"), ({"judge_model": "m"}, "goes with"),
-     ({"reward": "model", "judge_url": "127.0.0.1:9", "judge_model": "m"}, "judge_url is an address such as http://")],
+     ({"reward": "model", "judge_url": "127.0.0.1:9", "judge_model": "m"}, "judge_url must be an address such as http://")],
 )  # fmt: skip
 def test_half_a_judge_is_refused(kwargs, message):
     with pytest.raises(ArgumentError, match=message):
@@ -165,7 +165,7 @@ def test_half_a_judge_is_refused(kwargs, message):
 @pytest.mark.parametrize(
     ("reward", "message"),
     [("exact", "one of exact_match, f1"), ("no_module:f", "PYTHONPATH"), ("named:nothing", "no attribute"),
-     ("model", "goes with judge_url and judge_model")],
+     ("model", "needs judge_url and judge_model")],
 )  # fmt: skip
 def test_rewards_that_are_not_there(reward, message):
     with pytest.raises(ArgumentError, match=message):
@@ -219,7 +219,7 @@ def test_what_is_no_list_of_rows_is_said_with_the_remedy():
     pandas = pytest.importorskip("pandas")
     for data, message in (
         (pandas.DataFrame(ROWS), r'found a DataFrame; give df.to_dict\("records"\)'),
-        ({"train": ROWS}, "found a dict; .* the list of one, or data_dir=FOLDER with train.jsonl and test.jsonl"),
+        ({"train": ROWS}, "found a dict; .* the list of one split, or data_dir=FOLDER with train.jsonl and test.jsonl"),
         (3, "data: expected a file, a folder or a list of rows, found 3"),
     ):
         with pytest.raises(DataFormatError, match=message):

@@ -211,7 +211,7 @@ def test_what_replies_look_like(make):
     wrongs += ({"content": b"x"}, {"content": "", "tool_calls": 5})
     wrongs += ({"content": "", "tool_calls": [{"name": "add", "args": {"a": b"1"}}]},)
     for wrong in wrongs:
-        with pytest.raises(TypeError, match="in a reply has|a reply is a message|of a call in a reply are JSON"):
+        with pytest.raises(TypeError, match="in a reply must have|a reply must be a|of a call in a reply must be JSON"):
             make().step_message(wrong)
 
 

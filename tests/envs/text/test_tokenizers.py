@@ -245,7 +245,7 @@ class TestLoadTokenizer:
         described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, described["pre_tokenizer"]]}
         (tmp_path / "tokenizer.json").write_text(json.dumps(described))
         encode, _ = fast_codec(load_tokenizer(tmp_path))
-        with pytest.raises(ValueError, match=f"the tokenizer {tmp_path} can't take this text"):
+        with pytest.raises(ValueError, match=f"the tokenizer {tmp_path} cannot process this text"):
             encode("a" * 40 + "c")
 
     def test_a_tokenizer_without_chat_template(self):
@@ -256,11 +256,11 @@ class TestLoadTokenizer:
 class TestRenderChat:
     def test_a_template_cannot_leave_the_sandbox(self):
         for attack in ("{{ messages.append(1) }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"):
-            with pytest.raises(ValueError, match="refuses"):
+            with pytest.raises(ValueError, match="rejects"):
                 render_chat(ByteTokenizer(chat_template=attack), MESSAGES)
 
     def test_a_template_that_raises_gives_its_reason(self):
-        with pytest.raises(ValueError, match="refuses this conversation: no systems"):
+        with pytest.raises(ValueError, match="rejects this conversation: no systems"):
             render_chat(ByteTokenizer(chat_template="{{ raise_exception('no systems') }}"), MESSAGES)
 
     def test_a_template_reads_no_clock(self):

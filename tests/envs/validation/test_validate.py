@@ -88,7 +88,7 @@ def test_what_is_wrong_is_found(name, one):
 
 
 def test_what_a_snapshot_forgets_is_named():
-    with pytest.raises(Failed, match=r"after turn 1 goes on otherwise: in turn 2 `state` is .*; what changes in"):
+    with pytest.raises(Failed, match=r"after turn 1 changes the episode: `state` in turn 2 is .*, expected .*Keep"):
         CHECKS["snapshot"](subject("ForgetsInSnapshots", 5))
 
 
@@ -131,7 +131,7 @@ def test_an_end_without_success_in_words():
         return probes.failure(gym.make("AgentR1/CraftWorld-v0", max_context_tokens=900).unwrapped, info)
 
     assert failure(is_success=True) == ""
-    assert failure() == "shown no further than the episode goes on"
+    assert failure() == "demonstrations end before the episode"
     assert failure(is_success=False) == "ended without success"
     assert failure(is_success=False, truncation_reason="fault", fault="it burns") == "cut off by a fault: it burns"
     limits = "cut off by max_context_tokens 900 or max_action_tokens 512"
@@ -190,7 +190,7 @@ def test_the_command(tmp_path, capsys):
 def test_where_rows_can_not_be_written_nothing_is_played(name, tmp_path, capsys):
     with pytest.raises(SystemExit):
         validate.main(["AgentR1/ArithmeticWorld-v0", "--tasks", "4", "--write", str(tmp_path / name)])
-    assert "must end in .md, in a folder that is there" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "must end in .md, in an existing folder" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_rows_that_are_not_measured_stay(tmp_path, monkeypatch, capsys):
@@ -295,7 +295,7 @@ def test_a_command_that_is_wrong(words, capsys):
         ("nomodule:X-v0", "no module nomodule"),
         ("vending.py", "without .py: give vending:ID"),
         ("vending.py:Mine/Vending-v0", "without .py: give vending:Mine/Vending-v0"),
-        ("CartPole-v1", "CartPoleEnv is no ToolEnv"),
+        ("CartPole-v1", "CartPoleEnv is not a ToolEnv"),
         ("checked_environments:Checked/Closed-v0", "Closed takes no split; let __init__ take **kwargs and hand"),
         ("checked_environments:Checked/Rihgt-v0", "checked_environments registers Checked/"),
     ],

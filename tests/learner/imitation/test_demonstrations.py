@@ -168,7 +168,7 @@ class Slow(demonstrations.Demonstrations):
             time.sleep(100)
         return super()._make_some(job)
 if __name__ == "__main__":
-    with signals.ending("nothing was trained yet: begin again"):
+    with signals.ending("nothing was trained yet: start again"):
         Slow("AgentR1/MultihopWorld-v0", "train", {}, None, 1).make(0, 400, 1.0, num_workers=3)
 """
 
@@ -198,7 +198,7 @@ def test_what_is_interrupted_before_training_says_so_in_a_line(tmp_path, number,
         said += run.communicate(timeout=60)[1]
     finally:
         run.kill()
-    assert said.rstrip().endswith("nothing was trained yet: begin again") and "Traceback" not in said
+    assert said.rstrip().endswith("nothing was trained yet: start again") and "Traceback" not in said
     assert run.returncode == 128 + number
 
 
@@ -237,13 +237,13 @@ def test_a_policy_from_nothing_where_there_are_only_experts(learn):
 
 
 def test_a_share_of_mistakes_that_nobody_makes_is_refused(learn, tmp_path):
-    with pytest.raises(SystemExit, match="--expert-share 0.38: .*OnlyExperts-v0 has .* only; give --expert-share 1"):
+    with pytest.raises(SystemExit, match="--expert-share 0.38: .*OnlyExperts-v0 has .*; use --expert-share 1"):
         learn("sft_llm", "--env-id", "Lost/OnlyExperts-v0", *WORDS)
     assert not (tmp_path / "runs").exists()
 
 
 def test_nobody_to_imitate_is_one_line(learn, tmp_path):
-    with pytest.raises(SystemExit, match="Silent-v0: it has no demonstration to imitate; give rows as --data FILE"):
+    with pytest.raises(SystemExit, match="Silent-v0: it has no demonstrations to imitate; use --data FILE"):
         learn("sft_llm", "--env-id", "Lost/Silent-v0", *WORDS)
     assert not (tmp_path / "runs").exists()
 
@@ -254,7 +254,7 @@ def test_nobody_to_imitate_is_one_line(learn, tmp_path):
 def test_passages_where_nothing_is_searched_are_refused(learn, tmp_path, flags):
     """Also where rows are given: the tokenizer from nothing is read off demonstrations."""
     flags = ["--env-id", "AgentR1/CraftWorld-v0", *flags] if flags[0] == "--data" else flags
-    with pytest.raises(SystemExit, match=r"--rag-share 0.1: .*-v0 has no tool named search; leave it out"):
+    with pytest.raises(SystemExit, match=r"--rag-share 0.1: .*-v0 has no tool named search; leave the flag out"):
         learn("sft_llm", *flags, "--rag-share", 0.1, "--num-threads", 1)
     assert not (tmp_path / "runs").exists()
 
@@ -324,8 +324,8 @@ def test_a_teacher_shows_every_task_and_failures_can_be_left_out():
         (["--env-id", "Lost/Sometimes-v0", "--teacher", "expert"], "Sometimes-v0 has no such teacher; it has none"),
         (["--data", __file__, "--teacher", "expert"], "--teacher does nothing with --data"),
         (["--data", __file__, "--only-successes"], "--only-successes does nothing with --data"),
-        (["--teacher", "expert", "--only-successes"], "--only-successes does nothing where the expert shows all tasks"),
-        (["--expert-share", 1, "--only-successes"], "--only-successes does nothing where the expert shows all tasks"),
+        (["--teacher", "expert", "--only-successes"], "--only-successes does nothing if only the expert demonstrates"),
+        (["--expert-share", 1, "--only-successes"], "--only-successes does nothing if only the expert demonstrates"),
     ],
 )
 def test_a_teacher_who_is_not_there_is_refused(learn, flags, said):

@@ -69,7 +69,7 @@ def test_an_evaluation_goes_on_with_the_model_that_began_it(evaluate, learn, pol
     (folder / "evaluation.json").write_text(json.dumps(begun | {"args": found["args"]}))
     kept = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)[:3]
     (folder / "trajectories.jsonl").write_bytes(b"".join(kept))
-    with pytest.raises(SystemExit, match="an evaluation of another version"):
+    with pytest.raises(SystemExit, match="this evaluation is of another version"):
         without = {name: value for name, value in begun.items() if name != "model_files"}
         (folder / "evaluation.json").write_text(json.dumps(without | {"args": found["args"]}))
         learn("evaluate_llm", "--resume", folder)
@@ -85,7 +85,7 @@ def test_an_evaluation_goes_on_with_the_model_that_began_it(evaluate, learn, pol
     row = json.loads(kept[0])
     del row["stats"]
     (folder / "trajectories.jsonl").write_bytes(b"".join([json.dumps(row).encode() + b"\n", *kept]))
-    with pytest.raises(SystemExit, match="a row of another version lacks 'stats'"):
+    with pytest.raises(SystemExit, match="a line of another version lacks 'stats'"):
         learn("evaluate_llm", "--resume", folder)
     assert len(rows(folder)) == 4  # nothing was removed
     del begun["seconds"]
@@ -95,7 +95,7 @@ def test_an_evaluation_goes_on_with_the_model_that_began_it(evaluate, learn, pol
 
 
 def test_a_full_disk_ends_it_in_a_line(evaluate, learn, full_disk):
-    stopped = r"stopped: File too large.*; make room\n\d of 8 episodes are kept; go on with\n.* --resume "
+    stopped = r"stopped: File too large.*; make room\n\d of 8 episodes are kept; resume with\n.* --resume "
     with pytest.raises(SystemExit, match=stopped):
         full_disk(100_000)
         evaluate("full")
@@ -117,7 +117,7 @@ def test_two_processes_never_write_into_one_folder(evaluate, learn, monkeypatch,
     monkeypatch.setattr(run_files, "_claimed", {})  # this process has let go of it
     (folder / ".lock").unlink()
     with claimed(folder):
-        with pytest.raises(SystemExit, match="another process is at work there"):
+        with pytest.raises(SystemExit, match="another process uses this folder"):
             learn("evaluate_llm", "--resume", folder)
         assert (folder / "trajectories.jsonl").read_bytes() == before
     learn("evaluate_llm", "--resume", folder)
@@ -148,7 +148,7 @@ def test_an_evaluation_that_was_stopped_goes_on_to_the_same_figures(evaluate, le
     count = kept.count(b"\n")
     assert ended.value.code == 143 and 3 <= count < 8 and not report(folder)["finished"]
     said = capsys.readouterr().err
-    assert f"terminated; {count} of 8 episodes are kept; go on with\n" in said and f"--resume {folder}\n" in said
+    assert f"terminated; {count} of 8 episodes are kept; resume with\n" in said and f"--resume {folder}\n" in said
 
     (folder / "trajectories.jsonl").write_bytes(kept + kept.splitlines()[0][:500])  # as kill -9 may leave it
     monkeypatch.chdir(folder.absolute().parents[1])
@@ -193,7 +193,7 @@ def test_an_interrupt_and_an_error_say_how_to_go_on(evaluate, monkeypatch, capsy
         stop_after(patch, "failed", 1, fail)
         evaluate("failed")
     (note,) = ended.value.__notes__
-    assert "of 8 episodes are kept; go on with\n" in note and f"--resume {folder_of('failed')}" in note
+    assert "of 8 episodes are kept; resume with\n" in note and f"--resume {folder_of('failed')}" in note
 
 
 def test_a_signal_that_python_drops_ends_it_at_the_next_row(evaluate, monkeypatch):

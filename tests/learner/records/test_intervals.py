@@ -157,7 +157,7 @@ def test_bounds_stay_where_a_share_can_be():
 
 
 def test_other_tasks_are_refused():
-    with pytest.raises(ValueError, match="of the same tasks"):
+    with pytest.raises(ValueError, match="the same tasks"):
         intervals.difference(np.ones(3), np.ones(5))
 
 

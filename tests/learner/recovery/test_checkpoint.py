@@ -201,7 +201,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_error_names_it(saver, ful
     with pytest.raises(checkpoint.SaveError, match="could not be written: "):
         saver.save()
     full_disk(2**30)
-    assert saver.on_disk() == "the checkpoint of iteration 1 stands"
+    assert saver.on_disk() == "the checkpoint of iteration 1 is kept"
     assert saved_iteration(saver) == 1
     assert [path.name for path in saver.folder.parent.iterdir()] == ["checkpoint"]  # half a file takes no space
 
@@ -218,7 +218,7 @@ def test_a_damaged_checkpoint_does_not_keep_the_last_iteration_from_being_writte
     after_boundary(saver, 7)
     with pytest.raises(ZeroDivisionError) as caught, checkpoint.saving_at_exit(saver, {"iteration": 7}):
         1 / 0  # noqa: B018
-    assert "go on after the last complete iteration" in caught.value.__notes__[0] and saved_iteration(saver) == 7
+    assert "resume after the last complete iteration" in caught.value.__notes__[0] and saved_iteration(saver) == 7
     (saver.folder / "state.json").write_text(text)
     saver.policy.save_pretrained = None  # the save fails
     with pytest.raises(ZeroDivisionError) as caught, checkpoint.saving_at_exit(saver, {"iteration": 7}):
@@ -242,7 +242,7 @@ def test_a_second_process_is_refused_before_it_touches_anything(saver, claimed):
     """It put the old checkpoint back while the first process stood between its two renames, which then failed."""
     old, folder = interrupted(saver)
     with claimed(folder.parent):
-        with pytest.raises(SystemExit, match="another process is at work there"):
+        with pytest.raises(SystemExit, match="another process uses this folder"):
             resume(saver)
         assert old.is_dir() and not folder.exists()
     resume(saver)
@@ -264,7 +264,7 @@ def test_with_several_processes_the_first_one_puts_a_checkpoint_back(saver, monk
 def test_a_folder_that_cant_be_written_is_named_as_such(saver):
     interrupted(saver)
     (saver.folder.parent / ".lock").mkdir()  # Permissions keep no root out
-    with pytest.raises(SystemExit, match="run: it can't be written to: .*Is a directory.*lock"):
+    with pytest.raises(SystemExit, match="run: cannot write into this folder: .*Is a directory.*lock"):
         resume(saver)
 
 
@@ -296,7 +296,7 @@ def test_damaged_weights_are_refused_on_resume(saver, policy_folder, name, damag
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 if damage == "cut" else 0])
     else:
         torch.save([1] if damage == "a list" else {"adam": 1, "copies": 2}, path)
-    with pytest.raises(SystemExit, match="--resume.* is damaged, or doesn't fit this model"):
+    with pytest.raises(SystemExit, match="--resume.* is damaged, or does not fit this model"):
         if name.startswith("policy"):
             loading.load_policy(policy_folder, torch.device("cpu"), resumed=saver.folder / "policy")
         checkpoint.load(saver.folder.parent, saver.critic, saver.optimizer)
@@ -311,10 +311,10 @@ def test_a_full_disk_at_the_exit_hides_nothing(saver, full_disk):
         1 / 0  # noqa: B018
     full_disk(2**30)
     (note,) = caught.value.__notes__
-    assert "could not be written" in note and "iteration 1 stands; go on with" in note and "--resume" in note
+    assert "could not be written" in note and "iteration 1 is kept; resume with" in note and "--resume" in note
     for write in (saver.save, lambda: checkpoint.save_model(saver.policy, saver.folder.parent / "model", None),
                   lambda: run_files.write_json(saver.folder.parent / "summary.json", {})):  # fmt: skip
-        words = r"stopped: .*File too large.*\n.*iteration 1 stands; go on with\n.*--resume"
+        words = r"stopped: .*File too large.*\n.*iteration 1 is kept; resume with\n.*--resume"
         with pytest.raises(SystemExit, match=words), checkpoint.saving_at_exit(saver, {}):
             full_disk(1)
             write()
@@ -338,7 +338,7 @@ def test_where_a_model_cannot_be_written_the_checkpoint_is(saver):
     after_boundary(saver, 3)
     with pytest.raises(SystemExit) as caught, checkpoint.saving_at_exit(saver, {}):
         checkpoint.save_model(saver.policy, saver.folder.parent / "model", "/nowhere/tokenizer/x")
-    assert "make room" not in str(caught.value) and "\ngo on after the last complete iteration" in str(caught.value)
+    assert "make room" not in str(caught.value) and "\nresume after the last complete iteration" in str(caught.value)
     assert saved_iteration(saver) == 3
     assert (saver.folder.parent / "model" / "model.safetensors").is_file()  # they are whole
 
@@ -361,7 +361,7 @@ def test_a_bug_in_a_save_keeps_its_traceback_and_is_not_tried_again(saver):
 
 def test_a_disk_that_cannot_take_a_checkpoint_is_refused_at_the_start(saver, monkeypatch):
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000))
-    with pytest.raises(SystemExit, match=r"0\.0 MB are free there, and checkpoints take 0\.\d MB; make room"):
+    with pytest.raises(SystemExit, match=r"0\.0 MB are free there, but checkpoints take 0\.\d MB; make room"):
         checkpoint.Checkpointer(saver.folder.parent / "deeper" / "run", saver.policy, None, saver.optimizer)
     one = checkpoint.copied_bytes(saver.policy.parameters())
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1.5 * one))
@@ -381,7 +381,7 @@ def test_an_exception_goes_on_as_it_is_with_a_note(saver, error):
     assert caught.value is error
     (python,) = distributed.launcher()
     assert error.__notes__ == [
-        f"go on after the last complete iteration with\n  {python} {sys.argv[0]} --resume {saver.folder.parent}"
+        f"resume after the last complete iteration with\n  {python} {sys.argv[0]} --resume {saver.folder.parent}"
     ]
     assert saved_iteration(saver) == 3
 
@@ -391,7 +391,7 @@ def test_a_run_that_stops_itself_is_saved_too(saver, capfd):
     with pytest.raises(SystemExit, match="9 of 10 episodes are invalid"), checkpoint.saving_at_exit(saver, {}):
         raise SystemExit("9 of 10 episodes are invalid")
     assert saved_iteration(saver) == 3
-    assert "go on after the last complete iteration with" in capfd.readouterr().err
+    assert "resume after the last complete iteration with" in capfd.readouterr().err
 
 
 def test_a_large_model_is_saved_until_an_update_begins(saver):
@@ -403,7 +403,7 @@ def test_a_large_model_is_saved_until_an_update_begins(saver):
                 saver.begin_update()
                 fill(saver, 7)
             raise ValueError
-        assert ("the checkpoint of iteration 1 stands; go on" in caught.value.__notes__[0]) == updating
+        assert ("the checkpoint of iteration 1 is kept; resume" in caught.value.__notes__[0]) == updating
         assert saved_iteration(saver) == (1 if updating else number)
 
 
@@ -419,7 +419,7 @@ def test_weights_that_give_no_finite_logits_do_not_replace_the_checkpoint(saver,
     after_boundary(saver, 1)
     saver.save()
     after_boundary(saver, 2)
-    stopped = pytest.raises(SystemExit, match="stopped: the policy's logits(.|\n)*iteration 1 stands; go on")
+    stopped = pytest.raises(SystemExit, match="stopped: the policy's logits(.|\n)*iteration 1 is kept; resume")
     with stopped, checkpoint.saving_at_exit(saver, {"iteration": 2}):
         raise FloatingPointError("the policy's logits are not finite", [])
     assert saved_iteration(saver) == 1
@@ -448,7 +448,7 @@ def test_signals_end_a_run_once_and_are_given_back(saver, monkeypatch, capfd, nu
         os.kill(os.getpid(), number)
     assert caught.value.code == code and saved_iteration(saver) == 1
     assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    assert f"{word}; go on" in capfd.readouterr().err
+    assert f"{word}; resume" in capfd.readouterr().err
 
 
 def test_a_signal_that_got_lost_ends_the_run_at_the_next_boundary(saver):

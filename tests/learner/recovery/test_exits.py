@@ -114,11 +114,11 @@ def steps_of_scalars(run_dir):
 @pytest.mark.parametrize(
     ("script", "what", "where", "status", "words"),
     [
-        ("grpo_llm", "SIGTERM", "rollout", 143, "terminated; go on after the last complete iteration with"),
-        pytest.param("ppo_llm", "SIGTERM", "update", 143, "terminated; go on after the last complete iteration with",
+        ("grpo_llm", "SIGTERM", "rollout", 143, "terminated; resume after the last complete iteration with"),
+        pytest.param("ppo_llm", "SIGTERM", "update", 143, "terminated; resume after the last complete iteration with",
                      marks=pytest.mark.slow),
-        ("grpo_llm", "OutOfMemoryError", "update", 1, "CUDA out of memory. Tried to allocate 1.16 GiB.\ngo on after"),
-        ("grpo_llm", "EngineDied", "rollout", 1, "EngineDied: the vLLM server http://localhost:8000 is gone\ngo on"),
+        ("grpo_llm", "OutOfMemoryError", "update", 1, "CUDA out of memory. Tried to allocate 1.16 GiB.\nresume after"),
+        ("grpo_llm", "EngineDied", "rollout", 1, "EngineDied: the vLLM server http://localhost:8000 is gone\nresume"),
     ],
 )
 def test_what_ends_a_run_leaves_its_last_complete_iteration(whole, tmp_path, script, what, where, status, words):
@@ -140,8 +140,8 @@ def test_what_ends_a_run_leaves_its_last_complete_iteration(whole, tmp_path, scr
 @pytest.mark.parametrize(
     ("where", "every", "words"),
     [
-        pytest.param("rollout", 0, "go on after the last complete iteration with", marks=pytest.mark.slow),
-        ("update", 2, "the checkpoint of iteration 2 stands; go on with"),
+        pytest.param("rollout", 0, "resume after the last complete iteration with", marks=pytest.mark.slow),
+        ("update", 2, "the checkpoint of iteration 2 is kept; resume with"),
     ],
 )
 def test_a_large_model_is_saved_during_a_rollout_and_not_in_an_update(whole, tmp_path, where, every, words):
@@ -170,7 +170,7 @@ runpy.run_path({__file__!r}, {{"job": job}}, "worker")
     printed = (tmp_path / "log.txt").read_text()
     assert done.returncode == 1, done.stderr
     assert "[rank1]: torch.OutOfMemoryError: CUDA out of memory" in printed
-    assert re.search(r"go on after the last complete iteration with\n  \S*torchrun --nproc-per-node 2 ", printed)
+    assert re.search(r"resume after the last complete iteration with\n  \S*torchrun --nproc-per-node 2 ", printed)
     assert processes.iteration_of(tmp_path) == 2
 
 
@@ -223,7 +223,7 @@ def test_what_a_lack_of_memory_asks_for_can_be_changed_on_resume(learn, monkeypa
     learn("grpo_llm", "--resume", run_dir, *flags)
     words = "--num-envs 4 (was 8), --gradient-checkpointing True (was False), --microbatch-tokens 1 (was 4096)"
     printed = capfd.readouterr().err
-    assert "going on with --checkpoint-every 0 (was 10), " in printed and words in printed
+    assert "resuming with --checkpoint-every 0 (was 10), " in printed and words in printed
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["finished"] and summary["args"]["microbatch_tokens"] == 1 and sizes[-32:] == [1] * 32
 

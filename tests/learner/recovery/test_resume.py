@@ -136,7 +136,7 @@ def test_a_run_that_was_over_stays_as_it_is(learn, tmp_path):
 
 def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_folder):
     run_dir = learn("grpo_llm", *SMALL, *OF_SCRIPT["grpo_llm"], "--total-episodes", 8)
-    with pytest.raises(SystemExit, match="checkpoint is of grpo_llm.py, this is ppo_llm.py"):
+    with pytest.raises(SystemExit, match="checkpoint is of grpo_llm.py, but this is ppo_llm.py"):
         learn("ppo_llm", "--resume", run_dir)
     with pytest.raises(SystemExit, match="--model elsewhere contradicts its tiny"):
         learn("grpo_llm", "--resume", run_dir, "--model", "elsewhere")
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_another_algorithm_or_model_is_refused(learn, policy_fol
     content = json.loads(state.read_text())
     content["args"] |= {"model": str(policy_folder), "tokenizer": "byte"}
     state.write_text(json.dumps(content))
-    with pytest.raises(SystemExit, match="doesn't fit this model"):
+    with pytest.raises(SystemExit, match="does not fit this model"):
         learn("grpo_llm", "--resume", run_dir)
 
 

@@ -115,11 +115,11 @@ def test_a_conversation_that_is_not_taken_ends_without_an_answer(evaluate, serve
         (404, {"error": {"message": "no such model"}}, "answers with 404: .*no such model"),
         (503, b"busy", "answers with 503: busy"),
         (400, b"it said \x1b[2J", r"answers with 400: it said \\x1b\[2J"),
-        (200, b"{", "a reply that can't be read"),
-        (200, b"[" * 100_000, "a reply that can't be read"),
-        (200, {"choices": []}, "a reply that can't be read"),
-        (200, {"choices": [{"message": {"content": "", "tool_calls": ["x"]}}]}, "a call in a reply has"),
-        (200, {"choices": [{"message": {"text": "x"}}]}, "a reply is a message"),
+        (200, b"{", "an unreadable reply"),
+        (200, b"[" * 100_000, "an unreadable reply"),
+        (200, {"choices": []}, "an unreadable reply"),
+        (200, {"choices": [{"message": {"content": "", "tool_calls": ["x"]}}]}, "a call in a reply must have"),
+        (200, {"choices": [{"message": {"text": "x"}}]}, "a reply must be a message"),
     ],
 )
 def test_what_an_api_gets_wrong_is_said(evaluate, server, status, content, said):
@@ -133,13 +133,13 @@ def test_nobody_there(monkeypatch, capsys):
     envs = gym.make_vec(ENV_ID, num_envs=1)
     engine = ChatEngine("http://127.0.0.1:9/v1", "m", envs)
     engine.feed(0, *envs.reset(seed=0)[0], 10, [])
-    with pytest.raises(EngineDied, match="127.0.0.1:9/v1/chat/completions gives no answer: ConnectError"):
+    with pytest.raises(EngineDied, match="127.0.0.1:9/v1/chat/completions does not answer: ConnectError"):
         while engine.busy:
             engine.step()
     engine.close()
     said = capsys.readouterr().err.splitlines()
     (line,) = [line for line in said if "127.0.0.1:9/" in line]  # at the first time, not after minutes
-    assert re.search("gives no answer: ConnectError.*; asked again for 0 s$", line)
+    assert re.search("does not answer: ConnectError.*; retrying for 0 s$", line)
     envs.close()
 
 

@@ -115,7 +115,7 @@ def test_a_forward_that_cant_be_recorded_is_asked_for_each_time(small_model, voc
     for token in (3, 4):
         model_slots.decode(np.array([0]), np.array([token]))
     assert model_slots.replays
-    with pytest.warns(UserWarning, match="can't be recorded.*: operation not permitted when stream is capturing$"):
+    with pytest.warns(UserWarning, match="cannot be captured.*: operation not permitted when stream is capturing$"):
         model_slots.decode(np.array([0]), np.array([5]))
     assert not model_slots.replays
     logits = model_slots.decode(np.array([0]), np.array([6]))
@@ -252,7 +252,7 @@ def test_episodes_that_have_not_parted_yet_are_computed_once(small_model, vocab_
     for slot, said in enumerate(([3, 5], [3, 5], [3, 6], [4, 5], [3, 5])):
         expected = alone(model, [*prompt, *said, *result], vocab_size)
         torch.testing.assert_close(found[slot], expected, atol=2e-4, rtol=1e-4)
-    model_slots.part()
+    model_slots.forget_shared_prefixes()
     embedded.clear()
     prefill(model_slots, {slot: result[:10] for slot in (0, 1)})
     assert sum(embedded) == 2 * 10
@@ -385,7 +385,7 @@ def test_what_new_episodes_begin_with_is_computed_once(request, computed, vocab_
         torch.testing.assert_close(model_slots.decode(token, token)[0], expected, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("end", ["part", "clear"])
+@pytest.mark.parametrize("end", ["forget_shared_prefixes", "clear"])
 def test_new_weights_know_nothing_of_older_beginnings(computed, vocab_size, end):
     (model, sizes), text = computed, np.arange(60) % vocab_size
     model_slots = slots.SlotModel(model, 2, vocab_size)

@@ -63,8 +63,8 @@ def test_a_stage_beyond_what_the_environment_gives_is_cut_and_said(learn, capfd)
     assert turns_of(learn("grpo_llm", *flags)) == {1: 1, 2: 2, 3: 2}
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("--horizon-schedule")]
     assert said == [
-        "--horizon-schedule 1,9: AgentR1/MultihopWorld-v0 gives 2 turns, to which longer stages are cut; "
-        "--env-kwargs '{\"max_turns\": 9}' gives them"
+        "--horizon-schedule 1,9: AgentR1/MultihopWorld-v0 allows 2 turns, so longer stages are cut to that; "
+        "--env-kwargs '{\"max_turns\": 9}' allows them"
     ]
 
 
@@ -73,8 +73,8 @@ def test_a_stage_beyond_what_the_environment_gives_is_cut_and_said(learn, capfd)
 )
 def test_a_schedule_that_changes_nothing_is_refused(learn, script, schedule, most, tmp_path):
     """MultihopWorld gives 6 turns."""
-    said = f"--horizon-schedule {schedule} does nothing: AgentR1/MultihopWorld-v0 gives 6 turns, and no stage is less; "
-    with pytest.raises(SystemExit, match=re.escape(f"{said}--env-kwargs '{{\"max_turns\": {most}}}' gives more")):
+    said = f"{schedule} does nothing: AgentR1/MultihopWorld-v0 allows 6 turns, and no stage is below that; "
+    with pytest.raises(SystemExit, match=re.escape(f"{said}--env-kwargs '{{\"max_turns\": {most}}}' allows more")):
         learn(script, *SMALL, "--horizon-schedule", schedule)
     assert not (tmp_path / "runs").exists()
 
@@ -104,4 +104,4 @@ def test_further_groups_have_the_horizon_of_their_iteration(learn):
 
 def test_a_stage_that_is_never_reached_is_named(learn, capfd):
     learn("grpo_llm", *SMALL, "--horizon-schedule", "1,2")
-    assert "its last stage begins after 20 iterations, and the run has 3: lower" in capfd.readouterr().err
+    assert "its last stage begins after 20 iterations, but the run has 3: lower" in capfd.readouterr().err

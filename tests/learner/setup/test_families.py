@@ -136,7 +136,7 @@ def test_a_window_that_is_switched_off_is_none():
 def test_a_window_is_refused_before_the_first_episode(learn, tmp_path, vocab_size, script):
     model_of(family("mistral", sliding_window=300, vocab_size=vocab_size)).save_pretrained(tmp_path / "windowed")
     kwargs = json.dumps({"max_context_tokens": 400})
-    with pytest.raises(SystemExit, match="windows of 300 tokens, with rows of up to 400 .* shorter max_context_tokens"):
+    with pytest.raises(SystemExit, match="windows of 300 tokens, and rows .* 400 .* shorter max_context_tokens"):
         learn(script, "--model", tmp_path / "windowed", "--tokenizer", "byte", "--num-envs", 4, "--env-kwargs", kwargs)
 
 

@@ -99,9 +99,9 @@ def test_a_checkpoint_of_another_shape_is_refused(adapted, small_model, policy_f
     other.resize_token_embeddings(50)
     other.save_pretrained(tmp_path / "short")
     adapted.save_pretrained(tmp_path / "adapters")
-    with pytest.raises(SystemExit, match="doesn't fit this model"):
+    with pytest.raises(SystemExit, match="does not fit this model"):
         load(policy_folder, resumed=tmp_path / "short")
-    with pytest.raises(SystemExit, match="doesn't fit this model"):
+    with pytest.raises(SystemExit, match="does not fit this model"):
         load(tmp_path / "llama", lora_rank=2, resumed=tmp_path / "adapters")
 
 

@@ -169,5 +169,5 @@ def test_loading_and_saving_draw_no_bars_and_leave_those_of_others(policy_folder
 def test_vocabulary_check():
     model = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(10, 2))
     model_checks.check_vocabulary(model, 10)
-    with pytest.raises(SystemExit, match="11 tokens, the model's embedding only 10 rows"):
+    with pytest.raises(SystemExit, match="11 tokens, but the model's embedding has only 10 rows"):
         model_checks.check_vocabulary(model, 11)

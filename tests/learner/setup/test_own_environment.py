@@ -162,7 +162,7 @@ def test_splits_to_evaluate_on(tmp_path, monkeypatch):
 def test_it_is_trained_and_evaluated(learn, policy_folder, capsys, script):
     words = ["--env-id", "echo_world:Mine/Echo-v0", "--model", policy_folder, *SMALL, "--save-model"]
     learn(script, *words, *(["--critic-warmup", 0] if script == "ppo_llm" else ["--group-size", 4]))
-    assert "evaluations play the tasks of training, split train" in capsys.readouterr().err
+    assert "evaluations use the training tasks, split train" in capsys.readouterr().err
     (run,) = Path("runs").iterdir()
     assert run.name.startswith("echo_world_Mine_Echo-v0__")  # a colon would be no name everywhere
     summary = json.loads((run / "summary.json").read_text())
@@ -196,9 +196,9 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--env-id", "nowhere:Mine/Echo-v0"], "there is no module nowhere here"),
+        (["--env-id", "nowhere:Mine/Echo-v0"], "there is no module nowhere in this folder"),
         (["--env-id", "echo_world:Mine/Eco-v0"], "echo_world registers Mine/Broken-v0, .*Mine/Vector-v0$"),
-        (["--env-id", "Mine/Vending-v0"], "the module that registers it: MODULE:Mine/Vending-v0. .*are AgentR1/2Wiki"),
+        (["--env-id", "Mine/Vending-v0"], "the module that registers it: MODULE:Mine/Vending-v0. .*: AgentR1/2Wiki"),
         (["--env-id", "AgentR1/Vending-v0"], "no such environment; there are AgentR1/2Wiki"),
         (["--env-id", "json:Mine/Echo-v0"], "json registers none"),
         (["--env-id", "echo_world.py:Mine/Echo-v0"], "without .py: give echo_world:Mine/Echo-v0"),
@@ -225,7 +225,7 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
               ("max_turns", 0, "max_turns must be at least 1, got 0"), ("dialect", "x", "unknown dialect 'x'"),
               ("fault_deadline", "x", "fault_deadline must be"), ("process_reward", 3, "process_reward must be"),
               ("process_reward", {"x": 1}, "no process reward is named 'x'")]],
-        (["--env-id", "CartPole-v1"], "CartPoleEnv is no ToolEnv"),
+        (["--env-id", "CartPole-v1"], "CartPoleEnv is not a ToolEnv"),
         (["--split", "tst"], "has no split 'tst'; it has train, test"),
         (["--env-kwargs", '{"max_turn": 4}'], "unexpected keyword argument 'max_turn'; it has .*max_turns"),
         (["--env-id", "echo_world:Mine/Echo-v0", "--env-kwargs", '{"x": 1}'], "'x'; it has word, loud, .*max_turns"),

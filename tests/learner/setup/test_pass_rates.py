@@ -44,21 +44,21 @@ def test_where_hardly_any_task_is_solved_those_that_were_come_up_often(tmp_path)
     ("text", "message"),
     [
         (None, "there is no such file"),
-        ("{", "no file of evaluate_llm.py --profile"),
-        ('{"successes": "x"}', "no file of evaluate_llm.py --profile"),
-        ({"env_id": "F-v0"}, "is of F-v0, split train; this run is of E-v0, split train"),
-        ({"split": "test"}, "is of E-v0, split test"),
-        ({"mode": "closed_book"}, "is of --mode closed_book, and learners play with tools"),
-        ({"successes": [5, 1]}, "no file of evaluate_llm.py --profile"),
-        ({"successes": [0, 0], "episodes": [-1, 4]}, "no file of evaluate_llm.py --profile"),
-        ({"successes": [0.7, 1], "episodes": [1.5, 4]}, "no file of evaluate_llm.py --profile"),
-        ({"successes": [[0, 1], [1]], "episodes": [4, 4]}, "no file of evaluate_llm.py --profile"),
-        ({"successes": [0, 1], "episodes": [1.5, 4]}, "no file of evaluate_llm.py --profile"),
-        ({"successes": [0, 1], "episodes": [10**30, 4]}, "no file of evaluate_llm.py --profile"),
-        ({"successes": [True, False], "episodes": [4, 4]}, "no file of evaluate_llm.py --profile"),
-        ({"successes": [1]}, "no file of evaluate_llm.py --profile"),
-        ({"episodes": [0, 0], "successes": [0, 0]}, "0 of 2 tasks played; there are 2"),
-        ({"episodes": [1, 1, 1], "successes": [0, 0, 0]}, "3 of 3 tasks played; there are 2"),
+        ("{", "not a file of evaluate_llm.py --profile"),
+        ('{"successes": "x"}', "not a file of evaluate_llm.py --profile"),
+        ({"env_id": "F-v0"}, "was made with F-v0, split train, but this run uses E-v0, split train"),
+        ({"split": "test"}, "was made with E-v0, split test"),
+        ({"mode": "closed_book"}, "was made with --mode closed_book, but learners use tools"),
+        ({"successes": [5, 1]}, "not a file of evaluate_llm.py --profile"),
+        ({"successes": [0, 0], "episodes": [-1, 4]}, "not a file of evaluate_llm.py --profile"),
+        ({"successes": [0.7, 1], "episodes": [1.5, 4]}, "not a file of evaluate_llm.py --profile"),
+        ({"successes": [[0, 1], [1]], "episodes": [4, 4]}, "not a file of evaluate_llm.py --profile"),
+        ({"successes": [0, 1], "episodes": [1.5, 4]}, "not a file of evaluate_llm.py --profile"),
+        ({"successes": [0, 1], "episodes": [10**30, 4]}, "not a file of evaluate_llm.py --profile"),
+        ({"successes": [True, False], "episodes": [4, 4]}, "not a file of evaluate_llm.py --profile"),
+        ({"successes": [1]}, "not a file of evaluate_llm.py --profile"),
+        ({"episodes": [0, 0], "successes": [0, 0]}, "0 of 2 tasks; this run has 2"),
+        ({"episodes": [1, 1, 1], "successes": [0, 0, 0]}, "3 of 3 tasks; this run has 2"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(tmp_path, text, message):
@@ -97,7 +97,7 @@ def test_what_an_evaluation_writes_a_learner_reads(learn, tmp_path, monkeypatch)
     (rows_file,) = Path("runs").glob("*grpo*/trajectories.jsonl")
     assert {json.loads(line)["task_index"] for line in rows_file.read_text().splitlines()} <= {0, 1, 2}
     path.write_text(json.dumps(found | {"successes": [4, 1, 0], "model": "somebody"}))
-    with pytest.raises(SystemExit, match="the pass rates in .* have changed since the run began"):
+    with pytest.raises(SystemExit, match="the pass rates in .* have changed since the run started"):
         learn("grpo_llm", "--resume", run_dir, "--total-episodes", 16)
 
 

@@ -41,7 +41,7 @@ def test_ppo_with_a_3b_model_on_80_gb_is_refused_from_the_config_alone():
     message = str(error.value)
     for words in ("--lora-rank", "torchrun with more processes", "learner without a critic", "--no-preflight"):
         assert words in message
-    assert "critic: Adam's moments" in message and "there are 73.6 GB" in message
+    assert "critic: Adam's moments" in message and "only 73.6 GB are available" in message
     report = estimate(critic=True, gradient_checkpointing=True, preflight=False)
     assert not report.fits
     assert 85e9 < size(report, "weights", "moments") - size(report, "gathered") < 88e9  # 14 bytes for each of 6.2e9

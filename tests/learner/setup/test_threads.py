@@ -42,7 +42,7 @@ def test_beside_busy_processes_there_is_one_thread(hogs, capsys):
     threads.use(SimpleNamespace(num_threads=0))
     assert torch.get_num_threads() == 1
     said = capsys.readouterr().err
-    assert said.startswith("torch computes with 1 thread (") and "it follows the load" in said
+    assert said.startswith("torch uses 1 thread (") and "follows the load" in said
 
 
 @pytest.mark.skipif(not threads.STAT.exists(), reason="the load is known on Linux only")
@@ -67,7 +67,7 @@ def test_one_core_is_one(monkeypatch, capsys, deterministic, why):
 
 def test_a_number_that_is_given_stays(capsys):
     threads.use(SimpleNamespace(num_threads=3))
-    assert torch.get_num_threads() == 3 and "torch computes with 3 threads (--num-threads)" in capsys.readouterr().err
+    assert torch.get_num_threads() == 3 and "torch uses 3 threads (--num-threads)" in capsys.readouterr().err
     assert threads._followed is None
 
 

@@ -96,30 +96,30 @@ class ALFWorldEnv(TextGameEnv):
             raise ArgumentError(f'games="generated" reads no data_dir, got {data_dir!r}')
         if not isinstance(data_dir, str | os.PathLike | None):
             raise ArgumentError(f"data_dir must be a folder, got {data_dir!r}")
-        usual = Path("~/.cache/alfworld").expanduser()  # what alfworld sets when it is imported
+        usual = Path("~/.cache/alfworld").expanduser()  # alfworld sets this at import
         given = Path(data_dir or os.environ.get("ALFWORLD_DATA") or usual).expanduser()
         folder = given / "json_2.1.1"
-        there = folder.is_dir()
-        if not there and (games == "official" or games == "auto" and (given != usual or data_dir is not None)):
+        exists = folder.is_dir()
+        if not exists and (games == "official" or games == "auto" and (given != usual or data_dir is not None)):
             raise FileNotFoundError(
                 f"no official games of ALFWorld in {folder}: run alfworld-download, and give its folder as data_dir= "
                 'or in ALFWORLD_DATA; games="generated" needs none'
             )
         find_alfworld()
-        self.folder = str(folder) if there and games != "generated" else None
+        self.folder = str(folder) if exists and games != "generated" else None
         super().__init__(**kwargs)
         if self.folder and not self._files():
             raise FileNotFoundError(f"{self.folder} has no solvable game.tw-pddl of {self.kinds} in {self.split}")
 
     @property
     def num_tasks(self) -> int:
-        """Official games, or what is generated."""
+        """The number of official games, or of generated tasks."""
         return len(self._files()) if self.folder else SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """The official game number `index`, in the order of their paths; or the room of a seed, each type in turn.
+        """Return official game `index`, in the order of the paths; or the room of a seed, each type in turn.
 
-        Raises OSError for an official game that can't be read.
+        Raises OSError for an official game that cannot be read.
         """
         if self.folder:
             path = self._files()[index]
@@ -132,17 +132,17 @@ class ALFWorldEnv(TextGameEnv):
         return Task(f"{metadata['kind']}-{metadata['seed']}", begin(game, "").beginning, [], metadata)
 
     def make_world(self, task: Task) -> World:
-        """The room at its beginning."""
+        """Make the room at its beginning."""
         return Room(begin(task.metadata["game"], task.metadata["file"]))
 
     def full_score(self) -> float:
-        """The task done."""
+        """The score of a solved task."""
         return 1.0
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The shortest way of one who knows where all is, a command a turn; of an official game its own walkthrough.
+        """Return the shortest solution with all positions known, one command a turn; or an official game's walkthrough.
 
-        Raises: ValueError for an official game that has none, and with `rng`: there is only the expert.
+        Raises: ValueError for an official game without one, and with `rng`: there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
@@ -156,7 +156,7 @@ class ALFWorldEnv(TextGameEnv):
 
 
 class Game(NamedTuple):
-    """A game as ALFWorld keeps it in a file, and what is known of it."""
+    """A game in the form of ALFWorld's files, and its metadata."""
 
     data: dict[str, Any]
     beginning: str
@@ -164,7 +164,7 @@ class Game(NamedTuple):
 
 
 class Room:
-    """A game at work."""
+    """A running game."""
 
     def __init__(self, game: Game) -> None:
         self.env: Any = start(game.data)
@@ -175,12 +175,12 @@ class Room:
         command = " ".join(arguments["command"].split()).lower()
         if len(command) > MOST_COMMAND or not command:
             return ToolResult(f"A command has 1 to {MOST_COMMAND} characters.", ok=False)
-        # ALFWorld's own commands, letter by letter, of this state; any other does nothing.
-        command = next((one for one in self.state["_valid_commands"] if one.strip() == command), "")
+        # Only ALFWorld's own commands of this state count, letter by letter; any other does nothing.
+        command = next((valid for valid in self.state["_valid_commands"] if valid.strip() == command), "")
         self.state, _, _ = self.env.step(command) if command else (self.state, 0, False)
         done = bool(command and self.state["won"])
-        said = self.state.feedback.strip() if command else "Nothing happens."
-        return ToolResult(said, data={"reward": float(done)}, done=done)
+        text = self.state.feedback.strip() if command else "Nothing happens."
+        return ToolResult(text, data={"reward": float(done)}, done=done)
 
     def close(self) -> None:
         env, self.env = self.env, None
@@ -189,7 +189,7 @@ class Room:
 
 
 def start(data: dict[str, Any]) -> Any:
-    """TextWorld's environment of a game, with ALFWorld's names for things."""
+    """Start TextWorld's environment of a game, with ALFWorld's names for things."""
     find_alfworld()
     import textworld
     from alfworld.agents.utils.misc import Demangler
@@ -207,14 +207,16 @@ def start(data: dict[str, Any]) -> Any:
 
 
 def stop(env: Any) -> None:
-    """Leave the copy of Fast Downward to another game."""
+    """Stop an environment, and release its copy of Fast Downward for another game."""
     env.give_back()
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """While nobody else does, work with Fast Downward: its translator writes to `sys.argv` and `sys.stdout`. What it
-    translated last is kept, because every episode needs it twice; and so are copies of the library."""
+    """Hold the exclusive right to work with Fast Downward: its translator writes to `sys.argv` and `sys.stdout`.
+
+    Its last translation is cached, because every episode needs it twice. Copies of the library are cached, too.
+    """
     import fast_downward
 
     def borrow() -> Any:
@@ -231,14 +233,14 @@ def _alone() -> Iterator[None]:
 
 
 class Remembering:
-    """A game's grammar. How a command is written never changes in a game; it is worked out once, not at every step."""
+    """A game's grammar. The text of a command never changes in a game, so it is computed once, not at every step."""
 
     def __init__(self, grammar: Any, known: dict[Any, str]) -> None:
         self.grammar, self.known = grammar, known
 
     def derive(self, start: str, context: dict[str, Any]) -> str:
         query = start.partition("|")[2]
-        if "#" in start or (query and not query.startswith(" receptacleatlocation(")):  # furniture stays where it is
+        if "#" in start or (query and not query.startswith(" receptacleatlocation(")):  # furniture never moves
             return self.grammar.derive(start, context)
         key = start, tuple((one.name, other.name) for one, other in context["mapping"].items())
         if key not in self.known:
@@ -248,13 +250,13 @@ class Remembering:
 
 @lru_cache(maxsize=64)
 def known_commands(problem: str) -> dict[Any, str]:
-    """How the commands of a game are written, by what they are about."""
+    """Return the texts of a game's commands, by their action and things."""
     return {}
 
 
 @lru_cache(maxsize=64)
 def translated(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
-    """Fast Downward's `pddl2sas`."""
+    """Run Fast Downward's `pddl2sas`."""
     from fast_downward.interface import pddl2sas
 
     return pddl2sas(domain, problem, False, optimize)
@@ -262,29 +264,29 @@ def translated(domain: str, problem: str, verbose: bool = False, optimize: bool 
 
 @lru_cache(maxsize=256)  # the episodes of a group play the same game
 def begin(game: str, path: str) -> Game:
-    """A game with its first text and a way that wins: that of a file, or one that is drawn (`game` is JSON)."""
+    """Return a game with its first text and a winning solution: from a file, or drawn (`game` is JSON)."""
     data = json.loads(Path(path).read_text()) if path else draw_game(**json.loads(game))
     env = start(data)
     try:
         with _alone():
-            said = env.reset().feedback.strip()
+            text = env.reset().feedback.strip()
         way = data.get("walkthrough") or ()
         names = {name: info.name for name, info in env._entity_infos.items()}
     finally:
         stop(env)
     if not path:  # with the ids of things
         way = [verb.format(*(names[one.translate(SPELLING).lower()] for one in things)) for verb, *things in way]
-    return Game(data, said, tuple(command.strip() for command in way))
+    return Game(data, text, tuple(command.strip() for command in way))
 
 
 @lru_cache(maxsize=16)
 def official_games(folder: str, split: str, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """The paths of the solvable games that ALFWorld plays, sorted: none with slices or movable receptacles."""
-    found = []
+    """Return the sorted paths of the solvable games that ALFWorld uses: none with slices or movable receptacles."""
+    paths = []
     for path in sorted(Path(folder, split).glob("*/*/game.tw-pddl")):
         name = path.parent.parent.name
         if "movable" in name or "Sliced" in name or not name.startswith(kinds):
             continue
         if json.loads(path.read_text()).get("solvable"):
-            found.append(str(path))
-    return tuple(found)
+            paths.append(str(path))
+    return tuple(paths)

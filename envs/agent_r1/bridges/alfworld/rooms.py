@@ -1,7 +1,7 @@
 """ALFWorld's six types of tasks in rooms that are drawn from the floor plans and tables of its wheel.
 
-The official games come from rooms in a 3D simulator; here furniture and things are those of a floor plan, and where
-things lie is drawn by ALFWorld's table of what may hold what.
+The official games come from rooms in a 3D simulator. Here a floor plan gives furniture and things, and the positions of
+the things are drawn from ALFWorld's table of allowed places.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = (
     "pick_two_obj_and_place",
 )
 """The six types of tasks, by ALFWorld's names."""
-MAKER = {  # what a thing becomes, where, and by which table
+MAKER = {  # kind of task -> where the thing is changed, and the table of allowed things
     "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
     "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
     "pick_cool_then_place_in_recep": ("Fridge", "Coolable"),
@@ -41,7 +41,7 @@ SPELLING = str.maketrans({"-": "_minus_", "|": "_bar_", "+": "_plus_", ".": "_do
 
 
 def draw_game(kind: str, seed: int, split: str) -> dict[str, Any]:
-    """A game as ALFWorld's files have it: a function of its arguments."""
+    """Draw a game in the form of ALFWorld's files: a function of its arguments."""
     alfworld = find_alfworld()
     from alfworld.gen import constants
     from alfworld.gen.goal_library import gdict
@@ -55,7 +55,7 @@ def draw_game(kind: str, seed: int, split: str) -> dict[str, Any]:
         if (scene in constants.TEST_SCENE_NUMBERS) == unseen
     ]
     goal: tuple[str, str] | None = None
-    while goal is None:  # not every room has what a type needs
+    while goal is None:  # some rooms lack the things of a type
         furniture, kinds_of_things = floor_plan(pick(rng, scenes))
         goal = draw_goal(rng, kind, furniture, kinds_of_things)
     thing, place = goal
@@ -74,7 +74,7 @@ def draw_game(kind: str, seed: int, split: str) -> dict[str, Any]:
 
 
 def find_way(kind: str, thing: str, place: str, furniture: Any, things: list[tuple[str, str, str]]) -> list[list[str]]:
-    """Commands that do the task, each a verb and the ids of things, of one who knows where all is."""
+    """Return commands that solve the task, each a verb and the ids of things, with knowledge of all positions."""
     from alfworld.gen import constants
 
     shut = {name for one, name in furniture if one in constants.OPENABLE_CLASS_LIST}
@@ -108,7 +108,7 @@ def find_way(kind: str, thing: str, place: str, furniture: Any, things: list[tup
 
 @lru_cache(maxsize=128)
 def floor_plan(scene: int) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """The furniture of a room as (type, id), and the kinds of things that are there."""
+    """Return the furniture of a room as (type, id), and the kinds of its things."""
     from alfworld import gen
     from alfworld.gen import constants
 
@@ -120,7 +120,7 @@ def floor_plan(scene: int) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
     for name in sorted(known):
         kind = name.split("|")[-1] if name.endswith("Basin") else name.split("|")[0]
         furniture.append((kind, name))
-    for kind in sorted(set(kinds) & stands - {kind for kind, _ in furniture}):  # the plan says that there are some
+    for kind in sorted(set(kinds) & stands - {kind for kind, _ in furniture}):  # the plan lists them
         furniture += [
             (kind, f"{kind}|+00.00|+00.00|+{number:02d}.00") for number in range(4 if "Burner" in kind else 1)
         ]
@@ -132,7 +132,7 @@ def floor_plan(scene: int) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
 
 
 def draw_goal(rng: np.random.Generator, kind: str, furniture: Any, things: tuple[str, ...]) -> tuple[str, str] | None:
-    """Which thing is wanted and where; None where the room has none for this type of task."""
+    """Draw the wanted thing and its target; None if the room has none for this type of task."""
     holds = tables()
     stands = sorted({one for one, _ in furniture})
     maker, table = MAKER.get(kind, ("", ""))
@@ -150,14 +150,14 @@ def draw_goal(rng: np.random.Generator, kind: str, furniture: Any, things: tuple
 
 
 def lamp_places(stands: list[str], things: tuple[str, ...]) -> list[str]:
-    """Furniture on which a lamp may stand."""
+    """Return the furniture that may hold a lamp."""
     return [place for place in ("Desk", "SideTable", "Dresser", "DiningTable") if place in stands and LAMP in things]
 
 
 def draw_things(
     rng: np.random.Generator, kind: str, thing: str, place: str, furniture: Any, kinds_of_things: tuple[str, ...]
 ) -> list[tuple[str, str, str]]:
-    """What lies where: (type, id, id of the furniture). None of the wanted kind is where it is wanted."""
+    """Draw the positions of things: (type, id, id of the furniture). No wanted thing is at the target."""
     holds = tables()
     stands = sorted({one for one, _ in furniture})
     ids = {stand: [name for one, name in furniture if one == stand] for stand in stands}
@@ -182,7 +182,7 @@ def draw_things(
 
 @cache
 def tables() -> Mapping[str, frozenset[str]]:
-    """What furniture may hold, and what can be cleaned, heated, cooled and sliced."""
+    """Return the allowed contents of furniture, and the things that can be cleaned, heated, cooled and sliced."""
     from alfworld.gen import constants
 
     both = {**constants.VAL_RECEPTACLE_OBJECTS, **constants.VAL_ACTION_OBJECTS}

@@ -1,4 +1,4 @@
-"""What stands on a page of MiniWoB++, as lines: its tree's leaves, each with the number by which it is clicked."""
+"""The text of a MiniWoB++ page as lines: the leaves of its tree, each with the number by which it is clicked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Element:
-    """What stands on a page: text (without `ref`), or an element with the number by which it is clicked."""
+    """A part of a page: text (without `ref`), or an element with the number by which it is clicked."""
 
     tag: str
     text: str = ""
@@ -34,14 +34,14 @@ class Element:
             parts.append("checked" if self.value else "not checked")
         elif self.options:
             parts.append(f"of {' | '.join(self.options)}; chosen: {' | '.join(self.chosen) or 'nothing'}")
-        else:  # a reader has nothing but names and colours
+        else:  # only names and colours can describe it
             names = [f"#{self.id}"] * bool(self.id) + [f".{name}" for name in self.classes.split()[:3]]
             parts += names + [self.background] * bool(self.background)
         return " ".join(parts) + ", focused" * self.focused
 
 
 def elements(dom: dict[str, Any], lists: dict[str, Any]) -> Iterator[Element]:
-    """The leaves of MiniWoB's tree in the page's order."""
+    """Yield the leaves of MiniWoB's tree in the page's order."""
     ref, tag, children = dom["ref"], dom["tag"].lower(), dom["children"]
     text = " ".join(str(dom.get("text", "")).split())
     if tag == "t":
@@ -54,12 +54,12 @@ def elements(dom: dict[str, Any], lists: dict[str, Any]) -> Iterator[Element]:
     elif seen and all(child["tag"] == "t" for child in seen):
         yield Element(tag, " ".join(child["text"] for child in seen), ref, focused=bool(dom.get("focused")))
     elif tag in ("button", "a") or not seen:
-        inside = [one for child in seen for one in elements(child, lists)]
-        words = " ".join([text, *(one.text for one in inside)]).strip()
+        inside = [element for child in seen for element in elements(child, lists)]
+        words = " ".join([text, *(element.text for element in inside)]).strip()
         color = str(dom.get("bgColor") or "")
         classes = dom["classes"] if isinstance(dom.get("classes"), str) else ""  # an SVG's are an object
-        if not words and inside:  # what a button without words shows says more than what it is
-            classes = " ".join(one.classes.split()[-1] for one in inside if one.classes)
+        if not words and inside:  # the content of a button without words describes it best
+            classes = " ".join(element.classes.split()[-1] for element in inside if element.classes)
         known = dom.get("value") is not None or words or tag in ("button", "a", "input_text", "textarea")
         shown = color if not known and color.startswith("rgb(") else ""  # rgba is transparent here
         if (known or shown or dom.get("id") or classes) and "ui-resizable-handle" not in classes:

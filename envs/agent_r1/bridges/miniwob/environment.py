@@ -1,4 +1,4 @@
-"""MiniWoB++: small tasks on web pages, in a real browser, by the numbers of a page's elements."""
+"""MiniWoB++: small tasks on web pages in a real browser, with numbers for the elements of a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.dialects import Call
 from agent_r1.tool_env import End, Task
 from agent_r1_tools import ToolResult
 
-SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
+SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; the seeds of test follow those of train
 
 
 TEXT = {"type": "string", "maxLength": MOST_TEXT}
@@ -31,19 +31,39 @@ TOOLS = [
 
 
 class MiniWoBEnv(FinalRewardEnv):
-    """MiniWoB++: small tasks on web pages in a real, headless Chromium.
+    """Small tasks on web pages in a real, headless Chromium (MiniWoB++).
 
     ## Description
-    The agent reads what is asked and what stands on the page, a line an element with its number, clicks, types, chooses
-    and presses keys, and reads the page again. A task ends when its page says so.
+    Tasks of [MiniWoB++](https://miniwob.farama.org) (MIT) are, for example, to close a dialog, to log in, to read a
+    table, or to delete a mail. The first message has the task and the page as text, one element per line with its
+    number. The agent clicks, types, selects and presses keys. After each call it reads the page again. The page
+    decides when a task ends. An `<answer>` gives up.
 
-    ## Rewards
-    MiniWoB's own at the end, from -1 to 1, without its discount for time: a page has all the time there is. 1 is the
-    success. An answer gives up.
+    The environment needs the extra `miniwob`, Chromium and its driver. On Debian both come by
+    `apt-get install chromium chromium-driver`. It was checked with miniwob 1.1.0 and Chromium 156. The variables
+    MINIWOB_CHROME_BINARY and MINIWOB_CHROMEDRIVER name a browser and a driver that are not on the PATH.
 
-    Args:
-        tasks: names of MiniWoB's tasks, such as ("click-button", "login-user"); None for `SCRIPTS`, those with an
-            expert.
+    ## Tools
+
+    - `click(element)` clicks on an element by its number.
+    - `type(element, text)` clicks on an element and types one line of at most 200 characters.
+    - `select(element, option)` selects an option of a list by its text.
+    - `press(key)` presses a key: Enter, Tab, Backspace, Delete, Escape, Space, an arrow, Home, End, PageUp, PageDown or
+      Control+a.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"` or `"test"` |
+    | `tasks` | `None` | names of tasks, such as `("click-button", "login-user")`; `None`: the 34 with an expert |
+    | `max_turns` | `20` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+
+    The 34 tasks with an expert are in `agent_r1.bridges.miniwob.scripts.SCRIPTS`. The other arguments are those of
+    `ToolEnv`.
+
+    Rewards and baselines: docs/environments/miniwob.md.
     """
 
     instructions = (
@@ -63,29 +83,29 @@ class MiniWoBEnv(FinalRewardEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The seeds of the split, task by task."""
+        """The number of seeds of the split, over all tasks."""
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """Each task in turn, seed `index`, of `test` behind those of `train`; some pages draw otherwise for `test`."""
+        """Return seed `index`, each task in turn; `test` seeds follow `train`, and some pages draw differently."""
         name = self.names[index % len(self.names)]
         seed = index + (SPLITS["train"] if self.split == "test" else 0)
         utterance, page = first_view(name, seed, self.split)
         return Task(f"{name}-{seed}", f"{utterance}\n\n{page}", [], {"name": name, "seed": seed, "mode": self.split})
 
     def make_world(self, task: Task) -> World:
-        """The page at its beginning."""
+        """Make the page at its beginning."""
         return Page(**task.metadata)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """The page's end."""
+        """End the episode with the page."""
         if not result.done:
             return {}
         self.memory["reward"] = result.data["reward"]
         return End(float(result.data["reward"] == 1), metrics={"reward": self.final_reward()})
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """A script that reads the first page, a call a turn.
+        """Return the calls of a script that reads the first page, one call a turn.
 
         Raises: ValueError for a task without one, and with `rng`: there is only the expert.
         """
@@ -97,9 +117,9 @@ class MiniWoBEnv(FinalRewardEnv):
         return [self.dialect.tool_call(tool, dict(arguments)) for tool, arguments in calls(**self.task.metadata)]
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def first_view(name: str, seed: int, mode: str) -> tuple[str, str]:
-    """What is asked, and what stands on the page."""
+    """Return the instruction, and the text of the page."""
     page = Page(name, seed, mode)
     page.close()
     return page.utterance, str(page)
@@ -107,7 +127,7 @@ def first_view(name: str, seed: int, mode: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1024)
 def calls(name: str, seed: int, mode: str) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """The calls of a task's script."""
+    """Return the calls of a task's script."""
     page = Page(name, seed, mode)
     page.close()
     return tuple(SCRIPTS[name](page.utterance, page.elements))

@@ -1,4 +1,4 @@
-"""A page of MiniWoB++ in a Chromium of its own: what stands on it, and what can be done there."""
+"""A page of MiniWoB++ in its own Chromium: its text, and the actions on it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from agent_r1.bridges.miniwob.elements import Element, elements
 from agent_r1.bridges.pool import Pool
 from agent_r1_tools import ToolFault, ToolResult
 
-REQUEST_TIMEOUT = 20  # seconds, for what a browser is asked
-CALL_TIMEOUT = 120.0  # seconds, for a call with all that was called before it
-MOST_IDLE = 4  # browsers that wait for another episode; each takes .2 to .3 GB
-MOST_TEXT = 200  # characters typed in one call
-UNSAFE = ("terminal",)  # its page runs what is typed: it sets innerHTML to it
+REQUEST_TIMEOUT = 20  # seconds, for a request to the browser
+CALL_TIMEOUT = 120.0  # seconds, for a call including repeated earlier calls
+MOST_IDLE = 4  # maximum number of idle browsers; each takes .2 to .3 GB
+MOST_TEXT = 200  # maximum number of characters typed in one call
+UNSAFE = ("terminal",)  # its page executes typed text: it sets innerHTML
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--mute-audio",
     "--window-size=500,500", "--disable-extensions", "--disable-background-networking", "--disable-component-update",
@@ -35,9 +35,9 @@ KEYS = (
     "Enter", "Tab", "Backspace", "Delete", "Escape", "Space", "ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown",
     "Home", "End", "PageUp", "PageDown", "Control+a",
 )  # fmt: skip
-"""No key copies or cuts: a clipboard outlives an episode."""
+"""The allowed keys. No key copies or cuts, because a clipboard outlives an episode."""
 
-# The time of a page never runs out: a policy thinks longer than a person clicks. Animations jump to their end.
+# The time of a page never runs out, because a policy is slower than a person. Animations jump to their end.
 BEGIN = "core.EPISODE_MAX_TIME = 2147483647; if (window.jQuery) jQuery.fx.off = true;"
 LOOK = """
 const lists = {}, dom = core.getDOMInfo();
@@ -57,8 +57,8 @@ for (const name of ["input", "change"]) list.dispatchEvent(new Event(name, {bubb
 return true;
 """
 
-# A process between us and the browser: it ends the browser and removes its files when we are gone, however we went. It
-# says which group of processes the browser is, which we end where the guard itself was killed.
+# A guard process between us and the browser: it ends the browser and removes its files after any end of this process.
+# It reports the browser's process group, which we end if the guard itself was killed.
 GUARD = """
 import os, shutil, signal, subprocess, sys
 folder, *command = sys.argv[1:]
@@ -85,7 +85,7 @@ finally:
 
 
 class Page:
-    """A task of MiniWoB at work, in a browser that is nobody else's meanwhile."""
+    """A running task of MiniWoB, in a browser that no one else uses meanwhile."""
 
     def __init__(self, name: str, seed: int, mode: str) -> None:
         self.loan = BROWSERS.lend()
@@ -93,14 +93,14 @@ class Page:
             self.utterance, self.elements = browser.begin(name, seed, mode)
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Click, type, select or press; what stands on the page then. `data["reward"]` comes with its end."""
+        """Click, type, select or press, and return the new page. `data["reward"]` comes with its end."""
         said, ok = "", True
         with self._browser() as browser:
             if name == "press":
                 browser.press(arguments["key"])
             else:
                 ref = int(arguments["element"])
-                if ref not in {one.ref for one in self.elements}:  # what is around them has numbers, too
+                if ref not in {element.ref for element in self.elements}:  # outer elements have numbers, too
                     ok = False
                 elif name == "click":
                     ok = browser.click(ref)
@@ -154,7 +154,7 @@ class Browser:
             )  # fmt: skip
         except OSError as error:
             shutil.rmtree(self.folder, ignore_errors=True)
-            raise ToolFault(f"the browser didn't start: {error!r:.300}") from error
+            raise ToolFault(f"the browser did not start: {error!r:.300}") from error
         try:
             address = f"http://127.0.0.1:{self._port()}"
             options = webdriver.ChromeOptions()
@@ -170,11 +170,11 @@ class Browser:
         except BaseException as error:
             self.end()
             if isinstance(error, Exception):  # too little memory, a version that doesn't fit, ...
-                raise ToolFault(f"the browser didn't start: {error!r:.300}") from error
+                raise ToolFault(f"the browser did not start: {error!r:.300}") from error
             raise
 
     def begin(self, name: str, seed: int, mode: str) -> tuple[str, list[Element]]:
-        """Load a task; what is asked and what stands there."""
+        """Load a task, and return the instruction and the page."""
         from miniwob.selenium_instance import SeleniumInstance
 
         task = SeleniumInstance(0, name, headless=True, data_mode=mode, field_extractor=lambda asked: [])
@@ -183,36 +183,36 @@ class Browser:
         self.driver.execute_script(BEGIN)
         try:
             task.begin_task(seed)
-        except RuntimeError as error:  # miniwob has no class of its own for it
-            raise ToolFault(f"the page didn't load: {error!r:.300}") from error
+        except RuntimeError as error:  # miniwob has no own class for it
+            raise ToolFault(f"the page did not load: {error!r:.300}") from error
         self.task = task
         return self.look()
 
     def result(self) -> tuple[bool, float]:
-        """Whether the task is over, and its reward from -1 to 1. Raises ToolFault for what no task of MiniWoB pays."""
-        found = self.task.get_metadata()
-        reward = found["raw_reward"]
+        """Return whether the task is over, and its reward. Raises ToolFault for a reward outside -1 to 1."""
+        metadata = self.task.get_metadata()
+        reward = metadata["raw_reward"]
         if not isinstance(reward, int | float) or not -1 <= reward <= 1:
             raise ToolFault(f"the page paid {reward!r:.60}")
-        return bool(found["done"]), float(reward)
+        return bool(metadata["done"]), float(reward)
 
     def look(self) -> tuple[str, list[Element]]:
-        """What is asked and what stands there."""
-        found = self.driver.execute_script(LOOK)
-        asked = found["utterance"]
+        """Return the instruction and the page."""
+        page = self.driver.execute_script(LOOK)
+        asked = page["utterance"]
         asked = asked["utterance"] if isinstance(asked, dict) else asked
-        return asked, list(elements(found["dom"], found["lists"]))
+        return asked, list(elements(page["dom"], page["lists"]))
 
     def click(self, ref: int) -> bool:
-        """Click on an element that was seen last; whether there is one."""
+        """Click on an element of the last view. Return whether it exists."""
         return self.driver.execute_script("return core.elementClick(arguments[0]);", ref) is True
 
     def select(self, ref: int, option: str) -> bool:
-        """Choose from a list; whether there is such an option."""
+        """Choose from a list. Return whether the option exists."""
         return bool(self.driver.execute_script(SELECT, ref, option))
 
     def type(self, text: str) -> None:
-        """Type into what has the focus."""
+        """Type into the focused element."""
         from miniwob.selenium_actions import execute_type_text
 
         execute_type_text(text, self.driver)
@@ -224,19 +224,19 @@ class Browser:
         execute_press_key(key.replace("Control+", "C-") if "+" in key else f"<{key}>", self.driver)
 
     def alive(self) -> bool:
-        """Whether its guard runs."""
+        """True if its guard runs."""
         return self.process.poll() is None
 
     def end(self) -> None:
-        """Kill it, whatever it does."""
+        """Kill it in any state."""
         self.process.terminate()  # the guard does it; a forked child may hold its stdin open
         try:
             self.process.wait(REQUEST_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self.process.returncode != 0:  # somebody killed the guard
-            if self.group:  # before the guard has named it, 0: our own
+        if self.process.returncode != 0:  # the guard was killed
+            if self.group:  # 0 until the guard has reported it; group 0 would be our own
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.group, signal.SIGKILL)
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -244,22 +244,22 @@ class Browser:
         self.process.stdout.close()  # type: ignore[union-attr]
 
     def _port(self) -> int:
-        """Where chromedriver listens, as it says."""
-        pipe, said = self.process.stdout, b""
+        """Return the port that chromedriver reports."""
+        pipe, output = self.process.stdout, b""
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)  # type: ignore[arg-type]
             deadline = time.monotonic() + REQUEST_TIMEOUT
             while (left := deadline - time.monotonic()) > 0 and selector.select(left):
                 more = os.read(pipe.fileno(), 4096)  # type: ignore[union-attr]
-                said += more
-                if group := re.search(rb"^group (\d+)\n", said, re.MULTILINE):
+                output += more
+                if group := re.search(rb"^group (\d+)\n", output, re.MULTILINE):
                     self.group = int(group[1])
-                found = re.search(rb"successfully on port (\d+)", said)
-                if found and self.group:
-                    return int(found[1])
+                port = re.search(rb"successfully on port (\d+)", output)
+                if port and self.group:
+                    return int(port[1])
                 if not more:
                     break
-        raise ToolFault(f"chromedriver didn't start: {said.decode(errors='replace')[-300:]!r}")
+        raise ToolFault(f"chromedriver did not start: {output.decode(errors='replace')[-300:]!r}")
 
 
 BROWSERS = Pool(Browser, MOST_IDLE)
@@ -267,7 +267,7 @@ BROWSERS = Pool(Browser, MOST_IDLE)
 
 @cache
 def find_chromium() -> tuple[str, str]:
-    """The paths of browser and driver. Raises ImportError where they or the packages aren't installed, or don't run."""
+    """Return the paths of browser and driver. Raises ImportError if they or the packages are missing, or do not run."""
     try:
         import miniwob  # noqa: F401
         import selenium  # noqa: F401
@@ -288,7 +288,7 @@ def find_chromium() -> tuple[str, str]:
         try:
             subprocess.run([program, "--version"], check=True, capture_output=True, timeout=REQUEST_TIMEOUT)
         except subprocess.TimeoutExpired:
-            pass  # on a busy machine; who starts it says what is wrong
+            pass  # on a busy machine; starting it reports the error
         except (OSError, subprocess.CalledProcessError) as error:
             said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
             raise ImportError(f"{needed}; {program} --version doesn't run: {said[-200:] or error}") from error
@@ -297,7 +297,7 @@ def find_chromium() -> tuple[str, str]:
 
 @cache
 def task_names() -> tuple[str, ...]:
-    """MiniWoB's tasks whose pages are files, but for `UNSAFE`."""
+    """Return MiniWoB's tasks whose pages are files, except `UNSAFE`."""
     find_chromium()
     from miniwob.selenium_instance import HTML_DIR
 

@@ -1,4 +1,4 @@
-"""Who can do MiniWoB's tasks: for each a script that reads what is asked and the page, and says the calls to make."""
+"""Scripts for MiniWoB's tasks: each reads the instruction and the page, and yields the calls to make."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ def fill(element: Element, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def named(page: list[Element], text: str, *tags: str) -> Element:
-    """The first element with a text, of one of the tags where there are some."""
+    """Return the first element with a text, with one of the tags, if any are given."""
     return next(one for one in page if one.text == text and one.ref is not None and (not tags or one.tag in tags))
 
 
 def fields(page: list[Element]) -> list[Element]:
-    """What can be typed into."""
+    """Return the elements for typing."""
     return [one for one in page if one.tag in ("input_text", "input_password", "textarea")]
 
 
 def submit(page: list[Element]) -> tuple[str, dict[str, Any]]:
-    """The button that ends most tasks, the last one of the page."""
+    """Click the last button of the page, which ends most tasks."""
     return click([one for one in page if one.tag == "button"][-1])
 
 
 def quoted(asked: str) -> list[str]:
-    """What stands in quotation marks."""
+    """Return the texts in quotation marks."""
     return re.findall(r'"([^"]*)"', asked)
 
 
 def boxes(page: list[Element]) -> dict[str, Element]:
-    """Check boxes and radio buttons by the word behind each."""
+    """Return check boxes and radio buttons by the word after each."""
     pairs = zip(page, page[1:], strict=False)
     return {after.text: one for one, after in pairs if one.tag in ("input_checkbox", "input_radio")}
 
@@ -156,7 +156,7 @@ def algebra(asked: str, page: list[Element]) -> Calls:
 
 
 def cells(page: list[Element]) -> dict[str, str]:
-    """The second column of a table by the first."""
+    """Return the second column of a table by the first."""
     texts = [one.text for one in page if one.tag == "td"]
     return dict(zip(texts[::2], texts[1::2], strict=True))
 

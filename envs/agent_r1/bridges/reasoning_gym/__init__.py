@@ -1,4 +1,4 @@
-"""reasoning-gym: a hundred sets of generated problems, each scored by its own rule."""
+"""reasoning-gym: a hundred data sets of generated problems, each with its own scoring rule."""
 
 from agent_r1.bridges.reasoning_gym.environment import ReasoningGymEnv
 

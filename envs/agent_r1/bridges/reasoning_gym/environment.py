@@ -1,4 +1,4 @@
-"""reasoning-gym: a hundred sets of generated problems, each scored by its own rule."""
+"""reasoning-gym: a hundred data sets of generated problems, each with its own scoring rule."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from agent_r1.tool_env import End, Task, ToolEnv
 from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.child_process import ChildProcess
 
-MAX_CHARS = 50_000  # of an answer
-SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; the items of test are behind those of train
+MAX_CHARS = 50_000  # maximum length of an answer
+SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; the items of test follow those of train
 LEFT_OUT = {
     "boxnet": "no answer is known",
     "rush_hour": "no answer is known",
@@ -29,27 +29,40 @@ LEFT_OUT = {
     "coin_flip": "the answer 0 scores 1",
     "codeio": "it runs code that a language model wrote",
 }
-"""Sets that "all" leaves out, with the reason; by name they can be had."""
+"""Sets that "all" excludes, with the reason; they are available by name."""
 
 
 class ReasoningGymEnv(Baselines, ToolEnv):
-    """Problems of reasoning-gym: algebra, algorithms, games, graphs, logic, and more.
+    """Generated problems of reasoning-gym: algebra, algorithms, games, graphs, logic, and more.
 
     ## Description
-    A problem in words, answered in a turn. With `attempts` above 1 answers can be submitted by a tool, which says what
-    they score, until one is right or no attempt is left.
+    [reasoning-gym](https://github.com/open-thought/reasoning-gym) (Apache-2.0, [arXiv
+    2505.24760](https://arxiv.org/abs/2505.24760)) has 105 data sets of generated problems, from algebra to games. Each
+    data set has its own scoring rule. By default a task is one turn with an `<answer>`. A turn without an answer costs
+    nothing; with `max_turns=1` it ends the episode.
 
-    ## Rewards
-    At the end the score of the data set itself, from 0 to 1; success is 1. Two answers in a turn pay nothing.
+    The environment needs the extra `reasoning_gym`. It was checked with reasoning-gym 0.1.25.
 
-    Args:
-        dataset: the name of a data set, or names whose items come in turn, or a dict that gives a config for each;
-            "all" for all but `LEFT_OUT` (with a `level`, those that have levels).
-        config: settings of the data set, such as {"min_terms": 3}; not with several sets.
-        level: a level of the set's curriculum, from 0; beyond the last one it is the last.
-        attempts: how many answers there are.
+    ## Tools
+    With `attempts` above 1 there is one tool. `submit(answer)` returns the score of an answer and the number of
+    attempts that are left. A right answer or the last attempt ends the episode. With one attempt there is no tool.
 
-    Raises: ImportError without reasoning-gym; ArgumentError for a set or setting that there isn't.
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"` or `"test"` |
+    | `dataset` | `"all"` | a name; names, whose items come in turn; a dict from names to configs; or `"all"` |
+    | `config` | `None` | settings of the data set, such as `{"min_terms": 3}`; not with several data sets |
+    | `level` | `None` | a level of the data set's curriculum, from 0; `None`: its own defaults |
+    | `attempts` | `1` | the number of attempts |
+    | `max_turns` | `6` | the maximum number of turns; twice the attempts if this is more |
+    | `max_action_tokens` | `16_384` | the maximum number of tokens in a turn |
+
+    A wrong setting raises ArgumentError, which lists the settings. A level above the last one is the last one. `config`
+    overrides the level. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/reasoning_gym.md.
     """
 
     instructions = (  # the package's own default
@@ -90,11 +103,11 @@ class ReasoningGymEnv(Baselines, ToolEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The items of the split."""
+        """The number of items of the split."""
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """Of n sets, seed s has item `s // n` of set `s % n`; the seeds of `test` are behind those of `train`."""
+        """Return task `index`: of n sets, seed s has item `s // n` of set `s % n`; `test` follows `train`."""
         seed = index + (SPLITS["train"] if self.split == "test" else 0)
         name, config = self.sets[seed % len(self.sets)]
         return make_item(name, config, self.level, seed // len(self.sets), seed)
@@ -115,22 +128,22 @@ class ReasoningGymEnv(Baselines, ToolEnv):
         return ToolResult(said, data=score, done=not left or score == 1)
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """A right answer, or the last one, ends the episode."""
+        """End the episode after a right answer, or the last one."""
         return End(result.data, metrics={"score": result.data}) if result.done else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """The score of the data set; without an answer that of the last one submitted."""
+        """Return the data set's score; without an answer the score of the last submission."""
         score = self._score(answer) if answer else self.memory.get("score", 0.0)
         return score, {"score": score}
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
-        """The score, of one answer."""
+        """Pay the score of one answer."""
         return score if answer_ok else 0.0
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The answer that the item brings.
+        """Return the item's own answer.
 
-        Raises ValueError for an item that brings none, and with `rng`: there is only the expert.
+        Raises ValueError for an item without an answer, and with `rng`: there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
@@ -148,16 +161,16 @@ class ReasoningGymEnv(Baselines, ToolEnv):
 
 
 def choose(dataset: Any, config: Mapping[str, Any] | None, level: int | None) -> tuple[tuple[str, str], ...]:
-    """The sets that are meant, each with its settings as JSON. Raises ArgumentError for what there isn't."""
-    there = names()
+    """Return the chosen sets, each with its settings as JSON. Raises ArgumentError for an unknown set."""
+    available = names()
     if dataset == "all":
-        some = there["names" if level is None else "levels"]
+        some = available["names" if level is None else "levels"]
         dataset = [name for name in some if name not in LEFT_OUT]
     elif isinstance(dataset, str):
         dataset = {dataset: config or {}}
         config = None
     if config is not None:
-        raise ArgumentError("config is for one data set; of several give each its own: dataset={name: config, ...}")
+        raise ArgumentError("config is for one data set; give each of several its own: dataset={name: config, ...}")
     if not isinstance(dataset, Mapping | Sequence) or not all(isinstance(name, str) for name in dataset):
         raise ArgumentError(f"dataset must be a name, a list of names or a dict with their settings, got {dataset!r}")
     if not isinstance(dataset, Mapping):
@@ -167,8 +180,8 @@ def choose(dataset: Any, config: Mapping[str, Any] | None, level: int | None) ->
     try:
         chosen = tuple((name, json.dumps(dict(settings), sort_keys=True)) for name, settings in dataset.items())
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"settings of a data set are a dict as JSON has it: {error}") from error
-    if level is not None or len(chosen) < len(there["names"]) - len(LEFT_OUT):
+        raise ArgumentError(f"settings of a data set must be a dict of JSON values: {error}") from error
+    if level is not None or len(chosen) < len(available["names"]) - len(LEFT_OUT):
         for name, settings in chosen:
             check_set(name, settings, level)
     return chosen
@@ -176,30 +189,30 @@ def choose(dataset: Any, config: Mapping[str, Any] | None, level: int | None) ->
 
 @cache
 def names() -> dict[str, list[str]]:
-    """The data sets: "names" are all, "levels" those that have levels. Raises ImportError without reasoning-gym."""
+    """Return the data sets: "names" are all, "levels" those with levels. Raises ImportError without reasoning-gym."""
     needed = 'ReasoningGym needs reasoning-gym: pip install "agent-r1[reasoning_gym]"'
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ImportError(needed)
     check_version("reasoning-gym", "0.1")
     try:
-        found: dict[str, list[str]] = server.ask()
+        sets: dict[str, list[str]] = server.ask()
     except ValueError as error:
         raise ImportError(f"{needed}; it says: {error}") from error
-    return found
+    return sets
 
 
 @lru_cache(maxsize=1024)
 def check_set(name: str, config: str, level: int | None) -> None:
-    """Raises ArgumentError for a data set that cannot be made."""
+    """Raise ArgumentError for a data set that cannot be made."""
     try:
         server.ask(name=name, config=json.loads(config), level=level)
     except ValueError as error:
         raise ArgumentError(str(error)) from None
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def make_item(name: str, config: str, level: int | None, index: int, seed: int) -> Task:
-    """An item of a data set. Don't change what is returned: it is kept."""
+    """Return an item of a data set. The result is cached: do not change it."""
     about = {"name": name, "config": json.loads(config), "level": level, "index": index}
     item = server.ask(**about)
     answers = [item["gold"]] if item["gold"] is not None else []
@@ -207,14 +220,14 @@ def make_item(name: str, config: str, level: int | None, index: int, seed: int) 
 
 
 class _Server(ChildProcess):
-    """The process in which the package is at work."""
+    """The process in which the package runs."""
 
     def command(self) -> list[str]:
         # -P: modules of this folder must not be on the path.
         return [sys.executable, "-P", program.__file__]
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """A reply. Raises ConnectionError where the process doesn't run or is killed, ValueError for what is asked."""
+        """Return a reply. Raises ConnectionError if the process fails or is killed, ValueError for a bad request."""
         line = json.dumps(request).encode() + b"\n"
         for _ in range(2):  # a process that was killed from outside is started again
             try:

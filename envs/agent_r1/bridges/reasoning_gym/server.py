@@ -1,10 +1,10 @@
-"""The program that makes reasoning-gym's items and scores answers, for `environment.py`.
+"""A program that makes reasoning-gym's items and scores answers, for `environment.py`.
 
-A process of its own, because the package draws from the global random state, keeps things in classes, and gives what a
-model answers to `eval` and to sympy, which calls it. Each item is made, and each answer scored, in a fork with limits
-and with random state of its own; readers of literals and of formulas take the place of `eval`. It is started by its
-path and imports nothing of this package. A request is a line of JSON, the arguments of `reply_to`; a reply is JSON,
-after its number of bytes in 8 bytes.
+It is a separate process, because the package draws from the global random state, keeps state in classes, and passes a
+model's answers to `eval` and to sympy, which calls it. Each item is made, and each answer scored, in a fork with limits
+and its own random state. Readers of literals and of formulas replace `eval`. The program is started by its path and
+imports nothing of this package. A request is a line of JSON, the arguments of `reply_to`. A reply is JSON, after its
+number of bytes in 8 bytes.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-SCORE_SECONDS = 3.0  # of processor time; the slowest right answers take 0.1
+SCORE_SECONDS = 3.0  # processor time; the slowest right answers take 0.1
 MAKE_SECONDS = 120.0  # the slowest items take 5
-WALL_FACTOR = 10  # for a machine that is busy with other things
+WALL_FACTOR = 10  # long, because the machine may be busy
 MEMORY_BYTES = 2**32
 BLOCK = 10_000  # items of a seed: some sets make or draw all of them at once
 KEPT_SETS, KEPT_ITEMS = 256, 4096
 
 TOO_COSTLY = "scoring took too much time or memory"
 EVALUATE = ("algorithmic.binary_matrix", "algorithmic.spiral_matrix", "algorithmic.string_insertion", "games.n_queens")
-"""Modules that give answers to `eval`, hoping for a list."""
+"""Modules that pass answers to `eval`, and expect a list."""
 PARSE = ("games.countdown", "games.puzzle24")
-"""Modules that give them to sympy's `parse_expr`, which they import by name; those of algebra take it from sympy."""
+"""Modules that pass answers to sympy's `parse_expr`, imported by name; those of algebra use it through sympy."""
 EXAMPLES = ("possible_answer", "example_answer", "example_correct_answer")
-"""Where a right answer stands in the metadata of items that have several."""
+"""Keys of a right answer in the metadata of items that have several."""
 
 FUNCTIONS = "sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log ln sqrt pi Abs abs"
 FORMULA = re.compile(
     rf"(?:\s|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])"
     rf"|(?:{FUNCTIONS.replace(' ', '|')}|[A-Za-z]_?\d*(?!\s*\())(?!\w)|\)(?!\s*\()|[-+*/^(,!])*+"
 )
-"""Numbers, symbols of one letter, functions by name, operators: nothing that sympy could call besides (N, S, O)."""
+"""Numbers, symbols of one letter, functions by name, operators: nothing else that sympy could call (N, S, O)."""
 
 
 class Made(NamedTuple):
-    """A data set, and what its class kept of it, which the next one of the class replaces."""
+    """A data set, and its state in its class, which the next set of the class replaces."""
 
     data_set: Any
     kept: dict[str, Any]
@@ -59,14 +59,14 @@ _items: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()  # pickled: nobody c
 
 
 class Killed(Exception):
-    """A fork has not come to its end."""
+    """The error of a fork that was killed."""
 
 
 def serve() -> None:
     """Answer requests until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # some sets print what they do
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # some sets print messages
     for line in sys.stdin.buffer:
         try:
             reply = reply_to(**json.loads(line))
@@ -86,10 +86,10 @@ def reply_to(
     index: int | None = None,
     answer: str | None = None,
 ) -> dict[str, Any]:
-    """The sets there are; or whether a set can be made; or item `index` of it; or what an answer to that item scores.
+    """Reply with the list of sets, with the check of a set, with item `index` of it, or with the score of an answer.
 
-    Raises ValueError for a set or a setting that there isn't, ConnectionError where a fork was killed from outside, and
-    what the package raises where it can't make an item.
+    Raises ValueError for an unknown set or setting, ConnectionError if a fork was killed from outside, and the
+    exceptions of the package if it cannot make an item.
     """
     from reasoning_gym.factory import DATASETS, has_curriculum
 
@@ -99,53 +99,53 @@ def reply_to(
     if name not in names:
         raise ValueError(f"reasoning-gym has no data set {name!r}; it has {', '.join(names)}")
     key = (name, json.dumps(config, sort_keys=True), level, (index or 0) // BLOCK)
-    made = _sets.get(key) or _sets.setdefault(key, build(name, config or {}, level, key[-1]))
+    data_set = _sets.get(key) or _sets.setdefault(key, build(name, config or {}, level, key[-1]))
     _bound(_sets, key, KEPT_SETS)
     if index is None:
         return {}
     place = (*key, index)
     if place not in _items:
-        _items[place] = in_fork(lambda: item(made, name, index), MAKE_SECONDS)
+        _items[place] = in_fork(lambda: item(data_set, name, index), MAKE_SECONDS)
     _bound(_items, place, KEPT_ITEMS)
     shown, entry = pickle.loads(_items[place])
     if answer is None:
         return dict(shown)
     try:
-        return {"score": pickle.loads(in_fork(lambda: score(made, entry, answer), SCORE_SECONDS))}
+        return {"score": pickle.loads(in_fork(lambda: score(data_set, entry, answer), SCORE_SECONDS))}
     except Killed:
         return {"score": 0.0, "reason": TOO_COSTLY}
 
 
-def _bound(kept: OrderedDict[tuple[Any, ...], Any], key: tuple[Any, ...], most: int) -> None:
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
+def _bound(cache: OrderedDict[tuple[Any, ...], Any], key: tuple[Any, ...], maximum: int) -> None:
+    cache.move_to_end(key)
+    if len(cache) > maximum:
+        cache.popitem(last=False)
 
 
 def build(name: str, config: dict[str, Any], level: int | None, block: int) -> Made:
-    """A data set whose items are those of a block."""
+    """Make a data set with the items of a block."""
     from reasoning_gym.factory import DATASETS, create_curriculum, create_dataset
 
-    there = [field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
-    unknown = ", ".join(repr(setting) for setting in config if setting not in there)
+    settings = [field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
+    unknown = ", ".join(repr(setting) for setting in config if setting not in settings)
     if unknown:
-        raise ValueError(f"{name} has no setting {unknown}; it has {', '.join(there)}")
+        raise ValueError(f"{name} has no setting {unknown}; it has {', '.join(settings)}")
     if level is not None:
         curriculum = create_curriculum(name)
         curriculum.set_global_level(level)
         harder = curriculum.generate_configuration()
-        config = {setting: getattr(harder, setting) for setting in there} | config
+        config = {setting: getattr(harder, setting) for setting in settings} | config
     seed_all(name, block)
     try:
         data_set = create_dataset(name, **config, seed=block * BLOCK, size=BLOCK)
-    except Exception as error:  # assertions, mostly
-        raise ValueError(f"{name} can't be made with {config}: {error!r}") from error
-    kept = {key: value for key, value in vars(type(data_set)).items() if key == "_jsonl_data"}  # codeio's rows
-    return Made(data_set, kept)
+    except Exception as error:  # mostly assertions
+        raise ValueError(f"{name} cannot be made with {config}: {error!r}") from error
+    class_state = {key: value for key, value in vars(type(data_set)).items() if key == "_jsonl_data"}  # codeio's rows
+    return Made(data_set, class_state)
 
 
 def item(made: Made, name: str, index: int) -> tuple[dict[str, Any], Any]:
-    """What is shown of an item (its question, and a right answer or None), and the item."""
+    """Return the visible part of an item (its question, and a right answer or None), and the item."""
     seed_all(name, index)
     for key, value in made.kept.items():
         setattr(type(made.data_set), key, value)
@@ -159,7 +159,7 @@ def item(made: Made, name: str, index: int) -> tuple[dict[str, Any], Any]:
 
 
 def score(made: Made, entry: Any, answer: str) -> float:
-    """The set's own score of an answer, from 0 to 1; what it raises is 0."""
+    """Return the set's own score of an answer, from 0 to 1; 0 if it raises."""
     import sympy
 
     seed_all("score", 0)
@@ -167,7 +167,7 @@ def score(made: Made, entry: Any, answer: str) -> float:
 
     def parse_formula(text: str, *args: Any, **kwargs: Any) -> Any:
         if not FORMULA.fullmatch(text):
-            raise ValueError("this is no formula")
+            raise ValueError("this is not a formula")
         return parse(text, *args, **kwargs)
 
     sympy.parse_expr = parse_formula
@@ -183,7 +183,7 @@ def score(made: Made, entry: Any, answer: str) -> float:
 
 
 def seed_all(name: str, number: int) -> None:
-    """Some sets draw from the global random state."""
+    """Seed the global random states, because some sets draw from them."""
     import numpy as np
 
     random.seed(f"{name} {number}")
@@ -191,10 +191,10 @@ def seed_all(name: str, number: int) -> None:
 
 
 def in_fork(work: Callable[[], Any], seconds: float) -> bytes:
-    """What `work` returns, pickled, made in a fork with so many seconds of processor time.
+    """Run `work` in a fork with a limit on processor time, in seconds. Return its pickled result.
 
-    Raises Killed where it takes more, or too much memory; ConnectionError where it was killed from outside;
-    RuntimeError for what it raises.
+    Raises Killed if it takes more time, or too much memory; ConnectionError if it was killed from outside; RuntimeError
+    for its exceptions.
     """
     read, write = os.pipe()
     child = os.fork()
@@ -226,7 +226,7 @@ def in_fork(work: Callable[[], Any], seconds: float) -> bytes:
 
 
 def _limit(seconds: float) -> None:
-    """Bound this process: when time is up, the kernel ends it, also in the middle of a long multiplication."""
+    """Limit this process: at the time limit the kernel ends it, also in the middle of a long multiplication."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -236,7 +236,7 @@ def _limit(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # some sets go through sets of texts
+    if os.environ.get("PYTHONHASHSEED") != "0":  # some data sets iterate over sets of texts
         own = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         os.execve(sys.executable, [sys.executable, "-P", __file__], os.environ | own)
     serve()

@@ -39,36 +39,53 @@ TASKS: Mapping[str, int] = {
     "inclined-plane-friction-unnamed-surfaces": 162,
     "mendelian-genetics-known-plant": 120, "mendelian-genetics-unknown-plant": 480,
 }  # fmt: skip
-"""The tasks in the order of ScienceWorld's numbers, and how many variations each has."""
+"""The tasks in the order of ScienceWorld's numbers, with their numbers of variations."""
 SIMPLIFICATIONS = (
     "easy", "teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction",
 )  # fmt: skip
 MOST_COMMAND = 150  # characters
-MOST_IDLE = 8  # simulators that wait for another episode; each is a Java process of .2 to .5 GB
+MOST_IDLE = 8  # maximum number of idle simulators; each is a Java process of .2 to .5 GB
 CALL_TIMEOUT = 120.0  # seconds; most calls take milliseconds
-LONGEST = 900.0  # seconds of all that Java is asked, in calls, at reset, for a gold path; then it is killed
-SEED = 8682522807148012  # where Java's random numbers begin in every episode
+LONGEST = 900.0  # seconds for any request to Java, in calls, at reset, for a gold path; then it is killed
+SEED = 8682522807148012  # seed of Java's random numbers in every episode
 NEEDS_JAVA = (
     'ScienceWorld needs Java 17, beside pip install "agent-r1[scienceworld]": apt-get install openjdk-17-jre-headless, '
     "or another one whose java is on the PATH"
 )
-_ONE_AT_A_TIME = threading.Lock()  # starts: the package's way to start Java is changed meanwhile
+_ONE_AT_A_TIME = threading.Lock()  # for starts, which temporarily change the package's way to start Java
 
 
 class ScienceWorldEnv(TextGameEnv):
-    """ScienceWorld: tasks of an elementary science class in a simulated house.
+    """Tasks of an elementary science class in a simulated house (ScienceWorld, arXiv 2203.07540).
 
     ## Description
-    The agent walks through ten places, opens, mixes, heats, connects and measures things, and focuses on what the task
-    asks for: boil water, find out whether a substance conducts, grow a fruit. Thirty tasks with 10 to 1,386 variations.
+    [ScienceWorld](https://arxiv.org/abs/2203.07540) (Apache-2.0) has thirty tasks, such as to boil water, to find out
+    if a substance conducts, or to grow a fruit. A task has 10 to 1,386 variations. The agent walks through ten places.
+    It opens, mixes, heats, connects and measures things, and focuses on the things that the task asks for. An
+    `<answer>` gives up.
 
-    ## Rewards
-    ScienceWorld's score, from 0 to 100, divided by 100, at the end. 100 is the success; it ends the episode, as does a
-    wrong focus (-100, paid 0) and an answer, which gives up.
+    The environment needs the extra `scienceworld` and Java (for example `apt-get install openjdk-17-jre-headless`). It
+    was checked with scienceworld 1.2.3 and Java 17.
 
-    Args:
-        tasks: names of tasks, of `TASKS`; None for all.
-        simplifications: ScienceWorld's, separated by commas, such as "easy" or "openDoors,teleportAction".
+    ## Tools
+    `act(command)` runs a command of ScienceWorld, such as `go to kitchen`, `move egg to red box` or `focus on
+    thermometer`.
+
+    ## Arguments
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `"train"`, `"dev"` or `"test"` |
+    | `tasks` | `None` | names of tasks, of `agent_r1.bridges.scienceworld.environment.TASKS`; `None`: all |
+    | `simplifications` | `""` | `"easy"`, or some of ScienceWorld's simplifications, separated by commas |
+    | `max_turns` | `200` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
+    | `max_context_tokens` | `65_536` | the default with the byte tokenizer; else that of `ToolEnv` |
+
+    The simplifications are `teleportAction`, `selfWateringFlowerPots`, `openContainers`, `openDoors` and
+    `noElectricalAction`. The other arguments are those of `ToolEnv`.
+
+    Rewards and baselines: docs/environments/scienceworld.md.
     """
 
     instructions = (
@@ -91,8 +108,8 @@ class ScienceWorldEnv(TextGameEnv):
         self.names = some_of("tasks", tasks, TASKS)
         if not isinstance(simplifications, str):
             raise ArgumentError(f"simplifications must be a text, separated by commas, got {simplifications!r}")
-        if wrong := [one for one in simplifications.split(",") if one and one not in SIMPLIFICATIONS]:
-            raise ArgumentError(f"simplifications are {', '.join(SIMPLIFICATIONS)}, got {', '.join(wrong)}")
+        if unknown := [name for name in simplifications.split(",") if name and name not in SIMPLIFICATIONS]:
+            raise ArgumentError(f"simplifications are {', '.join(SIMPLIFICATIONS)}, got {', '.join(unknown)}")
         self.simplifications = simplifications
         find_scienceworld()
         super().__init__(**kwargs)
@@ -100,27 +117,27 @@ class ScienceWorldEnv(TextGameEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The variations of the tasks in the split."""
+        """The number of variations of all tasks in the split."""
         return len(self._order)
 
     def make_task(self, index: int) -> Task:
-        """Variation by variation, each task in turn."""
+        """Return task `index`: variation by variation, each task in turn."""
         name, variation = self._order[index]
         metadata = {"task": name, "variation": variation, "simplifications": self.simplifications}
         return Task(f"{name}-{variation}", first_view(name, variation, self.simplifications), [], metadata)
 
     def make_world(self, task: Task) -> World:
-        """The house at its beginning."""
+        """Make the house at its beginning."""
         house = House()
         house.begin(**task.metadata)
         return house
 
     def full_score(self) -> float:
-        """ScienceWorld counts to 100."""
+        """The maximum score of ScienceWorld, 100."""
         return 100.0
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """ScienceWorld's gold path, a command a turn.
+        """Return ScienceWorld's gold path, one command a turn.
 
         Raises: ValueError with `rng`: there is only the expert.
         """
@@ -130,7 +147,7 @@ class ScienceWorldEnv(TextGameEnv):
 
 
 def variations(name: str, split: str) -> range:
-    """Those of a split, as ScienceWorld splits them: half, a quarter, the rest."""
+    """Return the variations of a split, as ScienceWorld splits them: half, a quarter, the rest."""
     quarter = TASKS[name] // 4
     ends = list(accumulate([0, 2 * quarter, quarter, TASKS[name] - 3 * quarter]))
     number = ("train", "dev", "test").index(split)
@@ -139,7 +156,7 @@ def variations(name: str, split: str) -> range:
 
 @lru_cache(maxsize=16)
 def order(names: tuple[str, ...], split: str) -> tuple[tuple[str, int], ...]:
-    """The tasks of a split: the first variation of each, then the second, as long as there are some."""
+    """Return the tasks of a split: the first variation of each, then the second, and so on to the last."""
     ranks = [(rank, number, name) for number, name in enumerate(names) for rank in range(len(variations(name, split)))]
     return tuple((name, variations(name, split)[rank]) for rank, _, name in sorted(ranks))
 
@@ -148,39 +165,39 @@ def order(names: tuple[str, ...], split: str) -> tuple[tuple[str, int], ...]:
 
 
 class House:
-    """A task at work in a Java process of its own."""
+    """A running task in its own Java process."""
 
     def __init__(self) -> None:
         self.loan = SIMULATORS.lend()
         self.score = 0
 
     def begin(self, task: str, variation: int, simplifications: str, gold: bool = False) -> str:
-        """Load a task; what is seen first."""
+        """Load a task, and return the first view."""
         with self._java() as simulator:
             simulator.seed()
             simulator.env.load(task, variation, simplifications, gold)
-            said: str = simulator.env.server.step("look around")  # as its own reset does
-            return said
+            view: str = simulator.env.server.step("look around")  # as its own reset does
+            return view
 
     def act(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Give a command; what is said. `data["reward"]` is by how much the score, from -100 to 100, has changed."""
+        """Run a command, and return its text. `data["reward"]` is the change of the score, from -100 to 100."""
         command = " ".join(arguments["command"].split())
         if len(command) > MOST_COMMAND or not re.fullmatch(r"[A-Za-z0-9 ,.'()/_-]+", command):
             return ToolResult(f"A command is one line of at most {MOST_COMMAND} letters and digits.", ok=False)
         with self._java() as simulator:  # as its own step does, which also lists thousands of possible commands
-            said = str(simulator.env.server.step(command))
+            text = str(simulator.env.server.step(command))
             score = int(round(100 * simulator.env.server.getScore()))
             done = bool(simulator.env.server.getCompleted()) or score < 0
         reward, self.score = score - self.score, score
-        return ToolResult(said.strip(), data={"reward": float(reward)}, done=done)
+        return ToolResult(text.strip(), data={"reward": float(reward)}, done=done)
 
     def gold(self) -> tuple[str, ...]:
-        """The commands that `begin(gold=True)` has found."""
+        """Return the commands that `begin(gold=True)` has found."""
         with self._java() as simulator:
             return tuple(simulator.env.get_gold_action_sequence())
 
     def description(self) -> str:
-        """What is asked."""
+        """Return the task description."""
         with self._java() as simulator:
             return str(simulator.env.get_task_description())
 
@@ -204,7 +221,7 @@ class House:
 
 
 class Simulator:
-    """A Java process with ScienceWorld in it, whose random numbers begin where we say."""
+    """A Java process with ScienceWorld and seeded random numbers."""
 
     def __init__(self) -> None:
         package = find_scienceworld()
@@ -229,11 +246,11 @@ class Simulator:
             raise
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self.env._gateway.java_process.poll() is None
 
     def end(self) -> None:
-        """Kill the process, whatever it does."""
+        """Kill the process in any state."""
         process = self.env._gateway.java_process
         process.kill()
         process.wait()
@@ -249,33 +266,38 @@ SIMULATORS = Pool(Simulator, MOST_IDLE)
 # ------------------------------------------------------------------------------------------------------- ScienceWorld
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def first_view(task: str, variation: int, simplifications: str) -> str:
-    """What is asked, and what is seen first."""
+    """Return the task description and the first view."""
     house = House()
     seen = house.begin(task, variation, simplifications)
-    said = house.description()
+    description = house.description()
     house.close()
-    return f"{said.strip()}\n\n{seen.strip()}"
+    return f"{description.strip()}\n\n{seen.strip()}"
 
 
 @lru_cache(maxsize=1024)
 def gold_path(task: str, variation: int, simplifications: str) -> tuple[str, ...]:
-    """The commands that ScienceWorld itself finds, until they have done the task: in seconds, for the genetics of
-    plants in half a minute or more."""
+    """Return the commands that ScienceWorld itself finds, up to the end of the task.
+
+    This takes seconds, for the genetics of plants half a minute or more.
+    """
     house = House()
     house.begin(task, variation, simplifications, gold=True)
-    found = house.gold()
+    commands = house.gold()
     house.begin(task, variation, simplifications)
-    needed = next((n for n, one in enumerate(found, 1) if house.act("act", {"command": one}).done), len(found))
+    steps = enumerate(commands, 1)
+    needed = next((n for n, command in steps if house.act("act", {"command": command}).done), len(commands))
     house.close()
-    return found[:needed]
+    return commands[:needed]
 
 
 @cache
 def find_scienceworld() -> Any:
-    """Its module. Raises ImportError without package or Java, or for a Java that doesn't take its options; warns
-    of a version that wasn't checked."""
+    """Import ScienceWorld. Raises ImportError without package or Java, or for a Java that rejects its options.
+
+    Warns about a version that was not checked.
+    """
     try:
         import scienceworld.scienceworld as package
     except ImportError as error:
@@ -287,10 +309,10 @@ def find_scienceworld() -> Any:
         options = [*JAVA_OPTIONS, "--patch-module", f"java.base={os.devnull}", "-version"]
         subprocess.run([java, *options], check=True, capture_output=True, timeout=CALL_TIMEOUT)
     except subprocess.TimeoutExpired:
-        pass  # on a busy machine; who starts it says what is wrong
+        pass  # on a busy machine; starting it reports the error
     except (OSError, subprocess.CalledProcessError) as error:
         printed = (getattr(error, "stderr", None) or b"") + (getattr(error, "stdout", None) or b"")
-        said = printed.decode(errors="replace").strip()
-        raise ImportError(f"{NEEDS_JAVA}; {java} doesn't take its options: {said[-200:] or error}") from error
+        output = printed.decode(errors="replace").strip()
+        raise ImportError(f"{NEEDS_JAVA}; {java} does not accept its options: {output[-200:] or error}") from error
     check_version("scienceworld", "1.2")
     return package

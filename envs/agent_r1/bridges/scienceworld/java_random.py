@@ -32,9 +32,9 @@ FIRST = 8682522807148012, 902739396  # a counter, and the first number of the ge
 
 
 def without_time(code: bytes) -> bytes:
-    """A class file in which the one method that is named nanoTime is another one.
+    """Return a class file in which another method replaces the only call of nanoTime.
 
-    Raises ValueError where there is no such method, or several.
+    Raises ValueError without such a call, or with several.
     """
     (count,) = struct.unpack_from(">H", code, 8)
     at, number, pool = 10, 1, {}
@@ -53,7 +53,7 @@ def without_time(code: bytes) -> bytes:
 
     calls = [entry for entry, (tag, _, _) in pool.items() if tag == 10 and name(two(two(entry, 3), 1)) == b"nanoTime"]
     if len(calls) != 1:
-        raise ValueError(f"java.util.Random asks for the time {len(calls)} times, not once")
+        raise ValueError(f"java.util.Random reads the time {len(calls)} times, not once")
     words = b"".join(struct.pack(">BH", 1, len(word)) + word for word in CONSTANT)
     kind = struct.pack(">BH", 7, count)  # the class, then the method's name and type: that of nanoTime
     method = struct.pack(">BHH", 12, count + 1, two(two(calls[0], 3), 3))
@@ -64,9 +64,9 @@ def without_time(code: bytes) -> bytes:
 
 
 def patched_random() -> str:
-    """A folder for `--patch-module java.base=`. Raises RuntimeError for a Java in which it can't be done."""
+    """Return a folder for `--patch-module java.base=`. Raises RuntimeError for a Java that cannot be patched."""
     folder = _patched(os.getpid())
-    if not Path(folder, *CLASS).is_file():  # somebody cleaned up
+    if not Path(folder, *CLASS).is_file():  # the folder was cleaned
         _patched.cache_clear()
         folder = _patched(os.getpid())
     return folder
@@ -74,9 +74,9 @@ def patched_random() -> str:
 
 @contextlib.contextmanager
 def watched(seconds: float) -> Iterator[None]:
-    """Ends the Java processes that py4j starts inside where that takes longer, or fails: py4j itself waits for ever.
+    """End Java processes that py4j starts in the context if the start takes too long or fails: py4j waits for ever.
 
-    One at a time: the package's way to start processes is changed meanwhile.
+    One context at a time, because it changes the package's way to start processes.
     """
     from py4j import java_gateway
 
@@ -117,7 +117,7 @@ def _patched(owner: int) -> str:
         random = gateway.jvm.java.lang.Class.forName("java.util.Random")
         code = without_time(bytes(random.getResourceAsStream("Random.class").readAllBytes()))
     except (KeyError, ValueError) as error:
-        raise RuntimeError(f"this Java's random numbers can't be seeded ({error}); Java 17 was checked") from error
+        raise RuntimeError(f"this Java's random numbers cannot be seeded ({error}); Java 17 was checked") from error
     finally:
         gateway.shutdown()
         process.kill()
@@ -132,14 +132,14 @@ def _patched(owner: int) -> str:
 
 
 def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # a fork leaves it to its parent
+    if os.getpid() == owner:  # in a fork the parent removes it
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def seed_java(gateway: Any, seed: int) -> Callable[[], Any]:
-    """A function that sets the counter of new generators in a Java process with `JAVA_OPTIONS` and the patch.
+    """Return a function that sets the counter of new generators in a Java process with `JAVA_OPTIONS` and the patch.
 
-    Raises RuntimeError where the numbers aren't those that they should be.
+    Raises RuntimeError if the random numbers are not the expected ones.
     """
     java = gateway.jvm.java
     handles = java.lang.invoke.MethodHandles
@@ -147,7 +147,7 @@ def seed_java(gateway: Any, seed: int) -> Callable[[], Any]:
     field.setAccessible(True)
     counter = java.lang.Class.forName("java.util.concurrent.atomic.AtomicLong")
     setter = next(method for method in counter.getMethods() if method.getName() == "set")
-    # py4j would turn the counter into a number; so getting and setting it are joined over there.
+    # py4j would turn the counter into a number; so Java itself joins getting and setting it.
     join = handles.collectArguments(
         handles.publicLookup().unreflect(setter), 0, handles.publicLookup().unreflectGetter(field)
     )
@@ -159,5 +159,5 @@ def seed_java(gateway: Any, seed: int) -> Callable[[], Any]:
 
     put(FIRST[0])
     if java.util.Random().nextInt() != FIRST[1]:
-        raise RuntimeError("this Java's random numbers can't be seeded; Java 17 was checked")
+        raise RuntimeError("this Java's random numbers cannot be seeded; Java 17 was checked")
     return partial(put, seed)

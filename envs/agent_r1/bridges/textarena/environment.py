@@ -1,4 +1,4 @@
-"""TextArena: text games for one or two players."""
+"""TextArena: games for one player and for two, in words."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from agent_r1.users import find_user
 from agent_r1_tools import ToolFault, ToolResult
 from agent_r1_tools.running import is_strict
 
-MAX_CHARS = 1_000  # of an action: as the package's own wrapper clips them
-SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; those of test have the seeds behind those of train
-TRIES = 300  # games that the expert plays to win one
+MAX_CHARS = 1_000  # maximum length of an action, as in the package's own wrapper
+SPLITS = {"train": 1_000_000, "test": 10_000}  # tasks; the seeds of test follow those of train
+TRIES = 300  # maximum number of games that the expert plays to win one
 JUDGED = ("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions")
 """Games that ask a model over the network who has won."""
 BROKEN = ("Countdown", "Cryptarithm", "PublicGoodsGame", "Slitherlink")
-"""Games that mistake the order of the package's own arguments, so that none of their moves can be made, and one that
-looks for the next player without end when all are out."""
+"""Games that confuse the order of the package's own arguments, so that no move can be made, and one that searches for
+the next player for ever when all are out."""
 
 Opponent = Callable[[str, random.Random], str]
 
@@ -53,48 +53,40 @@ LEFT_OUT = {
     "UltimateTicTacToe": "its boards may fill a context of 32,768 bytes",
     "Battleship": "its boards may fill a context of 32,768 bytes",
 }
-"""Games that "all" leaves out though there is a scripted player, with the reason."""
+"""Games that "all" excludes although there is a scripted player, with the reason."""
 GAMES = tuple(f"{name}-v0" for name in (*SOLVED, *MOVES) if name not in LEFT_OUT)
-"""The games that "all" means: the expert can play them, and of those for two there is a scripted player."""
+"""The games of "all": the expert can play them, and games for two have a scripted player."""
 
 
 class TextArenaEnv(FinalRewardEnv):
-    """Text games of TextArena, alone or against another player (arXiv 2504.11442).
+    """Games in words, alone or against another player (TextArena, arXiv 2504.11442).
 
     ## Description
-    The policy plays games such as TicTacToe, Mastermind or LiarsDice. The games are those of
-    [TextArena](https://github.com/LeonGuertler/TextArena) (MIT, [paper](https://arxiv.org/abs/2504.11442)). The first
-    message has the rules, in the words of the game. The policy makes a move and reads the game's reply. In a game for
-    two, the other player is a script or any function.
+    The games are those of [TextArena](https://github.com/LeonGuertler/TextArena) (MIT,
+    [arXiv 2504.11442](https://arxiv.org/abs/2504.11442)). The first message has the rules, in the game's own words. The
+    agent makes one move per call and reads the replies of the game and of the other player. An `<answer>` gives up.
 
-    The episode ends with the game. An `<answer>` gives up.
-
-    The environment needs the extra `textarena` and was checked with textarena 0.7.4.
+    The environment needs the extra `textarena`. It was checked with textarena 0.7.4.
 
     ## Tools
-    `play(action)` makes a move or says something. `action` has the form that the rules ask for, usually with square
-    brackets. It has at most 1,000 characters.
+    `play(action)` makes a move in the form that the rules describe, mostly in square brackets. In some games the move
+    is free text. An action has at most 1,000 characters.
 
     ## Arguments
 
     | argument | default | meaning |
     |---|---|---|
     | `split` | `"train"` | `"train"` or `"test"` |
-    | `game` | `"all"` | a game of TextArena, a list of games, or `"all"` |
-    | `opponent` | `None` | the other player: a function, or `"module:function"`; `None`: a script |
+    | `game` | `"all"` | an id such as `"TicTacToe-v0"`, ids that come in turn, or `"all"` |
+    | `opponent` | `None` | a function that plays the other side, or `"module:function"`; `None`: a scripted player |
     | `player` | `None` | the side of the policy, 0 or 1; `None`: both in turn |
-    | `timeout` | infinite | the time limit of a call in seconds, for an opponent that blocks |
+    | `timeout` | `math.inf` | the maximum number of seconds of a call, for an opponent that blocks |
     | `max_turns` | `100` | the maximum number of turns |
 
-    - `game` may name a variant: "Mastermind-v0-hard". Several games take turns. `"all"` is the set of 18 games that the
-      expert knows.
-    - `opponent(observation, rng)` returns an action. `observation` is everything that this player has read so far.
-      `rng` is a `random.Random` that depends on the task and the turn.
-    - The script draws a move from those that the rules allow.
-    - If a running game breaks and is made again, `timeout` covers all earlier calls, too.
-
-    The other arguments are those of `ToolEnv`. A missing package raises ImportError. A game that does not work here
-    raises ArgumentError.
+    `opponent(observation, rng)` returns an action for all that it has read so far. `rng` is a `random.Random` that
+    depends on the task and its turn. The scripted player draws from the moves that the rules allow. When a game was
+    lost and all calls are repeated, `timeout` covers the repeated calls too. The other arguments are those of
+    `ToolEnv`. A game that cannot be played raises ArgumentError. A missing package raises ImportError.
 
     Rewards and baselines: docs/environments/textarena.md.
     """
@@ -118,37 +110,37 @@ class TextArenaEnv(FinalRewardEnv):
             raise ArgumentError(f"player must be None, 0 or 1, got {player!r}")
         chosen = GAMES if game == "all" else (game,) if isinstance(game, str) else game
         if not isinstance(chosen, Sequence) or not chosen or not all(isinstance(name, str) for name in chosen):
-            raise ArgumentError(f"game names no game: it is a name or a list of names, got {game!r}")
+            raise ArgumentError(f"game must be a name or a list of names, got {game!r}")
         self.games, self.timeout = tuple(chosen), call_seconds(timeout)
         self.opponent, self.player = find_user(opponent, "opponent"), player
         for name in self.games:
             if find_players(name) == 2 and opponent is None and base(name) not in MOVES:
-                raise ArgumentError(f"there is no scripted player of {name}; give opponent=, a callable")
+                raise ArgumentError(f"there is no scripted player of {name}; pass opponent=, a callable")
         kwargs.setdefault("max_turns", 100)
         super().__init__(TOOLS, **kwargs)
         self._first: dict[str, Task] = {}
 
     @property
     def num_tasks(self) -> int:
-        """The seeds of the split."""
+        """The number of seeds of the split."""
         return SPLITS[self.split]
 
     def make_task(self, index: int) -> Task:
-        """Of n games, seed s has game `s % n`; the seeds of `test` are behind those of `train`."""
+        """Return task `index`: of n games, seed s has game `s % n`; the seeds of `test` follow those of `train`."""
         seed = index + (SPLITS["train"] if self.split == "test" else 0)
         turn, place = divmod(seed, len(self.games))
         game = self.games[place]
         players = find_players(game)
         side = 0 if players == 1 else turn % 2 if self.player is None else self.player
         name = f"{game}-{seed}" + f"-player{side}" * (players == 2)
-        if name not in self._first:  # the last one: the episodes of a group begin alike, and a snapshot asks again
+        if name not in self._first:  # only the last view is kept: episodes of a group and snapshots need it again
             match = Match(game, seed, side, self.opponent, [], self.strict)
             about = {"game": game, "seed": seed, "player": side, "players": players, "opening": match.replies}
             self._first = {name: Task(name, match.news(), [], about)}
         return self._first[name]
 
     def make_world(self, task: Task) -> World:
-        """The game at its beginning; what the other player has said is said again."""
+        """Make the game at its beginning; the texts of the other player are repeated."""
         about = task.metadata
         replies = self.memory.setdefault("replies", list(about["opening"]))
         match = Match(about["game"], about["seed"], about["player"], self.opponent, replies, self.strict)
@@ -156,7 +148,7 @@ class TextArenaEnv(FinalRewardEnv):
         return match
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """The end of the game."""
+        """End the episode with the game."""
         if not result.done:
             return {}
         self.memory["reward"] = reward = result.data["reward"]
@@ -164,14 +156,13 @@ class TextArenaEnv(FinalRewardEnv):
         return End(score, metrics={"reward": self.final_reward()})
 
     def final_reward(self) -> float:
-        """TextArena's; what isn't played to its end counts as lost."""
+        """Return TextArena's reward; an unfinished game counts as lost."""
         return float(self.memory.get("reward", 1 - self.task.metadata["players"]))
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """A won game: by what is known of the game, or found by playing it over against the same player.
+        """Return the moves of a won game: from a known solution, or found by repeated games against the same player.
 
-        Raises ValueError where no game is won, for a game whose moves nobody knows, and with `rng`: there is only the
-        expert.
+        Raises ValueError if no game is won, for a game with unknown moves, and with `rng`: there is only the expert.
         """
         if rng is not None:
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
@@ -181,9 +172,9 @@ class TextArenaEnv(FinalRewardEnv):
 
 
 class Match:
-    """A game at work, up to the moves of one player; the other side moves by itself.
+    """A running game, up to the moves of one player; the other side moves by itself.
 
-    `replies`: what the other side has said so far; it is said again, and what comes new is appended.
+    `replies`: the texts of the other side so far. They are repeated, and new ones are appended.
     """
 
     def __init__(
@@ -217,7 +208,7 @@ class Match:
         return ToolResult(f"{news}\n{reason}".strip(), data={"reward": reward, "won": won}, done=True)
 
     def news(self) -> str:
-        """What the game and the other player have said since it was last asked; of boards only the last."""
+        """Return the texts of the game and the other player since the last call; of boards only the last."""
         new, self.shown = self._new(), len(self.read[self.player])
         boards = [place for place, (_, _, kind) in enumerate(new) if kind.name == "GAME_BOARD"]
         lines = []
@@ -264,7 +255,7 @@ class Match:
             raise ToolFault(f"the opponent failed: {error!r}") from error
 
     def draw_move(self, rng: random.Random) -> str:
-        """A move of the player whose turn it is, drawn from those that the rules allow."""
+        """Draw an allowed move of the player whose turn it is."""
         moves = MOVES[base(self.game)](self.inner)
         for move in rng.sample(moves, len(moves)):
             if self.allows(move):
@@ -272,7 +263,7 @@ class Match:
         return "[pass]"
 
     def allows(self, move: str) -> bool:
-        """Whether the rules allow a move now, tried on a copy."""
+        """Return whether the rules allow a move now, tried on a copy."""
         with self.fenced(keep=False):
             tried = copy.deepcopy(self.inner)
             before = tried.state.current_player_id
@@ -287,7 +278,7 @@ class Match:
 
     @contextlib.contextmanager
     def fenced(self, keep: bool = True) -> Iterator[None]:
-        """Inside, the global random state is the game's own, and nothing is printed."""
+        """Set the global random state to the game's own, and print nothing, while the context is open."""
         with fence(), contextlib.redirect_stdout(io.StringIO()):  # some print
             random.setstate(self.random[0])
             np.random.seed(self.random[1])
@@ -297,17 +288,17 @@ class Match:
 
 
 def _number(reward: Any) -> float:
-    """A reward; 0 for what is none: `ThreeCardMonte` gives a text after moves that the rules don't allow."""
+    """Return a reward; 0 if it is not a number: `ThreeCardMonte` gives a text after forbidden moves."""
     return float(reward) if isinstance(reward, int | float) else 0.0
 
 
 _lock = threading.RLock()
-LONGEST = 60.0  # seconds that one waits for others' moves; they take milliseconds
+LONGEST = 60.0  # maximum seconds to wait for moves of other games, which take milliseconds
 
 
 @contextlib.contextmanager
 def fence() -> Iterator[None]:
-    """The package draws from global random state, which is put back; one thread at a time."""
+    """Restore the global random state, from which the package draws, after the context; one thread at a time."""
     if not _lock.acquire(timeout=LONGEST):
         raise ToolFault(f"another game has not ended its move in {LONGEST:.0f} seconds")
     try:
@@ -325,10 +316,10 @@ def fence() -> Iterator[None]:
 
 
 def win(game: str, seed: int, player: int, opponent: Opponent | None) -> list[str]:
-    """The moves of a won game. Raises ValueError where none is found."""
+    """Return the moves of a won game. Raises ValueError if none is found."""
     name = base(game)
     if name not in SOLVED and name not in MOVES:
-        raise ValueError(f"nobody knows the moves of {game}")
+        raise ValueError(f"the moves of {game} are not known")
     for attempt in range(1 if name in SOLVED else TRIES):
         match, moves, rng = Match(game, seed, player, opponent, []), [], random.Random(f"{game} {seed} try {attempt}")
         while not match.over:
@@ -343,7 +334,7 @@ def win(game: str, seed: int, player: int, opponent: Opponent | None) -> list[st
 
 
 def inner(env: Any) -> Any:
-    """A game without its wrappers."""
+    """Return a game without its wrappers."""
     while hasattr(env, "env") and hasattr(env, "is_wrapped_with"):
         env = env.env
     return env
@@ -351,7 +342,7 @@ def inner(env: Any) -> Any:
 
 @cache
 def load() -> ModuleType:
-    """The package. Raises ImportError without it; warns of a version that wasn't checked."""
+    """Import the package. Raises ImportError without it; warns about a version that was not checked."""
     try:
         with warnings.catch_warnings():  # it changes the filters
             package = importlib.import_module("textarena")
@@ -362,7 +353,7 @@ def load() -> ModuleType:
 
 
 def make(game: str) -> Any:
-    """A game of the package, with the wrappers that it has by default."""
+    """Make a game of the package, with its default wrappers."""
     package = load()
     nltk: Any = importlib.import_module("nltk")
     download = nltk.download
@@ -375,13 +366,13 @@ def make(game: str) -> Any:
 
 @cache
 def find_players(game: str) -> int:
-    """How many players a game has, 1 or 2.
+    """Return the number of players of a game, 1 or 2.
 
-    Raises ArgumentError for a game that isn't there or can't be played here; ImportError where it lacks something.
+    Raises ArgumentError for a game that is unknown or not supported; ImportError if a dependency is missing.
     """
-    there = importlib.import_module(f"{load().__name__}.envs.registration").ENV_REGISTRY
-    if game not in there:
-        names = sorted({name for name in there if name.endswith("-v0")})  # the others are variants of these
+    games = importlib.import_module(f"{load().__name__}.envs.registration").ENV_REGISTRY
+    if game not in games:
+        names = sorted({name for name in games if name.endswith("-v0")})  # the others are variants of these
         raise ArgumentError(f"TextArena has no game {game!r}; it has {', '.join(names)}, and variants of them")
     if base(game) in JUDGED:
         raise ArgumentError(f"{game} asks a model over the network who has won")
@@ -404,7 +395,7 @@ def find_players(game: str) -> int:
         except OSError as error:
             raise ArgumentError(f"{game} lacks files that the package doesn't ship: {error}") from error
         except ImportError as error:
-            raise ImportError(f"{game} needs what the package doesn't ask for: {error}") from error
+            raise ImportError(f"{game} needs a dependency that the package does not declare: {error}") from error
         if state.num_players == players:
             return players
-    raise ArgumentError(f"{game} isn't for one or two players")
+    raise ArgumentError(f"{game} is not for one or two players")

@@ -1,4 +1,4 @@
-"""Knowledge about TextArena's games: possible moves, and solutions of some games."""
+"""Knowledge of TextArena's games, for `environment.py`: possible moves, and the solutions of some games."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def base(game: str) -> str:
-    """The name of a game without version and variant."""
+    """Return the name of a game without version and variant."""
     return game.partition("-v0")[0]
 
 
 def _each(form: str, *values: Any) -> list[str]:
-    """The form filled with each combination of values."""
+    """Return the form filled with each combination of values."""
     return [form.format(*some) for some in itertools.product(*values)]
 
 
@@ -38,12 +38,12 @@ MOVES: dict[str, Callable[[Any], list[str]]] = {
     "FrozenLake": lambda env: ["[up]", "[down]", "[left]", "[right]"],
     "Secretary": lambda env: ["[accept]", "[continue]"],
 }
-"""What may be a move in a game; the game itself says which of them are. The scripted player draws from these."""
+"""The possible moves of a game; the game decides which are allowed. The scripted player draws from these."""
 SOLVED = ("GuessTheNumber", "Mastermind", "TowerOfHanoi")
 
 
 def solve(name: str, env: Any) -> str:
-    """The next move, from what the player knows."""
+    """Return the next move, from the player's knowledge."""
     state = env.state.game_state
     if name == "GuessTheNumber":
         low, high = env.min_number, env.max_number
@@ -61,13 +61,13 @@ def solve(name: str, env: Any) -> str:
 
 
 def pegs(guess: Sequence[int], code: Sequence[int]) -> tuple[int, int]:
-    """Black and white pegs."""
-    black = sum(one == other for one, other in zip(guess, code, strict=True))
+    """Return the numbers of black and white pegs."""
+    black = sum(guessed == peg for guessed, peg in zip(guess, code, strict=True))
     return black, sum(min(guess.count(digit), code.count(digit)) for digit in set(guess)) - black
 
 
 def hanoi_step(towers: Mapping[str, Sequence[int]], disk: int, goal: str) -> tuple[str, str]:
-    """The next move that brings disks 1 to `disk` to a tower."""
+    """Return the next move that brings disks 1 to `disk` to a tower."""
     at = next(name for name, disks in towers.items() if disk in disks)
     if at == goal:
         return hanoi_step(towers, disk - 1, goal)

@@ -45,7 +45,7 @@ from agent_r1_tools.text import encodable
 QUESTIONS = ("hotpotqa", "2wikimultihopqa", "musique")
 NUM_TASKS = {"train": 1_000_000}
 MAX_FOUND = 10  # lines that `find` shows
-OPEN_HITS = 20  # what `open` asks a server for
+OPEN_HITS = 20  # number of hits that `open` requests from a server
 _CITATION = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -133,26 +133,26 @@ class DeepSearchEnv(Baselines, ToolEnv):
             corpus = str(corpus)
         if questions is None and (data_dir is not None or corpus == "pooled"):
             raise ArgumentError(
-                f"each generated task has a web of its own; data_dir and corpus='pooled' go with questions=, one of "
+                f"each generated task has its own web; data_dir and corpus='pooled' need questions=, one of "
                 f"{', '.join(QUESTIONS)}; got data_dir={data_dir!r}, corpus={corpus!r}"
             )
         if questions is not None and questions not in QUESTIONS:
-            raise ArgumentError(f"questions is None or one of {', '.join(QUESTIONS)}, got {questions!r}")
+            raise ArgumentError(f"questions must be None or one of {', '.join(QUESTIONS)}, got {questions!r}")
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.questions: list[Question] | None = None
         pool: list[Question] = []
-        if questions is not None and split in self.splits:  # other splits are refused below
+        if questions is not None and split in self.splits:  # other splits are rejected below
             self.questions, pool = _questions(questions, split, data_dir)
         self.corpus: str | Retriever = corpus
         self.top_k = top_k
         self._gold: set[str] = set()
-        self._web: Web | None = None  # None: pages are what a retriever or a server finds
+        self._web: Web | None = None  # None: a retriever or a server finds the pages
         self._retriever: Retriever | None = None
         if corpus == "pooled":
             self._web = _corpus_web(tuple(dict.fromkeys(p for question in pool for p in question.paragraphs)))
         elif corpus != "own":
-            self._retriever, found = shared_corpus(corpus)
-            self._web = None if found is None else _corpus_web(found)
+            self._retriever, passages = shared_corpus(corpus)
+            self._web = None if passages is None else _corpus_web(passages)
         else:
             self._web = generated_web(())
         super().__init__(self._episode_tools(), split=split, **kwargs)
@@ -174,7 +174,7 @@ class DeepSearchEnv(Baselines, ToolEnv):
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """With `questions` those that its files have a question of."""
+        """Return whether the split has tasks; with `questions`, whether its files have questions for it."""
         name = kwargs.get("questions")
         if name not in QUESTIONS or not super().has_split(split):
             return super().has_split(split)
@@ -185,7 +185,7 @@ class DeepSearchEnv(Baselines, ToolEnv):
 
     @property
     def num_tasks(self) -> int:
-        """A million training tasks, ten thousand in every other split; or the questions of a data set."""
+        """The number of tasks: a million in train, ten thousand in other splits; or the questions of a data set."""
         return NUM_TASKS.get(self.split, 10_000) if self.questions is None else len(self.questions)
 
     def make_task(self, index: int) -> Task:
@@ -202,11 +202,11 @@ class DeepSearchEnv(Baselines, ToolEnv):
         self._gold = {key(name) for name in self._gold_names(task)}
 
     def _gold_names(self, task: Task) -> list[str]:
-        """The ids of the gold pages in this corpus: the very passage, else its title."""
+        """Return the ids of the gold pages in this corpus: of the same passage, or else by its title."""
         if self.corpus == "own":
             return list(task.metadata["supports"])
         pages = {} if self._web is None else self._web.by_passage
-        return [pages[one].id if one in pages else page_id(one.title) for one in gold_passages(task)]
+        return [pages[gold].id if gold in pages else page_id(gold.title) for gold in gold_passages(task)]
 
     # ------------------------------------------------------------------ what can be done
 
@@ -217,15 +217,15 @@ class DeepSearchEnv(Baselines, ToolEnv):
             page: The name of the page, as it stands in [brackets].
         """
         memory = self.memory  # of this episode, also where the search for the page outlasts it
-        found = self._page(page)
-        if found is None:
+        result_page = self._page(page)
+        if result_page is None:
             return ToolResult("There is no such page. Give the name as search and links show it.", ok=False)
-        memory["page"] = found.id
+        memory["page"] = result_page.id
         if self._web is None:
-            memory["text"] = found.text
-        shown, rest = found.lines[:WINDOW], len(found.lines) - WINDOW
+            memory["text"] = result_page.text
+        shown, rest = result_page.lines[:WINDOW], len(result_page.lines) - WINDOW
         more = [f"({rest} more lines: find shows those that contain a text.)"] if rest > 0 else []
-        return ToolResult("\n".join([found.heading, *shown, *more]), data={"page": found.id})
+        return ToolResult("\n".join([result_page.heading, *shown, *more]), data={"page": result_page.id})
 
     def find(self, text: str) -> ToolResult:
         """Find a text on the open page; shows the lines that contain it.
@@ -246,7 +246,7 @@ class DeepSearchEnv(Baselines, ToolEnv):
         return ToolResult("\n".join([f"[{name}]", *lines[:MAX_FOUND], *more]))
 
     def _page(self, name: str) -> Page | None:
-        """A page by its id. A server is asked for the title, and only a page with that very title counts."""
+        """Return a page by its id. A server is asked for the title, and only a page with exactly that title counts."""
         name = name[:500].strip().removeprefix("[").removesuffix("]")
         if self._web is not None:
             return self._web.pages.get(key(name))
@@ -255,15 +255,15 @@ class DeepSearchEnv(Baselines, ToolEnv):
             (hits,) = self._retriever.search([unicodedata.normalize("NFC", encodable(name))], OPEN_HITS)
         except QueryRefused:
             return None
-        except OSError as error:  # a title names no path
+        except OSError as error:  # an error of the server: a title is not a path
             raise ToolFault(describe(error)) from error
-        found = (Page(page_id(passage.title), passage.title, passage.text) for passage, _ in hits)
-        return next((page for page in found if key(page.id) == key(name)), None)
+        candidates = (Page(page_id(passage.title), passage.title, passage.text) for passage, _ in hits)
+        return next((page for page in candidates if key(page.id) == key(name)), None)
 
-    # ------------------------------------------------------------------ what it means
+    # ------------------------------------------------------------------ judges
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """`page_found`: a gold page that is opened for the first time, of all gold pages."""
+        """Return `page_found`: newly opened gold pages / all gold pages."""
         if call.name != "open" or not result.ok:
             return {}
         opened, page = self.memory.setdefault("opened", []), key(result.data["page"])
@@ -274,7 +274,7 @@ class DeepSearchEnv(Baselines, ToolEnv):
         return {"page_found": 1 / len(self._gold)} if page in self._gold else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """Exact match x F1 of the citations; the metrics say both apart."""
+        """Score exact match x F1 of the citations; the metrics have both separately."""
         text, cited = read_citations(answer, set(self.memory.get("opened", ())) | self._gold)
         opened = self._gold & set(self.memory.get("opened", ()))
         right = len(cited & opened)
@@ -291,15 +291,15 @@ class DeepSearchEnv(Baselines, ToolEnv):
     # ------------------------------------------------------------------ demonstrators
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
-        """The turns of a scripted demonstrator on the current task as text.
+        """Return the turns of a scripted demonstrator on the current task as text.
 
         Args:
-            rng: None: the expert, who needs `metadata["optimal_turns"]` turns (with `questions` or another corpus: who
-                searches for each gold title, opens it, and gives the gold answer).
+            rng: None: the expert, which needs `metadata["optimal_turns"]` turns. With `questions` or another corpus it
+                searches for each gold title, opens it, and gives the gold answer.
             teacher: with `rng`, a name of `teachers`: the fallible ones make a mistake in 25, 50 and 75 % of the
-                episodes. None: the sloppy demonstrator, who makes one in every episode. `MISTAKES` says which.
+                episodes. None: the sloppy demonstrator, which makes one in every episode. See `MISTAKES`.
 
-        Raises: ValueError for another teacher, for a fallible one without `rng`, and with `rng` where there is only the
+        Raises: ValueError for an unknown teacher, for a fallible one without `rng`, and with `rng` if there is only the
         expert.
         """
         who = demonstrator(rng, teacher)
@@ -318,13 +318,15 @@ class DeepSearchEnv(Baselines, ToolEnv):
         return [*turns, f"<answer>{answer}</answer>"]
 
     def shortcut_last_relation(self, rng: np.random.Generator) -> list[str]:
-        """Searches for the question's last relation, opens all that is found, and answers with what the first page says
-        about it, citing all. Of the generated web only."""
+        """Search for the question's last relation, open all hits, and answer with the first hit's value, citing all.
+
+        It exists for the generated web only.
+        """
         relation = self.task.metadata["relations"][-1]
-        found = run_tool(self.tools["search"], {"query": relation}).data["pages"]
-        values = [facts[relation] for page in found if relation in (facts := self.task.metadata["facts"][page])]
-        opened = [self.dialect.tool_call("open", {"page": page}) for page in found]
-        cited = "".join(f" [{page}]" for page in found)
+        hits = run_tool(self.tools["search"], {"query": relation}).data["pages"]
+        values = [facts[relation] for page in hits if relation in (facts := self.task.metadata["facts"][page])]
+        opened = [self.dialect.tool_call("open", {"page": page}) for page in hits]
+        cited = "".join(f" [{page}]" for page in hits)
         return [self.dialect.tool_call("search", {"query": relation}), *opened, f"<answer>{values[0]}{cited}</answer>"]
 
     def _title_by_title(self) -> list[str]:
@@ -340,16 +342,16 @@ class DeepSearchEnv(Baselines, ToolEnv):
 
     @staticmethod
     def vocabulary() -> list[str]:
-        """Every word that the generated webs are made of: what a small tokenizer should keep whole."""
+        """Return every word of the generated webs, which a small tokenizer should keep whole."""
         fillers = [word for filler in FILLERS for word in filler.split()]
         words = [*MultihopWorldEnv.vocabulary(), *PAGE_IDS, *map(str, YEARS), *fillers, PORTRAIT, "Notes"]
         return list(dict.fromkeys(words))
 
 
 def read_citations(answer: str, known: set[str]) -> tuple[str, set[str]]:
-    """The text of an answer without its citations, and the pages cited (as `key` writes them).
+    """Return the text of an answer without its citations, and the cited pages (in the form of `key`).
 
-    What stands in square brackets is a citation: the name of a page in `known`, else names with commas between them.
+    Text in square brackets is a citation: the name of a page in `known`, or else names separated by commas.
     """
     cited: set[str] = set()
     for inside in _CITATION.findall(answer):
@@ -359,16 +361,16 @@ def read_citations(answer: str, known: set[str]) -> tuple[str, set[str]]:
 
 
 def _questions(name: str, split: str, data_dir: str | os.PathLike[str] | None) -> tuple[list[Question], list[Question]]:
-    """The questions of a split that name their gold pages, and all of the file; test and pages_N are of the dev set."""
+    """Return the questions of a split that name their gold pages, and all of the file; test and pages_N use dev."""
     if split in ("unseen_entities", "other_phrasings"):
-        raise ArgumentError(f"split {split!r} is of the generated web; {name} has train, test and pages_N")
+        raise ArgumentError(f"split {split!r} belongs to the generated web; {name} has train, test and pages_N")
     rows = load_questions(name, "train" if split == "train" else "dev", data_dir)
     wanted = int(split.removeprefix("pages_")) if split.startswith("pages_") else None
     gold = [len(question_task(row).metadata["supports"]) for row in rows]
-    found = [row for row, number in zip(rows, gold, strict=True) if number and wanted in (None, number)]
-    if not found:
+    questions = [row for row, number in zip(rows, gold, strict=True) if number and wanted in (None, number)]
+    if not questions:
         raise ArgumentError(f"no question of {name} fits split {split!r}: none has that many gold pages")
-    return found, rows
+    return questions, rows
 
 
 @lru_cache(maxsize=4)

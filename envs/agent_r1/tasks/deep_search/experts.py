@@ -11,19 +11,19 @@ from agent_r1.tool_env import Task
 
 Step = tuple[str, str, dict[str, Any]]  # a thought, a tool, its arguments
 MISTAKES = {"older": 0.5, "early": 0.25, "uncited": 0.25}
-"""What goes wrong, and how often of all mistakes: the older of two pages is believed (and followed from there), the
-question is answered one hop too early, the last page isn't cited."""
+"""The kinds of mistakes and their shares: believe the older of two pages (and continue from there), answer the question
+one hop too early, do not cite the last page."""
 
 
 def work(task: Task, mistake: str | None = None, rng: np.random.Generator | None = None) -> tuple[list[Step], str]:
-    """A demonstrator's calls, and the answer with citations. Without a mistake these are the fewest calls that do."""
+    """Return a demonstrator's calls, and the answer with citations. Without a mistake the calls are minimal."""
     data = task.metadata
     pages = {page: (title, year, text.splitlines()) for page, title, year, text in data["pages"]}
     last = len(data["relations"]) - 1
-    wrong = None  # the hop at which it goes wrong
+    wrong_hop = None  # the hop with the mistake
     if mistake == "older":
         assert rng is not None
-        wrong = int(rng.choice([hop for hop, page in enumerate(data["older"]) if page is not None]))
+        wrong_hop = int(rng.choice([hop for hop, page in enumerate(data["older"]) if page is not None]))
     steps: list[Step] = []
     cited: list[str] = []
     goal = name = data["start"]
@@ -33,7 +33,7 @@ def work(task: Task, mistake: str | None = None, rng: np.random.Generator | None
         if not is_page(goal):
             steps.append((thought, "search", {"query": goal}))
             found = sorted((year, page) for page, (title, year, _) in pages.items() if title == goal)
-            page, thought = found[0 if hop == wrong else -1][1], ""
+            page, thought = found[0 if hop == wrong_hop else -1][1], ""
         steps.append((thought, "open", {"page": page}))
         cited.append(page)
         if relation not in data["facts"][page]:  # a false trail may break off

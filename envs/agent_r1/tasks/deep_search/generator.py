@@ -21,7 +21,7 @@ from agent_r1.tasks.draw import pick, sample
 from agent_r1.tasks.multihop_world import OTHER_PHRASINGS, PHRASING, RELATIONS, UNSEEN_RELATIONS, names
 from agent_r1.tool_env import Task
 
-SPLITS = {  # name -> pages that a question needs
+SPLITS = {  # name -> number of pages that a question needs
     "train": (2, 3),
     "test": (2, 3),
     "pages_2": (2,),
@@ -33,16 +33,16 @@ SPLITS = {  # name -> pages that a question needs
     "other_phrasings": (2, 3),
 }
 WINDOW = 8  # lines that `open` shows
-FACTS = 3  # of a page
+FACTS = 3  # number of facts on a page
 PORTRAIT = "Portrait"  # the title of a page without a name
 YEARS = range(2001, 2025)
 FILLERS = ("nothing happened", "it rained", "the harvest was good", "the winter was long", "a fair was held")
 PAGE_IDS = tuple(f"p{number}" for number in range(10, 100))
 
 
-@lru_cache(maxsize=256)  # the episodes of a group play the same task
+@lru_cache(maxsize=256)  # the episodes of a group have the same task
 def generate_task(seed: int, split: str, index: int) -> Task:
-    """Task `index` of a split of the web family `seed`. Don't change what is returned: it is kept.
+    """Generate task `index` of a split of the web family `seed`. The result is cached: do not change it.
 
     `metadata`: pages ([id, title, year, text]), supports (ids of the gold pages, in the order of the hops), older (for
     each gold page the id of the older page that contradicts it, or None), relations, chain (for each hop what its page
@@ -72,7 +72,7 @@ class _Web:
 
     def task(self, task_id: str) -> Task:
         rng, hops = self.rng, self.hops
-        # How a page is reached: by its name or, from the second on, by a link alone.
+        # A page is reached by its name or, from the second on, by a link only.
         by_name = [True, *(bool(rng.random() < 0.5) for _ in range(hops - 1))]
         disputed = [named and bool(rng.random() < 0.4) for named in by_name]
         disputed[int(rng.choice([i for i in range(hops) if by_name[i]]))] = True
@@ -115,7 +115,7 @@ class _Web:
         )
 
     def _dispute(self, hop: int, person: str | None, year: int, facts: dict[str, str], long: bool) -> str:
-        """An older page on a person, with another value for the hop's relation, and a page for that, which goes on."""
+        """Write an older page on a person, with another value for the hop's relation, and a page for that value."""
         relation, page = self.path[hop], self.ids.pop()
         on = self._facts(self.path[hop + 1], None) if hop + 1 < self.hops else self._facts()
         decoy = self.names[-1]
@@ -128,15 +128,16 @@ class _Web:
         return page
 
     def _facts(self, relation: str | None = None, value: str | None = None) -> dict[str, str]:
-        """Three facts; with a relation one of them is about it, at any place, with this value or any."""
+        """Draw three facts; with a relation one of them is about it, at any position, with this value or any."""
         rng = self.rng
-        others = [one for one in self.local if one != relation]
+        others = [local for local in self.local if local != relation]
         chosen = sample(rng, others, FACTS - (relation is not None))
         if relation is not None:
             chosen.insert(int(rng.integers(FACTS)), relation)
         # Names from the end of the list are still to be used on the way; these are the bystanders.
         values = [self.names[i] for i in rng.choice(6, FACTS, replace=False)]
-        return {one: value if one == relation and value else other for one, other in zip(chosen, values, strict=True)}
+        pairs = zip(chosen, values, strict=True)
+        return {name: value if name == relation and value else other for name, other in pairs}
 
     def _write(
         self, page: str, person: str | None, year: int | None, facts: dict[str, str], last: str | None = None
@@ -161,7 +162,7 @@ class _Web:
 
 
 def is_page(value: str) -> bool:
-    """Whether what a fact says is the id of a page, not a name."""
+    """Return whether the value of a fact is the id of a page, not a name."""
     return value[:1] == "p" and value[1:].isdigit()
 
 

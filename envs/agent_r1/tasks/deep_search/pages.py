@@ -22,7 +22,7 @@ _ID_CHARS = 120
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a web: what it is opened and cited by, and what stands on it."""
+    """A page of a web: its id, by which it is opened and cited, and its text."""
 
     id: str
     title: str
@@ -31,19 +31,19 @@ class Page:
 
     @property
     def heading(self) -> str:
-        """`[id] title (year)`; the title is left out where it is the id."""
+        """The heading `[id] title (year)`; the title is omitted if it equals the id."""
         title = "" if self.title == self.id else f" {one_line(self.title)}"
         return f"[{self.id}]{title}" + (f" ({self.year})" if self.year is not None else "")
 
     @property
     def lines(self) -> list[str]:
-        """The text in lines; where it has none, in sentences."""
-        found = self.text.splitlines() if "\n" in self.text.strip() else re.split(r"(?<=[.!?]) ", self.text)
-        return [line[start : start + LINE_CHARS] for line in found for start in range(0, len(line), LINE_CHARS)]
+        """The text in lines, or in sentences if it has one line."""
+        pieces = self.text.splitlines() if "\n" in self.text.strip() else re.split(r"(?<=[.!?]) ", self.text)
+        return [line[start : start + LINE_CHARS] for line in pieces for start in range(0, len(line), LINE_CHARS)]
 
 
 class Web:
-    """Pages with an index. `passage` of each page is what is searched: its title and text."""
+    """Pages with an index. The search uses the `passage` of each page: its title and text."""
 
     def __init__(self, pages: Iterable[Page]) -> None:
         self.pages = {key(page.id): page for page in pages}
@@ -55,17 +55,17 @@ class Web:
 
 @lru_cache(maxsize=256)
 def generated_web(pages: tuple[Page, ...]) -> Web:
-    """The web of a generated task; the episodes of a group share it."""
+    """Return the web of a generated task; the episodes of a group share it."""
     return Web(pages)
 
 
 def task_pages(task: Task) -> tuple[Page, ...]:
-    """The pages that come with a task."""
+    """Return the pages of a task."""
     return tuple(Page(page, title, text, year) for page, title, year, text in task.metadata["pages"])
 
 
 def passage_pages(passages: Iterable[Passage]) -> list[Page]:
-    """Passages as pages, each once. The id is the title; where another passage has it already, with a number behind."""
+    """Return passages as pages, each once. The id is the title, with a number if another passage has it already."""
     pages: list[Page] = []
     taken: set[str] = set()
     count: dict[str, int] = {}
@@ -82,7 +82,7 @@ def passage_pages(passages: Iterable[Passage]) -> list[Page]:
 
 
 def question_task(question: Question) -> Task:
-    """A question of a data set with its paragraphs as pages; gold pages that it doesn't bring are named by title."""
+    """Return the task of a question with its paragraphs as pages; missing gold pages are named by title."""
     pages = passage_pages(question.paragraphs)
     ids = {Passage(page.title, page.text): page.id for page in pages}
     gold = [question.paragraphs[index] for index in question.supports]
@@ -97,26 +97,26 @@ def question_task(question: Question) -> Task:
 
 
 def gold_passages(task: Task) -> list[Passage]:
-    """The gold pages of a task as passages; without a text where the task doesn't bring the page."""
+    """Return the gold pages of a task as passages, without text if the task does not include the page."""
     pages = {page.id: [page.title, page.text] for page in task_pages(task)}
     gold = task.metadata.get("gold") or [pages[page] for page in task.metadata["supports"]]
     return [Passage(title, text or "") for title, text in gold]
 
 
 def page_id(title: str) -> str:
-    """A title as an id: one line, no square brackets, not too long."""
+    """Turn a title into an id: one line, no square brackets, not too long."""
     return one_line(title).replace("[", "(").replace("]", ")").strip()[:_ID_CHARS].strip() or "untitled"
 
 
 def key(name: str) -> str:
-    """What two spellings of an id have in common."""
+    """Return the normal form of an id, equal for all of its spellings."""
     return fold_title(name)
 
 
 class PageSearch(SearchTool):
-    """`SearchTool` that shows what can be opened, one page a line: `[id] title (year): first line`.
+    """A `SearchTool` that shows the pages found, one a line: `[id] title (year): first line`.
 
-    `data` has the ids besides (`pages`). Without a web, over a retriever or a server, a page's id is its title.
+    `data` also has the ids (`pages`). Without a web, over a retriever or a server, a page's id is its title.
     """
 
     description = "Search the web for a query. Shows the best pages: [page] title (year): how it begins."
@@ -137,7 +137,7 @@ class PageSearch(SearchTool):
         return replace(result, content=content, data={**result.data, "pages": [page.id for page in pages]})
 
     def page(self, passage: Passage) -> Page:
-        """The page that a hit belongs to."""
+        """Return the page of a hit."""
         if self.web is not None:
             return self.web.by_passage[passage]
         return Page(page_id(passage.title), passage.title, passage.text)

@@ -1,4 +1,4 @@
-"""PharmaSim: a pharmacist asks a customer questions, then names the cause of the problem."""
+"""PharmaSim: conversations in which a pharmacist questions a customer and names the cause of the problem."""
 
 from agent_r1.task_data.pharma_sim import Scenario
 from agent_r1.tasks.pharma_sim.environment import PharmaSimEnv

@@ -34,42 +34,38 @@ NUM_TASKS = {"train": 1_000_000}
 
 
 class PharmaSimEnv(Baselines, ToolEnv):
-    """A pharmacist asks a customer questions, then names the cause of the problem (the role of PharmaSimText).
+    """Conversations in which a pharmacist questions a customer and names the cause of the problem.
 
     ## Description
-    A customer comes with a complaint. `ask(subject, topic)` puts a question, and so does plain speech: a turn with
-    neither a call nor an answer. `solve()` ends the conversation and opens the post-test, which names the possible
-    causes; the answer is one of them. What the scenarios say is invented and no medical advice.
+    A customer comes with a complaint. The first message lists subjects (people and things to ask about) and topics. The
+    policy asks questions, in calls or in plain speech, and then names the cause. So this is also the environment with a
+    user. Nothing has to be downloaded.
 
-    ## Action space
-    `TokenSpan(vocab_size, max_action_tokens)`: one assistant turn. Calls of `ask` and `solve` are run, at most eight in
-    one turn; else an `<answer>...</answer>` ends the episode; else the text is said to the customer.
+    The role is that of PharmaSimText ([arXiv 2404.18978](https://arxiv.org/abs/2404.18978)). **The scenarios are
+    invented. They are not medical advice.**
 
-    ## Observation space
-    `TokenSpan(vocab_size, max_context_tokens)`: the whole conversation so far, as the model's family writes it.
+    ## Tools
 
-    ## Rewards
-    `outcome/posttest`: 1 for the right cause, -1 for a wrong one, for none, and for an answer in a wrong format (a
-    format costs nothing else: a malformed call costs what `process/malformed_call` says). `process/interaction`: -0.01
-    for each question, also one in plain speech, and for `solve`, at the end where it was left out. The 20th
-    interaction is free: it is not answered, but opens the post-test.
-    `process/key_question`: newly asked key questions / all key questions, times 0 by default; a dict for
-    `process_reward` gives it a weight.
+    - `ask(subject, topic)` asks the customer a question. A turn with neither a call nor an answer does the same.
+    - `solve()` ends the conversation and opens the post-test, which lists the possible causes.
 
-    ## Episode end
-    Terminated by an answer; truncated when turns (`max_turns`, 24) or context run out. `info["metrics"]` has posttest
-    (0 or 1), trajectory_quality (key questions asked / key questions), combined (their product), and interactions.
+    At most eight calls of one turn are run. The answer names one cause and ends the episode.
 
     ## Arguments
-    `world_seed` (default 0): a task is a function of (world_seed, split, index). `split`: train, validation, test
-    (other wordings of the same customers), unseen_customers. `data_dir`: a folder with scenarios of PharmaSimText in
-    place of our own. `user`: who replies to plain speech in place of the script: a function of chat messages that
-    gives a text, or "module:function". And those of `ToolEnv`.
 
-    Raises: DataNotFoundError, DataFormatError (file and field are named).
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `validation`, `test` or `unseen_customers` |
+    | `world_seed` | `0` | the family of tasks |
+    | `data_dir` | `None` | a folder with scenarios of PharmaSimText, instead of ours |
+    | `user` | `None` | a function that replies to plain speech, or `"module:function"` |
+    | `max_turns` | `24` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
 
-    ## Version history
-    v0: first version.
+    `validation` and `test` have other wordings of the same customers. The other arguments are those of `ToolEnv`. A
+    missing or damaged file raises DataNotFoundError or DataFormatError, with file and field.
+
+    Rewards and baselines: docs/environments/pharma_sim.md.
     """
 
     instructions = (
@@ -103,7 +99,7 @@ class PharmaSimEnv(Baselines, ToolEnv):
         self.data_dir = None if data_dir is None else str(data_dir)
         self.user = find_user(user)
         self.slow_judge = self.user is not None
-        if split in self.splits:  # other ones are refused below
+        if split in self.splits:  # others are rejected below
             load_scenarios(self.splits[split], self.data_dir)
         tools = (self.ask, self.solve)
         super().__init__(
@@ -114,7 +110,7 @@ class PharmaSimEnv(Baselines, ToolEnv):
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """Of a folder those that it has scenarios of."""
+        """Return whether the folder, if one is given, has scenarios of a split."""
         data_dir = kwargs.get("data_dir")
         try:
             return super().has_split(split) and bool(load_scenarios(cls.splits[split], data_dir and str(data_dir)))
@@ -123,7 +119,7 @@ class PharmaSimEnv(Baselines, ToolEnv):
 
     @property
     def num_tasks(self) -> int:
-        """A million training tasks, ten thousand in every other split: wordings and orders of a few scenarios."""
+        """The number of tasks, variants of a few scenarios: a million in train, ten thousand in other splits."""
         return NUM_TASKS.get(self.split, 10_000)
 
     def make_task(self, index: int) -> Task:
@@ -147,8 +143,8 @@ class PharmaSimEnv(Baselines, ToolEnv):
             if name is None:
                 return ToolResult(f"There is no such {kind}. The {known} are: {', '.join(data[known])}.", ok=False)
         subject, topic = str(names[0]), str(names[1])
-        said = f"I want to know about this: {subject}, {topic}."
-        return self._interact((subject, topic), said)
+        question = f"I want to know about this: {subject}, {topic}."
+        return self._interact((subject, topic), question)
 
     def solve(self) -> ToolResult:
         """End the conversation; the post-test then lists the possible causes."""
@@ -156,12 +152,14 @@ class PharmaSimEnv(Baselines, ToolEnv):
             return ToolResult(f"The conversation is over. {_posttest(self.task)}", ok=False)
         return self._interact(None, None)
 
-    def _interact(self, pair: Pair | None, said: str | None) -> ToolResult:
-        """One interaction: the question for a pair (None: it wasn't understood) in words, or without words the
-        solution. `data` has the amounts of its terms."""
+    def _interact(self, pair: Pair | None, question: str | None) -> ToolResult:
+        """Run one interaction: a question about a pair (None: not understood) in words, or without words the solution.
+
+        `data` has the amounts of its terms.
+        """
         count = self.memory["interactions"] = self.memory.get("interactions", 0) + 1
         forced = count >= MAX_INTERACTIONS
-        if forced or said is None:
+        if forced or question is None:
             self.memory["posttest"] = True
             text = f"The customer has to go. {_posttest(self.task)}" if forced else _posttest(self.task)
             return ToolResult(text, data={} if forced else {"interaction": 1.0})
@@ -172,19 +170,19 @@ class PharmaSimEnv(Baselines, ToolEnv):
             if list(pair) not in asked:
                 asked.append(list(pair))
                 amounts["key_question"] = (list(pair) in data["key"]) / len(data["key"])
-        self.memory.setdefault("talk", []).append([said, reply])
+        self.memory.setdefault("talk", []).append([question, reply])
         return ToolResult(reply, data=amounts)
 
     # ------------------------------------------------------------------ what it means
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
-        """The amounts that the interaction has noted."""
+        """Return the amounts that the interaction has noted."""
         return dict(result.data) if result.ok else {}
 
     def user_turn(self, text: str) -> UserTurn:
-        """What the customer says to plain speech; it is an interaction as `ask` is.
+        """Return the customer's reply to plain speech, which is an interaction like `ask`.
 
-        `match_question` decides what was asked, also where `user` writes the reply. Its faults are the machinery's.
+        `match_question` finds the question, also if `user` writes the reply. Failures of `user` are faults.
         """
         if self.memory.get("posttest"):
             return UserTurn(f"The conversation is over. {_posttest(self.task)}")
@@ -196,7 +194,7 @@ class PharmaSimEnv(Baselines, ToolEnv):
         return UserTurn(reply, result.data)
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """1 for the right cause; the metrics are the three scores and the number of interactions."""
+        """Score 1 for the right cause; the metrics are the three scores and the number of interactions."""
         posttest = exact_match(answer, self.task.answers) if answer.strip() else 0.0
         key, asked = self.task.metadata["key"], self.memory.get("asked", [])
         quality = sum(pair in asked for pair in key) / len(key)
@@ -208,27 +206,27 @@ class PharmaSimEnv(Baselines, ToolEnv):
         }
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> Outcome:
-        """1 or -1, and what a `solve` that was left out costs."""
+        """Pay 1 or -1, and the cost of a missing `solve`."""
         left_out = answer and not self.memory.get("posttest")
         return Outcome(1.0 if answer_ok and score >= 1 else -1.0, {"interaction": 1.0} if left_out else {})
 
     # ------------------------------------------------------------------ demonstrators
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
-        """The turns of a scripted demonstrator on the current task as text.
+        """Return the turns of a scripted demonstrator on the current task as text.
 
         Args:
-            rng: None: the expert, who asks every key question, solves and names the cause.
+            rng: None: the expert, which asks every key question, solves and names the cause.
             teacher: with `rng`, a name of `teachers`: the fallible ones jump to a conclusion in a third, two thirds and
-                all of the episodes: they ask the first key question only, and draw one of the causes. None: the sloppy
-                demonstrator, who asks up to three questions about anything, and draws a cause.
+                all of the episodes. They then ask only the first key question, and draw one of the causes. None: the
+                sloppy demonstrator, which asks up to three questions about anything, and draws a cause.
 
-        Raises: ValueError for another teacher, and for a fallible one without `rng`.
+        Raises: ValueError for an unknown teacher, and for a fallible one without `rng`.
         """
         who = demonstrator(rng, teacher)
         data, cause = self.task.metadata, self.task.answers[0]
         questions = data["key"]
-        jumps = 1.0 if who == SLOPPY else (1 - TEACHERS[who]) / 0.75  # one in four of those is right
+        jumps = 1.0 if who == SLOPPY else (1 - TEACHERS[who]) / 0.75  # one in four jumps is right
         if rng is not None and who != "expert" and rng.random() < jumps:
             cause = pick(rng, data["causes"])
             questions = questions[:1]
@@ -240,20 +238,23 @@ class PharmaSimEnv(Baselines, ToolEnv):
         return [*asks, call("solve", {}), f"<answer>{cause}</answer>"]
 
     def shortcut_guess(self, rng: np.random.Generator) -> list[str]:
-        """Asks nothing, and draws one of the causes that the post-test lists."""
+        """Ask nothing, and draw one of the causes in the post-test."""
         causes = self.task.metadata["causes"]
         return [self.dialect.tool_call("solve", {}), f"<answer>{pick(rng, causes)}</answer>"]
 
     @staticmethod
     def vocabulary() -> list[str]:
-        """Every word of our own scenarios, in small letters: what a small tokenizer should keep whole."""
+        """Return every word of our own scenarios, in small letters, which a small tokenizer should keep whole."""
         return own_words()
 
 
 def user_messages(task: Task, talk: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """What a `user` reads: a system message with what the customer knows, then the conversation from the customer's
-    side, in which "assistant" is the customer and "user" the pharmacist. It ends with what the pharmacist said last;
-    what was asked with `ask` is put in words. `talk`: (what was said, reply), whose last reply isn't read."""
+    """Return the messages for a `user`: a system message with the customer's knowledge, then the conversation.
+
+    It is told from the customer's side: "assistant" is the customer and "user" the pharmacist. It ends with the
+    pharmacist's last text; questions of `ask` are put into words. `talk` has pairs (text, reply); the last reply is not
+    read.
+    """
     data = task.metadata
     known = "\n".join(f"- {subject}, {topic}: {text}" for subject, topic, text in data["answers"])
     system = (
@@ -262,8 +263,8 @@ def user_messages(task: Task, talk: Sequence[Sequence[str]]) -> list[dict[str, s
         f"say: {data['others']}\nWhat you know:\n{known}"
     )
     messages = [{"role": "system", "content": system}, {"role": "assistant", "content": data["opening"]}]
-    for said, reply in talk:
-        messages += [{"role": "user", "content": said}, {"role": "assistant", "content": reply}]
+    for spoken, reply in talk:
+        messages += [{"role": "user", "content": spoken}, {"role": "assistant", "content": reply}]
     return messages[:-1]
 
 
@@ -271,7 +272,7 @@ def _posttest(task: Task) -> str:
     return f"{task.metadata['posttest']} {'; '.join(task.metadata['causes'])}. Answer as <answer>cause</answer>."
 
 
-def _named(said: str, names: Mapping[str, Any]) -> str | None:
-    """The name that is said, whatever its case and spacing."""
-    wanted = " ".join(said[:200].casefold().split())
+def _named(text: str, names: Mapping[str, Any]) -> str | None:
+    """Return the name in a text, in any case and spacing."""
+    wanted = " ".join(text[:200].casefold().split())
     return next((name for name in names if " ".join(name.casefold().split()) == wanted), None)

@@ -24,9 +24,9 @@ _FOLDERS = {"train": "train", "validation": "val", "test": "test"}  # of the ori
 
 
 def part_of(wordings: Wordings, split: str) -> Wordings:
-    """The wordings of a split: a tenth (at least one) for test, as many for validation, the rest for train.
+    """Return the wordings of a split: a tenth (at least one) for test, as many for validation, the rest for train.
 
-    Two wordings are one for train and one for the others; where there is only one, all splits have it.
+    Of two wordings, train has one and the other splits the other. A single wording is in all splits.
     """
     if len(wordings) < 3 or split == "unseen_customers":
         return wordings if split == "unseen_customers" else wordings[:1] if split == "train" else wordings[-1:]
@@ -35,11 +35,11 @@ def part_of(wordings: Wordings, split: str) -> Wordings:
     return {"train": wordings[:cut], "validation": wordings[cut : cut + held]}.get(split, wordings[cut + held :])
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def generate_task(seed: int, split: str, index: int, data_dir: str | None = None) -> Task:
-    """Task `index` of a split: a scenario, one wording of each of its answers, lists in some order.
+    """Generate task `index` of a split: a scenario, one wording of each of its answers, lists in random order.
 
-    Don't change what is returned: it is kept. `metadata`: scenario, subjects and topics (name -> phrases), speaker,
+    The result is cached: do not change it. `metadata`: scenario, subjects and topics (name -> phrases), speaker,
     answers ([subject, topic, text]), others, key ([subject, topic]), causes (as the post-test lists them), posttest,
     and optimal_turns: the questions of `key`, `solve`, and the answer, a turn each.
     """
@@ -79,36 +79,36 @@ def generate_task(seed: int, split: str, index: int, data_dir: str | None = None
 
 
 def words(text: str) -> list[str]:
-    """Words in small letters, without the s of a plural."""
-    found = re.findall(r"\w+", text.lower())
-    return [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in found]
+    """Return words in small letters, without the s of a plural."""
+    all_words = re.findall(r"\w+", text.lower())
+    plural = [len(word) > 3 and word.endswith("s") and not word.endswith("ss") for word in all_words]
+    return [word[:-1] if is_plural else word for word, is_plural in zip(all_words, plural, strict=True)]
 
 
 def match_question(text: str, task: Task) -> Pair | None:
-    """The subject and topic that plain speech asks about, None where it names no topic.
+    """Return the subject and topic of plain speech, or None if it names no topic.
 
-    A name or one of its phrases is found where its words stand in the text, one after the other (`words`). The longest
-    phrase found wins, the earlier name where two are equally long. Where no subject is named the speaker is meant, or,
-    where they have nothing to say on the topic, the first subject with an answer. Of a text the first 2,000 characters
-    count.
+    A name or one of its phrases matches if its words follow each other in the text (`words`). The longest match wins;
+    of equally long ones the earlier name. Without a subject it is the speaker, or, if the speaker has no answer on the
+    topic, the first subject with an answer. Only the first 2,000 characters count.
     """
-    said = words(text[:2_000])
-    topic = _longest(said, task.metadata["topics"])
+    spoken = words(text[:2_000])
+    topic = _longest(spoken, task.metadata["topics"])
     if topic is None:
         return None
     speaker = task.metadata["speaker"]
     able = [subject for subject, about, _ in task.metadata["answers"] if about == topic]
     default = speaker if speaker in able or not able else able[0]
-    return _longest(said, task.metadata["subjects"]) or default, topic
+    return _longest(spoken, task.metadata["subjects"]) or default, topic
 
 
-def _longest(said: list[str], names: Mapping[str, Sequence[str]]) -> str | None:
+def _longest(spoken: list[str], names: Mapping[str, Sequence[str]]) -> str | None:
     best, length = None, 0
     for name, phrases in names.items():
         for phrase in (name, *phrases):
             wanted = words(phrase)
-            starts = range(len(said) - len(wanted) + 1)
-            if len(wanted) > length and any(said[start : start + len(wanted)] == wanted for start in starts):
+            starts = range(len(spoken) - len(wanted) + 1)
+            if len(wanted) > length and any(spoken[start : start + len(wanted)] == wanted for start in starts):
                 best, length = name, len(wanted)
     return best
 
@@ -118,13 +118,13 @@ def _longest(said: list[str], names: Mapping[str, Sequence[str]]) -> str | None:
 
 @lru_cache(maxsize=32)
 def load_scenarios(split: str, data_dir: str | None) -> tuple[Scenario, ...]:
-    """The scenarios of a split with its wordings: our own, or those in a folder of original files.
+    """Return the scenarios of a split with its wordings: our own, or those of a folder of original files.
 
     Raises: DataNotFoundError, DataFormatError (file and field are named).
     """
     if data_dir is None:
-        found = [one for one in _own() if one.unseen == (split == "unseen_customers")]
-        return tuple(_worded(one, split) for one in found)
+        own = [scenario for scenario in _own() if scenario.unseen == (split == "unseen_customers")]
+        return tuple(_worded(scenario, split) for scenario in own)
     folder = Path(data_dir)
     given = sorted(folder.glob(f"**/{_FOLDERS[split]}/*.json")) if split in _FOLDERS else []
     # The folders wording/train, val and test: the wordings are split already (subtask splits causes, not wordings).
@@ -149,11 +149,11 @@ def _worded(scenario: Scenario, split: str) -> Scenario:
 @cache
 def _own() -> tuple[Scenario, ...]:
     folder = Path(__file__).parent / "scenarios"
-    return tuple(one for path in sorted(folder.glob("*.json")) for one in read_customer(path))
+    return tuple(scenario for path in sorted(folder.glob("*.json")) for scenario in read_customer(path))
 
 
 def own_words() -> list[str]:
-    """Every word of our own scenarios, in small letters, in alphabetical order."""
+    """Return every word of our own scenarios, in small letters, in alphabetical order."""
     texts: list[str] = []
     for one in _own():
         wordings = [one.opening, one.others, *one.answers.values(), *one.subjects.values(), *one.topics.values()]

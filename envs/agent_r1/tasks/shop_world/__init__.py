@@ -1,4 +1,4 @@
-"""ShopWorld: buying in a generated shop (or WebShop's own), paid as WebShop pays."""
+"""ShopWorld: purchases in a generated shop or in WebShop's own, with WebShop's reward."""
 
 from agent_r1.tasks.shop_world.environment import ShopWorldEnv
 

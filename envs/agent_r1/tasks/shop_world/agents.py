@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """An episode: a search, the product that is opened (None: there are no results), the values that are chosen."""
+    """The plan of an episode: a search, the product to open (None: there are no results), the values to choose."""
 
     query: str
     page: int
@@ -27,14 +27,14 @@ class Plan:
 
 
 def expert_plan(env: ShopWorldEnv) -> Plan:
-    """Searches for all that was asked for, and buys what fits, in the generated shop always with score 1.
+    """Plan a search for the whole request and the purchase of the fitting product, in the generated shop with score 1.
 
-    In WebShop's data it searches for the product's title; where that isn't among the results it buys the first one.
+    In WebShop's data it searches for the product's title, and buys the first result if the product is not found.
     """
     metadata, goal = env.task.metadata, env.goal
-    found = env.shop.search(metadata["search"])
-    place = next((place for place, product in enumerate(found) if product.asin == metadata["item"]), 0)
-    item = found[place] if found else None
+    results = env.shop.search(metadata["search"])
+    place = next((place for place, product in enumerate(results) if product.asin == metadata["item"]), 0)
+    item = results[place] if results else None
     return Plan(
         metadata["search"],
         place // env.page_size + 1,
@@ -44,8 +44,11 @@ def expert_plan(env: ShopWorldEnv) -> Plan:
 
 
 def fallible_plan(env: ShopWorldEnv, rng: np.random.Generator, success: float) -> Plan:
-    """The expert, who with probability 1 - `success` makes one mistake, any kind as often as the others: to forget an
-    option, to choose another value than the one asked for, to buy another product of the page, which doesn't fit."""
+    """Return the expert's plan, with one mistake with probability 1 - `success`.
+
+    The mistakes are equally likely: forget an option, choose a wrong value, buy another product of the page that does
+    not fit.
+    """
     plan = expert_plan(env)
     if rng.random() < success or plan.item is None:
         return plan
@@ -59,18 +62,20 @@ def fallible_plan(env: ShopWorldEnv, rng: np.random.Generator, success: float) -
         mistakes.append(replace(plan, values=plan.values[:number] + plan.values[number + 1 :]))
         options = env.shop.by_id[plan.item.lower()].options.values()
         (group,) = [values for values in options if plan.values[number] in values][:1]
-        wrong = [value for value in group if value not in plan.values]
-        if wrong:
+        wrong_values = [value for value in group if value not in plan.values]
+        if wrong_values:
             values = list(plan.values)
-            values[number] = pick(rng, wrong)
+            values[number] = pick(rng, wrong_values)
             mistakes.append(replace(plan, values=tuple(values)))
     return pick(rng, mistakes) if mistakes else plan
 
 
 def sloppy_plan(env: ShopWorldEnv, rng: np.random.Generator) -> Plan:
-    """Searches with all words, with the type and one attribute, or with the type alone; opens the first result, the
-    first within the limit, or any one of the page; chooses each option or leaves it out. `FULL_SEARCH` to `CHOOSES` say
-    how often."""
+    """Return a sloppy plan; `FULL_SEARCH` to `CHOOSES` are its probabilities.
+
+    It searches with all words, with the type and one attribute, or with the type only. It opens the first result, the
+    first within the limit, or any one of the page. It chooses or omits each option.
+    """
     goal = env.goal
     kind = rng.random()
     words = [goal.query, *goal.attributes[: int(kind < FULL_SEARCH + HALF_SEARCH)]]
@@ -96,13 +101,13 @@ def _page(env: ShopWorldEnv, query: str, page: int) -> list[Product]:
 
 
 def _offered(product: Product, values: Sequence[str]) -> tuple[str, ...]:
-    """Those of the values that the product has, as it writes them."""
-    there = {value for group in product.options.values() for value in group}
-    return tuple(value for value in map(str.lower, values) if value in there)
+    """Return the values that the product has, in its spelling."""
+    offered = {value for group in product.options.values() for value in group}
+    return tuple(value for value in map(str.lower, values) if value in offered)
 
 
 def _fits(env: ShopWorldEnv, product: Product) -> bool:
-    """Whether buying it, with all the options asked for that it has, scores 1."""
+    """Return whether buying the product, with all requested options that it has, scores 1."""
     wanted = _offered(product, env.goal.options)
     chosen = {kind: value for value in wanted for kind, group in product.options.items() if value in group}
     return purchase_score(product, env.goal, chosen, env.nouns).total >= 1

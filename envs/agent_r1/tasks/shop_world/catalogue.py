@@ -15,8 +15,8 @@ from agent_r1.tasks.shop_world.reward import purchase_score
 from agent_r1.tool_env import Task
 from agent_r1_tools.search import BM25Retriever, Passage
 
-HITS = 50  # of a search, as in WebShop
-FIRST_PAGE = 4  # results among which the expert's search finds what is asked for
+HITS = 50  # maximum number of hits of a search, as in WebShop
+FIRST_PAGE = 4  # number of results among which the expert's search finds the product
 
 DEPARTMENTS = {  # department › group: types
     "Clothing › Tops": "shirt jacket sweater vest hoodie",
@@ -60,7 +60,7 @@ _ONSETS = "b d f g h j k l m n p r s t v z br dr gr kr pl st tr".split()
 
 @dataclass(frozen=True)
 class Listing(Passage):
-    """What the search engine knows of a product: as WebShop indexes it, title, description, first bullet, options."""
+    """A product in the index of the search engine, as in WebShop: title, description, first bullet, options."""
 
     product: Product
 
@@ -77,11 +77,11 @@ class Shop:
 
     @cached_property
     def retriever(self) -> BM25Retriever:
-        """The index, built when it is first asked for."""
+        """The index, built on first use."""
         return BM25Retriever(map(_listing, self.products))
 
     def search(self, query: str) -> list[Product]:
-        """At most `HITS` products, best first; equal scores in the order of the catalogue."""
+        """Return at most `HITS` products, best first; equal scores in the order of the catalogue."""
         (hits,) = self.retriever.search([query], HITS)
         return [listing.product for listing, _ in hits if isinstance(listing, Listing)]
 
@@ -93,23 +93,23 @@ def _listing(product: Product) -> Listing:
 
 @lru_cache(maxsize=1)
 def brands() -> list[str]:
-    """Invented names, the same on every machine."""
+    """Return invented names, the same on every machine."""
     rng = np.random.default_rng(20_220_706)
-    found: dict[str, None] = {}
-    while len(found) < 6 * NUM_FAMILIES // MODELS:
+    names: dict[str, None] = {}
+    while len(names) < 6 * NUM_FAMILIES // MODELS:
         first, second = rng.choice(_ONSETS, 2)
         one, two = rng.choice(list("aeiou"), 2)
-        found[f"{first}{one}{second}{two}{rng.choice(list('lnrsmkd'))}".capitalize()] = None
-    return list(found)
+        names[f"{first}{one}{second}{two}{rng.choice(list('lnrsmkd'))}".capitalize()] = None
+    return list(names)
 
 
 @lru_cache(maxsize=4)
 def generated_shop(seed: int) -> Shop:
-    """The shop of the world family `seed`: 4,320 products, 108 of each of 40 types.
+    """Return the shop of the world family `seed`: 4,320 products, 108 of each of 40 types.
 
-    Products come in families of six: one, one that differs in an attribute, one that differs in a value of an option,
-    and each of these at a higher price, beyond any limit that a customer of the cheaper one has. Of attributes and of
-    values of the first option those come first which tell a product from others of its family: customers ask for them.
+    Products are in families of six: one, one with another attribute, one with another value of an option, and each of
+    these at a higher price, above any limit of a customer of the cheaper one. Attributes and values of the first option
+    that distinguish a product from others of its family come first, because customers ask for them.
     """
     rng = np.random.default_rng([seed, 20_220_704])
     drafts = [draft for number in range(NUM_FAMILIES) for draft in _family(rng, list(TYPES)[number % len(TYPES)])]
@@ -125,7 +125,7 @@ def generated_shop(seed: int) -> Shop:
 
 @lru_cache(maxsize=2)
 def loaded_shop(files: Files) -> Shop:
-    """The shop of WebShop's own files."""
+    """Return the shop of WebShop's own files."""
     return Shop(load_webshop(files)[0])
 
 
@@ -147,14 +147,14 @@ def _family(rng: np.random.Generator, kind: str) -> Iterator[Draft]:
         yield kind, about, options, price + int(rng.integers(21, 41)), False
 
 
-@lru_cache(maxsize=1024)  # the episodes of a group play the same task
+@lru_cache(maxsize=1024)  # the episodes of a group have the same task
 def generate_task(seed: int, split: str, index: int) -> Task:
-    """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
+    """Generate task `index` of a split of the world family `seed`. The result is cached: do not change it.
 
     Splits: train, validation and test (two attributes, values of one or two options, and a limit), and the
     zero-shot variants unseen_types (types that no other split asks for), more_constraints (three attributes, both
-    options), other_phrasings. `metadata`: goal (the fields of a `Goal`), search (what the expert searches for), item
-    (what it buys), optimal_turns (with one call a turn).
+    options), other_phrasings. `metadata`: goal (the fields of a `Goal`), search (the expert's query), item (its
+    purchase), optimal_turns (with one call a turn).
     """
     shop = generated_shop(seed)
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
@@ -195,6 +195,6 @@ def generate_task(seed: int, split: str, index: int) -> Task:
 
 
 def shop_task(name: str, goal: Goal, search: str, item: str, **more: Any) -> Task:
-    """The task of a goal: `metadata` has the goal's fields, what the expert searches for, what it buys, and `more`."""
+    """Make the task of a goal: `metadata` has the goal's fields, the expert's query and purchase, and `more`."""
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(goal).items()}
     return Task(name, goal.instruction, [item], {"goal": plain, "search": search, "item": item} | more)

@@ -1,4 +1,4 @@
-"""The environment: four tools, the customer's verdict, and scripted customers' agents of all qualities."""
+"""The environment ShopWorld: four tools, the score of a purchase, and scripted demonstrators of several qualities."""
 
 from __future__ import annotations
 
@@ -38,40 +38,47 @@ from agent_r1_tools.search.search_tool import MAX_QUERY_CHARS
 from agent_r1_tools.tool import encodable
 
 DATA_SPLITS = ("train", "validation", "test")
-MAX_TITLE, MAX_ABOUT = 100, 1_000  # characters that a page shows of a title, and of a description or the bullets
+MAX_TITLE, MAX_ABOUT = 100, 1_000  # characters on a page of a title, and of a description or the bullets
 
 
 class ShopWorldEnv(Baselines, ToolEnv):
-    """Buy what a customer asks for, in a generated shop of thousands of products.
+    """Purchases for a customer in a generated shop of thousands of products.
 
     ## Description
-    A customer wants a product of a type, with attributes, with values of its options, below a price. The policy
-    searches (BM25), opens a product of the results, chooses options, and buys; that ends the episode.
+    A customer asks for a product of a type, with attributes, with options, below a price. The policy searches, opens a
+    product of the results, chooses its options, and buys it. The purchase ends the episode. WebShop's reward pays it: a
+    purchase that fits in part gets a part of the reward.
 
-    ## Rewards
-    At the end WebShop's score of the purchase (`outcome/score`), from 0 to 1, and 0 without a purchase. On the way,
-    unless `process_reward=False`: `process/malformed_call` -0.1, `process/failed_call` -0.05.
+    The role is that of WebShop ([arXiv 2207.01206](https://arxiv.org/abs/2207.01206)). The shop is generated, and
+    nothing has to be downloaded. With `data_dir` the shop is WebShop's. The environment needs the extra `search`.
 
-    ## Episode end
-    Terminated by `buy` (or by an answer, which is worth nothing); truncated when turns (`max_turns`, 10) or context run
-    out. `info["is_success"]` is score = 1; the metrics are the score and its parts.
+    ## Tools
+
+    - `search(query, page=1)` ranks products by BM25 over titles, descriptions and options.
+    - `open(item)` shows the page of a product that a search has shown.
+    - `choose(value)` chooses a value of an option of the open product. It replaces another value of this option.
+    - `buy()` buys the open product with the chosen options.
 
     ## Arguments
-    world_seed: picks the family of worlds; a task is a function of (world_seed, split, index).
-    split: train, validation, test, or a zero-shot variant: unseen_types, more_constraints, other_phrasings.
-    page_size: results on a page.
-    data_dir: a folder with WebShop's own files; its goals are split in train, validation and test as WebShop's are.
-    human_goals: with `data_dir`, the instructions that people wrote; False for the synthetic ones.
-    nouns: the nouns of a title, a function, in place of `title_nouns` (WebShop asks spaCy's en_core_web_lg).
-    And those of `ToolEnv`.
 
-    Raises: DataNotFoundError, DataFormatError (file, row and field are named).
+    | argument | default | meaning |
+    |---|---|---|
+    | `split` | `"train"` | `train`, `validation`, `test`, or a zero-shot variant (below) |
+    | `world_seed` | `0` | the shop and its customers |
+    | `page_size` | `4` | the number of results on a page |
+    | `data_dir` | `None` | a folder with WebShop's own files |
+    | `human_goals` | `True` | with `data_dir`, instructions written by people; `False`: synthetic ones |
+    | `nouns` | `None` | a function that returns the nouns of a title; `None`: `title_nouns` |
+    | `max_turns` | `10` | the maximum number of turns |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn |
 
-    ## Version history
-    v0: first version.
+    The zero-shot variants are `unseen_types`, `more_constraints` and `other_phrasings`. The other arguments are those
+    of `ToolEnv`. A missing or damaged file raises DataNotFoundError or DataFormatError, with file, row and field.
+
+    Rewards and baselines: docs/environments/shop_world.md.
     """
 
-    floors: ClassVar[Mapping[str, float]] = {  # with all words as the query the search engine does the reading
+    floors: ClassVar[Mapping[str, float]] = {  # with all words as the query, the search engine solves much of the task
         "within_limit": 1.0, "cheapest": 0.66, "first_result": 0.55,
     }  # fmt: skip
     instructions = (
@@ -105,14 +112,14 @@ class ShopWorldEnv(Baselines, ToolEnv):
         self.world_seed, self.page_size, self.nouns = integer("world_seed", world_seed, least=0), page_size, nouns
         self._files: Files | None = None if data_dir is None else find_webshop(data_dir, human_goals)
         if self._files is not None and self.split not in DATA_SPLITS:
-            there = ", ".join(DATA_SPLITS)
-            raise ArgumentError(f"split {split!r} is of the generated shop; WebShop's data has {there}")
+            splits = ", ".join(DATA_SPLITS)
+            raise ArgumentError(f"split {split!r} belongs to the generated shop; WebShop's data has {splits}")
         if self._files is not None and not self._goals:
             raise ArgumentError(f"split {split!r} has no goal: of fewer than four all are in split 'train'")
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """Of WebShop's data the three that its goals are parted in."""
+        """Return whether the split has tasks; WebShop's data has three splits."""
         return super().has_split(split) and (kwargs.get("data_dir") is None or split in DATA_SPLITS)
 
     @property
@@ -127,12 +134,12 @@ class ShopWorldEnv(Baselines, ToolEnv):
 
     @property
     def goal(self) -> Goal:
-        """What this episode's customer asks for."""
+        """The request of this episode's customer."""
         return Goal(**self.task.metadata["goal"])
 
     @property
     def num_tasks(self) -> int:
-        """A million training tasks, ten thousand in every other split; with `data_dir` the goals there are."""
+        """The number of tasks: a million in train, ten thousand in other splits; with `data_dir` its goals."""
         return NUM_TASKS.get(self.split, NUM_TASKS["test"]) if self._files is None else len(self._goals)
 
     def make_task(self, index: int) -> Task:
@@ -152,13 +159,13 @@ class ShopWorldEnv(Baselines, ToolEnv):
             page: Which page of the results.
         """
         self._leave()
-        found = self.shop.search(encodable(query[:MAX_QUERY_CHARS]))
-        pages = -(-len(found) // self.page_size)
-        if not found:
+        products = self.shop.search(encodable(query[:MAX_QUERY_CHARS]))
+        pages = -(-len(products) // self.page_size)
+        if not products:
             return ToolResult("No products found.")
         if not 1 <= page <= pages:
             return ToolResult(f"There is no such page; the results have {pages}.", ok=False)
-        shown = found[(page - 1) * self.page_size : page * self.page_size]
+        shown = products[(page - 1) * self.page_size : page * self.page_size]
         seen: list[str] = self.memory.setdefault("seen", [])
         seen.extend(product.asin for product in shown if product.asin not in seen)
         return ToolResult("\n".join([*map(_row, shown), f"Page {page} of {pages}."]))
@@ -210,14 +217,14 @@ class ShopWorldEnv(Baselines, ToolEnv):
         return self.shop.by_id[self.memory["item"].lower()] if "item" in self.memory else None
 
     def _leave(self) -> None:
-        """Options are chosen on a product's page, and lost with it, as in WebShop."""
+        """Leave a product's page, and drop the chosen options, as in WebShop."""
         self.memory.pop("item", None)
         self.memory.pop("chosen", None)
 
     # ------------------------------------------------------------------ judgements
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """A purchase ends the episode with its score: WebShop's, of which more than 1 counts as 1."""
+        """End the episode with a purchase. The score is WebShop's, at most 1."""
         if not result.done:
             return {}
         product = self.shop.by_id[result.data["item"].lower()]
@@ -228,20 +235,20 @@ class ShopWorldEnv(Baselines, ToolEnv):
         return End(total, metrics={"score": total, **parts, **option})
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer buys nothing."""
+        """Score an answer 0: it buys nothing."""
         return 0.0, {"score": 0.0}
 
     def judge_end(self, score: float, *, answer: str, answer_ok: bool, calls_ok: bool) -> float:
-        """The score of the purchase, as it is: 0 without one, and the format costs process terms only."""
+        """Pay the score of the purchase, 0 without one. A wrong format costs process terms only."""
         return score
 
     # ------------------------------------------------------------------ demonstrations
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
-        """The turns of a scripted agent on the current task as text, one call a turn.
+        """Return the turns of a scripted agent on the current task as text, one call a turn.
 
-        `teacher` is one of `teachers`: the expert, or one that succeeds in so many percent of the episodes, which needs
-        `rng`. None: the expert, or with `rng` the sloppy agent that the shipped policy was made from.
+        `teacher` is one of `teachers`: the expert, or an agent that succeeds in a percentage of the episodes, which
+        needs `rng`. None: the expert, or with `rng` the sloppy agent from which the shipped policy was made.
         """
         who = demonstrator(rng, teacher)
         if rng is None or who == "expert":
@@ -257,16 +264,16 @@ class ShopWorldEnv(Baselines, ToolEnv):
         return [self.dialect.tool_call(name, arguments) for name, arguments in [*calls, ("buy", {})]]
 
     def shortcut_first_result(self, rng: np.random.Generator) -> Iterator[str]:
-        """The question as the query, the first result whatever its price, its options that the question names."""
+        """Search with the question, and buy the first result at any price, with its options that the question names."""
         yield from self._buy(self.shop.search(self.task.question[:MAX_QUERY_CHARS])[:1])
 
     def shortcut_cheapest(self, rng: np.random.Generator) -> Iterator[str]:
-        """The same with the cheapest product of the first page."""
+        """Do the same with the cheapest product of the first page."""
         page = self.shop.search(self.task.question[:MAX_QUERY_CHARS])[: self.page_size]
         yield from self._buy(sorted(page, key=lambda product: product.price)[:1])
 
     def shortcut_within_limit(self, rng: np.random.Generator) -> Iterator[str]:
-        """The same with the first product of the first page within the limit, the last number of the question."""
+        """Do the same with the first product of the first page within the limit, the last number of the question."""
         page = self.shop.search(self.task.question[:MAX_QUERY_CHARS])[: self.page_size]
         limit = float([math.inf, *re.findall(r"\d+(?:\.\d+)?", self.task.question)][-1])
         yield from self._buy([product for product in page if product.price <= limit][:1])
@@ -283,13 +290,13 @@ class ShopWorldEnv(Baselines, ToolEnv):
 
     @staticmethod
     def vocabulary() -> list[str]:
-        """Every word that the shop is made of, and the digits: what a small tokenizer should keep whole."""
+        """Return every word of the shop, and the digits, which a small tokenizer should keep whole."""
         values = [value for group in OPTIONS.values() for value in group]
         return [*brands(), *TYPES, *ATTRIBUTES, *OPTIONS, *values, *"0123456789"]
 
 
 def _row(product: Product) -> str:
-    """A product in a line, price first."""
+    """Format a product as one line, price first."""
     return f"${product.price:.2f} ".replace(".00 ", " ") + f"{product.asin}: {_short(product.name, MAX_TITLE)}"
 
 

@@ -40,9 +40,9 @@ Nouns = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class Score:
-    """What a purchase is worth, and of what it is made: each from 0 to 1, `option` None where none was asked for.
+    """The score of a purchase and its parts, each from 0 to 1; `option` is None if no option was requested.
 
-    As in WebShop `option`, and so `total`, may pass 1 where more options than asked for are chosen and match.
+    As in WebShop, `option`, and so `total`, may exceed 1 if more options than requested are chosen and match.
     """
 
     total: float
@@ -56,7 +56,7 @@ class Score:
 def purchase_score(
     product: Product, goal: Goal, options: Mapping[str, str], nouns: Nouns | None = None
 ) -> Score:
-    """What it is worth to buy `product` with these `options` (kind -> value) for a customer who wants `goal`."""
+    """Compute the score of buying `product` with these `options` (kind -> value) for a customer with `goal`."""
     attributes = sum(_has_attribute(product, wanted) for wanted in goal.attributes)
     chosen = sum(_is_wanted(product, goal.options, kind, value) for kind, value in options.items())
     price = float(product.price <= goal.price_upper)
@@ -73,7 +73,7 @@ def purchase_score(
 
 
 def _type_score(product: Product, goal: Goal, nouns: Nouns) -> tuple[float, float]:
-    """(r_type, share of the nouns in the wanted title that the bought one has)."""
+    """Return (r_type, share of the nouns in the wanted title that the bought one has)."""
     bought, wanted = ({part.strip() for part in text.split("›")} for text in (product.category, goal.category))
     names = nouns(goal.name)
     title = len(set(names) & set(nouns(product.name))) / len(names) if names else 0.2
@@ -86,8 +86,11 @@ def _type_score(product: Product, goal: Goal, nouns: Nouns) -> tuple[float, floa
 
 
 def title_nouns(title: str) -> list[str]:
-    """The words of a title that count as nouns, in lower case: all that begin with a letter, but for function words and
-    participles in -ed. In titles most words are nouns or names."""
+    """Return the words of a title that count as nouns, in lower case.
+
+    They are all words that begin with a letter, except function words and participles in -ed. In titles most words are
+    nouns or names.
+    """
     words = [word.rstrip(".") for word in re.findall(r"(?<!\w)[^\W\d_][\w.]*", title.lower())]
     return [word for word in words if word not in NO_NOUNS and not re.fullmatch(r"\w{2,}[^\We]ed", word)]
 
@@ -99,13 +102,13 @@ def _has_attribute(product: Product, wanted: str) -> bool:
 
 
 def _is_wanted(product: Product, goal_options: Sequence[str], kind: str, value: str) -> bool:
-    """Whether a chosen option is one of those asked for, or a word of the product's text."""
+    """Return whether a chosen option was requested, or is a word of the product's text."""
     value, wanted = normalize_color(value), [normalize_color(option) for option in goal_options]
     if kind.lower() in EXACT_KINDS:
-        found = value in wanted
+        is_requested = value in wanted
     else:
-        found = any(token_set_ratio(option, value) > FUZZY for option in wanted)
-    return found or _says(product, value)
+        is_requested = any(token_set_ratio(option, value) > FUZZY for option in wanted)
+    return is_requested or _says(product, value)
 
 
 def _says(product: Product, text: str) -> bool:
@@ -114,13 +117,13 @@ def _says(product: Product, text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def normalize_color(text: str) -> str:
-    """The first of WebShop's colors that occurs in the text, or else the text."""
+    """Return the first of WebShop's colors that occurs in the text, or else the text."""
     return next((color for color in COLORS if color in text), text)
 
 
 @lru_cache(maxsize=65_536)
 def token_set_ratio(first: str, second: str) -> int:
-    """thefuzz's `token_set_ratio`, 0 to 100: how alike two texts are as sets of words.
+    """Compute thefuzz's `token_set_ratio`, the similarity of two texts as sets of words, 0 to 100.
 
     >>> token_set_ratio("essential oils", "essential oil"), token_set_ratio("powder snow", "cool powder snow")
     (96, 100)
@@ -135,12 +138,12 @@ def token_set_ratio(first: str, second: str) -> int:
 
 
 def _words(text: str) -> list[str]:
-    """Letters and digits in lower case; what Latin-1 has beyond ASCII is left out, as thefuzz does."""
+    """Return letters and digits in lower case, without non-ASCII characters of Latin-1, as thefuzz does."""
     return re.sub(r"\W", " ", re.sub("[\x80-\xff]", "", text)).lower().split()
 
 
 def _ratio(first: str, second: str) -> int:
-    """Twice the longest common subsequence over both lengths, in percent: Levenshtein's ratio."""
+    """Compute Levenshtein's ratio in percent: twice the longest common subsequence over both lengths."""
     if first == second:
         return 100
     if not first or not second:
@@ -148,7 +151,7 @@ def _ratio(first: str, second: str) -> int:
     places: dict[str, int] = {}
     for place, character in enumerate(first):
         places[character] = places.get(character, 0) | 1 << place
-    full = rest = (1 << len(first)) - 1  # a bit that is gone is a character of the common subsequence (Hyyrö 2004)
+    full = rest = (1 << len(first)) - 1  # a cleared bit is a character of the common subsequence (Hyyrö 2004)
     for character in second:
         here = rest & places.get(character, 0)
         rest = ((rest + here) | (rest - here)) & full

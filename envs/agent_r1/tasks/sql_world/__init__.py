@@ -1,4 +1,4 @@
-"""SQLWorld: questions about SQLite databases, answered by a query whose result decides."""
+"""SQLWorld: questions over SQLite databases, answered by a query and judged by its result."""
 
 from agent_r1.tasks.sql_world.environment import SQLWorldEnv
 

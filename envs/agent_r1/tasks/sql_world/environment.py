@@ -1,4 +1,4 @@
-"""SQLWorld: questions about SQLite databases, answered by a query whose result decides."""
+"""SQLWorld: questions over SQLite databases, answered by a query and judged by its result."""
 
 from __future__ import annotations
 
@@ -19,41 +19,39 @@ from agent_r1.text.fences import SQL, find_code
 from agent_r1.tool_env import Task, ToolEnv
 from agent_r1_tools.sql import Database, QueryTool, SchemaTool, same_result
 
-RAN = ("", "no copy", "another result")  # what `same_result` says of a query that ran
+RAN = ("", "no copy", "another result")  # reasons of `same_result` for a query that ran
 _QUERY = re.compile(r"(?:\s|\(|--[^\n]*|/\*.*?\*/)*+(?:SELECT|WITH|VALUES)\b", re.DOTALL | re.IGNORECASE)
 
 
 class SQLWorldEnv(Baselines, ToolEnv):
-    """Questions about SQL databases that are new in every task.
+    """Questions over databases that are new in every task, or over those of Spider and BIRD.
 
     ## Description
-    A task has an SQLite database and a question about it. The policy looks at the schema, may try queries, and answers
-    with one SELECT. The result of this query decides. An answer ends the episode.
+    A database has two tables with drawn names, such as `lamp_list` and `shops`. The policy looks at the schema, may try
+    queries, and answers with one SELECT. The answer is right if it gives the result of the gold query. It must do so on
+    this database and on a second one, which the policy never sees. So a constant is a wrong answer.
 
-    A database has two or three tables. The names of tables and columns are drawn for each task, for example `lamp_list`
-    and `shops`. So a policy cannot know them and has to look. Nothing has to be downloaded.
-
-    With `data_dir` the questions are those of [Spider](https://yale-lily.github.io/spider) or
-    [BIRD](https://bird-bench.github.io).
+    Nothing has to be downloaded. With `data_dir` the questions are those of
+    [Spider](https://yale-lily.github.io/spider) or [BIRD](https://bird-bench.github.io).
 
     ## Tools
 
     - `schema(table)` shows the tables with their columns, types and keys. `table` is optional.
-    - `query(sql)` runs a query and shows its first rows.
+    - `query(sql)` shows the first 30 rows of a result.
 
     ## Arguments
 
     | argument | default | meaning |
     |---|---|---|
-    | `split` | `"train"` | `train`, `test`, `more_tables`, `unseen_words`, `other_phrasings` |
+    | `split` | `"train"` | `train`, `test`, `more_tables`, `unseen_words` or `other_phrasings` |
     | `world_seed` | `0` | the family of databases |
     | `data_dir` | `None` | a folder of Spider or BIRD as it was released |
-    | `max_turns` | `6` | the maximum number of turns |
-    | `max_action_tokens` | `512` | the maximum number of tokens in a turn; 2,048 with `data_dir` |
+    | `process_reward` | `True` | `False`: no process terms; a dict: new weights |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn; `None` with `data_dir` |
 
-    With `data_dir` the splits are `train`, `dev` and `test`. A folder has those for which it has a file. A generated
-    task is a function of `world_seed`, split and index. The other arguments are those of `ToolEnv`. The constructor
-    raises DataNotFoundError or DataFormatError for a bad folder.
+    With `data_dir` the splits are `train`, `dev` (also `validation`) and `test`, as far as the folder has them. The
+    other arguments are those of `ToolEnv`. A missing or damaged file raises DataNotFoundError or DataFormatError, with
+    file, row and field.
 
     Rewards and baselines: docs/environments/sql_world.md.
     """
@@ -77,22 +75,22 @@ class SQLWorldEnv(Baselines, ToolEnv):
     ) -> None:
         kwargs.setdefault("max_action_tokens", 512 if data_dir is None else None)
         super().__init__([SchemaTool(), QueryTool()], split=split, **kwargs)
-        there = generator.SPLITS if data_dir is None else tuple(FILES)
-        if self.split not in there:
-            what = "without data_dir" if data_dir is None else "with data_dir"
-            raise ArgumentError(f"SQLWorld has no split {split!r} {what}; it has {', '.join(there)}")
+        available = generator.SPLITS if data_dir is None else tuple(FILES)
+        if self.split not in available:
+            condition = "without data_dir" if data_dir is None else "with data_dir"
+            raise ArgumentError(f"SQLWorld has no split {split!r} {condition}; it has {', '.join(available)}")
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.questions = None if data_dir is None else load_sql(self.split, data_dir)
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """Of a folder those that it has a file of."""
+        """Return whether the folder, if one is given, has the file of a split."""
         name, data_dir = cls.splits.get(split, ""), kwargs.get("data_dir")
         return name in generator.SPLITS if data_dir is None else has_split(data_dir, name)
 
     @property
     def num_tasks(self) -> int:
-        """A million training tasks, ten thousand in every other split; of a folder its questions."""
+        """The number of tasks: a million in train, ten thousand in other splits; or the questions of a folder."""
         if self.questions is not None:
             return len(self.questions)
         return generator.NUM_TASKS.get(self.split, generator.NUM_TASKS["test"])
@@ -106,23 +104,23 @@ class SQLWorldEnv(Baselines, ToolEnv):
         return Task(question.id, question.question, [question.gold], metadata)
 
     def start_episode(self, task: Task) -> None:
-        """Show the tools the task's database."""
+        """Give the tools the task's database."""
         for tool in self.tools.values():
             assert isinstance(tool, SchemaTool | QueryTool)
             tool.database = self._database(task)
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """Equal results are the score. The metrics are em (the same) and valid_sql (the query ran).
+        """Score equal results. The metrics are em (the same) and valid_sql (the query ran).
 
-        Raises ToolFault where the gold query doesn't run within its limits, ten times the usual ones.
+        Raises ToolFault if the gold query does not run within its limits, ten times the usual ones.
         """
         query = find_code(answer, SQL, _is_query).strip().rstrip(";")
         if not query:
             return 0.0, {"em": 0.0, "valid_sql": 0.0}
         data = self.task.metadata
         others = [Database(script=data["copy"])] if "copy" in data else []
-        right, why = same_result(self._database(self.task), self.task.answers[0], query, data["mode"], others)
-        return float(right), {"em": float(right), "valid_sql": float(why in RAN)}
+        right, reason = same_result(self._database(self.task), self.task.answers[0], query, data["mode"], others)
+        return float(right), {"em": float(right), "valid_sql": float(reason in RAN)}
 
     @staticmethod
     def _database(task: Task) -> Database:
@@ -130,13 +128,13 @@ class SQLWorldEnv(Baselines, ToolEnv):
         return Database(script=data["script"]) if "script" in data else Database(file=data["file"])
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
-        """The turns of the scripted expert on the current task as text: it looks at the schema and answers.
+        """Return the turns of the scripted expert on the current task as text: it looks at the schema and answers.
 
-        A fallible teacher makes one error in the query in a share of the episodes (1 - its number). With `rng` alone a
-        sloppy demonstrator always does; in half of the episodes it looks at the wrong result before it answers.
+        A fallible teacher makes one error in the query in a share of the episodes (1 - its number). With `rng` only, a
+        sloppy demonstrator always makes one; in half of the episodes it looks at the wrong result before it answers.
 
-        Raises: ValueError for another teacher, for a fallible one without `rng`, and over a folder's questions for all
-        but the expert.
+        Raises: ValueError for an unknown teacher, for a fallible one without `rng`, and for questions of a folder for
+        all except the expert.
         """
         gold = self.task.answers[0]
         schema = self.dialect.tool_call("schema", {})
@@ -155,7 +153,7 @@ class SQLWorldEnv(Baselines, ToolEnv):
 
     @staticmethod
     def vocabulary() -> list[str]:
-        """Every word that the worlds are made of: what a small tokenizer should keep whole."""
+        """Return every word of the worlds, which a small tokenizer should keep whole."""
         words = [word for theme in generator.THEMES + generator.UNSEEN_THEMES for word in theme]
         words += [word for group in (generator.CATEGORIES, generator.NUMBERS) for key, kept in group.items()
                   for word in (key, *kept)]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Databases and questions of SQLWorld, with two or three tables and new names in every task.
+"""The databases and questions of SQLWorld: two or three tables with individual names in every task, and a query.
 
-Every task has two databases with the same tables and other rows. An answer must give the gold query's result on both,
-so an answer that only writes the result down is wrong.
+Every task has two databases with the same tables and different rows. An answer must return the gold query's result on
+both, so a constant is never right.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ OTHER_PHRASINGS = {
 }
 
 
-@lru_cache(maxsize=256)  # the episodes of a group play the same task
+@lru_cache(maxsize=256)  # the episodes of a group have the same task
 def generate_task(seed: int, split: str, index: int) -> Task:
-    """Task `index` of a split of the world family `seed`. Don't change what is returned: it is kept.
+    """Generate task `index` of a split of the world family `seed`. The result is cached: do not change it.
 
-    Splits: train and test (two tables), and the zero-shot variants more_tables (three), unseen_words (of what there are
+    Splits: train and test (two tables), and the zero-shot variants more_tables (three), unseen_words (new topics of
     tables), other_phrasings. `answers`: the gold query. `metadata`: script (SQL that makes the database), copy (the
-    same with other rows), mode (how results are compared), kind (of the question), mistakes (queries with one error,
-    each of which gives something else), tables, optimal_turns (2: the names of columns are drawn, so one has to look).
+    same with other rows), mode (the comparison of results), kind (of the question), mistakes (queries with one error
+    and another result), tables, optimal_turns (2: column names are drawn, so a look at the schema is needed).
     """
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     parent, child = pick(rng, UNSEEN_THEMES if split == "unseen_words" else THEMES)
@@ -105,21 +105,21 @@ def generate_task(seed: int, split: str, index: int) -> Task:
     gold = write_query(kind, words)
     wrong = [write_query(kind, words, mistake) for mistake in MISTAKES]
     mode = "ordered" if kind == "over" else "rows"
-    counted = gold  # of the owner with most, the number too, to see ties
+    counted = gold  # for the owner with the most, also the number, to see ties
     if kind == "most":
         gold, *wrong = (_without_number(query, words) for query in (gold, *wrong))
-    while True:  # a few times at most
+    while True:  # repeats a few times at most
         scripts = [_script(rng, words), _script(rng, words)]
         results = [_results(script, [counted, gold, *wrong]) for script in scripts]
         mistakes = [query for i, query in enumerate(wrong, 2) if any(result[i] != result[1] for result in results)]
-        differ = results[0][1] != results[1][1]  # or a constant would do
+        differ = results[0][1] != results[1][1]  # otherwise a constant would be right
         if mistakes and differ and all(_telling(kind, result[0]) for result in results):
             break
     phrasing = (OTHER_PHRASINGS if split == "other_phrasings" else PHRASINGS)[kind]
-    said = {"aggregate": AGGREGATES[aggregate], "extreme": {"DESC": "highest", "ASC": "lowest"}[words["extreme"]]}
+    wordings = {"aggregate": AGGREGATES[aggregate], "extreme": {"DESC": "highest", "ASC": "lowest"}[words["extreme"]]}
     return Task(
         id=f"{split}-{seed}-{index}",
-        question=phrasing.format(**words | said | {"child": child, "parent": parent, "number": number}),
+        question=phrasing.format(**words | wordings | {"child": child, "parent": parent, "number": number}),
         answers=[gold],
         metadata={
             "script": scripts[0],
@@ -134,8 +134,11 @@ def generate_task(seed: int, split: str, index: int) -> Task:
 
 
 def write_query(kind: str, words: dict[str, Any], mistake: str = "") -> str:
-    """The gold query of a kind, or one with a mistake: no condition, another number, another aggregate, the wrong key,
-    the opposite order. (Where the mistake has no place in it, it is the gold query.)"""
+    """Write the gold query of a kind, or one with a mistake.
+
+    The mistakes are no condition, another number, another aggregate, the wrong key, the opposite order. If the mistake
+    does not apply, the result is the gold query.
+    """
     w = words | ({"number": words["other"]} if mistake == "number" else {})
     c, p = w["c"], w["p"]
     extreme = OPPOSITE[w["extreme"]] if mistake == "extreme" else w["extreme"]
@@ -168,13 +171,13 @@ def write_query(kind: str, words: dict[str, Any], mistake: str = "") -> str:
 
 
 def _without_number(query: str, words: dict[str, Any]) -> str:
-    """Which one has the most: its name alone."""
+    """Select only the name of the one with the most, without the number."""
     name = f"{words['p']}.{words['p_name']}"
     return f"SELECT {name} " + query[query.index("FROM") :] + " LIMIT 1"
 
 
 def _script(rng: np.random.Generator, w: dict[str, Any]) -> str:
-    """SQL that makes a database."""
+    """Write SQL that makes a database."""
     parents, children = int(rng.integers(4, 7)), int(rng.integers(12, 21))
     owners = sample(rng, [name for name in NAMES if name != w["owner"]], parents)
     owners[int(rng.integers(parents))] = w["owner"]
@@ -206,7 +209,7 @@ def _insert(table: str, rows: Any) -> str:
 
 
 def _results(script: str, queries: list[str]) -> list[list[Any]]:
-    """What our own queries give, so without bounds; in the order of rows only where they ask for one."""
+    """Return the results of our own queries, without limits; rows are sorted unless a query orders them."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.executescript(script)
     results = [connection.execute(query).fetchall() for query in queries]
@@ -215,7 +218,7 @@ def _results(script: str, queries: list[str]) -> list[list[Any]]:
 
 
 def _telling(kind: str, rows: list[Any]) -> bool:
-    """Whether a gold result says something: there is one, and no tie where one is asked for."""
+    """Return whether a gold result is informative: it is not empty, and has no tie if the question asks for one row."""
     if kind == "most":
         counts = Counter(count for _, count in rows)
         return counts[max(counts)] == 1 and counts[min(counts)] == 1

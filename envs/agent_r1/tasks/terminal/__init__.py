@@ -1,4 +1,4 @@
-"""Terminal: small shell tasks in Harbor's layout, in a sandbox, graded by hidden tests."""
+"""Terminal: small shell tasks in Harbor's layout, run in a sandbox and judged by hidden tests."""
 
 from agent_r1.tasks.terminal.environment import TerminalEnv
 

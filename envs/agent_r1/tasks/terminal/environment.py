@@ -1,4 +1,4 @@
-"""Terminal: small shell tasks in Harbor's layout, in a sandbox, graded by hidden tests."""
+"""Terminal: small shell tasks in Harbor's layout, run in a sandbox and judged by hidden tests."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from agent_r1_tools.shell import Machine
 
 MAX_TEST_SECONDS = 60.0
-"""The tests of a task get what its task.toml says, and at most this."""
+"""The upper limit for the time of a task's tests, which its task.toml sets."""
 SUBMIT_SECONDS = 600.0
-"""Then the sandbox hangs: a busy machine takes long to start one."""
+"""The time after which a sandbox counts as stuck; a busy machine takes long to start one."""
 RUN_PYTHON = """python3 -c '
 import runpy, sys
 sys.path.append("/tests")
@@ -42,7 +42,7 @@ for file in sys.argv[1:]:
 with open("/logs/verifier/reward.txt", "w") as file:  # and not after the process: what they import may end it
     file.write("1" if passed else "0")
 ' /tests/*.py"""
-"""Tests without a test.sh: functions test_* that raise where they fail."""
+"""A runner for tests without a test.sh: functions test_* that raise if they fail."""
 
 
 class TerminalEnv(Baselines, ToolEnv):
@@ -101,7 +101,7 @@ class TerminalEnv(Baselines, ToolEnv):
         from agent_r1_tools.shell import LIMITS, ShellTool
 
         if not isinstance(limits, Limits | None):
-            raise ArgumentError(f"limits are agent_r1_tools.python.Limits, which is for Python alone; got {limits!r}")
+            raise ArgumentError(f"limits must be None or an agent_r1_tools.python.Limits, got {limits!r}")
         self.limits = limits or LIMITS
         submit = Tool.from_function(
             self._submit, name="submit", timeout=SUBMIT_SECONDS, timeout_is_fault=True, repeatable=True
@@ -115,17 +115,17 @@ class TerminalEnv(Baselines, ToolEnv):
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """A folder of task folders alone is for training."""
+        """Return whether the split has tasks. A folder without folders of splits is for training only."""
         data_dir = kwargs.get("data_dir")
         return super().has_split(split) and (data_dir is None or has_split(data_dir, split))
 
     @property
     def num_tasks(self) -> int:
-        """Of every generated split some thousands; of a folder its tasks."""
+        """The number of tasks: some thousands in every generated split, or the tasks of a folder."""
         return generator.NUM_TASKS[self.split] if self._tasks is None else len(self._tasks)
 
     def terminal_task(self, index: int) -> TerminalTask:
-        """Task `index` as a folder in Harbor's layout has it; `task_data.harbor.write_task` writes it down."""
+        """Return task `index` in the form of Harbor's layout; `task_data.harbor.write_task` writes it to a folder."""
         if self._tasks is None:
             return generator.generate_task(self.world_seed, self.split, index)
         return self._tasks[index]
@@ -136,7 +136,7 @@ class TerminalEnv(Baselines, ToolEnv):
         return Task(task.id, task.instruction, ["submit"], {"folder": task.folder, "files": sorted(task.start)})
 
     def start_episode(self, task: Task) -> None:
-        """Another machine, with the task's files."""
+        """Start a new machine with the task's files."""
         from agent_r1_tools.shell import Machine, ShellTool, pack
 
         folder = self.terminal_task(self.episode.task_index)
@@ -145,17 +145,17 @@ class TerminalEnv(Baselines, ToolEnv):
         shell.begin(Machine(folder.folder, self.limits, hide=self._hide), pack(folder.start))
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """After `submit` the tests have decided."""
+        """End the episode after `submit` with the score of the tests."""
         return End(*result.data) if call.name == "submit" and result.ok else {}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
-        """An answer submits, too; what it says doesn't matter. Without one there is no verdict."""
+        """Submit the task with any answer; its text does not matter. Without an answer there is no verdict."""
         score = self._score() if answer else 0.0
         return score, {"em": float(score >= 1), "score": score}
 
     def _submit(self) -> ToolResult:
         """Say that the task is done: its tests decide."""
-        score = self._score()  # here, where episodes don't wait for one another
+        score = self._score()  # in the tool, where episodes do not wait for each other
         return ToolResult("Submitted.", data=(score, {}, {"em": float(score >= 1), "score": score}), done=True)
 
     def _score(self) -> float:
@@ -163,13 +163,13 @@ class TerminalEnv(Baselines, ToolEnv):
         return run_tests(task, self.tools["shell"].get_state(), self.limits, self._hide)
 
     def demonstration(self, rng: np.random.Generator | None = None, teacher: str | None = None) -> list[str]:
-        """The turns of the solution on the current task as text, a command each, and then `submit`.
+        """Return the turns of the solution on the current task as text, one command each, and then `submit`.
 
-        A fallible teacher submits before the last command in a share of the episodes (1 - its number); with `rng` alone
+        A fallible teacher submits before the last command in a share of the episodes (1 - its number). With `rng` only,
         a sloppy demonstrator always does.
 
-        Raises: ValueError for another teacher, for a fallible one without `rng`, for a folder without solution, and
-        over folders of others for all but the expert.
+        Raises: ValueError for an unknown teacher, for a fallible one without `rng`, for a folder without solution, and
+        for foreign folders for all except the expert.
         """
         task = self.terminal_task(self.episode.task_index)
         who = demonstrator(rng, teacher)
@@ -186,13 +186,13 @@ class TerminalEnv(Baselines, ToolEnv):
 
 
 def run_tests(task: TerminalTask, packed: bytes, limits: Limits, hide: list[str]) -> float:
-    """The score, from 0 to 1, that the tests of a task give to the files that an episode ended with.
+    """Return the score, from 0 to 1, of the tests of a task for the final files of an episode.
 
-    Of these the task's folder counts, and nothing beside it. A `tests/run.sh` first runs what the policy wrote, in a
-    machine without tests. Then the tests come, in a new one: they can't be changed, whatever processes are left at
-    their end are ended, and then the reward is read. Without a reward, or where test.sh was killed, it is 0.
+    Only the task's folder counts. A `tests/run.sh` first runs the policy's program, in a machine without tests. Then
+    the tests run in a new machine, where they cannot be changed. All remaining processes are ended, and then the reward
+    is read. Without a reward, or if test.sh was killed, the score is 0.
 
-    Raises ToolFault where the sandbox is at fault.
+    Raises ToolFault if the sandbox fails.
     """
     from dataclasses import replace
 
@@ -216,12 +216,12 @@ def run_tests(task: TerminalTask, packed: bytes, limits: Limits, hide: list[str]
             if code is None or code < 0 or code > 128:
                 return 0.0
             return _reward(machine.read("/logs/verifier/reward.txt"), machine.read("/logs/verifier/reward.json"))
-    except CallError:  # what the policy left brought the machine down
+    except CallError:  # the policy's files broke the machine
         return 0.0
 
 
 def _unpack(machine: Machine, packed: bytes) -> None:
-    """Raises SandboxError where that fails, as in the shell: nothing of the policy's runs yet."""
+    """Unpack files. Raises SandboxError if that fails, as in the shell: the policy's files do not run yet."""
     from agent_r1_tools.python import CallError, SandboxError
 
     try:
@@ -231,7 +231,7 @@ def _unpack(machine: Machine, packed: bytes) -> None:
 
 
 def _reward(text: bytes | None, values: bytes | None) -> float:
-    """The number in reward.txt, or "reward" (else the least value) in reward.json; from 0 to 1."""
+    """Return the number in reward.txt, or "reward" (else the minimum) in reward.json; from 0 to 1."""
     try:
         if text is not None:
             score = float(text)

@@ -1,7 +1,7 @@
-"""Generated tasks of Terminal: sixteen kinds, drawn from a seed, in Harbor's layout.
+"""The tasks of Terminal that come with the package: sixteen kinds, drawn from a seed, in Harbor's layout.
 
-The tests of all kinds are one program that compares files with the expected ones. If a script of the policy has to run
-first, `tests/run.sh` runs it in a separate machine, before the tests are there.
+The tests of all of them are one program that compares files with the expected ones. If a script of the policy must run
+first, `tests/run.sh` runs it: before the tests, in a separate machine.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ sys.exit(bool(wrong))
 
 @dataclass(frozen=True)
 class Draft:
-    """What a kind says of a task. Paths are relative to /app.
+    """The draft of a task by one kind. Paths are relative to /app.
 
     Attributes:
-        instruction: what is asked.
-        start: the files that are there at first.
-        steps: the commands that solve it, one after the other; without the last of them it isn't solved.
-        files: what files have to hold in the end. modes: which rights. gone: which are not to be there.
-        run: what is run of it before the tests look.
+        instruction: the instruction for the policy.
+        start: the initial files.
+        steps: the commands that solve it, in order; without the last one it is not solved.
+        files: the expected contents at the end. modes: their permissions. gone: files that must not exist.
+        run: the command to run before the tests.
     """
 
     instruction: str
@@ -340,9 +340,9 @@ KINDS: dict[str, Callable[[np.random.Generator], Draft]] = {
 UNSEEN_KINDS = {kind.__name__: kind for kind in (to_json, largest, settings)}
 
 
-@lru_cache(maxsize=256)  # the episodes of a group play the same task
+@lru_cache(maxsize=256)  # the episodes of a group have the same task
 def generate_task(seed: int, split: str, index: int) -> TerminalTask:
-    """Task `index` of a split of the family `seed`: train and test (thirteen kinds, in turn), unseen_kinds (three)."""
+    """Generate task `index` of the family `seed`: train and test (thirteen kinds, in turn), unseen_kinds (three)."""
     rng = np.random.default_rng([seed, list(NUM_TASKS).index(split), index])
     kinds = UNSEEN_KINDS if split == "unseen_kinds" else KINDS
     kind = list(kinds)[index % len(kinds)]
