@@ -1,4 +1,4 @@
-"""TextArena: text games for one or two players."""
+"""TextArena: games for one player and for two, in words."""
 
 from agent_r1.bridges.textarena.environment import TextArenaEnv
 
