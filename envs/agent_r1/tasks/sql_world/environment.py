@@ -47,7 +47,7 @@ class SQLWorldEnv(Baselines, ToolEnv):
     | `world_seed` | `0` | the family of databases |
     | `data_dir` | `None` | a folder of Spider or BIRD as it was released |
     | `process_reward` | `True` | `False`: no process terms; a dict: new weights |
-    | `max_action_tokens` | `512` | the maximum number of tokens in a turn; `None` with `data_dir` |
+    | `max_action_tokens` | `512` | the maximum number of tokens in a turn; 2,048 with `data_dir` |
 
     With `data_dir` the splits are `train`, `dev` (also `validation`) and `test`, as far as the folder has them. The
     other arguments are those of `ToolEnv`. A missing or damaged file raises DataNotFoundError or DataFormatError, with
