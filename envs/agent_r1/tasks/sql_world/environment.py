@@ -27,8 +27,8 @@ class SQLWorldEnv(Baselines, ToolEnv):
     """Questions over databases that are new in every task, or over those of Spider and BIRD.
 
     ## Description
-    A database has two tables with drawn names, such as `lamp_list` and `shops`. The policy looks at the schema, may try
-    queries, and answers with one SELECT. The answer is right if it gives the result of the gold query. It must do so on
+    A database has two tables with drawn names, such as `lamp_list` and `shops` (three in `more_tables`). The policy
+    looks at the schema, may try queries, and answers with one SELECT. The answer is right if it gives the result of the gold query. It must do so on
     this database and on a second one, which the policy never sees. So a constant is a wrong answer.
 
     Nothing has to be downloaded. With `data_dir` the questions are those of
