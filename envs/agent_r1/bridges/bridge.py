@@ -1,4 +1,4 @@
-"""What bridges have in common: a simulator for each episode, and snapshots by doing again what was done."""
+"""The shared part of bridges: a simulator for each episode, and snapshots that repeat the calls made so far."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def _superscript(found: re.Match[str]) -> str:
 
 
 def balanced(text: str) -> bool:
-    """Whether every brace has its partner: otherwise it would close the box that the answer is put in."""
+    """Return whether every brace has its partner: otherwise one would close the box around the answer."""
     depth = 0
     for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", text):
         depth += 1 if brace == "{" else -1

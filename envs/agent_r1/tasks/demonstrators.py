@@ -1,4 +1,4 @@
-"""Who shows a task: an expert, teachers who are right in a stated share of the episodes, and a sloppy demonstrator."""
+"""Demonstrators of a task: an expert, teachers that are right in a stated share of episodes, and a sloppy one."""
 
 from __future__ import annotations
 

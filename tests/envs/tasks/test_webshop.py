@@ -377,7 +377,7 @@ def test_an_episode_with_webshops_files(tmp_path, say):
     assert env.messages[-1]["content"] == (
         "$3.99 B2: Tea Shampoo B2\nWith tea tree.\nFor dry hair 500 ml\ncolor: red | green, blue"
     )
-    with pytest.raises(ArgumentError, match="split 'unseen_types' belongs to the generated shop; WebShop's data has train"):
+    with pytest.raises(ArgumentError, match="split 'unseen_types' belongs to the generated shop; WebShop's data has"):
         gym.make("AgentR1/ShopWorld-v0", data_dir=str(tmp_path), split="unseen_types")
     (tmp_path / "items_human_ins.json").write_text(json.dumps({"B1": [instruction()]}))
     assert gym.make("AgentR1/ShopWorld-v0", data_dir=str(tmp_path)).unwrapped.num_tasks == 1
