@@ -129,7 +129,7 @@ def test_wrong_arguments_say_what_is_right(make, tmp_path):
         make(data_dir=str(tmp_path))
     with pytest.raises(DataNotFoundError, match="there is no folder .*nowhere.* three ways"):
         make(data_dir=str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="a file .* the http.* or a retriever; .* 'own', 'pooled'"):
+    with pytest.raises(FileNotFoundError, match="a file .* the http.* or a retriever; .* 'own' or 'pooled'"):
         make(corpus=str(tmp_path / "none.jsonl"))
     with pytest.raises(ValueError, match="'search' and 'lookup'"):
         make(tools=("search", "browse"))
