@@ -1,4 +1,4 @@
-"""Code that bridges share: a simulator for each episode, and snapshots that repeat the calls."""
+"""The shared part of bridges: a simulator for each episode, and snapshots that repeat the calls made so far."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def _superscript(found: re.Match[str]) -> str:
 
 
 def balanced(text: str) -> bool:
-    """Return True if all braces are paired. An unpaired brace would close the box around the answer."""
+    """Return whether every brace has its partner: otherwise one would close the box around the answer."""
     depth = 0
     for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", text):
         depth += 1 if brace == "{" else -1

@@ -301,8 +301,8 @@ class CraftWorldEnv(Baselines, ToolEnv):
         tools = (self.recipe, self.get, self.craft, self.inventory)
         super().__init__([Tool.from_function(tool, timeout=math.inf) for tool in tools], **kwargs)
         if depth is not None and depth not in DEPTHS.get(self.split, (1, 2, 3, 4, 5)):
-            depths = ", ".join(map(str, DEPTHS.get(self.split, (1, 2, 3, 4, 5))))
-            raise ArgumentError(f"depth must be None or one of {depths} in split {self.split!r}, got {depth!r}")
+            allowed = ", ".join(map(str, DEPTHS.get(self.split, (1, 2, 3, 4, 5))))
+            raise ArgumentError(f"depth must be None or one of {allowed} in split {self.split!r}, got {depth!r}")
         self.world_seed = integer("world_seed", world_seed, least=0)
         self.depth = depth
         depths = (depth,) if depth is not None else DEPTHS.get(self.split, (1, 2, 3))

@@ -1,4 +1,4 @@
-"""Demonstrators: an expert, teachers with a stated success rate, and a sloppy demonstrator for warm starts."""
+"""Demonstrators of a task: an expert, teachers that are right in a stated share of episodes, and a sloppy one."""
 
 from __future__ import annotations
 

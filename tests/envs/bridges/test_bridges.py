@@ -134,7 +134,7 @@ def test_a_game_that_answers_otherwise_is_a_fault(lock):
     do(env, *code_of(env)[:2])
     Lock.forgetful = True
     random.seed(3)
-    with pytest.raises(ToolFault, match="answered otherwise when act was called again"):
+    with pytest.raises(ToolFault, match="answered differently when act was called again"):
         for _ in range(20):
             env.set_state(env.get_state())
 

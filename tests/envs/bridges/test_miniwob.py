@@ -350,7 +350,7 @@ def test_a_browser_that_does_not_start_is_a_fault(monkeypatch):
     others = set(browsers(os.getpid()))
     for broken in (("/bin/false", driver), (chromium, "/bin/false")):
         monkeypatch.setattr(miniwob_page, "find_chromium", lambda broken=broken: broken)
-        with pytest.raises(ToolFault, match="didn't start"):
+        with pytest.raises(ToolFault, match="did not start"):
             Page("click-test", 1, "train")
     wait_for(lambda: set(browsers(os.getpid())) <= others)
 
@@ -361,7 +361,7 @@ def test_a_driver_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(miniwob_page, "find_chromium", lambda: (chromium, "/nowhere/driver"))
     begun = time.monotonic()
-    with pytest.raises(ToolFault, match="didn't start"):
+    with pytest.raises(ToolFault, match="did not start"):
         Page("click-test", 1, "train")
     assert not list(tmp_path.iterdir()) and time.monotonic() - begun < miniwob_page.REQUEST_TIMEOUT / 2
 
@@ -371,7 +371,7 @@ def test_a_guard_that_is_killed_at_its_start_harms_nobody(monkeypatch):
     BROWSERS.clear()
     monkeypatch.setattr(miniwob_page, "GUARD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     monkeypatch.setattr(os, "killpg", lambda *given: pytest.fail(f"killpg{given}"))
-    with pytest.raises(ToolFault, match="chromedriver didn't start"):
+    with pytest.raises(ToolFault, match="chromedriver did not start"):
         Page("click-test", 1, "train")
 
 
@@ -379,7 +379,7 @@ def test_a_guard_that_cannot_start_is_a_fault_and_leaves_no_folder(monkeypatch, 
     BROWSERS.clear()
     monkeypatch.setattr(miniwob_page.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(miniwob_page.sys, "executable", "/nowhere/python")
-    with pytest.raises(ToolFault, match="the browser didn't start"):
+    with pytest.raises(ToolFault, match="the browser did not start"):
         Page("click-test", 1, "train")
     assert not list(tmp_path.iterdir())
 

@@ -103,7 +103,7 @@ def test_a_call_that_breaks_off_ends_it(pool, error, raised):
     assert not echo.alive() and loan.held is None
     loan.close()
     assert len(pool) == 0
-    with pytest.raises(ToolFault, match="gone"):
+    with pytest.raises(ToolFault, match="has ended"):
         say(loan, "a")
 
 

@@ -105,7 +105,7 @@ def test_an_opponent_that_fails_is_a_fault():
     [
         ({"game": "Go-v0"}, "TextArena has no game 'Go-v0'; it has 2048-v0"),
         ({"game": "Debate-v0"}, "asks a model over the network"),
-        ({"game": "Stratego-v0"}, "there is no scripted player of Stratego-v0; give opponent="),
+        ({"game": "Stratego-v0"}, "there is no scripted player of Stratego-v0; pass opponent="),
         ({"game": "Countdown-v0"}, "Countdown-v0 is broken in textarena 0.7"),
         ({"game": "PublicGoodsGame-v0"}, "PublicGoodsGame-v0 is broken in textarena 0.7"),
         ({"game": "Taboo-v0"}, "is not for one or two players"),

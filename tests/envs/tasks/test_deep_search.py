@@ -482,7 +482,7 @@ def test_splits_of_a_data_set_are_by_gold_pages(hotpot):
         assert DeepSearchEnv(**(hotpot | {"split": f"pages_{pages}"})).num_tasks <= everything.num_tasks
     with pytest.raises(ArgumentError, match="no question of hotpotqa fits split 'pages_8'"):
         DeepSearchEnv(**(hotpot | {"split": "pages_8"}))
-    with pytest.raises(ArgumentError, match="of the generated web"):
+    with pytest.raises(ArgumentError, match="to the generated web"):
         DeepSearchEnv(**(hotpot | {"split": "unseen_entities"}))
     with pytest.raises(ValueError, match="makes mistakes"):
         env = DeepSearchEnv(**hotpot)

@@ -129,11 +129,11 @@ def test_wrong_arguments_say_what_is_right(make, tmp_path):
         make(data_dir=str(tmp_path))
     with pytest.raises(DataNotFoundError, match="there is no folder .*nowhere.* three ways"):
         make(data_dir=str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="a file .* the http.* or a retriever; .* 'own', 'pooled'"):
+    with pytest.raises(FileNotFoundError, match="a file .* the http.* or a retriever; .* 'own' or 'pooled'"):
         make(corpus=str(tmp_path / "none.jsonl"))
-    with pytest.raises(ValueError, match="'search' and 'lookup'"):
+    with pytest.raises(ValueError, match="'search' or 'lookup'"):
         make(tools=("search", "browse"))
-    with pytest.raises(ValueError, match="'search' and 'lookup'"):
+    with pytest.raises(ValueError, match="'search' or 'lookup'"):
         make(tools="search")
     with pytest.raises(ValueError, match="suport.*support_found"):
         make(process_reward={"suport": 1})

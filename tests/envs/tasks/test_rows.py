@@ -128,9 +128,9 @@ def test_math_is_judged_as_mathematics():
 
 def test_a_score_out_of_range_is_a_bug_of_the_function():
     for said in (3, None, "0.5", float("nan")):
-        with pytest.raises(ValueError, match=rf"from 0 to 1; the reward function .*lambda> gave {said!r} in row q0"):
+        with pytest.raises(ValueError, match=rf"from 0 to 1; the reward function .*lambda> returned {said!r} in row q0"):
             answer(make(reward=lambda answer, row, said=said: said), "x")
-    with pytest.raises(ValueError, match=r"lambda> gave array\(\[0, 1\]\) in row q0"):
+    with pytest.raises(ValueError, match=r"lambda> returned array\(\[0, 1\]\) in row q0"):
         answer(make(reward=lambda answer, row: np.arange(2)), "x")
 
 
@@ -154,7 +154,7 @@ def test_a_reward_function_that_is_none_or_async_is_refused_at_once():
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
-    [({"judge_url": "http://a/v1"}, "goes with"), ({"judge_model": "m"}, "goes with"),
+    [({"judge_url": "http://a/v1"}, "needs judge_url"), ({"judge_model": "m"}, "needs judge_url"),
      ({"reward": "model", "judge_url": "127.0.0.1:9", "judge_model": "m"}, "judge_url must be an address such as http://")],
 )  # fmt: skip
 def test_half_a_judge_is_refused(kwargs, message):
@@ -175,7 +175,7 @@ def test_rewards_that_are_not_there(reward, message):
 def test_what_the_arguments_get_wrong_is_said_before_the_rows_are_read(tmp_path):
     with pytest.raises(ArgumentError, match="reward is one of exact_match"):
         make([], reward="nonsense")
-    with pytest.raises(ArgumentError, match="goes with judge_url"):
+    with pytest.raises(ArgumentError, match="needs judge_url"):
         gym.make("AgentR1/Rows-v0", data=tmp_path / "nowhere.jsonl", reward="model")
 
 

@@ -28,8 +28,9 @@ class SQLWorldEnv(Baselines, ToolEnv):
 
     ## Description
     A database has two tables with drawn names, such as `lamp_list` and `shops` (three in `more_tables`). The policy
-    looks at the schema, may try queries, and answers with one SELECT. The answer is right if it gives the result of the gold query. It must do so on
-    this database and on a second one, which the policy never sees. So a constant is a wrong answer.
+    looks at the schema, may try queries, and answers with one SELECT. The answer is right if it gives the result of the
+    gold query. It must do so on this database and on a second one, which the policy never sees. So a constant is a
+    wrong answer.
 
     Nothing has to be downloaded. With `data_dir` the questions are those of
     [Spider](https://yale-lily.github.io/spider) or [BIRD](https://bird-bench.github.io).
