@@ -128,7 +128,7 @@ def test_math_is_judged_as_mathematics():
 
 def test_a_score_out_of_range_is_a_bug_of_the_function():
     for said in (3, None, "0.5", float("nan")):
-        with pytest.raises(ValueError, match=rf"from 0 to 1; the reward function .*lambda> returned {said!r} in row q0"):
+        with pytest.raises(ValueError, match=rf"from 0 to 1; the reward .*lambda> returned {said!r} in row q0"):
             answer(make(reward=lambda answer, row, said=said: said), "x")
     with pytest.raises(ValueError, match=r"lambda> returned array\(\[0, 1\]\) in row q0"):
         answer(make(reward=lambda answer, row: np.arange(2)), "x")
