@@ -164,7 +164,7 @@ def test_a_customer_who_breaks_is_a_fault():
     env.reset(options={"task_index": 0})
     _, reward, terminated, truncated, info = say(env, "What is it?")
     assert truncated and reward == 0 and info["fault"].startswith("user: ") and "KeyError" in info["fault"]
-    with pytest.raises(ArgumentError, match="user is a function"):
+    with pytest.raises(ArgumentError, match="user must be a function"):
         Tau2RetailEnv(user="nobody")
     with pytest.raises(ArgumentError, match="user 'nowhere:user'"):
         Tau2RetailEnv(user="nowhere:user")

@@ -109,7 +109,7 @@ def test_an_opponent_that_fails_is_a_fault():
         ({"game": "Countdown-v0"}, "Countdown-v0 is broken in textarena 0.7"),
         ({"game": "PublicGoodsGame-v0"}, "PublicGoodsGame-v0 is broken in textarena 0.7"),
         ({"game": "Taboo-v0"}, "is not for one or two players"),
-        ({"game": ()}, "names no game"),
+        ({"game": ()}, "must be a name or a list of names"),
         ({"game": 5}, "game must be a name or a list of names, got 5"),
         ({"game": [["TicTacToe-v0"]]}, "game must be a name or a list of names"),
         ({"player": True}, "player must be an integer, got True"),
