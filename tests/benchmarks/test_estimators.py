@@ -191,6 +191,7 @@ def test_equal_returns_at_different_turns_are_not_blown_up(scale_by):
     assert 1 < np.abs(found).max() <= 2
 
 
+@pytest.mark.slow
 def test_a_bandit_learns_to_go_on():
     assert estimators.train_bandit(BY_NAME[DEFAULT], seed=0) > 0.95
     assert estimators.train_bandit(BY_NAME[OLD], seed=0) < 0.05

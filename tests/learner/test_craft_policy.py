@@ -6,9 +6,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "learner" / "evaluate_llm.py"
 
 
+@pytest.mark.slow
 def test_the_tiny_policy_explores(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     flags = ["--env-id", "AgentR1/CraftWorld-v0", "--env-kwargs", '{"depth": 3}', "--temperature", "1"]

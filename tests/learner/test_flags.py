@@ -93,8 +93,8 @@ def test_every_name_in_the_tables_is_a_flag():
 @pytest.mark.parametrize(
     ("script", "words", "message"),
     [
-        ("grpo_llm", ["--env-id", "nowhere.at.all:X-v0"], "there is no module nowhere.at.all here"),
-        ("grpo_llm", ["--env-id", ".here:X-v0"], "there is no module .here here"),
+        ("grpo_llm", ["--env-id", "nowhere.at.all:X-v0"], "there is no module nowhere.at.all in this folder"),
+        ("grpo_llm", ["--env-id", ".here:X-v0"], "there is no module .here in this folder"),
         ("grpo_llm", ["--engine", "vllm-server", "--vllm-url", "a:80"], "--vllm-url a:80: this is not an address"),
         ("evaluate_llm", ["--api", "openai.com", "--api-model", "m"], "--api openai.com: this is not an address"),
         ("sft_llm", ["--out", __file__], "--out .*: this is a file; give a folder"),

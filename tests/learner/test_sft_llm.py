@@ -260,6 +260,7 @@ def test_matrices_decay_as_in_adamw_and_nothing_else_does():
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.slow
 def test_bf16_weights_learn_as_float32_ones_do(learn, flags, rows_file, vocab_size):
     """Steps that are far smaller than a bf16 weight can move by: with bf16 moments and weights nearly all are lost."""
     try:
@@ -452,8 +453,11 @@ class Interrupted(checkpoint.Checkpointer):
     [
         ["--lora-rank", 2, "--gradient-checkpointing"],
         ["--dtype", "bfloat16"],
-        ["--model", "scratch", "--num-demonstrations", 24, "--eval-demonstrations", 4, "--num-workers", 0,
-         "--tokenizer-demonstrations", 40, "--hidden-size", 32, "--num-layers", 2, "--intermediate-size", 32],
+        pytest.param(
+            ["--model", "scratch", "--num-demonstrations", 24, "--eval-demonstrations", 4, "--num-workers", 0,
+             "--tokenizer-demonstrations", 40, "--hidden-size", 32, "--num-layers", 2, "--intermediate-size", 32],
+            marks=pytest.mark.slow,
+        ),
     ],
 )  # fmt: skip
 def test_interrupted_runs_go_on_with_other_options_too(learn, monkeypatch, flags, options):
