@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 ALWAYS = ["CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
 LANGUAGES = {".py": "python", ".sh": "bash", ".json": "json", ".jsonl": "json", ".toml": "toml", ".yml": "yaml"}
-LINK = re.compile(r"(?P<before>!?\[(?P<text>[^][]*)\])\((?!\w+:)(?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+LINK = re.compile(r"`[^`\n]+`|(?P<before>!?\[(?P<text>[^][]*)\])\((?!\w+:)(?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 FENCE = re.compile(r"^ *(`{3,}|~{3,})")
 
 
@@ -55,6 +55,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here, folder = path_of(uri), posixpath.dirname(uri)
 
     def rewrite(match: re.Match[str]) -> str:
+        if match["target"] is None:  # code
+            return match[0]
         name = resolve(match["target"], here)
         if (ROOT / name).is_dir():
             return match["text"]
@@ -82,7 +84,8 @@ def add(files: Files, config: MkDocsConfig, name: str) -> str:
 
 def needs_page(name: str) -> bool:
     """Return True for a file of the repository that MkDocs does not show by itself."""
-    return (ROOT / name).is_file() and page_of(name).startswith("repository/")
+    text = Path(name).suffix in {"", ".md", ".cfg", ".txt", *LANGUAGES}
+    return text and (ROOT / name).is_file() and page_of(name).startswith("repository/")
 
 
 def page_of(name: str) -> str:
@@ -107,7 +110,8 @@ def linked(text: str, here: str) -> set[str]:
     found: set[str] = set()
 
     def collect(match: re.Match[str]) -> str:
-        found.add(resolve(match["target"], here))
+        if match["target"] is not None:  # else code
+            found.add(resolve(match["target"], here))
         return match[0]
 
     if here.endswith(".md"):

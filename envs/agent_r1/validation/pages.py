@@ -26,7 +26,7 @@ ITEM = re.compile(r"([a-z_]+(?:, [a-z_]+)*): ")  # an argument of a docstring, s
 INDEX = """\
 # All environments
 
-The {count} environments of the package, in eight families. Each page opens with these facts.
+The {count} environments of the package, in {families} families. Each page opens with these facts.
 
 - **data**: the source of the tasks. Only official files need a download; [Data](../data.md) names them.
 - **extra**: the extra to install, as in `pip install -e ".[search]"`. [Installation](../installation.md) has further
@@ -68,7 +68,7 @@ def split_names(splits: Mapping[str, str]) -> str:
 def index(page_names: Mapping[str, str]) -> str:
     """Return the index: one table for each family. `page_names` has the file of each id's page."""
     registry = agent_r1.ENVIRONMENTS | agent_r1.BRIDGES
-    text = INDEX.format(count=len(registry))
+    text = INDEX.format(count=len(registry), families=len(FAMILIES))
     for family in FAMILIES:
         text += f"\n## {family[0].upper()}{family[1:]}\n\n"
         text += "| id | task | data | extra | turns | observability |\n|---|---|---|---|---|---|\n"
