@@ -359,6 +359,20 @@ def test_a_page_has_the_tables_that_were_recorded(page, names):
         assert len(rows) > 2 and not set(rows) - set(text), name
 
 
+RESULTS = ["results", "evidence", "real_model", "benchmarks", "estimators", "environments/gsm8k"]
+
+
+@pytest.mark.parametrize("page", RESULTS)
+def test_figures_in_tables_are_recorded(page):
+    """Each decimal occurs in a file of benchmarks/results, except those of a check that was made elsewhere."""
+    record = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks" / "results").glob("*.*"))
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = re.sub(r"^## Check on unseen questions$.*?(?=^## )", "", text, flags=re.MULTILINE | re.DOTALL)
+    rows = [line for line in text.splitlines() if line.startswith("|") and "independent check" not in line]
+    figures = [figure for row in rows for figure in re.findall(r"\.(\d{2,})", row)]
+    assert figures and set(figures) <= set(re.findall(r"\.(\d{2,})", record))
+
+
 def test_every_metric_is_explained():
     sources = [*(ROOT / "learner").glob("*_llm.py"), *(ROOT / "learner" / "llm_utils").rglob("*.py")]
     source = "".join(path.read_text(encoding="utf-8") for path in sources)

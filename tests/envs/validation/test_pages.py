@@ -24,9 +24,11 @@ def test_every_id_has_a_page_and_a_row():
 
 
 def test_the_registry_is_complete():
+    setup = (ROOT / "setup.cfg").read_text(encoding="utf-8")
     for env_id, entry in REGISTRY.items():
         assert entry.family in agent_r1.FAMILIES, env_id
         assert entry.needs and entry.observability in ("full", "partial", "depends") and entry.horizon and entry.data
+        assert not entry.extra or f"\n{entry.extra} =" in setup, env_id
         assert pages.summary(entry).endswith(".") and "\n" not in pages.summary(entry), env_id
     assert {entry.family for entry in REGISTRY.values()} == set(agent_r1.FAMILIES)
 
