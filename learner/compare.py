@@ -73,6 +73,9 @@ def find_runs(runs: Path, group_by: Sequence[str], only: dict[str, list[str]]) -
                 seen |= args.items()
             else:
                 print(f"left out, as it is not finished: {path.parent}", file=sys.stderr)
+    if groups and (unknown := set(group_by) - {name for name, _ in seen}):
+        names = ", ".join(sorted({name for name, _ in seen}))
+        raise SystemExit(f"--group-by {min(unknown)}: no run has this argument; the runs have {names}")
     for name, values in only.items() if groups else ():
         for value in sorted(value for value in set(values) if (name, value) not in seen):
             print(f"no matching finished run has {name} {value}", file=sys.stderr)

@@ -1,12 +1,12 @@
 # docs and results: docs/learners/evaluate_llm.md
 """Evaluation of a policy on held-out tasks, as an agent or as a baseline without tools.
 
-python learner/evaluate_llm.py                                         # the shipped policy
-python learner/evaluate_llm.py --model runs/RUN                        # a run's trained policy, on its own environment
-python learner/evaluate_llm.py --model runs/RUN --mode base_tool_call  # the model that the run started from
-python learner/evaluate_llm.py --model NAME --env-id AgentR1/HotpotQA-v0 --split dev --mode naive_rag
-python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME --num-envs 8
-python learner/evaluate_llm.py --resume runs/EVALUATION                # continue a stopped evaluation
+    python learner/evaluate_llm.py                                         # the shipped policy
+    python learner/evaluate_llm.py --model runs/RUN                        # a run's policy, on its own environment
+    python learner/evaluate_llm.py --model runs/RUN --mode base_tool_call  # the model that the run started from
+    python learner/evaluate_llm.py --model NAME --env-id AgentR1/HotpotQA-v0 --split dev --mode naive_rag
+    python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME --num-envs 8
+    python learner/evaluate_llm.py --resume runs/EVALUATION                # continue a stopped evaluation
 """
 
 import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)

@@ -1,9 +1,9 @@
 # docs: docs/learners/sft_llm.md
 """Supervised training on demonstrations, masked to the tokens that a policy would sample.
 
-python learner/sft_llm.py --out policy                                # a policy like the shipped one, from scratch
-python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any causal LM, on expert demonstrations
-python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows with `tokens` and `action_mask`
+    python learner/sft_llm.py --out policy                                # a policy like the shipped one, from scratch
+    python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any causal LM, on expert demonstrations
+    python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows with `tokens` and `action_mask`
 """
 
 import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
@@ -223,7 +223,7 @@ def token_loss(
 
 
 if __name__ == "__main__":
-    args = checkpoint.load_args(arguments.read(Args, description=__doc__), Path(__file__).stem)
+    args = checkpoint.load_args(arguments.read(Args), Path(__file__).stem)
     check(args)
     distributed.setup(args.cuda)
     device = distributed.device(args.cuda)

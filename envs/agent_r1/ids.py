@@ -35,7 +35,8 @@ def find_environment(env_id: str) -> EnvSpec:
     if module and name not in gym.registry:
         own = _import(module)
         if own is None:
-            raise ArgumentError(f"there is no module {module} in this folder, and none is installed")
+            problem = f"there is no module {module} in this folder, and none is installed"
+            raise ArgumentError(f"{problem}; set PYTHONPATH to its folder")
         if name not in gym.registry:
             raise ArgumentError(f"there is no such environment; {_registers(module, own)}")
     if name not in gym.registry:

@@ -165,6 +165,7 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
         nested: Any = dataclasses.make_dataclass(title, group)
         hint = Annotated[nested, tyro.conf.arg(name=title), tyro.conf.OmitArgPrefixes]
         own.append((f"group_{title}", hint, dataclasses.field(kw_only=True)))
+    options.setdefault("description", getattr(sys.modules.get(kind.__module__), "__doc__", None))
     values = vars(tyro.cli(dataclasses.make_dataclass(kind.__name__, own), **options))
     for title in groups:
         values |= vars(values.pop(f"group_{title}"))
@@ -306,9 +307,10 @@ def check_environment(args: Any) -> None:
 def check_groups(args: Any) -> None:
     """Raise SystemExit unless an iteration consists of whole groups, of at least two episodes."""
     episodes, size = args.episodes_per_iteration, args.group_size
-    if size < 2 or episodes % size:
-        rule = f"must be a multiple of --group-size {size}, which must be at least 2"
-        raise SystemExit(f"--episodes-per-iteration {episodes} {rule}")
+    if size < 2:
+        raise SystemExit(f"--group-size {size} must be at least 2")
+    if episodes % size:
+        raise SystemExit(f"--episodes-per-iteration {episodes} must be a multiple of --group-size {size}")
 
 
 def check(args: Any) -> None:

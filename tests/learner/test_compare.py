@@ -96,6 +96,11 @@ def test_what_is_compared_can_be_chosen(runs, monkeypatch, capsys):
         run_main(monkeypatch, "--runs", runs, "--metric", "eval/none")
 
 
+def test_a_group_by_that_no_run_has_is_named(runs, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="--group-by nope: no run has this argument; the runs have .*env_id"):
+        compare.find_runs(runs, ["nope"], {})
+
+
 def test_a_run_without_the_metric_is_left_out_and_named(runs, monkeypatch, capsys):
     run_dir = runs / "ppo_llm__3"  # one with --eval-episodes 0
     with tensorboard.SummaryWriter(str(run_dir)) as writer:

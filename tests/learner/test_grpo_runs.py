@@ -280,7 +280,7 @@ def test_a_run_that_does_not_fit_is_refused_before_any_work(learn, monkeypatch):
 def test_contradicting_flags_are_named_before_any_work(learn):
     for arguments, message in (
         (["--group-size", 5], "--episodes-per-iteration 16 must be a multiple of --group-size 5"),
-        (["--group-size", 1], "--group-size 1, which must be at least 2"),
+        (["--group-size", 1], "--group-size 1 must be at least 2"),
         (["--max-staleness", 1, "--dynamic-sampling", 1], "--max-staleness is incompatible with --dynamic-sampling"),
         (["--max-staleness", 1, "--deterministic"], "--deterministic is incompatible with --max-staleness"),
         (["--engine", "vllm", "--deterministic"], "--deterministic is incompatible with --engine vllm"),

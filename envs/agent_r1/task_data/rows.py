@@ -49,7 +49,8 @@ def load_rows(data: Any, data_dir: Any, split: str, tools: tuple[str, ...]) -> t
         return _rows_of_split(_file(path, path.stat().st_mtime_ns, path.stat().st_size, tools), split)
     file = _file_of(path, split)
     if file is None:
-        raise DataNotFoundError(f"there is no {path}, or no {split}.jsonl or {split}.json in it. {WAYS}")
+        problem = f"{path} has no {split}.jsonl or {split}.json" if path.is_dir() else f"there is no {path}"
+        raise DataNotFoundError(f"{problem}. {WAYS}")
     return _file(file, file.stat().st_mtime_ns, file.stat().st_size, tools)
 
 

@@ -262,6 +262,8 @@ def find(run_dir: str | Path) -> Path:
     else:
         while old.is_dir() and not folder.is_dir():
             time.sleep(0.05)
+    if not Path(run_dir).is_dir():
+        raise SystemExit(f"--resume {run_dir}: there is no such folder. Give a run's folder (runs/...)")
     if not (folder / "state.json").is_file():
         raise SystemExit(
             f"--resume {run_dir}: there is no checkpoint. Give a run's folder (runs/...). Checkpoints are written by "

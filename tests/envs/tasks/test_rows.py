@@ -53,7 +53,7 @@ def test_a_folder_has_a_file_for_each_split(tmp_path, monkeypatch):
     assert gym.make(ID, data_dir=str(tmp_path)).unwrapped.num_tasks == 3
     assert make(tmp_path, split="test").num_tasks == 17
     (tmp_path / "train.jsonl").rename(tmp_path / "rows.jsonl")
-    with pytest.raises(DataNotFoundError, match="no train.jsonl or train.json in it"):
+    with pytest.raises(DataNotFoundError, match="has no train.jsonl or train.json"):
         make(tmp_path)
     monkeypatch.delenv("AGENT_R1_DATA", raising=False)
     with pytest.raises(DataNotFoundError, match="Give data=FILE"):

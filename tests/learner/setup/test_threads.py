@@ -42,7 +42,7 @@ def test_beside_busy_processes_there_is_one_thread(hogs, capsys):
     threads.use(SimpleNamespace(num_threads=0))
     assert torch.get_num_threads() == 1
     said = capsys.readouterr().err
-    assert said.startswith("torch uses 1 thread (") and "follows the load" in said
+    assert said.startswith("torch uses 1 thread (") and "the number follows them" in said
 
 
 @pytest.mark.skipif(not threads.STAT.exists(), reason="the load is known on Linux only")
@@ -57,7 +57,7 @@ def test_the_number_follows_the_load(hogs, monkeypatch):
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize(("deterministic", "why"), [(False, "1 core (OMP_NUM_THREADS=1), oth"), (True, "1 core, 1 p")])
+@pytest.mark.parametrize(("deterministic", "why"), [(False, "of 1 core (OMP_NUM_THREADS=1); oth"), (True, "1 core, 1 p")])
 def test_one_core_is_one(monkeypatch, capsys, deterministic, why):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
