@@ -1,8 +1,8 @@
 """The program that runs SQL which a model wrote, for `sql.py`: a line of JSON in, one out.
 
-A process of its own, because SQLite can't bound its memory by connection, and some of its functions run long without
-asking whether they may go on. What a query may use: `CPU_SECONDS` and `MEMORY` end the process; before that, `STEPS` of
-SQLite's machine end the query, always at the same place. Started by its path; imports only `sql_clock` beside it.
+It is a separate process, because SQLite cannot limit memory per connection, and some of its functions run long without
+a check. The limits of a query: `CPU_SECONDS` and `MEMORY` end the process. Before that, `STEPS` of SQLite's virtual
+machine end the query, always at the same place. It is started by its path, and imports only `sql_clock` beside it.
 """
 
 from __future__ import annotations
@@ -101,10 +101,12 @@ def _progress() -> bool:
 
 
 def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Connection:
-    """The database that {"script": SQL} makes or that stands in {"file": path}, or a part of it; kept open, but without
-    its statements: they take memory, up to megabytes each, which the next request would lack.
+    """Open the database of a script or a file, or a part of it.
 
-    Raises sqlite3.Error where there is none.
+    `database` is {"script": SQL} or {"file": path}. The connection stays open without its statements: each takes up to
+    megabytes, which the next request would lack.
+
+    Raises sqlite3.Error if there is no such database.
     """
     key = json.dumps([database, mutant])
     if key in _open:
@@ -231,8 +233,8 @@ def schema(connection: sqlite3.Connection) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A cell for comparing: a number to nine digits, so that sums in another order are the same, and equal numbers are
-    written alike."""
+    """Convert a cell for comparison: round a number to nine digits, so that sums in another order are equal, and write
+    equal numbers alike."""
     if not isinstance(value, float) or value - value != 0:
         return value
     value = float(f"{value:.9g}")
@@ -244,7 +246,7 @@ def equal(gold: Rows, rows: Rows, mode: str) -> bool:
 
     Args:
         mode: "ordered"; "rows", in any order (as Spider's official script); "set", in any order and each once (BIRD's).
-            With up to four columns the order of columns doesn't matter, but in "set", as in these scripts.
+            With up to four columns the order of columns does not matter, except in "set", as in these scripts.
     """
     width = len(gold[0]) if gold else 0
     if any(len(row) != width for row in rows) or (mode != "set" and len(gold) != len(rows)):
@@ -253,8 +255,7 @@ def equal(gold: Rows, rows: Rows, mode: str) -> bool:
     orders = itertools.permutations(range(width)) if width <= 4 and mode != "set" else [tuple(range(width))]
     if mode == "ordered":
         return any([tuple(row[place] for place in order) for row in rows] == gold for order in orders)
-    # As text, whose hash nobody knows: who writes numbers can choose that of their tuple, and a set of tuples with one
-    # hash takes minutes.
+    # Compare as text: a policy can choose numbers with colliding tuple hashes, which makes a set slow.
     collect: Any = {"rows": Counter, "set": set}[mode]
     wanted = collect(map(repr, gold))
     return any(collect(repr(tuple(row[place] for place in order)) for row in rows) == wanted for order in orders)

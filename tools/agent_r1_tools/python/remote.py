@@ -1,6 +1,6 @@
 """A SandboxFusion server, asked over HTTP.
 
-SandboxFusion (github.com/bytedance/SandboxFusion) runs programs in containers of its own:
+SandboxFusion (github.com/bytedance/SandboxFusion) runs programs in its own containers:
 
     POST /run_code  {"code": ..., "language": "python", "run_timeout": 10, "memory_limit_MB": 1024}
     {"status": "Success", "message": "", "run_result": {"status": "Finished", "return_code": 0, "stdout": ..., ...}}
@@ -106,7 +106,7 @@ class Remote(Sandbox):
         raise SandboxError(f"{self._endpoint} failed ({reply})")
 
     def _attempt(self, body: dict[str, Any], cells: int = 1) -> tuple[int, dict[str, Any] | str]:
-        """The status, 0 for no answer; and `run_result`, or what went wrong."""
+        """Return the status, 0 for no answer; and `run_result`, or the error."""
         most = ANSWER_BYTES + 12 * self.limits.output * cells  # a character is two escapes of six bytes at most
         try:
             status, coding, data = self._exchange.post(self._endpoint, json.dumps(body).encode(), most)

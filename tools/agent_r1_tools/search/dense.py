@@ -124,7 +124,7 @@ class DenseRetriever:
         self._batch_size = batch_size
 
     def _dimension(self) -> int:
-        return int(self._encode([""]).shape[1])  # the method that says so has changed its name between versions
+        return int(self._encode([""]).shape[1])  # the name of the method for it differs between versions
 
     def _encode(self, texts: list[str]) -> np.ndarray[Any, Any]:
         """Return unit vectors, float32 of shape (texts, dimensions). Composed and decomposed accents are equal."""

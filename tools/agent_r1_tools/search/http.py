@@ -100,7 +100,7 @@ class HTTPRetriever:
             raise RetrievalError(f"{error}. Check the address and the protocol, or start a server: {start}") from error
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """At most `top_k` hits for each query, as the server orders them.
+        """Return at most `top_k` hits for each query, in the order of the server.
 
         Raises:
             RetrievalError: the server did not answer, or not as the protocol says.
