@@ -1,4 +1,4 @@
-"""The `shell` tool: commands that the policy wrote, in a machine of bubblewrap that has a folder and nothing to lose.
+"""The `shell` tool: it runs a policy's commands in a bubblewrap machine that has a folder and nothing to lose.
 
 A `Machine` has the programs of this machine's /usr/bin, to be read; a work folder and /tmp, in memory; no network, no
 /proc, and no processes of others. Its files can be packed and unpacked in another machine: to branch an episode, and
@@ -27,7 +27,7 @@ INSIDE = Path(__file__).with_name("shell_inside.py")
 MAX_COMMAND_CHARS = 10_000
 PIECE = 1 << 20
 GRACE_SECONDS = 30.0
-"""What the sandbox gets beyond a command's own time, before it counts as lost: a busy machine is slow."""
+"""The extra time of the sandbox, beyond that of a command, before it counts as lost: a busy machine is slow."""
 LIMITS = Limits(wall_seconds=10, cpu_seconds=10, memory=256 << 20, output=4096, processes=32, files=16 << 20)
 """For a machine: seconds of a command, bytes of memory of each of at most so many processes, bytes of files."""
 BROKEN = "[the machine broke down, or its files can't be kept; they are as they were before]"

@@ -1,4 +1,4 @@
-"""2 for 2.0 where a schema says integer: to JSON both are one, to range() and isinstance() they aren't.
+"""Conversion of 2.0 to 2 for a schema's integer: equal in JSON, but different for range() and isinstance().
 
 Nothing is validated here: a schema may be a stranger's, and its patterns or branches may take for ever.
 """

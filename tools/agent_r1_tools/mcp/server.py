@@ -1,8 +1,8 @@
 """MCP servers, and their tools as `Tool`s: through the official SDK, `mcp`.
 
 A server is a process that is started for every episode (stdio), or a URL (streamable HTTP), where an episode has a
-session. A lost server, a broken connection and a missing answer are infrastructure errors. The
-server's answer to the call itself, also an error, is the tool result.
+session. A lost server, a broken connection and a missing answer are infrastructure errors. The server's answer to the
+call itself, also an error, is the tool result.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ thread runs."""
 MAX_COLLISIONS = 100
 """Members of a set, or keys of a dict, that may have the hash of another."""
 MAX_RUNS = 100
-"""A session has the processor time of so many runs; only a program that goes on after its runs needs more."""
+"""A session has the processor time of so many runs; only a program that continues after its runs needs more."""
 MAX_FRAMES = 8
 """Lines of a traceback that are shown: the first, and the last ones."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)

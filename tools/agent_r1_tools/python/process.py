@@ -36,11 +36,11 @@ from agent_r1_tools.python.sandbox import (
 )
 
 END_SECONDS = 5.0
-"""How long to wait until the processes of a sandbox that was killed are gone."""
+"""The time to wait until the processes of a killed sandbox are gone."""
 REPLAY_RUNS = 3
 """A session that is replayed gets the wall time of so many runs, all its cells together; else it is lost."""
 MAX_ASKED = 100_000
-"""How often a run may call our functions."""
+"""The maximum number of calls of our functions in a run."""
 MAX_CROSSED = 16 << 20
 """Bytes that may cross in one run: what our functions answer is kept, as objects, so that it can be replayed."""
 MAX_STRAY = 1 << 20

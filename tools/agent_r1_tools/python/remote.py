@@ -39,7 +39,7 @@ from agent_r1_tools.python.sandbox import (
 RETRIES = 3
 """Attempts after the first one, where the server doesn't answer or says that it is at fault."""
 SLACK_SECONDS = 30.0
-"""How much longer than the program the server may take until its answer is complete."""
+"""The extra time, beyond that of the program, until the server's answer must be complete."""
 ANSWER_BYTES = 16 << 20
 """The longest answer that is read, besides what the cells print: a value of 4 MiB, as JSON in JSON."""
 

@@ -71,7 +71,7 @@ NETWORK: dict[str, Numbers] = {
     "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269), "recvmsg": (47, 212), "recvmmsg": (299, 243),
     "setsockopt": (54, 208),
 }  # fmt: skip
-"""What is allowed with `network`, too."""
+"""The calls that `network` also allows."""
 
 
 def _one_of(position: int, *values: int) -> list[Wanted]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "BAAI/bge-large-en-v1.5"
 """The encoder that Agent-R1 searched Wikipedia with."""
 DEFAULT_QUERY_PREFIX = "Represent this sentence for searching relevant passages: "
-"""What that encoder wants before a query (and not before a passage)."""
+"""The prefix that this encoder expects before a query, but not before a passage."""
 
 
 class DenseRetriever:

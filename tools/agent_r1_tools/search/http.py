@@ -17,7 +17,7 @@ MAX_QUERIES = 256
 MAX_PASSAGES = 2560
 """The most passages that one request asks for, its queries together; batches for which this is too few, too."""
 CONTROL = ["test"]
-"""What a server is asked to find out whether it refuses a query or all of them."""
+"""The query that tells whether a server rejects one query or all of them."""
 MAX_BACKOFF = 8.0
 """The longest pause between two attempts, in seconds."""
 MAX_ANSWER_BYTES = 1 << 26

@@ -44,23 +44,23 @@ MAX_QUERY_CHARS = 8192
 MAX_TOP_K = 100
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Of all bodies that are being read."""
+"""The maximum of all bodies that are being read."""
 MAX_WAITING_CHARS = 16 * 1024 * 1024
-"""Of all queries that wait; each passage that they ask for counts as `HIT_CHARS`, for the memory that a hit takes."""
+"""The maximum of all waiting queries. Each requested passage counts as `HIT_CHARS`, for the memory of a hit."""
 HIT_CHARS = 100
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-"""Of all answers that have been written and not been taken, beyond the first `PIECE_BYTES` of each."""
+"""The maximum of all answers that were written but not taken, beyond the first `PIECE_BYTES` of each."""
 PIECE_BYTES = 65_536
-"""What is handed over of an answer at a time. One that is no larger always has room."""
+"""The size of the pieces in which an answer is handed over. An answer that is no larger always has room."""
 BODY_SECONDS = 30.0
-"""How long a body may take to come."""
+"""The time in which a body must arrive."""
 HEADER_SECONDS = 10.0
-"""How long a connection may be open without asking anything; at most twice this."""
+"""The time that a connection may be open without a request; at most twice this."""
 ANSWER_SECONDS = 600.0
-"""How long an answer may take to be found."""
+"""The time in which an answer must be found."""
 TAKE_SECONDS = 30.0
-"""How long an answer may take to be taken; `HEADER_SECONDS` more at most."""
+"""The time in which a client must take an answer; at most `HEADER_SECONDS` more."""
 
 Query = Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARS)]
 Queries = Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)]
@@ -97,7 +97,7 @@ class _Waiting:
 
 
 class Batcher:
-    """Gathers the queries of concurrent requests into calls of the retriever, which runs in its own thread.
+    """A collector of queries: it joins those of concurrent requests into calls of the retriever, in its own thread.
 
     A call takes a query of each request in turn, up to `MAX_QUERIES` and `SLICE_CHARS`.
     """
@@ -179,8 +179,8 @@ class Batcher:
 
 
 class _Impatient(AutoHTTPProtocol):
-    """uvicorn waits for ever for a connection's first request, for the rest of its headers, and for a client that takes
-    its answer. This looks at every connection from time to time."""
+    """A protocol that checks every connection from time to time. uvicorn itself waits forever for a connection's first
+    request, for the rest of its headers, and for a client that takes its answer."""
 
     _gone = False
 
@@ -272,7 +272,7 @@ async def _unless_gone(request: Request, search: Coroutine[Any, Any, list[list[H
 
 
 class _Bodies:
-    """Reads the bodies of requests: none larger than `MAX_BODY_BYTES`, all together no larger than `MAX_HELD_BYTES`."""
+    """A reader of request bodies: each has at most `MAX_BODY_BYTES`, and all together have at most `MAX_HELD_BYTES`."""
 
     def __init__(self) -> None:
         self._held = 0  # bytes
@@ -323,7 +323,7 @@ class _Answers:
 
 
 class _Answer(Response):
-    """Is handed over in pieces, as the client takes them; so it is this, and not the connection, that holds it."""
+    """A response in pieces, as the client takes them. This object holds the rest, and not the connection."""
 
     media_type = "application/json"
 

@@ -1,7 +1,7 @@
-"""Text as it is compared, and the words in it, in any script.
+"""Folding of texts for comparison, and the words of a text, in any script.
 
-Two spellings of the same are one: upper and lower case, composed and decomposed accents, ligatures, full-width letters,
-digits of any script, soft hyphens, and the vowel points of Arabic and Hebrew, which mostly aren't written. Accents
+These spellings count as equal: upper and lower case, composed and decomposed accents, ligatures, full-width letters,
+digits of any script, soft hyphens, and the vowel points of Arabic and Hebrew, which are mostly left out. Accents
 stay: "resume" is not "résumé".
 
 Words are two or more letters, digits and marks in a row. Scripts that put no spaces between words (Chinese, Japanese,
@@ -21,7 +21,7 @@ _IGNORED = re.compile(
     "[\xad\u034f\u061c\u0640\u064b-\u0652\u0670\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u180b-\u180f\u200c-\u200f"
     "\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
 )
-"""Soft hyphens and other characters that nobody sees; vowel points and stretched lines of Arabic and Hebrew."""
+"""Soft hyphens and other invisible characters; vowel points and stretched lines of Arabic and Hebrew."""
 _COMPATIBLE = re.compile(
     "[\u0132\u0133\u0149\u01c4-\u01cc\u01f1-\u01f3\u2160-\u217f\u3131-\u318e\ufb00-\ufdff\ufe70-\ufefc\uff10-\uffdc"
     "\U0001d400-\U0001d7ff]+"
