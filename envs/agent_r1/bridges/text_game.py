@@ -21,7 +21,7 @@ class TextGameEnv(BridgeEnv):
     """
 
     command: str = "a command of the game"
-    """What a command is, for the tool's description."""
+    """The meaning of a command, for the tool's description."""
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "game": 0.0}
 
     def __init__(self, **kwargs: Any) -> None:
