@@ -3,15 +3,17 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 TOP = [ROOT / f"{page}.md" for page in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")]
-PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
-SOURCES = [path for layer in ("envs", "tools", "learner") for path in sorted((ROOT / layer).rglob("*.py"))]
+PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*/README.md"))]
+LAYERS = ("envs", "tools", "learner")
 OPENERS = re.compile(r"(What|Who|Whose|Where|Whether|How|That|Those|Inside)\b")
+ARTICLES = re.compile(r"(A|An|The)\b")
 # A phrase, and the better one.
 PHRASES = {
     r"stands? (in|on|above|below|beside|behind|there|nowhere|once|twice)": "is in",
@@ -28,7 +30,7 @@ PHRASES = {
     r"machinery": "infrastructure",
     r"nobody|somebody who": "no one, or the name",
     r"mend(s|ed|ing)?": "fix",
-    r"fulfils?|fulfill(s|ed)?|fulfilled": "meet",
+    r"fulfils?|fulfill(s|ed)?": "meet",
     r"further on": "later",
     r"up from": "above",
     r"(is|are|was|were) refused": "is rejected",
@@ -39,7 +41,8 @@ PHRASES = {
 # Uses that are right: the page, and the text with the phrase. At most a handful.
 ALLOWED: dict[str, list[str]] = {"docs/learners/ppo_llm.md": ["stop or go on"]}  # the name of a game
 HEADINGS = {"How it works"}
-SPOKEN: set[str] = set()  # docstrings that a policy reads: they are texts of an environment and stay as they are
+# Docstrings that a policy reads: they are texts of an environment and stay as they are.
+SPOKEN = {"envs/agent_r1/tasks/deep_search/environment.py:open"}
 
 
 def name(path: Path) -> str:
@@ -69,14 +72,32 @@ def paragraphs(page: Path) -> Iterator[tuple[int, str]]:
             words.append(line.strip())
 
 
-def definitions(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the names and docstrings of a file's public definitions and of the file itself."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            called = getattr(node, "name", path.stem)
-            if (text := ast.get_docstring(node)) and (not called.startswith("_") or node is tree):
-                yield called, text
+@cache
+def definitions(layer: str) -> list[tuple[str, bool, str]]:
+    """Return the public definitions of a layer and its files: name, whether it is a function, docstring.
+
+    A property does not count as a function. Docstrings that a policy reads are left out.
+    """
+    found = []
+    for path in sorted((ROOT / layer).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                called = f"{name(path)}:{getattr(node, 'name', path.stem)}"
+                public = node is tree or not getattr(node, "name", "").startswith("_")
+                if public and called not in SPOKEN and (text := ast.get_docstring(node)):
+                    decorators = [ast.unparse(decorator) for decorator in getattr(node, "decorator_list", [])]
+                    is_property = any(re.search(r"property|setter", decorator) for decorator in decorators)
+                    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property
+                    found.append((called, is_function, text))
+    return found
+
+
+def phrases(text: str) -> Iterator[str]:
+    """Yield the phrases of PHRASES in a text, each with a better one."""
+    for phrase, better in PHRASES.items():
+        for match in re.finditer(rf"\b({phrase})\b", text, re.IGNORECASE):
+            yield f"{match[0]!r}: write {better!r}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -87,9 +108,7 @@ def test_pages_use_plain_words(page):
             continue
         for allowed in ALLOWED.get(name(page), []):
             text = text.replace(allowed, "")
-        for phrase, better in PHRASES.items():
-            for match in re.finditer(rf"\b({phrase})\b", text, re.IGNORECASE):
-                hits.append(f"{name(page)}:{number}: {match[0]!r}: write {better!r}")
+        hits += [f"{name(page)}:{number}: {hit}" for hit in phrases(text)]
     assert not hits, "\n".join(hits)
 
 
@@ -106,15 +125,27 @@ def test_headings_name_things(page):
     assert not [title for title in titles if OPENERS.match(title) and title not in HEADINGS]
 
 
-@pytest.mark.parametrize("layer", ["envs", "tools", "learner"])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_docstrings_begin_with_a_verb_or_a_noun(layer):
     hits = []
-    for path in SOURCES:
-        if name(path).startswith(f"{layer}/"):
-            for called, text in definitions(path):
-                if OPENERS.match(text) and f"{name(path)}:{called}" not in SPOKEN:
-                    hits.append(f"{name(path)}: {called}: {text.splitlines()[0]}")
+    for called, is_function, text in definitions(layer):
+        if OPENERS.match(text) or (is_function and ARTICLES.match(text)):
+            hits.append(f"{called}: {text.splitlines()[0]}")
     assert not hits, "\n".join(hits)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_docstrings_use_plain_words(layer):
+    hits = []
+    for called, _, text in definitions(layer):
+        hits += [f"{called}: {hit}" for hit in phrases(re.sub(r"`[^`]*`", "`x`", text))]
+    assert not hits, "\n".join(hits)
+
+
+def test_texts_for_a_policy_exist():
+    for called in SPOKEN:
+        path, _, function = called.partition(":")
+        assert f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), called
 
 
 def test_the_readme_is_short():

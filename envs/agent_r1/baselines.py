@@ -53,7 +53,9 @@ class Baselines:
         With `rng` the demonstrator makes mistakes. Raises ValueError if the expert has no solution, and for an unknown
         demonstrator.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no demonstration, which returns the turns of an expert")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define demonstration(rng), which returns an expert's turns"
+        )
 
     @staticmethod
     def vocabulary() -> list[str]:
@@ -65,7 +67,9 @@ class Baselines:
 
         There is at least one, and at most the number in `choices`. They should use only text that the policy has read.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no candidates, which returns the turns to choose among")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define candidates(), which returns the turns to choose among"
+        )
 
 
 def baselines_of(env: Any) -> Any:

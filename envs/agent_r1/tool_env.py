@@ -172,7 +172,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def make_task(self, index: int) -> Task:
         """Return task number `index` of the split."""
-        raise NotImplementedError(f"{type(self).__name__} has no make_task, which returns the task of an index")
+        raise NotImplementedError(f"{type(self).__name__} must define make_task(index), which returns a Task")
 
     def start_episode(self, task: Task) -> None:
         """Give the tools the data of this task (a corpus, for example).
@@ -198,7 +198,9 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         notes in `memory` are taken back. An error that an answer can cause is not a fault (it names no file, it is not
         a number). The judge must catch such an error and return 0.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no judge_answer, which returns the score of an answer")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define judge_answer(answer), which returns (score, metrics)"
+        )
 
     def user_turn(self, text: str) -> str | UserTurn | End | None:
         """Return the reply of the task's user to a turn with neither a call nor an answer; `text` is its visible text.

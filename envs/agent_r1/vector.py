@@ -131,7 +131,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._slots = [_Slot(number, tool_env) for number, tool_env in enumerate(self.envs)]
         self._calls = VectorCalls(first)
-        self._stop_threads = weakref.finalize(self, self._calls.stop)  # if nobody calls close
+        self._stop_threads = weakref.finalize(self, self._calls.stop)  # if the user does not call close
         self._distrust = 0  # number of episodes that must begin in a row until a reset waits again
         self._outcomes: dict[int, tuple[Any, float, bool, bool, dict[str, Any]]] = {}  # judged, not yet received
         # Called with (environment, info, terminated, truncated) when an episode ends, before the next one begins.
@@ -320,7 +320,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         if self.closed:
             raise RuntimeError("this vector environment is closed; make a new one")
         if self._calls.bug is not None:
-            error_message = "a tool's own bug was raised in the middle of turns; make a new one"
+            error_message = "a tool raised an exception during a turn; make a new vector environment"
             raise RuntimeError(error_message) from self._calls.bug
 
     def _chosen(self, mask: Any) -> list[int]:

@@ -367,9 +367,9 @@ def check(args: Any) -> None:
 def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
     """Return the arguments of the run that `args.resume` names; `saved` comes from its `file`.
 
-    The command line may repeat the run's own arguments. It may raise the number of episodes, and change arguments
-    without influence on the result (MAY_CHANGE); changes are printed. Raise SystemExit for other changes, and for a
-    value of another type.
+    The command line may repeat the run's own arguments. It may raise the number of episodes, and change arguments that
+    change the result at most by rounding (MAY_CHANGE); changes are printed. Raise SystemExit for other changes, and for
+    a value of another type.
     """
     values = {name: value for name, value in saved.items() if hasattr(args, name)}
     words = {word.split("=")[0].replace("_", "-").replace("--no-", "--") for word in sys.argv[1:]}

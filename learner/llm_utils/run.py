@@ -123,7 +123,7 @@ class Run:
     optimizer: Float32AdamW
     saver: checkpoint.Checkpointer
     in_place: bool  # the engine samples from the trained weights themselves
-    state: dict[str, Any]  # counters, and results of evaluations
+    state: dict[str, Any]  # iteration, evaluated, global_step, episodes, train_seconds; evaluations' results
     envs: Any = None
     eval_envs: Any = None
     engine: Engine | None = None

@@ -234,7 +234,7 @@ def test_strict_raises_a_tools_own_bug_from_step(monkeypatch, say, how, timeout,
         assert any(frame.name == "forget" for frame in traceback.extract_tb(raised.value.__traceback__))
     with pytest.raises(RuntimeError, match="call reset"):
         say(env, CALL % 7)
-    with pytest.raises(RuntimeError, match="make a new one"):
+    with pytest.raises(RuntimeError, match="make a new vector environment"):
         envs.reset(seed=1)
     envs.close()
 

@@ -9,7 +9,7 @@ from typing import IO, AnyStr
 MAX_LINE = 64 << 20
 """The most characters (or bytes, of a file that is read as such) in a line."""
 MAX_RATIO = 50
-"""How many times larger than its archive a file may be. Text is 3 to 15 times larger, a bomb up to 1,000 times."""
+"""The largest allowed ratio of a file to its archive. Text is 3 to 15 times larger, a bomb up to 1,000 times."""
 ALWAYS = 32 << 20
 """An unpacked file may be so large in any case."""
 SHORTEST = 256

@@ -68,7 +68,7 @@ def calculate(expression: str) -> Number:
     text = normalise(expression)
     try:
         tree = ast.parse(text, mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser has limits of its own
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser has its own limits
         raise CalculatorError("this is not a complete arithmetic expression") from None
     try:
         return _evaluate(tree.body, 0)
@@ -258,7 +258,7 @@ def normalise(expression: str) -> str:
       arguments.
     - `%` after a value is percent where nothing follows, or `)`, `,`, `*`, `/`, a comparison or the word "of":
       `15% of 80`. It is the remainder where a value follows: `17 % 5`. Before + and -, `10% + 5` (glued to the number,
-      a space behind) is percent, `10 % -3` (a sign glued to a number) is the remainder, and anything else is refused
+      a space behind) is percent, `10 % -3` (a sign glued to a number) is the remainder, and anything else is rejected
       as ambiguous.
 
     Raises:

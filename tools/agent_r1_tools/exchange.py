@@ -47,8 +47,8 @@ class Exchange:
         weakref.finalize(self, _close, self._clients).atexit = False  # for who forgets to close
 
     def post(self, url: str, body: bytes, most: int) -> Answer:
-        """Send a body of JSON. Of the answer's content a little more than `most` bytes come back, if there are more;
-        and a few thousand where it says what went wrong: a status other than 200, or a coding that nobody asked for.
+        """Send a body of JSON. Of a longer answer, return a little more than `most` bytes. Of an error, a status other
+        than 200 or a coding that was not requested, return a few thousand.
 
         Raises: ExchangeError.
         """

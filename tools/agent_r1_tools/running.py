@@ -42,7 +42,7 @@ def run_tool(tool: Tool, arguments: Any, *, strict: bool | None = None, thread: 
         strict: raise what the tool raises, instead of telling it to the policy, where it is no fault; and a TypeError
             for a result of the wrong type. None: what AGENT_R1_STRICT says (1 or true for True).
         thread: makes the calls of a tool that is not `concurrency_safe`, so that its session stays in one thread. None:
-            a call with a timeout has a thread of its own.
+            a call with a timeout has its own thread.
     """
     failure, arguments = _checked(tool, arguments, strict)
     return _finish(tool, _attempt(tool, tool.execute, arguments, thread), strict) if failure is None else failure
@@ -184,7 +184,7 @@ def _start(thread: threading.Thread) -> bool:
 
 
 def _checked(tool: Tool, arguments: Any, strict: bool | None) -> tuple[ToolResult | None, Any]:
-    """Check the arguments. Return the error or None, and the arguments with ints where the schema says so."""
+    """Check the arguments. Return the error or None, and the arguments with ints where the schema requires them."""
     try:
         problem = tool.validate(arguments)
         if problem is None:

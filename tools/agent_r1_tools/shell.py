@@ -1,8 +1,8 @@
-"""The `shell` tool: commands that the policy wrote, in a machine of bubblewrap that has a folder and nothing to lose.
+"""The `shell` tool: it runs a policy's commands in a bubblewrap machine that has a folder and nothing to lose.
 
 A `Machine` has the programs of this machine's /usr/bin, to be read; a work folder and /tmp, in memory; no network, no
-/proc, and nobody else's processes. Its files can be packed up and unpacked in another one, which is how an episode is
-branched and how tests get to see its result.
+/proc, and no processes of others. Its files can be packed and unpacked in another machine: to branch an episode, and
+to run tests on its result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INSIDE = Path(__file__).with_name("shell_inside.py")
 MAX_COMMAND_CHARS = 10_000
 PIECE = 1 << 20
 GRACE_SECONDS = 30.0
-"""What the sandbox gets beyond a command's own time, before it counts as lost: a busy machine is slow."""
+"""The extra time of the sandbox, beyond that of a command, before it counts as lost: a busy machine is slow."""
 LIMITS = Limits(wall_seconds=10, cpu_seconds=10, memory=256 << 20, output=4096, processes=32, files=16 << 20)
 """For a machine: seconds of a command, bytes of memory of each of at most so many processes, bytes of files."""
 BROKEN = "[the machine broke down, or its files can't be kept; they are as they were before]"
@@ -36,7 +36,7 @@ PROGRAM = 0o755
 
 
 def require_bubblewrap() -> None:
-    """Raises SandboxError where bubblewrap doesn't work; says what to install."""
+    """Raise SandboxError, with the package to install, if bubblewrap does not work."""
     problem = probe("bubblewrap")
     if problem is not None:
         remedy = LOCAL["bubblewrap"].remedy
@@ -44,7 +44,7 @@ def require_bubblewrap() -> None:
 
 
 def pack(files: Mapping[str, tuple[int, bytes]]) -> bytes:
-    """Files by absolute path, with their modes, as `Machine.unpack` takes them. Their time is the year 2000."""
+    """Pack files, given by absolute path with their modes, for `Machine.unpack`. Their time is the year 2000."""
     folders = sorted({str(parent) for path in files for parent in PurePosixPath(path).parents} - {"/"})
     changed = 946_684_800 * 10**9
     entries: list[list[Any]] = [[path, "folder", 0o755, changed, 0] for path in folders]
@@ -118,7 +118,7 @@ class Machine:
         return self._session.call(name, arguments)
 
     def alive(self) -> bool:
-        """True if its processes run. A machine that was not used yet has none."""
+        """Return True if its processes run. A machine that was not used yet has none."""
         return self._session is not None and self._session.alive()
 
     def run(self, command: str, variables: Mapping[str, str] | None = None) -> tuple[str, int | None]:
@@ -132,7 +132,7 @@ class Machine:
         return cut(written.decode("utf-8", "replace"), limits.output), code
 
     def pack(self) -> bytes:
-        """All files of its folder and of /tmp. Raises as `run`, also where they can't be packed; then close it."""
+        """Pack all files. Raises the errors of `run`, also if packing fails; close the machine then."""
         known = hashlib.sha256(self._packed).hexdigest()
         size = self._call("pack", [self.folder, "/tmp"], self.limits.files, known)
         if size is not None:
@@ -146,7 +146,7 @@ class Machine:
         self._call("unpack")
 
     def read(self, path: str, most: int = 1000) -> bytes | None:
-        """The beginning of a file; None where there is none. Raises as `run`."""
+        """Return the beginning of a file, None if it does not exist. Raises the errors of `run`."""
         content: bytes | None = self._call("read", path, most)
         return content
 
@@ -184,7 +184,7 @@ class ShellTool(Tool):
         "additionalProperties": False,
     }
     concurrency_safe = False
-    timeout_is_fault = True  # commands have limits of their own
+    timeout_is_fault = True  # commands have their own limits
 
     def __init__(self, machine: Machine | None = None, start: bytes = b"[]\n") -> None:
         require_bubblewrap()
@@ -201,7 +201,7 @@ class ShellTool(Tool):
         self._runs_in: int | None = None  # the process in which the machine has these files
 
     def begin(self, machine: Machine, start: bytes) -> None:
-        """Another machine, with other files at first: another task."""
+        """Take another machine with other initial files, for another task."""
         self.machine.close()
         self.machine, self.start = machine, start
         self.set_state(None)
@@ -212,7 +212,7 @@ class ShellTool(Tool):
             problem = "it has a NUL" if "\0" in command else f"it is longer than {MAX_COMMAND_CHARS} characters"
             return ToolResult(f"The command was not run: {problem}.", ok=False)
         try:
-            # Nothing of the policy's is at work between two commands: who ends it then is the machinery.
+            # No code of the policy runs between two commands: a machine that ends then is an infrastructure error.
             if self._runs_in != os.getpid() or not self.machine.alive():
                 self.machine.close()
                 self.machine.unpack(self._state)
@@ -234,7 +234,7 @@ class ShellTool(Tool):
         return ToolResult(content, ok=code is not None, data={"exit_code": code})
 
     def get_state(self) -> bytes:
-        """All files, packed, as they were after the last command."""
+        """Return all files, packed, as they were after the last command."""
         return self._state
 
     def set_state(self, state: bytes | None) -> None:

@@ -27,7 +27,7 @@ received = bytearray()
 def run_command(
     command: str, folder: str, seconds: float, most: int, variables: dict[str, str]
 ) -> tuple[bytes, int | None]:
-    """The beginning of what a command writes, and its exit status; None where time was up. Nothing of it stays."""
+    """Run a command, then end its processes. Return the beginning of its output, and its exit status; None: timeout."""
     for number in (signal.SIGINT, signal.SIGXCPU):  # no handlers; what is ignored, commands inherit
         signal.signal(number, signal.SIG_DFL)
     deadline = time.monotonic() + seconds
@@ -100,8 +100,8 @@ def pack(folders: list[str], most: int, known: str) -> int | None:
     """Pack up folders: a line of JSON, [[path, kind, mode, time, size or target], ...], and the files' contents.
 
     A further name of a file is of kind "same", with the first name as its target. Holes are filled; sockets, on which
-    nobody listens any more, are left out. The size of it, which `piece` gives; None where its SHA-256 is `known`:
-    whoever asks has it.
+    no process listens any more, are left out. Return the size, for `piece`; None if its SHA-256 is `known`: the caller
+    has it already.
 
     Raises:
         ValueError: the names are longer than `MAX_HEADER`, or the files, without holes, wouldn't fit into a file system
@@ -199,7 +199,7 @@ def unpack() -> None:
 
 
 def read(path: str, most: int) -> bytes | None:
-    """The beginning of a file; None where there is none."""
+    """Return the beginning of a file, None if it does not exist."""
     try:
         with open(path, "rb") as file:
             return file.read(most)

@@ -1,7 +1,7 @@
 """`schema` and `query`: SQLite databases for a policy to read.
 
-Queries run in processes of their own (`sql_server.py`), which can read and do nothing else, and are bounded in rows,
-characters, time and memory. A database is a script that makes it, or a file, which is opened read-only.
+Queries run in separate processes (`sql_server.py`), which can only read. Rows, characters,
+time and memory are limited. A database is a script that makes it, or a file, which is opened read-only.
 """
 
 from __future__ import annotations

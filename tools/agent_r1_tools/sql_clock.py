@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Any
 
 NOW = "2024-07-26 00:00:00"
-"""What the clock says, in UTC."""
+"""The time of the clock, in UTC."""
 DAY = 2460517.5
 """`NOW` as SQLite counts, in days (julianday)."""
 READERS = frozenset(

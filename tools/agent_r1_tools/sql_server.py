@@ -1,8 +1,8 @@
 """The program that runs SQL which a model wrote, for `sql.py`: a line of JSON in, one out.
 
-A process of its own, because SQLite can't bound its memory by connection, and some of its functions run long without
-asking whether they may go on. What a query may use: `CPU_SECONDS` and `MEMORY` end the process; before that, `STEPS` of
-SQLite's machine end the query, always at the same place. Started by its path; imports only `sql_clock` beside it.
+It is a separate process, because SQLite cannot limit memory per connection, and some of its functions run long without
+a check. The limits of a query: `CPU_SECONDS` and `MEMORY` end the process. Before that, `STEPS` of SQLite's virtual
+machine end the query, always at the same place. It is started by its path, and imports only `sql_clock` beside it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ else:  # by its bare name: this process has no package, and only Python's own fo
     import sql_clock
 
 CPU_SECONDS = 1.0
-"""Of processor time, for a query: a backstop for what `STEPS` can't see. A gold query may use ten times as much, and an
-answer twice what the gold query used."""
+"""The processor time of a query: a backstop for work that `STEPS` cannot see. A gold query may use ten times as much, and
+an answer twice as much as the gold query."""
 MEMORY = 256 << 20
 """Bytes of address space."""
 STEPS = 10_000_000
-"""Instructions of SQLite's machine for a query: some tenths of a second. A gold query may use ten times as many, and
-an answer twice what the gold query used."""
+"""Instructions of SQLite's virtual machine for a query: some tenths of a second. A gold query may use ten times as many,
+and an answer twice as many as the gold query."""
 EVERY = 10_000
 KEPT = 32
-"""Databases that stay open."""
+"""The number of databases that stay open."""
 MUTANTS = 8
-"""Parts of a database that are tried for one on which the gold query gives something else."""
+"""The number of parts of a database that are tried, to find one on which the gold query's result differs."""
 GOLDS = 64
 """Results of gold queries that are kept."""
 GOLD_BYTES = 500_000
-"""Of the largest result that is kept; and `CHOSEN` numbers of parts are."""
+"""The size of the largest result that is kept. The numbers of `CHOSEN` parts are kept, too."""
 CHOSEN = 1_000
 COPIED = 4 << 20
 """Bytes of the largest file of which a part is made by deleting rows from a copy in memory."""
@@ -64,9 +64,9 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
-"""What a query may do, besides calling a function of this list; all else is refused when it is prepared. The list has
-no random numbers, and no clock that goes (`serve`), so that a query has one result; and nothing that reaches files or
-the library itself."""
+"""The actions of a query, besides calls of the functions below. SQLite rejects all others when it prepares the query.
+FUNCTIONS has no random numbers, and no running clock (`serve`), so that a query has one result. No function reaches
+files or the library itself."""
 FUNCTIONS = set(
     """abs char coalesce concat concat_ws format glob hex ifnull iif if instr length like likelihood likely unlikely
     lower ltrim max min nullif octet_length printf quote replace round rtrim sign substr substring trim typeof unhex
@@ -101,10 +101,12 @@ def _progress() -> bool:
 
 
 def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Connection:
-    """The database that {"script": SQL} makes or that stands in {"file": path}, or a part of it; kept open, but without
-    its statements: they take memory, up to megabytes each, which the next request would lack.
+    """Open the database of a script or a file, or a part of it.
 
-    Raises sqlite3.Error where there is none.
+    `database` is {"script": SQL} or {"file": path}. The connection stays open without its statements: each takes up to
+    megabytes, which the next request would lack.
+
+    Raises sqlite3.Error if there is no such database.
     """
     key = json.dumps([database, mutant])
     if key in _open:
@@ -145,9 +147,9 @@ def connect(database: dict[str, str], mutant: int | None = None) -> sqlite3.Conn
 
 
 def _lessen(connection: sqlite3.Connection, mutant: int, in_file: bool) -> None:
-    """Take some rows out of every table: a fifth of them, or half where the number is odd. Hide them behind views where
-    they can't be deleted: in a file, or where there are virtual tables. (A query that names `main.` sees them all then,
-    and one that names a rowid fails, so neither gives what the gold query gives.)"""
+    """Take some rows out of every table: a fifth of them, or half if the number is odd. Hide the rows behind views if
+    they cannot be deleted: in a file, or with virtual tables. Then a query that names `main.` sees all rows, and one
+    that names a rowid fails, so neither result equals that of the gold query."""
     tables = "SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
     hide = in_file or connection.execute(f"{tables} AND sql LIKE 'CREATE VIRTUAL%'").fetchone() is not None
     if not hide:
@@ -231,8 +233,8 @@ def schema(connection: sqlite3.Connection) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A cell for comparing: a number to nine digits, so that sums in another order are the same, and equal numbers are
-    written alike."""
+    """Convert a cell for comparison: round a number to nine digits, so that sums in another order are equal, and write
+    equal numbers alike."""
     if not isinstance(value, float) or value - value != 0:
         return value
     value = float(f"{value:.9g}")
@@ -244,7 +246,7 @@ def equal(gold: Rows, rows: Rows, mode: str) -> bool:
 
     Args:
         mode: "ordered"; "rows", in any order (as Spider's official script); "set", in any order and each once (BIRD's).
-            With up to four columns the order of columns doesn't matter, but in "set", as in these scripts.
+            With up to four columns the order of columns does not matter, except in "set", as in these scripts.
     """
     width = len(gold[0]) if gold else 0
     if any(len(row) != width for row in rows) or (mode != "set" and len(gold) != len(rows)):
@@ -253,8 +255,7 @@ def equal(gold: Rows, rows: Rows, mode: str) -> bool:
     orders = itertools.permutations(range(width)) if width <= 4 and mode != "set" else [tuple(range(width))]
     if mode == "ordered":
         return any([tuple(row[place] for place in order) for row in rows] == gold for order in orders)
-    # As text, whose hash nobody knows: who writes numbers can choose that of their tuple, and a set of tuples with one
-    # hash takes minutes.
+    # Compare as text: a policy can choose numbers with colliding tuple hashes, which makes a set slow.
     collect: Any = {"rows": Counter, "set": set}[mode]
     wanted = collect(map(repr, gold))
     return any(collect(repr(tuple(row[place] for place in order)) for row in rows) == wanted for order in orders)

@@ -79,9 +79,11 @@ def encodable(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text with escapes such as \\x1b for what a terminal would obey: control characters (but tab and newline), and
-    those that turn the direction of writing; for what nobody sees, spaces without width, tags and line separators; and
-    for lone surrogates, which it cannot write."""
+    """Return the text with escapes such as \\x1b for characters that a terminal obeys, hides or cannot write.
+
+    It obeys control characters (except tab and newline) and those that turn the direction of writing. It hides spaces
+    without width, tags and line separators. It cannot write lone surrogates.
+    """
     return _UNPRINTABLE.sub(_escaped, text)
 
 

@@ -39,7 +39,7 @@ class ToolFault(Exception):
     Args:
         ran: whether the call may have had an effect. None: the same call may be made again, in the session as it was
             before. True: it may have had one, and only a `repeatable` tool makes it again. False: it did not run, and
-            is made again even where nobody knows the state of the session.
+            is made again even if the state of the session is unknown.
     """
 
     def __init__(self, *args: object, ran: bool | None = None) -> None:
@@ -47,10 +47,10 @@ class ToolFault(Exception):
         self.ran = ran
 
 
-# OSErrors that a value brings about which the policy chose. Were they faults, a policy could have its bad episodes left
-# out. Not here is what also a broken machine says: EIO, EBADF, ENOSPC, ENOMEM, EMFILE, ESRCH, and an OSError in words.
+# OSErrors that a policy can cause by its arguments. As faults they would let a policy exclude its bad episodes. Errors
+# of a broken machine are left out: EIO, EBADF, ENOSPC, ENOMEM, EMFILE, ESRCH, and an OSError without a number.
 POLICY_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
-"""What a path may lead to."""
+"""Errors about a path."""
 POLICY_NUMBERS = frozenset(
     [
         errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ,  # a path that cannot be
@@ -61,7 +61,7 @@ POLICY_NUMBERS = frozenset(
         errno.EINVAL, errno.EDOM, errno.ERANGE, errno.EOVERFLOW, errno.EFBIG,  # seek(-1), a date too far off
     ]
 )  # fmt: skip
-"""`errno` of a plain OSError; its subclasses (of ssl and socket, say) may have numbers of their own."""
+"""`errno` of a plain OSError; its subclasses (of ssl and socket, for example) may have their own numbers."""
 POLICY_NAMES = frozenset(
     [
         "gzip.BadGzipFile",
@@ -71,7 +71,7 @@ POLICY_NAMES = frozenset(
         "PIL.UnidentifiedImageError",
     ]
 )
-"""What a file may hold; named, because nobody imports them here."""
+"""Errors about a file's content, by name, so that their packages are not imported."""
 
 
 def is_fault(error: BaseException) -> bool:
@@ -190,8 +190,8 @@ class Tool(ABC):
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         """Make one call. `arguments` fit `parameters`.
 
-        May raise: `ToolFault`, or an OSError that arguments don't cause, says that the machinery is at fault (see
-        `is_fault`); anything else is reported to the policy as a failed call.
+        May raise: `ToolFault`, or an OSError that arguments do not cause, reports an infrastructure error (see
+        `is_fault`). The policy reads any other exception as a failed call.
         """
 
     def batch_execute(self, batch: list[dict[str, Any]]) -> list[ToolResult]:
@@ -287,7 +287,7 @@ class Tool(ABC):
         Annotated with a description and bounds; where pydantic is there its models, dataclasses, TypedDicts and Enums),
         the descriptions from Annotated or else the docstring, and parameters with a default are optional. Whole numbers
         come as an int where the schema says integer. `parameters` takes its place; the function is then called with the
-        arguments by name. An async function runs on an event loop that all of them share, in a thread of its own.
+        arguments by name. Async functions run on one shared event loop, in its own thread.
 
         The function may return a `ToolResult`. Any other value becomes the `content`: text unchanged, everything else
         as JSON; `data` is the value itself. A function that fetches something the policy names, such as a host, must
@@ -297,8 +297,8 @@ class Tool(ABC):
         Args:
             concurrency_safe: None: True, but False for an object that is called, or a method of one: it has its state.
             repeatable: True for a function without effects, such as a search. Otherwise a call that raised an OSError
-                (also for a refused connection) or ran out of time is not made again, because nobody knows what it did
-                before. `ToolFault` says that it may be.
+                (also for a refused connection) or ran out of time is not made again, because its effect is
+                unknown. `ToolFault` allows it.
 
         Raises:
             TypeError: `function` can't be called, its signature cannot be written as a JSON schema (*args, other

@@ -1,4 +1,4 @@
-"""2 for 2.0 where a schema says integer: to JSON both are one, to range() and isinstance() they aren't.
+"""Conversion of 2.0 to 2 for a schema's integer: equal in JSON, but different for range() and isinstance().
 
 Nothing is validated here: a schema may be a stranger's, and its patterns or branches may take for ever.
 """
@@ -18,9 +18,12 @@ KINDS: dict[type, set[str]] = {
 
 
 def whole_numbers(schema: dict[str, Any], value: Any) -> Any:
-    """A value that fits a schema, with an int for a whole float where that says integer, or names the int by `enum` or
-    `const`, and nothing says number. Followed are `allOf`, those of `anyOf` and `oneOf` that have the value's type and
-    form, and `$ref` inside of the schema; what stands elsewhere says nothing."""
+    """Return a value that fits a schema, with an int for a whole float if the schema requires an integer.
+
+    It does so by the type integer, or by naming the int in `enum` or `const`, unless the type number is allowed. The
+    function follows `allOf`, the parts of `anyOf` and `oneOf` with the value's type and form, and `$ref` inside the
+    schema. Other keywords do not count.
+    """
     try:
         return _Reader(schema).whole([schema], value) if _any_whole(value) else value
     except (RecursionError, TypeError, AttributeError, LookupError):  # too deep, too much; or no schema

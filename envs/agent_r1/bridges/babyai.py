@@ -36,7 +36,7 @@ LEVELS = (
     "UnlockPickupDist", "BlockedUnlockPickup", "UnlockToUnlock", "ActionObjDoor", "FindObjS7", "KeyCorridorS6R3",
     "OneRoomS20", "MoveTwoAcrossS8N9", "SynthS5R2", "MiniBossLevel",
 )  # fmt: skip
-"""Forty levels, the largest of each kind but for the mazes; `level` takes any other of BabyAI's, too."""
+"""Forty levels, the largest of each kind except the mazes; `level` also takes any other level of BabyAI."""
 
 
 TOOLS = [

@@ -67,7 +67,7 @@ class BridgeEnv(Baselines, ToolEnv):
 
     def make_world(self, task: Task) -> World:
         """Make a simulator at the beginning of a task."""
-        raise NotImplementedError(f"{type(self).__name__} has no make_world, which makes the simulator of a task")
+        raise NotImplementedError(f"{type(self).__name__} must define make_world(task), which returns a simulator")
 
     @property
     def world(self) -> World:

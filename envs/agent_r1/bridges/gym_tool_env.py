@@ -20,8 +20,8 @@ Env = gym.Env[str, str]
 class GymToolEnv(TextGameEnv):
     """A game that is played in texts: task i is `env.reset(seed=i)`, and `act(command)` is `env.step(command)`.
 
-    The first observation is what the policy is asked. The episode ends when the game does, truncated (reason "game")
-    where the game says so; its score is the sum of the game's rewards divided by `max_return`, from 0 to 1. With
+    The first observation is what the policy is asked. The episode ends when the game does. It is truncated (reason
+    "game") if the game truncates; its score is the sum of the game's rewards divided by `max_return`, from 0 to 1. With
     `process_reward={"game": 1.0}` each reward, so divided, is paid at its turn, too.
 
     Args:
@@ -83,7 +83,7 @@ class GymToolEnv(TextGameEnv):
         return Game(self.make_env(), task.metadata["seed"])
 
     def full_score(self) -> float:
-        """The sum of rewards of a won game."""
+        """Return the sum of rewards of a won game."""
         return self.max_return
 
 

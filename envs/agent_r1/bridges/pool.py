@@ -1,4 +1,4 @@
-"""Simulators in processes of their own: each is lent to one episode after the other."""
+"""Simulators in separate processes: each is lent to one episode after the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Simulator(Protocol):
     """A simulator with its own process."""
 
     def alive(self) -> bool:
-        """True if the process runs."""
+        """Return True if the process runs."""
 
     def end(self) -> None:
         """Kill the process in any state, and free its resources."""
@@ -141,6 +141,6 @@ class Loan(Generic[S]):
 
 
 def _forget(pool: Pool[S], simulator: S, owner: int) -> None:
-    """Only record the simulator, without ending it: this may run anywhere, also in the code that ends it."""
+    """Record the simulator without ending it: this may run anywhere, also in the code that ends it."""
     if owner == os.getpid():
         pool._forgotten.append(simulator)

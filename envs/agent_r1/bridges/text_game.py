@@ -21,7 +21,7 @@ class TextGameEnv(BridgeEnv):
     """
 
     command: str = "a command of the game"
-    """What a command is, for the tool's description."""
+    """The meaning of a command, for the tool's description."""
     PROCESS_WEIGHTS: ClassVar[Mapping[str, float]] = {**BridgeEnv.PROCESS_WEIGHTS, "game": 0.0}
 
     def __init__(self, **kwargs: Any) -> None:
@@ -29,7 +29,7 @@ class TextGameEnv(BridgeEnv):
         super().__init__([act], **kwargs)
 
     def full_score(self) -> float:
-        """The sum of rewards of a won game."""
+        """Return the sum of rewards of a won game."""
         raise NotImplementedError(f"{type(self).__name__} has no full_score, the sum of rewards of a won game")
 
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:

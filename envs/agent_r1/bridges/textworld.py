@@ -119,7 +119,7 @@ class TextWorldEnv(TextGameEnv):
         return Telling(self._story(task))
 
     def full_score(self) -> float:
-        """The maximum score of the story."""
+        """Return the maximum score of the story."""
         return float(self.task.metadata["max_score"])
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:

@@ -190,7 +190,7 @@ def balanced(text: str) -> bool:
 
 
 def tokens(text: str) -> list[str]:
-    """Tokens of which there is one for one meaning; no braces, no spaces."""
+    """Return the tokens, one for each meaning, without braces and spaces."""
     found = [_number(token) for token in TOKEN.findall(one_way(text)) if token not in "{}"]
     while is_in_brackets(found) and found[0] == "(" and found[-1] == ")" and "," not in found:
         found = found[1:-1]

@@ -36,7 +36,7 @@ CRASHED = "the process that judges crashed"
 
 def serve() -> None:
     """Answer questions, one JSON line each, until the pipe is closed."""
-    logging.disable()  # math-verify warns that it has no time limit of its own
+    logging.disable()  # math-verify warns that it has no time limit
     # GMP, where it is installed, ends the process when it is out of memory; Python raises.
     os.environ |= {"SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
     answers = os.dup(1)

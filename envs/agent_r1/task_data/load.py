@@ -108,7 +108,7 @@ def _three_ways(data_set: DataSet, split: str, cause: str) -> str:
 
 @lru_cache(maxsize=8)
 def _read_file(name: str, split: str, path: Path, mtime_ns: int, size: int, aliases: Path | None) -> list[Any]:
-    """The time and size of the file are part of the key, so a file that changed is read again."""
+    """Read a file. Its time and size are part of the cache key, so a changed file is read again."""
     if path.is_dir():
         return _read_archive(DATA_SETS[name], split, path)
     if size > _LARGE:

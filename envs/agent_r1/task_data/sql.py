@@ -16,7 +16,8 @@ from agent_r1_tools.tool import ToolFault
 FILES = {"train": ("train_spider.json", "train.json"), "dev": ("dev.json",), "test": ("test.json",)}
 FOLDERS = ("database", "dev_databases", "train_databases", "test_database")
 ORDER_PARTS = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|[()]|\border\s+by\b", re.IGNORECASE)
-"""The parts of a query. A doubled quote within quotes reads as two adjacent quoted texts, which has the same effect."""
+"""The parts of a query. A doubled quote within quotes reads as two adjacent quoted texts: the same for text outside of
+the quotes."""
 HEADER = b"SQLite format 3\0"
 
 

@@ -29,7 +29,7 @@ def render(template: str, values: dict[str, Any]) -> str:
 
 
 class _Generation(jinja2.ext.Extension):
-    """Hugging Face's ``{% generation %}`` tag, which marks assistant text and prints nothing of its own."""
+    """Hugging Face's ``{% generation %}`` tag, which marks assistant text and prints nothing itself."""
 
     tags = {"generation"}
 

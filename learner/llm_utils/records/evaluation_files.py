@@ -126,7 +126,7 @@ class Episodes:
 
     @contextmanager
     def keeping(self, total: int) -> Iterator[None]:
-        """If anything ends the evaluation early, report how many of `total` episodes are kept, and how to resume.
+        """Report how many of `total` episodes are kept, and how to resume, if anything ends the evaluation early.
         Ctrl-C and SIGTERM end it with status 130 and 143."""
         with signals.interrupting(lambda number: setattr(self, "signal", number)):
             try:

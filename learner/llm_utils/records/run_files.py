@@ -134,7 +134,7 @@ def drop_later_rows(path: Path, iteration: int) -> None:
 
 
 def iteration_of(line: bytes) -> int | None:
-    """Return the iteration of a line; None for a damaged one. Only both ends of our own lines are read, as they are
+    """Return the iteration of a line; None for a damaged one. Only both ends of a learner's line are read, as it is
     long."""
     if match := BEGINNING.match(line):
         return int(match[1]) if line.endswith(b"}\n") else None

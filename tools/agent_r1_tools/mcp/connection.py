@@ -98,7 +98,7 @@ class Connection:
             raise Lost(self._why())
 
     async def _live(self, begun: asyncio.Event) -> None:
-        """The session, in one task: the scopes of anyio are left where they were entered."""
+        """Run the session in one task: the scopes of anyio must be left in the task that entered them."""
         from mcp import Client
         from mcp_types import METHOD_NOT_FOUND, UNSUPPORTED_PROTOCOL_VERSION
 

@@ -78,7 +78,7 @@ def checked(schema: Any) -> dict[str, Any]:
     """Return the part of a schema that is quick to check: no patterns, no references, no branches."""
     if not isinstance(schema, dict):
         return {}
-    if "$ref" in schema:  # what stands beside it may be meant to be read together with it
+    if "$ref" in schema:  # keywords beside it may change its meaning
         return {}
     supported = {key: schema[key] for key in _KEPT if key in schema}
     if isinstance(schema.get("items"), dict):

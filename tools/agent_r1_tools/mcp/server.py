@@ -1,8 +1,8 @@
 """MCP servers, and their tools as `Tool`s: through the official SDK, `mcp`.
 
 A server is a process that is started for every episode (stdio), or a URL (streamable HTTP), where an episode has a
-session. What is lost (the server ended, the connection broke, nobody answers) is a fault of the machinery; what the
-server answers to the call itself, an error too, is the call's own result.
+session. A lost server, a broken connection and a missing answer are infrastructure errors. The server's answer to the
+call itself, also an error, is the tool result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MCPServer:
         env: environment variables of the process, beside a few harmless ones such as PATH: no keys of this process.
         cwd: the folder in which it starts.
         headers: sent with every request over HTTP.
-        session: "episode": every episode has a session (and process) of its own, whose state is not known: there are no
+        session: "episode": every episode has its own session (and process), whose state is not known: there are no
             snapshots, and a fault ends the episode. "replay": its calls are made again in a new session, and answered
             as before: for a server that does the same again, and nothing outside of itself. "shared": the server keeps
             nothing between calls: one session serves all episodes.
@@ -98,7 +98,7 @@ class MCPServer:
         self._known: dict[str, frozenset[str]] = {}  # the arguments of each tool
         self._connection: Connection | None = None
         self._log: list[Any] = []  # the calls of the session, with digests of the results
-        self._abandon: Any = None  # is called when nobody has this any more
+        self._abandon: Any = None  # called when this object is no longer in use
         self._locks: dict[int, threading.RLock] = {}
 
     def tools(
@@ -309,7 +309,7 @@ class MCPServer:
 class MCPTool(Tool):
     """A tool of an `MCPServer`, which makes it; all tools of a server share its session."""
 
-    timeout_is_fault = True  # the server has a time limit of its own
+    timeout_is_fault = True  # the server has its own time limit
 
     def __init__(self, server: MCPServer, offer: Offer) -> None:
         self.server, self.offer = server, offer

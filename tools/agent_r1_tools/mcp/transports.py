@@ -48,7 +48,7 @@ class Address:
 
 
 LOST_STATUS = frozenset([401, 403, 404, 405, 407, 408, 429])
-"""Of HTTP, besides 5xx: what no argument brings about, and no tool has run."""
+"""HTTP statuses, besides 5xx, that no argument causes and before which no tool has run."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Fate:
 
 
 FATE: ContextVar[Fate] = ContextVar("FATE")
-"""Of the request that this context makes."""
+"""The fate of the request that this context makes."""
 
 
 @dataclass

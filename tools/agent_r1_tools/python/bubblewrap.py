@@ -40,8 +40,8 @@ class Bubblewrap(ProcessSandbox):
     Args:
         limits: what a program may use.
         folders: those that it can write to, each in memory and bounded by `limits.files`; it begins in the first.
-        programs: whether it finds the machine's /usr/bin as well. The guest is then process 1: nobody inside can end
-            it, and signals from inside reach it only where it has handlers.
+        programs: whether it finds the machine's /usr/bin as well. The guest is then process 1: no process inside can
+            end it, and signals from inside reach it only where it has handlers.
         files: further files, by path, which are there to be read.
         hide: folders of this machine that it must not see, should they lie inside of what it sees.
 
@@ -123,7 +123,7 @@ def _end(process: subprocess.Popen[bytes], pidfds: list[int]) -> None:
     for pidfd in pidfds:
         kill_namespace(pidfd)
     # Only the outer bwrap waits for process 1 of the namespace. Killed before that, it leaves a zombie to process 1 of
-    # the machine, which waits for nobody where that is a Python program in a container.
+    # the machine, which never waits for it if that is a Python program in a container.
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -171,7 +171,7 @@ def _arguments(limits: Limits, folders: Sequence[str], programs: bool, hide: Seq
     else:
         arguments += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     # bwrap's own process 1 would be the guest's user's where we aren't root, who may read and write it; and the outer
-    # bwrap ends before it when the guest ends, so that nobody waits for it.
+    # bwrap ends before it when the guest ends, so that no process waits for it.
     arguments.append("--as-pid-1")
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]

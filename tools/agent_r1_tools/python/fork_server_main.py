@@ -124,7 +124,7 @@ def serve(host: socket.socket, readable: list[str]) -> None:
 
 
 def become_session(settings: dict[str, Any], control: int, output: int, readable: list[str], program: bytes) -> None:
-    """Give up all rights in the child, then serve the session. The child is process 1 of its own namespace."""
+    """Give up all rights in the child, then serve the session. In its namespace the child is process 1."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -36,7 +36,7 @@ thread runs."""
 MAX_COLLISIONS = 100
 """Members of a set, or keys of a dict, that may have the hash of another."""
 MAX_RUNS = 100
-"""A session has the processor time of so many runs; only a program that goes on after its runs needs more."""
+"""A session has the processor time of so many runs; only a program that continues after its runs needs more."""
 MAX_FRAMES = 8
 """Lines of a traceback that are shown: the first, and the last ones."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -51,7 +51,7 @@ class NotLiteral(TypeError):
 
 
 def encode(value: Any) -> Any:
-    """A value made of built-in literals as JSON; a subclass becomes the built-in type below it.
+    """Encode a value made of built-in literals as JSON; a subclass becomes its built-in base type.
 
     Literals are None, bool, int, float, complex, str, bytes, list, tuple, dict, set and frozenset.
 
@@ -157,7 +157,7 @@ def _parts(text: str) -> int:
 
 
 def _without_texts(text: str) -> str:
-    """JSON without what stands in its strings. Of what is none, all is left that would be read before the mistake."""
+    """Return JSON without the contents of its strings. Of invalid JSON, keep all that is read before the mistake."""
     return "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
 
 
@@ -404,18 +404,18 @@ def ask_kernel(call: str, *arguments: int | bytes) -> int:
 
 
 def main() -> None:
-    """The process of one session: its socket is standard input, which the program does not get to see."""
+    """Run the process of one session. Its socket is standard input, which the program cannot see."""
     control = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     settings = receive(control)
     if settings is None:
         return
     uid, mounts = settings["uid"], settings["mounts"]
-    for folder in mounts:  # NOSUID, NODEV; where that is forbidden, it stays a folder that nobody can write to
+    for folder in mounts:  # NOSUID, NODEV; where that is forbidden, the folder stays read-only
         ask_kernel("mount", b"tmpfs", folder.encode(), b"tmpfs", 6, tmp_options(settings["files"]).encode())
     if settings["child"] and (child := os.fork()):
         wait_as_process_1(child, control)
-    if uid is not None:  # started by root: a user of its own, who has nothing and of whom nothing else runs
+    if uid is not None:  # started by root: its own user, who owns nothing and runs nothing else
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -434,7 +434,7 @@ def give_up_capabilities() -> None:
 
 
 def wait_as_process_1(child: int, control: int) -> None:
-    """Be process 1 of the namespace for a guest of another user: wait for all processes, and end with the guest.
+    """Act as process 1 of the namespace for a guest of another user: wait for all processes, and end with the guest.
 
     bwrap's own process 1 does the same, but the outer bwrap ends before it, and then no process waits for it.
     """

@@ -18,12 +18,12 @@ from agent_r1_tools.python import guest
 from agent_r1_tools.python.sandbox import SandboxError
 
 START_SECONDS = 60.0
-"""How long a sandbox may take to start; a busy machine is slow."""
+"""The time that a sandbox may take to start; a busy machine is slow."""
 GUEST = Path(guest.__file__)
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | dict.fromkeys(
     ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"], "1"
 )
-"""What a program finds in its environment. One thread, because more count as processes."""
+"""The environment variables of a program. One thread, because more count as processes."""
 PYTHON_FLAGS = ["-S", "-s", "-P", "-B"]  # not -I: it would ignore PYTHONHASHSEED, and sets would change from run to run
 _T = TypeVar("_T")
 

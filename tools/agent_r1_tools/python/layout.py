@@ -12,13 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 
 PACKAGES = ["numpy", "sympy", "mpmath"]
-"""What programs find besides the standard library, where it is installed."""
+"""Packages for programs besides the standard library, if they are installed."""
 PACKAGES_AT = "/packages"
-"""Where a sandbox shows them."""
+"""Their folder in a sandbox."""
 DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
 PROGRAMS = ["/usr/bin", "/bin", "/etc/alternatives", "/usr/libexec/git-core", "/usr/share/git-core"]
 PROGRAMS_AT = "/programs"
-"""Where a sandbox with programs has `python3`, which is this Python."""
+"""The folder of `python3`, which is this Python, in a sandbox with programs."""
 SYSTEM = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
 
 

@@ -60,7 +60,7 @@ MAX_UNTRIED = 1 << 18
 """Bytes of the largest snapshot that is kept untried: loading one takes more memory than making it."""
 
 MAX_STEPS = 20_000
-"""How often a run may ask us for what isn't a function of ours: names, sleeps, files. Each takes our time."""
+"""The maximum number of a run's requests that call none of our functions: names, sleeps, files. Each costs time."""
 SMALLEST_PIECE = 1 << 10
 """Bytes that a piece of output counts as at least, until there are `FLOOD_BYTES`; a message to us has one piece."""
 

@@ -36,11 +36,11 @@ from agent_r1_tools.python.sandbox import (
 )
 
 END_SECONDS = 5.0
-"""How long to wait until the processes of a sandbox that was killed are gone."""
+"""The time to wait until the processes of a killed sandbox are gone."""
 REPLAY_RUNS = 3
 """A session that is replayed gets the wall time of so many runs, all its cells together; else it is lost."""
 MAX_ASKED = 100_000
-"""How often a run may call our functions."""
+"""The maximum number of calls of our functions in a run."""
 MAX_CROSSED = 16 << 20
 """Bytes that may cross in one run: what our functions answer is kept, as objects, so that it can be replayed."""
 MAX_STRAY = 1 << 20
@@ -101,7 +101,7 @@ class GuestProcess:
             raise SandboxError(f"the sandbox did not start: {reason}") from None
 
     def alive(self) -> bool:
-        """True if its process seems to run."""
+        """Return True if its process seems to run."""
         if self.pidfd is None:
             return True
         poll = select.poll()
@@ -109,7 +109,7 @@ class GuestProcess:
         return not poll.poll(0)
 
     def begin(self, keep: int) -> None:
-        """Go on; forget what was printed, and keep so many bytes from now on."""
+        """Start an exchange: forget the printed output, and keep at most `keep` bytes of it from now on."""
         self.drain()
         self.text.clear()
         self._exchange += 1
@@ -144,7 +144,7 @@ class GuestProcess:
                 raise Died from None
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """The next message of this exchange; nothing else about it is checked."""
+        """Return the next message of this exchange; nothing else about it is checked."""
         while self._stray <= MAX_STRAY:
             before = self.crossed
             message = self._receive(deadline)
@@ -183,7 +183,7 @@ class GuestProcess:
         return message
 
     def _wait(self, deadline: float, writing: bool = False) -> None:
-        """Until the socket is ready; meanwhile, keep what is printed."""
+        """Wait until the socket is ready; meanwhile, keep the printed output."""
         poll = select.poll()
         poll.register(self._control, select.POLLOUT if writing else select.POLLIN)
         poll.register(self._output, select.POLLIN)
@@ -285,7 +285,7 @@ class ProcessSession(Session):
             raise CallError("Died", "the process ended") from None
 
     def alive(self) -> bool:
-        """True if there is a guest and it runs."""
+        """Return True if there is a guest and it runs."""
         return self._guest is not None and self._guest.alive()
 
     def get_state(self) -> State:
@@ -301,7 +301,7 @@ class ProcessSession(Session):
             self._guest = None
 
     def _prepare(self, code: str) -> str:
-        """Have a guest with the names of this session; a note where they could not be made again."""
+        """Prepare a guest with the names of this session. Return a note if they could not be made again."""
         if self._owner != os.getpid():  # in a fork of the process that began the session, the guest is the parent's
             self.close()
             self._owner = os.getpid()
@@ -327,8 +327,8 @@ class ProcessSession(Session):
         recorded: Sequence[dict[str, Any]] = (),
         latest: float = float("inf"),
     ) -> tuple[Status, str | None, str]:
-        """One cell in the guest: its status, its error in one line and in several. `answers` gets what the functions
-        answered, unless that is `recorded` already."""
+        """Run one cell in the guest. Return its status, and its error in one line and in several. Append the answers of
+        functions to `answers`, unless they are `recorded` already."""
         process, limits = self._guest, self._limits
         assert process is not None
         deadline = min(latest, time.monotonic() + limits.wall_seconds)
@@ -365,7 +365,7 @@ def parsed(text: str) -> Any:
 
 
 def outcome(answer: dict[str, Any]) -> tuple[Status, str | None, str]:
-    """Status, error and traceback in a guest's answer to a run; raises one of BROKEN where they make no sense."""
+    """Return status, error and traceback from a guest's answer to a run. Raises one of BROKEN if they are invalid."""
     if answer["error"] is None:
         return "ok", None, ""
     kind, message = (str(part)[:1000] for part in answer["error"])
@@ -375,7 +375,7 @@ def outcome(answer: dict[str, Any]) -> tuple[Status, str | None, str]:
 
 
 def call_result(answer: Any) -> Any:
-    """The value in a guest's answer to a call.
+    """Return the value in a guest's answer to a call.
 
     Raises:
         CallError: there is none.
@@ -390,7 +390,7 @@ def call_result(answer: Any) -> Any:
 
 
 def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-    """The arguments as they cross.
+    """Return the arguments as they are sent to the guest.
 
     Raises:
         ValueError: they are not made of literals.
@@ -415,7 +415,7 @@ def invoke(function: Callable[..., Any] | None, args: Any, kwargs: Any) -> dict[
 
 
 def encodable(text: str) -> str:
-    """The text without lone surrogates, which no encoding knows."""
+    """Return the text without lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -31,7 +31,7 @@ class PythonTool(Tool):
         sandbox: where to run; None opens one with the next arguments (see `open_sandbox`).
         backend: which sandbox.
         limits: what a program may use.
-        stateless: every call begins anew.
+        stateless: every call starts a new session.
 
     Raises:
         SandboxError: no sandbox like this works here.
@@ -48,7 +48,7 @@ class PythonTool(Tool):
         "required": ["code"],
         "additionalProperties": False,
     }
-    timeout_is_fault = True  # code has limits of its own, so it is the sandbox that hangs
+    timeout_is_fault = True  # code has its own limits, so it is the sandbox that hangs
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """A SandboxFusion server, asked over HTTP.
 
-SandboxFusion (github.com/bytedance/SandboxFusion) runs programs in containers of its own:
+SandboxFusion (github.com/bytedance/SandboxFusion) runs programs in its own containers:
 
     POST /run_code  {"code": ..., "language": "python", "run_timeout": 10, "memory_limit_MB": 1024}
     {"status": "Success", "message": "", "run_result": {"status": "Finished", "return_code": 0, "stdout": ..., ...}}
@@ -39,7 +39,7 @@ from agent_r1_tools.python.sandbox import (
 RETRIES = 3
 """Attempts after the first one, where the server doesn't answer or says that it is at fault."""
 SLACK_SECONDS = 30.0
-"""How much longer than the program the server may take until its answer is complete."""
+"""The extra time, beyond that of the program, until the server's answer must be complete."""
 ANSWER_BYTES = 16 << 20
 """The longest answer that is read, besides what the cells print: a value of 4 MiB, as JSON in JSON."""
 
@@ -106,7 +106,7 @@ class Remote(Sandbox):
         raise SandboxError(f"{self._endpoint} failed ({reply})")
 
     def _attempt(self, body: dict[str, Any], cells: int = 1) -> tuple[int, dict[str, Any] | str]:
-        """The status, 0 for no answer; and `run_result`, or what went wrong."""
+        """Return the status, 0 for no answer; and `run_result`, or the error."""
         most = ANSWER_BYTES + 12 * self.limits.output * cells  # a character is two escapes of six bytes at most
         try:
             status, coding, data = self._exchange.post(self._endpoint, json.dumps(body).encode(), most)

@@ -47,11 +47,11 @@ class Limits:
 
     Attributes:
         wall_seconds: time until the process is killed.
-        cpu_seconds: processor time of its own process.
+        cpu_seconds: processor time of the session's process.
         memory: bytes of address space, for each of its processes.
         output: characters that are kept of what it prints.
         processes: processes and threads at a time, its own included.
-        files: bytes that it may write to the files of its own `/tmp`, some 1,000 at most, which end with the session.
+        files: bytes that it may write to the files of its `/tmp`, some 1,000 at most, which end with the session.
         network: whether it may open internet sockets. Only bubblewrap can allow it.
     """
 

@@ -71,7 +71,7 @@ NETWORK: dict[str, Numbers] = {
     "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269), "recvmsg": (47, 212), "recvmmsg": (299, 243),
     "setsockopt": (54, 208),
 }  # fmt: skip
-"""What is allowed with `network`, too."""
+"""The calls that `network` also allows."""
 
 
 def _one_of(position: int, *values: int) -> list[Wanted]:
@@ -91,7 +91,7 @@ BY_ARGUMENTS: dict[Numbers, list[Wanted]] = {
     MADVISE: _one_of(2, 0, 1, 2, 3, 4, 8, *range(14, 20)),  # not what moves the pages of others, or shares them
     PRLIMIT64: _one_of(0, 0),  # a process's own limits: that which runs the others may have the same user
     SETPRIORITY: [((0, 0), (1, 0))],
-    SOCKETPAIR: [((0, 1), (1, kind)) for kind in (1, 0x801, 0x80001, 0x80801)],  # streams: they reach nobody else
+    SOCKETPAIR: [((0, 1), (1, kind)) for kind in (1, 0x801, 0x80001, 0x80801)],  # streams: they reach no other process
 }
 LOCKS = _one_of(1, 6, 7, 37, 38)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
 INTERNET: list[Wanted] = [((0, family), (2, protocol)) for family in (2, 10) for protocol in (0, 6, 17)]
@@ -140,7 +140,7 @@ def seccomp_filter(network: bool, also: tuple[Numbers, ...] = ()) -> bytes:
     for call in [*also, *ALLOWED.values(), *(NETWORK.values() if network else ())]:
         answer(call, (GIVE, 0, 0, ALLOW))
     no = (GIVE, 0, 0, ERRNO | EPERM)
-    # A lock is granted and not taken: databases ask for them, and there is nobody who may see it.
+    # A lock is granted and not taken: databases ask for them, and no other process can see it.
     granted = ERRNO | 0
     answer(FLOCK, (GIVE, 0, 0, granted))
     for call in SETXATTR:

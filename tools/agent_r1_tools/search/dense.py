@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "BAAI/bge-large-en-v1.5"
 """The encoder that Agent-R1 searched Wikipedia with."""
 DEFAULT_QUERY_PREFIX = "Represent this sentence for searching relevant passages: "
-"""What that encoder wants before a query (and not before a passage)."""
+"""The prefix that this encoder expects before a query, but not before a passage."""
 
 
 class DenseRetriever:
@@ -124,7 +124,7 @@ class DenseRetriever:
         self._batch_size = batch_size
 
     def _dimension(self) -> int:
-        return int(self._encode([""]).shape[1])  # the method that says so has changed its name between versions
+        return int(self._encode([""]).shape[1])  # the name of the method for it differs between versions
 
     def _encode(self, texts: list[str]) -> np.ndarray[Any, Any]:
         """Return unit vectors, float32 of shape (texts, dimensions). Composed and decomposed accents are equal."""

@@ -17,7 +17,7 @@ MAX_QUERIES = 256
 MAX_PASSAGES = 2560
 """The most passages that one request asks for, its queries together; batches for which this is too few, too."""
 CONTROL = ["test"]
-"""What a server is asked to find out whether it refuses a query or all of them."""
+"""The query that tells whether a server rejects one query or all of them."""
 MAX_BACKOFF = 8.0
 """The longest pause between two attempts, in seconds."""
 MAX_ANSWER_BYTES = 1 << 26
@@ -100,7 +100,7 @@ class HTTPRetriever:
             raise RetrievalError(f"{error}. Check the address and the protocol, or start a server: {start}") from error
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """At most `top_k` hits for each query, as the server orders them.
+        """Return at most `top_k` hits for each query, in the order of the server.
 
         Raises:
             RetrievalError: the server did not answer, or not as the protocol says.

@@ -61,7 +61,7 @@ class LookupTool(Tool):
         return ToolResult(content, ok=False, data={"error": "not_found", "suggestions": suggestions})
 
     def _suggest(self, key: str) -> list[str]:
-        """The nearest titles."""
+        """Return the nearest titles."""
         near = difflib.get_close_matches(key, self._candidates(key), n=MAX_SUGGESTIONS, cutoff=0.5)
         return [self._by_key[match][0].title for match in near]
 

@@ -37,9 +37,9 @@ class Retriever(Protocol):
     def timeout(self) -> float: ...
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """At most `top_k` hits for each query, best first.
+        """Return at most `top_k` hits for each query, best first.
 
-        May raise `RetrievalError`, and `QueryRefused` where it doesn't take one of the queries.
+        May raise `RetrievalError`, and `QueryRefused` if it rejects one of the queries.
         """
         ...
 
@@ -53,7 +53,7 @@ class QueryRefused(ValueError):
 
 
 def format_passages(passages: Sequence[Passage]) -> str:
-    """Passages as the policy reads them, one a line: `[1] Title: text`."""
+    """Format passages for the policy, one a line: `[1] Title: text`."""
     return "\n".join(f"[{i}] {one_line(p.title)}: {one_line(p.text)}" for i, p in enumerate(passages, 1))
 
 
@@ -62,9 +62,9 @@ def one_line(text: str) -> str:
 
 
 def passage_from_row(row: Any) -> Passage:
-    """The passage in a row of a corpus file or in a document of a retrieval server.
+    """Return the passage in a row of a corpus file or in a document of a retrieval server.
 
-    Understood are `{"title", "text"}`, `{"title", "contents"}` (Agent-R1's KILT corpus) and `{"contents"}` alone, whose
+    The forms are `{"title", "text"}`, `{"title", "contents"}` (Agent-R1's KILT corpus) and `{"contents"}` alone, whose
     first line is the title in quotation marks (Search-R1).
 
     Raises:
@@ -90,7 +90,7 @@ def passage_from_row(row: Any) -> Passage:
 
 
 def load_corpus(path: str | Path, source: str | None = None) -> list[Passage]:
-    """The passages of a JSON Lines file, which may be compressed (.gz).
+    """Load the passages of a JSON Lines file, which may be compressed (.gz).
 
     Args:
         path: a file with one object a line, in a form that `passage_from_row` understands.

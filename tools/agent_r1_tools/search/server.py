@@ -4,9 +4,9 @@
 
 It answers POST /retrieve (Search-R1's protocol), GET and POST /search (Agent-R1's) and GET /health. Queries that arrive
 within a few milliseconds of each other go to the retriever together, the queries of large requests in slices, so that
-nobody waits long for others. A request that is too large or malformed gets status 422, and so does one that the
-retriever refuses; one for which there is no room gets 429, one whose body doesn't come 408. A client that doesn't take
-its answer is dropped, and for one that went away nothing is searched any more. There is no authentication: let it
+no request waits long for others. A request that is too large or malformed gets status 422, and so does one that the
+retriever rejects. A request without room gets 429, one whose body does not arrive 408. A client that does not take its
+answer is dropped, and the queries of a client that left are not searched. There is no authentication: let the server
 listen on an address that only the training machines reach.
 """
 
@@ -44,23 +44,23 @@ MAX_QUERY_CHARS = 8192
 MAX_TOP_K = 100
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Of all bodies that are being read."""
+"""The maximum of all bodies that are being read."""
 MAX_WAITING_CHARS = 16 * 1024 * 1024
-"""Of all queries that wait; each passage that they ask for counts as `HIT_CHARS`, for the memory that a hit takes."""
+"""The maximum of all waiting queries. Each requested passage counts as `HIT_CHARS`, for the memory of a hit."""
 HIT_CHARS = 100
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-"""Of all answers that have been written and not been taken, beyond the first `PIECE_BYTES` of each."""
+"""The maximum of all answers that were written but not taken, beyond the first `PIECE_BYTES` of each."""
 PIECE_BYTES = 65_536
-"""What is handed over of an answer at a time. One that is no larger always has room."""
+"""The size of the pieces in which an answer is handed over. An answer that is no larger always has room."""
 BODY_SECONDS = 30.0
-"""How long a body may take to come."""
+"""The time in which a body must arrive."""
 HEADER_SECONDS = 10.0
-"""How long a connection may be open without asking anything; at most twice this."""
+"""The time that a connection may be open without a request; at most twice this."""
 ANSWER_SECONDS = 600.0
-"""How long an answer may take to be found."""
+"""The time in which an answer must be found."""
 TAKE_SECONDS = 30.0
-"""How long an answer may take to be taken; `HEADER_SECONDS` more at most."""
+"""The time in which a client must take an answer; at most `HEADER_SECONDS` more."""
 
 Query = Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARS)]
 Queries = Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)]
@@ -97,7 +97,7 @@ class _Waiting:
 
 
 class Batcher:
-    """Gathers the queries of concurrent requests into calls of the retriever, which runs in a thread of its own.
+    """A collector of queries: it joins those of concurrent requests into calls of the retriever, in its own thread.
 
     A call takes a query of each request in turn, up to `MAX_QUERIES` and `SLICE_CHARS`.
     """
@@ -145,7 +145,7 @@ class Batcher:
                     request.answer.set_exception(error)
 
     def _take(self) -> dict[_Waiting, list[str]]:
-        """The next queries, by request."""
+        """Take the next queries, by request."""
         taken: dict[_Waiting, list[str]] = {}
         count = chars = 0
         while self._waiting and count < MAX_QUERIES and chars < SLICE_CHARS:
@@ -161,7 +161,7 @@ class Batcher:
         return taken
 
     async def _answer(self, taken: dict[_Waiting, list[str]]) -> HTTPException | None:
-        """Search for these together; the error where that fails, and then nobody has an answer."""
+        """Search for these together. Return the error if that fails: then no request has an answer."""
         queries = [query for part in taken.values() for query in part]
         most = max((request.top_k for request in taken), default=0)  # the best 3 are the first 3 of the best 5
         search = asyncio.get_running_loop().run_in_executor(self._thread, self._retriever.search, queries, most)
@@ -179,8 +179,8 @@ class Batcher:
 
 
 class _Impatient(AutoHTTPProtocol):
-    """uvicorn waits for ever for a connection's first request, for the rest of its headers, and for a client that takes
-    its answer. This looks at every connection from time to time."""
+    """A protocol that checks every connection from time to time. uvicorn itself waits forever for a connection's first
+    request, for the rest of its headers, and for a client that takes its answer."""
 
     _gone = False
 
@@ -193,7 +193,7 @@ class _Impatient(AutoHTTPProtocol):
         super().connection_lost(exc)
 
     def _look(self, before: tuple[Any, ...], times: int) -> None:
-        """`times` that nothing has changed since `before`."""
+        """Check again that the client makes progress; nothing has changed since `before`, seen `times` in a row."""
         if self._gone:
             return
         idle = self.cycle is None or self.cycle.response_complete
@@ -208,11 +208,11 @@ class _Impatient(AutoHTTPProtocol):
 
 
 def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
-    """The server as an ASGI application.
+    """Create the server as an ASGI application.
 
     Args:
-        retriever: what finds the passages.
-        default_top_k: how many passages /retrieve gives when a request doesn't say.
+        retriever: it finds the passages.
+        default_top_k: the number of passages that /retrieve returns if a request does not name one.
     """
     batcher = Batcher(retriever)
     bodies, answers = _Bodies(), _Answers()
@@ -265,14 +265,14 @@ async def _unless_gone(request: Request, search: Coroutine[Any, Any, list[list[H
         await asyncio.wait((searching, leaving), return_when=asyncio.FIRST_COMPLETED)
         if searching.done():
             return searching.result()
-        raise HTTPException(499, "the client has gone")  # which nobody hears
+        raise HTTPException(499, "the client has gone")  # no client reads it
     finally:
         searching.cancel()
         leaving.cancel()
 
 
 class _Bodies:
-    """Reads the bodies of requests: none larger than `MAX_BODY_BYTES`, all together no larger than `MAX_HELD_BYTES`."""
+    """A reader of request bodies: each has at most `MAX_BODY_BYTES`, and all together have at most `MAX_HELD_BYTES`."""
 
     def __init__(self) -> None:
         self._held = 0  # bytes
@@ -301,15 +301,18 @@ class _Bodies:
 
 
 class _Answers:
-    """Writes answers, one at a time and in another thread: none larger than `MAX_ANSWER_BYTES`, and all that haven't
-    been taken, but for the first `PIECE_BYTES` of each, together no larger than `MAX_UNSENT_BYTES`."""
+    """A writer of answers, one at a time and in another thread.
+
+    No answer is larger than `MAX_ANSWER_BYTES`. The answers that were not taken yet, except the first `PIECE_BYTES` of
+    each, are together no larger than `MAX_UNSENT_BYTES`.
+    """
 
     def __init__(self) -> None:
         self.unsent = 0  # bytes
         self._turn = asyncio.Lock()
 
     async def write(self, name: str, parts: Iterable[Any]) -> Response:
-        """The JSON object whose one field has these parts."""
+        """Write the JSON object whose one field has these parts."""
         async with self._turn:
             body = await asyncio.to_thread(_json, name, parts)
             excess = max(0, len(body) - PIECE_BYTES)
@@ -320,7 +323,7 @@ class _Answers:
 
 
 class _Answer(Response):
-    """Is handed over in pieces, as the client takes them; so it is this, and not the connection, that holds it."""
+    """A response in pieces, as the client takes them. This object holds the rest, and not the connection."""
 
     media_type = "application/json"
 
@@ -341,7 +344,7 @@ class _Answer(Response):
 
 
 def _json(name: str, parts: Iterable[Any]) -> bytearray:
-    """Part by part, because `dumps` lets no other thread run."""
+    """Encode part by part, because `dumps` lets no other thread run."""
     body = bytearray(f'{{"{name}":['.encode())
     for n, part in enumerate(parts):
         text = json.dumps(part, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,7 +1,7 @@
-"""Text as it is compared, and the words in it, in any script.
+"""Folding of texts for comparison, and the words of a text, in any script.
 
-Two spellings of the same are one: upper and lower case, composed and decomposed accents, ligatures, full-width letters,
-digits of any script, soft hyphens, and the vowel points of Arabic and Hebrew, which mostly aren't written. Accents
+These spellings count as equal: upper and lower case, composed and decomposed accents, ligatures, full-width letters,
+digits of any script, soft hyphens, and the vowel points of Arabic and Hebrew, which are mostly left out. Accents
 stay: "resume" is not "résumé".
 
 Words are two or more letters, digits and marks in a row. Scripts that put no spaces between words (Chinese, Japanese,
@@ -21,7 +21,7 @@ _IGNORED = re.compile(
     "[\xad\u034f\u061c\u0640\u064b-\u0652\u0670\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u180b-\u180f\u200c-\u200f"
     "\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
 )
-"""Soft hyphens and other characters that nobody sees; vowel points and stretched lines of Arabic and Hebrew."""
+"""Soft hyphens and other invisible characters; vowel points and stretched lines of Arabic and Hebrew."""
 _COMPATIBLE = re.compile(
     "[\u0132\u0133\u0149\u01c4-\u01cc\u01f1-\u01f3\u2160-\u217f\u3131-\u318e\ufb00-\ufdff\ufe70-\ufefc\uff10-\uffdc"
     "\U0001d400-\U0001d7ff]+"
@@ -44,7 +44,7 @@ _STOP = frozenset("的是了") | frozenset(map(chr, range(0x3041, 0x3097)))
 
 
 def fold(text: str) -> str:
-    """The text as it is compared. What is equal to a reader is mostly equal then."""
+    """Fold a text for comparison: texts that look equal mostly become equal."""
     if text.isascii():
         return text.lower()
     text = _long_runs().sub(r"\1", _IGNORED.sub("", text))
@@ -56,15 +56,15 @@ def fold(text: str) -> str:
 
 
 def fold_title(title: str) -> str:
-    """A title as it is compared: also without regard to spacing."""
+    """Fold a title for comparison, also without regard to spacing."""
     return " ".join(fold(title).split())
 
 
 def words(text: str, inside: bool = False) -> tuple[list[str], list[str]]:
-    """The words of a text, in order: plain ones (letters and digits alone), and all others: pairs, words with marks,
-    emojis, and the plain words that stand right beside such.
+    """Return the words of a text, in order: plain words (letters and digits only), and all others.
 
-    With `inside` also the single characters of what is read in pairs, so that a query of one character finds them.
+    The others are pairs, words with marks, emojis, and the plain words directly beside these. With `inside` also the
+    single characters of scripts that are read in pairs, so that a query of one character finds them.
     """
     text = fold(text)
     if text.isascii() or not _special().search(text):
@@ -80,18 +80,18 @@ def words(text: str, inside: bool = False) -> tuple[list[str], list[str]]:
 
 
 def all_words(text: str) -> list[str]:
-    """Whatever looks like a word to Python: its number is the length of a text."""
+    """Return all that Python's `\\w\\w+` finds. Their number is the length of a text."""
     return _WORD.findall(fold(text))
 
 
 def only_letter(text: str) -> str | None:
-    """The letter or digit of a text that is nothing else, folded: "Q" is a title. None for other texts."""
+    """Return the letter or digit, folded, of a text that is nothing else: "Q" is a title. None for other texts."""
     text = fold(text).strip()
     return text if len(text) == 1 and text.isalnum() else None
 
 
 def letters(text: str) -> list[str]:
-    """Letters and digits that stand alone, folded; not initials ("F."), nor what an apostrophe cuts off."""
+    """Return single letters and digits, folded, except initials ("F.") and letters that an apostrophe cuts off."""
     return re.findall(r"(?<![\w'’.])\w(?![\w'’.])", fold(text))
 
 
@@ -125,7 +125,7 @@ def _pieces(units: list[str]) -> Iterator[tuple[int, int]]:
 
 @cache
 def _marks() -> str:
-    """All combining marks that are part of a letter, for a character class. Python's `\\w` leaves them out."""
+    """Return all combining marks that are part of a letter, for a character class. Python's `\\w` leaves them out."""
     ranges: list[list[int]] = []
     for code in (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0)):
         if unicodedata.category(chr(code)) in ("Mn", "Mc"):
@@ -138,8 +138,8 @@ def _marks() -> str:
 
 @cache
 def _long_runs() -> Any:
-    """More marks on a letter than any script writes; composing them takes the square of their number. Unicode's
-    stream-safe form ends at 30, too."""
+    """Compile the pattern of more marks on a letter than any script writes. Composing them takes quadratic time.
+    Unicode's stream-safe form ends at 30, too."""
     return re.compile(f"([{_marks()}]{{30}})[{_marks()}]+")
 
 
@@ -148,19 +148,19 @@ _EMOJI = "\U0001f000-\U0001faff\u2600-\u27bf"
 
 @cache
 def _run() -> Any:
-    """Letters, digits and marks in a row; an emoji."""
+    """Compile the pattern of a run: letters, digits and marks in a row, or an emoji."""
     return re.compile(f"[\\w{_marks()}]+|[{_EMOJI}]")
 
 
 @cache
 def _special() -> Any:
-    """A character that plain words don't have."""
+    """Compile the pattern of a character that plain words do not have."""
     return re.compile(f"[{''.join(_JOINED)}{_marks()}{_EMOJI}]")
 
 
 @cache
 def _pattern() -> Any:
-    """In a run: pieces of a script that is read in pairs (groups); other words; emojis."""
+    """Compile the pattern of the parts of a run: pieces of a script read in pairs (groups), other words, emojis."""
     marks = _marks()
     joined = "|".join(f"((?:[{script}][{marks}]*)+)" for script in _JOINED)
     return re.compile(f"{joined}|(?:[^\\W{''.join(_JOINED)}][{marks}]*)+|[{_EMOJI}]")

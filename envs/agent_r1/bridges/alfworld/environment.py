@@ -136,7 +136,7 @@ class ALFWorldEnv(TextGameEnv):
         return Room(begin(task.metadata["game"], task.metadata["file"]))
 
     def full_score(self) -> float:
-        """The score of a solved task."""
+        """Return the score of a solved task."""
         return 1.0
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:

@@ -190,7 +190,7 @@ def tables() -> Mapping[str, frozenset[str]]:
 
 
 def write_problem(furniture: Any, things: list[tuple[str, str, str]], goal: str) -> str:
-    """The room in PDDL, as ALFWorld writes it: each piece of furniture has a place, and the agent begins in none."""
+    """Write the room in ALFWorld's PDDL: each piece of furniture has a place, and the agent starts in none."""
     from alfworld.gen import constants
 
     holds = tables()
@@ -226,7 +226,7 @@ def write_problem(furniture: Any, things: list[tuple[str, str, str]], goal: str)
 
 @cache
 def find_alfworld() -> Any:
-    """The package. Raises ImportError where it or what it plays with isn't installed; warns of a version that wasn't
+    """Return the package. Raises ImportError if it or a dependency is not installed; warns of a version that was not
     checked."""
     there = os.environ.get("ALFWORLD_DATA")
     try:

@@ -224,7 +224,7 @@ class Browser:
         execute_press_key(key.replace("Control+", "C-") if "+" in key else f"<{key}>", self.driver)
 
     def alive(self) -> bool:
-        """True if its guard runs."""
+        """Return True if its guard runs."""
         return self.process.poll() is None
 
     def end(self) -> None:

@@ -55,7 +55,7 @@ class Made(NamedTuple):
 
 
 _sets: OrderedDict[tuple[Any, ...], Made] = OrderedDict()
-_items: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()  # pickled: nobody can change them
+_items: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()  # pickled, so that they cannot change
 
 
 class Killed(Exception):

@@ -133,7 +133,7 @@ class ScienceWorldEnv(TextGameEnv):
         return house
 
     def full_score(self) -> float:
-        """The maximum score of ScienceWorld, 100."""
+        """Return the maximum score of ScienceWorld, 100."""
         return 100.0
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
@@ -246,7 +246,7 @@ class Simulator:
             raise
 
     def alive(self) -> bool:
-        """True if the process runs."""
+        """Return True if the process runs."""
         return self.env._gateway.java_process.poll() is None
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
-"""Java programs whose random numbers begin where we say, in any process.
+"""Java programs with a chosen start of their random numbers, in any process.
 
-`new Random()` mixes a counter with the time. Here the class `java.util.Random` of the Java that is there gets another
-call in place of `System.nanoTime()`, one with a constant result, and the counter can be set. Hash codes of objects,
-which order sets, become constant by an option. Nothing else changes.
+`new Random()` mixes a counter with the time. Here the class `java.util.Random` of the installed Java gets a call with a
+constant result instead of `System.nanoTime()`, and the counter can be set. Hash codes of objects, which order sets,
+become constant by an option. Nothing else changes.
 """
 
 from __future__ import annotations

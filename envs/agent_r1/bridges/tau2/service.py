@@ -65,7 +65,7 @@ class Tau2ServiceEnv(Tau2Env):
         return Task(row["id"], opening, [], data)
 
     def make_world(self, task: Task) -> World:
-        """The company's data as they are at the beginning."""
+        """Make the initial data of the company."""
         return make_desk(self.domain)
 
     def same_data(self) -> bool:

@@ -1,13 +1,13 @@
 """The generated web of DeepSearch: pages about invented people, new in every task.
 
-A question follows relations from one person to the next, and the fact for each hop stands on a page of its own:
+A question follows relations from one person to the next, and the fact for each hop is on a separate page:
 
 - A person's page is found by a search for the name. Where there are two, they contradict each other, and the newer one
   is right; every task has at least one such pair on its way.
 - Other pages have no name in them (a portrait of "this person") and are found by a link only.
 - Some pages are long: `open` shows the beginning, and `find` the line with the fact.
 
-The search shows title, year and first line of a page, and no fact stands in these.
+The search shows title, year and first line of a page, and these contain no fact.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class PharmaSimEnv(Baselines, ToolEnv):
 
     @staticmethod
     def vocabulary() -> list[str]:
-        """Return every word of our own scenarios, in small letters, which a small tokenizer should keep whole."""
+        """Return every word of the shipped scenarios, in lower case, which a small tokenizer should keep whole."""
         return own_words()
 
 

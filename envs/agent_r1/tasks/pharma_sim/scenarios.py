@@ -1,6 +1,6 @@
 """Scenarios of PharmaSim: what a customer answers to which question, in several wordings, and which questions are key.
 
-Our own stand in `scenarios/`. Their content is invented and harmless, and no medical advice.
+The shipped scenarios are in `scenarios/`. Their content is invented and harmless, and not medical advice.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _own() -> tuple[Scenario, ...]:
 
 
 def own_words() -> list[str]:
-    """Return every word of our own scenarios, in small letters, in alphabetical order."""
+    """Return every word of the shipped scenarios, in lower case, in alphabetical order."""
     texts: list[str] = []
     for one in _own():
         wordings = [one.opening, one.others, *one.answers.values(), *one.subjects.values(), *one.topics.values()]

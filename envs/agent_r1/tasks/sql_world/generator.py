@@ -209,7 +209,7 @@ def _insert(table: str, rows: Any) -> str:
 
 
 def _results(script: str, queries: list[str]) -> list[list[Any]]:
-    """Return the results of our own queries, without limits; rows are sorted unless a query orders them."""
+    """Return the results of the generator's queries, without limits; rows are sorted unless a query orders them."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.executescript(script)
     results = [connection.execute(query).fetchall() for query in queries]

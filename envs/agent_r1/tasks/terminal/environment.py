@@ -84,7 +84,7 @@ class TerminalEnv(Baselines, ToolEnv):
         "don't. When it is done, call submit."
     )
     outcome_term: ClassVar[str] = "outcome/tests_passed"
-    slow_judge: bool = True  # the tests run in a sandbox of their own
+    slow_judge: bool = True  # the tests run in a separate sandbox
     splits: ClassVar[Mapping[str, str]] = {name: name for name in generator.NUM_TASKS}
     teachers: ClassVar[tuple[str, ...]] = tuple(TEACHERS)
 
