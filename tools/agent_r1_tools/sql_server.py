@@ -28,13 +28,13 @@ else:  # by its bare name: this process has no package, and only Python's own fo
     import sql_clock
 
 CPU_SECONDS = 1.0
-"""The processor time of a query: a backstop for work that `STEPS` cannot see. A gold query may use ten times as much, and
-an answer twice as much as the gold query."""
+"""The processor time of a query: a backstop for work that `STEPS` cannot see. A gold query may use ten times as much,
+and an answer twice as much as the gold query."""
 MEMORY = 256 << 20
 """Bytes of address space."""
 STEPS = 10_000_000
-"""Instructions of SQLite's virtual machine for a query: some tenths of a second. A gold query may use ten times as many,
-and an answer twice as many as the gold query."""
+"""Instructions of SQLite's virtual machine for a query: some tenths of a second. A gold query may use ten times as
+many, and an answer twice as many as the gold query."""
 EVERY = 10_000
 KEPT = 32
 """The number of databases that stay open."""
@@ -43,7 +43,7 @@ MUTANTS = 8
 GOLDS = 64
 """Results of gold queries that are kept."""
 GOLD_BYTES = 500_000
-"""The size of the largest result that is kept. The numbers of `CHOSEN` parts are kept, too."""
+"""The size of the largest result that is kept. Up to `CHOSEN` numbers of parts are kept, too."""
 CHOSEN = 1_000
 COPIED = 4 << 20
 """Bytes of the largest file of which a part is made by deleting rows from a copy in memory."""
