@@ -75,8 +75,8 @@ def use(args: Any) -> None:
         time.sleep(0.3)
         others, _followed = load.others(), load
         number = load.threads(others)
-        cores = f"{load.cores} core{'s' * (load.cores > 1)}{load.reason}"
-        reason = f"of {cores}; other processes use {others:.1f}, and the number follows them"
+        available = f"{load.cores} core{'s' * (load.cores > 1)}{load.reason}"
+        reason = f"of {available}; other processes use {others:.1f}, and the number follows them"
     torch.set_num_threads(number)
     if distributed.rank() == 0:
         print(f"torch uses {number} thread{'s' * (number > 1)} ({reason})", file=sys.stderr)
