@@ -129,20 +129,6 @@ def test_the_site_names_every_page_once():
     assert all((ROOT / file).is_file() for file in site["hooks"])
 
 
-def titles(folder: str) -> dict[str, str]:
-    """The file of each page in a folder of docs, by its title."""
-    pages = [page for page in sorted((ROOT / "docs" / folder).glob("*.md")) if page.name != "index.md"]
-    return {page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "): page.name for page in pages}
-
-
-def test_every_environment_has_a_page_and_a_row_in_the_index():
-    ids = {env_id for env_id in gym.registry if env_id.startswith("AgentR1/")}
-    assert titles("environments").keys() == ids
-    index = (ROOT / "docs" / "environments" / "index.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[(\S+-v\d+)\]\((\S+)\)", index, re.MULTILINE)
-    assert {f"AgentR1/{env_id}": page for env_id, page in rows} == titles("environments")
-
-
 def test_the_tools_of_an_environment_are_on_one_of_the_pages():
     for env_id in agent_r1.ENVIRONMENTS | agent_r1.BRIDGES:
         load_env_creator(gym.spec(env_id).entry_point)  # imports it, and with it the tools that are its own

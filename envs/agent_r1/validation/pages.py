@@ -22,7 +22,6 @@ BEGIN = (
     "python -m agent_r1.validate --index docs/environments -->"
 )
 END = "<!-- end of head -->"
-ITEM = re.compile(r"([a-z_]+(?:, [a-z_]+)*): ")  # an argument of a docstring, such as "data_dir: "
 INDEX = """\
 # All environments
 
@@ -97,41 +96,19 @@ def head(env_id: str, page: str) -> str:
     }
     lines = [BEGIN, "", summary(entry), "", "| property | value |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts.items() if value]
-    return "\n".join([*lines, "", *sections(docstring(entry), page), "", END])
+    return "\n".join([*lines, "", sections(docstring(entry), page), "", END])
 
 
-def sections(text: str, page: str) -> list[str]:
-    """Return the lines of a docstring's sections as Markdown.
+def sections(text: str, page: str) -> str:
+    """Return a docstring after its first paragraph, with links for files of docs/.
 
-    Arguments become a list, and files of docs/ become links. A last paragraph that points to this page is left out.
+    A last paragraph that points to this page is left out.
     """
     blocks = text.split("\n\n")[1:]
     if blocks and f"docs/environments/{page}" in blocks[-1] and not blocks[-1].startswith("#"):
         del blocks[-1]
-    lines: list[str] = []
-    in_arguments = False
-    for block in blocks:
-        rows = block.strip("\n").split("\n")
-        if rows[0] in ("Args:", "Arguments:"):
-            rows = ["## Arguments", *cleandoc("\n" + "\n".join(rows[1:])).split("\n")]
-        in_item = False
-        lines += [""] * (not lines or lines[-1] != "")
-        for row in rows:
-            if row.startswith("#"):
-                in_arguments = row == "## Arguments"
-                lines += [row, ""]
-                continue
-            if in_arguments and (match := ITEM.match(row)):
-                names = ", ".join(f"`{name}`" for name in match[1].split(", "))
-                row = f"- {names}: {row[match.end() :]}"
-            elif in_item and row.startswith(" "):
-                row = f"  {row.strip()}"
-            starts_item = row.startswith("- ")
-            if lines[-1] and starts_item is not in_item and not row.startswith(" "):
-                lines.append("")  # Markdown separates a list from a paragraph by a blank line
-            in_item = starts_item or (in_item and row.startswith(" "))
-            lines.append(row)
-    return [re.sub(r"(?<!`)\bdocs/(\S+?\.md)", lambda match: link(match[1], page), row) for row in lines[1:]]
+    body = re.sub(r"^(## .*)\n(?!\n)", r"\1\n\n", "\n\n".join(blocks), flags=re.MULTILINE)
+    return re.sub(r"(?<!`)\bdocs/(\S+?\.md)", lambda match: link(match[1], page), body)
 
 
 def link(path: str, page: str) -> str:

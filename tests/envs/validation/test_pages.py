@@ -42,32 +42,12 @@ def test_a_head_goes_below_the_title_and_replaces_the_one_before():
     assert pages.with_head(empty, "Two.") == "# AgentR1/X-v0\n\nTwo.\n\nText.\n"
 
 
-def test_sections_are_markdown():
-    text = """Summary.
-
-## Description
-Text; see docs/data.md and docs/environments/x.md.
-
-## Arguments
-level: a name,
-    or several.
-a, b: two more.
-And those of `ToolEnv`.
-
-Raises: ImportError.
-
-Rewards: docs/environments/x.md."""
-    assert pages.sections(text, "x.md") == [
-        "## Description", "", "Text; see [docs/data.md](../data.md) and below.", "",
-        "## Arguments", "", "- `level`: a name,", "  or several.", "- `a`, `b`: two more.", "",
-        "And those of `ToolEnv`.", "", "Raises: ImportError.",
-    ]  # fmt: skip
-    assert pages.sections("Summary.\n\n## Tools\n\n- `a()` acts.\n- `b()` rests.", "x.md") == [
-        "## Tools", "", "- `a()` acts.", "- `b()` rests.",
-    ]  # fmt: skip
-    assert pages.sections("Summary.\n\nArgs:\n    a: one,\n        two.\n    b: three.", "x.md") == [
-        "## Arguments", "", "- `a`: one,", "  two.", "- `b`: three.",
-    ]  # fmt: skip
+def test_sections_are_those_of_the_docstring():
+    text = "Summary.\n\n## Description\nText; see docs/data.md and docs/environments/x.md.\n\n## Arguments\n\n"
+    table = "| `a` | 1 | one |\n\nLevels take\nturns: task i has level i.\n\n```bash\n# comment\nls\n```"
+    assert pages.sections(f"{text}{table}\n\nRewards: docs/environments/x.md.", "x.md") == (
+        f"## Description\n\nText; see [docs/data.md](../data.md) and below.\n\n## Arguments\n\n{table}"
+    )
 
 
 def test_splits_have_their_other_names():
