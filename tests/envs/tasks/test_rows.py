@@ -14,7 +14,8 @@ from chat_server import KEY, ChatServer
 
 from agent_r1 import ArgumentError, Tool
 from agent_r1.task_data import DataFormatError, DataNotFoundError
-from agent_r1.tasks import rows as module
+from agent_r1.judges import models as module
+from agent_r1.tasks.rows import RowsEnv
 from agent_r1.vector import ToolVectorEnv
 
 ID = "AgentR1/Rows-v0"
@@ -308,8 +309,8 @@ def test_a_model_judges(judge):
     assert answer(env, "ada quill")[4]["is_success"] and not answer(env, "Bob")[4]["is_success"]
     answer(env, "Bob")
     assert len(judge.asked) == 2  # a verdict is asked for once
-    assert module._verdict(judge.url, "m", "Who?", ("Ada",), "x" * 3_000) == 0 and len(judge.asked) == 2
-    assert module._verdict(judge.url, "m", "Who?", ("x" * 3_000,), "x" * 3_000) == 1 and len(judge.asked) == 2
+    assert module.verdict(judge.url, "m", "Who?", ("Ada",), "x" * 3_000) == 0 and len(judge.asked) == 2
+    assert module.verdict(judge.url, "m", "Who?", ("x" * 3_000,), "x" * 3_000) == 1 and len(judge.asked) == 2
 
 
 @pytest.mark.parametrize("right", ["Ada Quill", "feel / think", "</think> [C]: no"])
@@ -483,11 +484,11 @@ def test_an_answer_that_no_model_would_judge_is_wrong_and_no_fault(judge, status
 
 @pytest.mark.parametrize("right", ["Canberra\n", "x" * 2_500 + "\n"])
 def test_blanks_around_a_right_answer_are_none_of_it(right):
-    assert module._verdict("http://127.0.0.1:9", "m", "Capital?", (right,), right.strip()) == 1
+    assert module.verdict("http://127.0.0.1:9", "m", "Capital?", (right,), right.strip()) == 1
 
 
 def test_a_long_answer_is_measured_as_it_is_shown():
-    assert module._verdict("http://127.0.0.1:9", "m", "Capital?", ("Canberra",), "<" * 400) == 0
+    assert module.verdict("http://127.0.0.1:9", "m", "Capital?", ("Canberra",), "<" * 400) == 0
 
 
 def test_a_judge_that_is_down_is_a_fault(judge):
@@ -501,7 +502,7 @@ def test_a_judge_that_is_down_is_a_fault(judge):
 
 
 def test_a_row_that_could_not_be_made_ends_its_episode_alone():
-    class Far(module.RowsEnv):
+    class Far(RowsEnv):
         def make_task(self, index):
             raise ConnectionError("far away")
 
