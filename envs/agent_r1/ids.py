@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
 import re
-import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import ArgumentError, add_current_folder
 from agent_r1.tool_env import ToolEnv
 
 HELD_OUT = ("test", "validation", "dev")  # programs evaluate on the first of these that exists, if no split is named
@@ -76,7 +74,7 @@ def _check_maker(env_id: str) -> None:
 
 def _import(module: str) -> list[str] | None:
     """Import a module and return the ids that it registers, by their class or by the import; None without a module."""
-    _add_current_folder()
+    add_current_folder()
     try:
         spec_found = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a missing package; ".name"
@@ -88,11 +86,6 @@ def _import(module: str) -> list[str] | None:
     return sorted(name for name, spec in gym.registry.items() if name not in before or is_of(spec, module))
 
 
-def _add_current_folder() -> None:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-
-
 def _registers(module: str, own: list[str]) -> str:
     return f"{module} registers {', '.join(own) or 'none'}"
 
@@ -101,7 +94,7 @@ def _remedy(name: str) -> str:
     ours = ", ".join(sorted(name for name in gym.registry if name.startswith("AgentR1/")))
     if name.startswith("AgentR1/"):
         return f"there are {ours}"
-    _add_current_folder()
+    add_current_folder()
     if _is_module(name):
         return f"{name} is a module: give {name}:ID"
     return f"give the module that registers it: MODULE:{name}. Ids without a module: {ours}"
