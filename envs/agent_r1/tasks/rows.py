@@ -10,18 +10,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import ArgumentError, named_function
+from agent_r1.arguments import ArgumentError, function_tool, named_function
 from agent_r1.baselines import ONLY_EXPERTS, Baselines
 from agent_r1.judges.mathematics import judge, require_math_verify
 from agent_r1.judges.models import verdict
-from agent_r1.rewards import exact_match, f1
+from agent_r1.rewards import exact_match, f1, find_answers
 from agent_r1.task_data import DataFormatError
 from agent_r1.task_data.rows import has_split, load_rows
 from agent_r1.tasks.question_answering import shared_corpus
+from agent_r1.text.chat import reply_text
 from agent_r1.tool_env import Task, ToolEnv
-from agent_r1_tools import Tool
+from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.calculator import Calculator
 from agent_r1_tools.exchange import is_address
+from agent_r1_tools.functions import FunctionTool
 from agent_r1_tools.search import Retriever, SearchTool
 
 NAMES = ("calculator", "python", "search")
@@ -36,11 +38,11 @@ class RowsEnv(Baselines, ToolEnv):
     The file has one question and its answer in each row. You name the tools and the reward. No class has to be written.
 
     A row is a JSON object with `question` and `answer`. It may also have `id`, `system` (the system message) and
-    `tools`. The other fields are in `task.metadata`.
+    `tools`. The question may be a list of chat messages. The other fields are in `task.metadata`.
 
     ## Tools
-    `"calculator"`, `"python"`, `"search"`, or `Tool` objects. By default there is none. A row may allow only some of
-    them. At most eight calls of one turn are run.
+    `"calculator"`, `"python"`, `"search"`, your own functions as `"module:function"`, or `Tool` objects. By default
+    there is none. A row may allow only some of them. At most eight calls of one turn are run.
 
     ## Arguments
 
@@ -49,7 +51,8 @@ class RowsEnv(Baselines, ToolEnv):
     | `data` | `None` | a file, a folder with `train` and `test`, or a list of rows |
     | `data_dir` | `None` | the folder, instead of `data` |
     | `split` | `"train"` | `"train"` or `"test"` |
-    | `tools` | `()` | names of tools, or `Tool` objects |
+    | `question`, `answer` | `"question"`, `"answer"` | names of columns; `"a.b"` is the field b in column a |
+    | `tools` | `()` | names of tools, `"module:function"`, functions, or `Tool` objects |
     | `corpus` | `None` | the corpus of `search`: a file of passages, a server's address, or a `Retriever` |
     | `top_k` | `5` | the maximum number of passages in a search result |
     | `sandbox` | `"auto"` | the sandbox of `python` |
@@ -72,7 +75,9 @@ class RowsEnv(Baselines, ToolEnv):
         data: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | None = None,
         data_dir: str | os.PathLike[str] | None = None,
         split: str = "train",
-        tools: Sequence[str | Tool] = (),
+        question: str = "question",
+        answer: str = "answer",
+        tools: Sequence[str | Tool | Callable[..., Any]] = (),
         corpus: str | os.PathLike[str] | Retriever | None = None,
         top_k: int = 5,
         sandbox: str = "auto",
@@ -82,7 +87,10 @@ class RowsEnv(Baselines, ToolEnv):
         **kwargs: Any,
     ) -> None:
         if isinstance(tools, str) or not isinstance(tools, Sequence):
-            raise ArgumentError(f"tools must be a list of names or Tools, got {tools!r}")
+            raise ArgumentError(f"tools must be a list of names, functions or Tools, got {tools!r}")
+        for name, column in (("question", question), ("answer", answer)):
+            if not isinstance(column, str) or not column:
+                raise ArgumentError(f"{name} must be the name of a column, got {column!r}")
         if (corpus is None) == ("search" in tools):
             raise ArgumentError("corpus and the tool search belong together: give both of them or neither")
         tool_objects = [_tool(tool, corpus, top_k, sandbox) for tool in tools]
@@ -102,7 +110,7 @@ class RowsEnv(Baselines, ToolEnv):
             require_math_verify()
         known = isinstance(split, str) and split in self.splits  # others are rejected below
         if known:
-            self.rows = load_rows(data, data_dir, split, tuple(self._names))
+            self.rows = load_rows(data, data_dir, split, tuple(self._names), question, answer)
         if named and known and (row := next((r for r in self.rows if not r["answers"]), None)):
             raise DataFormatError(f"row {row['id']}, answer: reward {reward!r} needs an answer")
         super().__init__(tool_objects, split=split, **kwargs)
@@ -129,8 +137,10 @@ class RowsEnv(Baselines, ToolEnv):
         return Task(row["id"], row["question"], list(row["answers"]), metadata, row["system"])
 
     def start_episode(self, task: Task) -> None:
-        """Keep only the row's tools."""
-        self.tools = {name: self._all_tools[name] for name in task.metadata["tools"]}
+        """Keep only the row's tools. A tool that takes the row is made for each episode, so no two rows share calls."""
+        tools = {name: self._all_tools[name] for name in task.metadata["tools"]}
+        row = _row(task)
+        self.tools = {name: tool.of(row) if isinstance(tool, RowTool) else tool for name, tool in tools.items()}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """Score an answer with the reward; an empty answer scores 0."""
@@ -146,23 +156,72 @@ class RowsEnv(Baselines, ToolEnv):
             metrics = {"em": exact_match(answer, gold), "f1": f1(answer, gold)}
             score = metrics["em" if self.reward == "exact_match" else "f1"]
         else:
-            row = {"id": task.id, "question": task.question, "answer": list(gold), **task.metadata}
-            score = _score(self.reward, answer, row)
+            score = _score(self.reward, answer, _row(task))
         return score, {"score": score, **metrics}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
-        """Return the right answer as one turn. Raises ValueError with `rng`, and for a row without an answer."""
-        if rng is not None or not self.task.answers:
+        """Return the assistant's turns of the row's messages, or the right answer as one turn.
+
+        If the last message has no <answer>, the row's first answer is added. Raises ValueError with `rng`, for a row
+        without an answer, and for a call that the row's tools or the dialect do not take.
+        """
+        turns, answers = self.rows[self.episode.task_index]["turns"], self.task.answers
+        if rng is not None or not (turns or answers):
             raise ValueError(ONLY_EXPERTS.format(name=type(self).__name__))
-        return [f"<answer>{self.task.answers[0]}</answer>"]
+        texts = [self._write(turn) for turn in turns]
+        if texts and not turns[-1]["tool_calls"] and find_answers(texts[-1].rpartition("</think>")[2]):
+            return texts
+        if not answers:
+            raise ValueError(f"row {self.task.id}: the last message has no <answer>, and the row has no answer")
+        last = f"<answer>{answers[0]}</answer>"
+        return [*texts[:-1], f"{texts[-1]}\n{last}"] if texts and not turns[-1]["tool_calls"] else [*texts, last]
+
+    def _write(self, turn: Mapping[str, Any]) -> str:
+        """Write an assistant's message in the dialect. It is data: names of control tokens stay text, but for thoughts.
+
+        Raises ValueError for a call that could not be made.
+        """
+        dialect, content = self.dialect, turn["content"]
+        for name in {*dialect.codec.controls, *(dialect.call_tags or ())} - set(dialect.think_tags):
+            content = content.replace(name, f"{name[0]} {name[1:]}")
+        text = reply_text(dialect, {**turn, "content": content}, self.schemas)
+        calls = dialect.parse(dialect.codec.encode_text(text), self.schemas).calls
+        if len(calls) != len(turn["tool_calls"]):
+            raise ValueError(f"row {self.task.id}: the text of a message reads as a call; write it into tool_calls")
+        for call in calls:
+            tool = self.tools.get(call.name)
+            missing = f"there is no tool {call.name!r} (tools has {', '.join(self.tools) or 'none'})"
+            if problem := call.error or (tool.validate(call.arguments) if tool else missing):
+                raise ValueError(f"row {self.task.id}: a call in its messages cannot be made: {problem}")
+        return text
+
+
+def _row(task: Task) -> dict[str, Any]:
+    """Return a task's row for a function, which may change it."""
+    return copy.deepcopy({"id": task.id, "question": task.question, "answer": list(task.answers), **task.metadata})
 
 
 # ---------------------------------------------------------------------- tools
 
 
-def _tool(tool: str | Tool, corpus: str | os.PathLike[str] | Retriever | None, top_k: int, sandbox: str) -> Tool:
-    if isinstance(tool, Tool):  # a tool with a session is copied for each environment
-        return tool if tool.concurrency_safe else copy.deepcopy(tool)
+class RowTool(FunctionTool):
+    """A function with a parameter `row`: the row of the episode, which the policy neither sees nor passes."""
+
+    hidden = ("row",)
+    row: Mapping[str, Any] = {}
+
+    def of(self, row: Mapping[str, Any]) -> RowTool:
+        """Return this tool for the episode of a row."""
+        tool = copy.copy(self)
+        tool.row = row
+        return tool
+
+    def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """Call the function with a copy of the row."""
+        return super().execute(arguments | {"row": copy.deepcopy(self.row)})
+
+
+def _tool(tool: Any, corpus: str | os.PathLike[str] | Retriever | None, top_k: int, sandbox: str) -> Tool:
     if tool == "search" and corpus is not None:
         return SearchTool(shared_corpus(corpus)[0], top_k)
     if tool == "calculator":
@@ -171,7 +230,18 @@ def _tool(tool: str | Tool, corpus: str | os.PathLike[str] | Retriever | None, t
         from agent_r1_tools.python import PythonTool
 
         return PythonTool(backend=sandbox)
-    raise ArgumentError(f"there is no tool {tool!r}; the names are {', '.join(NAMES)}; pass other tools as Tools")
+    if isinstance(tool, str):
+        if ":" not in tool:
+            others = "others are module:function, functions and Tools"
+            raise ArgumentError(f"there is no tool {tool!r}; the names are {', '.join(NAMES)}; {others}")
+        tool = named_function("tools", tool)
+    made = function_tool(tool, "tools", _from_function)
+    return made if made.concurrency_safe else copy.deepcopy(made)  # each environment has its own session
+
+
+def _from_function(function: Callable[..., Any]) -> Tool:
+    takes_row = "row" in inspect.signature(function).parameters
+    return (RowTool if takes_row else Tool).from_function(function)
 
 
 # ---------------------------------------------------------------------- rewards
