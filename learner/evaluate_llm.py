@@ -26,7 +26,7 @@ from tqdm import tqdm
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.baselines import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
-from llm_utils import arguments, distributed
+from llm_utils import arguments, config_file, distributed
 from llm_utils.records import run_files
 from llm_utils.records.earlier_runs import fill_environment, stack_of_adapters, summary_of_run
 from llm_utils.records.evaluation_files import REPORT, Episodes, load_args
@@ -46,17 +46,21 @@ from llm_utils.trajectory import OF_TURNS
 
 @dataclass
 class Args:
+    # run
     exp_name: str = Path(__file__).stem
     """name of this experiment"""
     seed: int = 1
     """seed of sampling and of the bootstrap"""
+    resume: str | None = None
+    """folder of an evaluation: run the missing episodes, in the same folder, with its arguments"""
+
+    # machine
     cuda: bool = True
     """use a GPU if there is one"""
     num_threads: int = 0
     """CPU threads of torch (0: as many as there are free cores)"""
-    resume: str | None = None
-    """folder of an evaluation: run the missing episodes, in the same folder, with its arguments"""
 
+    # environment
     env_id: str | None = None
     """id of the environment (None: the one that a run in --model was trained on, else AgentR1/MultihopWorld-v0)"""
     split: str | None = None
@@ -66,6 +70,8 @@ class Args:
     """folder of the data set, for environments that have one"""
     env_kwargs: str | None = None
     """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}' (None: that run's; '{}': none)"""
+
+    # model
     model: str = "tiny"
     """Hugging Face name, folder, run folder, or "tiny": the policy shipped for the environment"""
     api: str | None = None
@@ -77,18 +83,20 @@ class Args:
     --model); with --engine transformers"""
     tokenizer: str | None = None
     """name or folder of a tokenizer (None: the model's own, with --api "byte"; "byte": the built-in byte tokenizer)"""
-    mode: Literal["agent", "base_tool_call", "naive_rag", "closed_book"] = "agent"
-    """agent: with tools, as trained. base_tool_call: the same with the model that a run started from. naive_rag: one
-    retrieval with the question, the passages in the prompt, one answer, no tools. closed_book: the question alone, one
-    answer"""
-
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of the model's computations (auto: float32 on a CPU, bfloat16 on a GPU)"""
+
+    # engine
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
     """sampling engine: transformers or vLLM in this process, or running `vllm serve` processes"""
     vllm_url: str = "http://localhost:8000"
     """address of the server of --engine vllm-server"""
 
+    # episodes
+    mode: Literal["agent", "base_tool_call", "naive_rag", "closed_book"] = "agent"
+    """agent: with tools, as trained. base_tool_call: the same with the model that a run started from. naive_rag: one
+    retrieval with the question, the passages in the prompt, one answer, no tools. closed_book: the question alone, one
+    answer"""
     episodes: int = 1000
     """number of tasks (fewer if the split has fewer)"""
     first_episode: int = 0
@@ -225,6 +233,7 @@ if __name__ == "__main__":
     labels = {"mode": args.mode, "env_id": args.env_id, "model": model_name}
     with episodes.keeping(len(tasks)):
         run_files.write_json(run_dir / REPORT, report)
+        config_file.write(run_dir, args)
         sampler = Sampler(envs, engine, args.seed)
         sampler.add(item for item in tasks.items() if item[0] not in episodes.played)
         with tqdm(total=len(tasks), initial=len(episodes.played), unit="episode", dynamic_ncols=True) as bar:

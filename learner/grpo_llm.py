@@ -41,6 +41,7 @@ Array = np.ndarray
 class Args(Common):
     exp_name: str = Path(__file__).stem
 
+    # sampling
     total_episodes: int = 5_120
     """number of training episodes"""
     episodes_per_iteration: int = 256
@@ -51,6 +52,8 @@ class Args(Common):
     """episodes of the same task"""
     dynamic_sampling: int = 0
     """rounds of extra groups, while groups with equal returns leave the batch too small (DAPO; 0: off)"""
+
+    # advantages
     credit: Literal["turn", "episode"] = "turn"
     """rewards that a turn is credited with: those from this turn on, or of the whole episode (the original)"""
     gamma: float = 1.0
@@ -61,6 +64,7 @@ class Args(Common):
     """standard deviation that scales advantages: others = over all other groups (unbiased direction), group = this
     group (as published, biased). auto: others with --credit turn, group with --credit episode"""
 
+    # optimization
     learning_rate: float | None = None
     """learning rate (None: 3e-4 for the shipped policy, 1e-6 for other models, 1e-5 for LoRA adapters)"""
     anneal_lr: bool = True
@@ -69,6 +73,10 @@ class Args(Common):
     """passes over the collected episodes"""
     num_minibatches: int = 4
     """optimizer steps per pass"""
+    max_grad_norm: float = 1.0
+    """maximum gradient norm"""
+
+    # loss
     ratio: Literal["token", "turn", "sequence"] = "token"
     """importance ratio of a token, or the geometric mean over its turn or its sequence (GSPO: sequence)"""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
@@ -87,8 +95,6 @@ class Args(Common):
     """add the KL divergence to the loss, or subtract it from the reward of every turn"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """estimator in the loss: k1 has zero mean gradient, k2 the right one (--kl-in reward always uses k1)"""
-    max_grad_norm: float = 1.0
-    """maximum gradient norm"""
     old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
     """log-probabilities in the ratio's denominator: the sampler's, or recomputed by the trainer before the update.
     auto: the trainer's, unless the sampler is the same program in float32 with the same weights"""

@@ -47,15 +47,30 @@ class Args(Common):
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass, the critic's too: less memory, more time"""
 
+    # sampling
     total_episodes: int = 5_120
     """number of training episodes"""
     episodes_per_iteration: int = 256
     """episodes collected before each update"""
     temperature: float = 1.0
     """sampling temperature; the trainer computes log-probabilities at the same temperature"""
+
+    # advantages
+    advantage: Literal["tokens", "turns", "bilevel"] = "tokens"
+    """steps of GAE: action tokens, turns, or turns and then the tokens of each turn"""
+    gamma: float = 1.0
+    """discount per action token (per turn with --advantage turns)"""
+    gae_lambda: float = 1.0
+    """lambda of GAE"""
+    gamma_turn: float = 1.0
+    """discount per turn in the upper level of --advantage bilevel (VAGEN: 0.95, which favours short episodes)"""
+    adv_norm: Literal["others", "token", "turn", "none"] = "others"
+    """whitening of advantages. others: mean and deviation of the batch's other episodes (unbiased direction). token (as
+    published) and turn: of the whole batch, where every action token or every turn counts the same (biased)"""
     truncation: Literal["outcome", "bootstrap"] = "outcome"
     """a truncated episode gets the environment's `outcome/unfinished` reward, or bootstraps from the critic"""
 
+    # optimization
     learning_rate: float | None = None
     """learning rate of the policy (None: 3e-4 for tiny, 1e-6 for other models, 1e-5 for LoRA adapters)"""
     critic_learning_rate: float | None = None
@@ -68,17 +83,12 @@ class Args(Common):
     """passes over the collected episodes"""
     num_minibatches: int = 4
     """optimizer steps per pass"""
-    advantage: Literal["tokens", "turns", "bilevel"] = "tokens"
-    """steps of GAE: action tokens, turns, or turns and then the tokens of each turn"""
-    gamma: float = 1.0
-    """discount per action token (per turn with --advantage turns)"""
-    gae_lambda: float = 1.0
-    """lambda of GAE"""
-    gamma_turn: float = 1.0
-    """discount per turn in the upper level of --advantage bilevel (VAGEN: 0.95, which favours short episodes)"""
-    adv_norm: Literal["others", "token", "turn", "none"] = "others"
-    """whitening of advantages. others: mean and deviation of the batch's other episodes (unbiased direction). token (as
-    published) and turn: of the whole batch, where every action token or every turn counts the same (biased)"""
+    target_kl: float | None = None
+    """end an iteration's passes when the approximate KL to the sampling policy exceeds this"""
+    max_grad_norm: float = 1.0
+    """maximum gradient norm, separately for policy and critic"""
+
+    # loss
     clip_coef: float = 0.2
     """the ratio is clipped below at 1 - clip_coef ..."""
     clip_coef_high: float = 0.28
@@ -93,10 +103,6 @@ class Args(Common):
     """add the KL divergence to the loss, or subtract it from the reward of every sampled token"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """estimator in the loss: k1 has zero mean gradient, k2 the right one (--kl-in reward always uses k1)"""
-    target_kl: float | None = None
-    """end an iteration's passes when the approximate KL to the sampling policy exceeds this"""
-    max_grad_norm: float = 1.0
-    """maximum gradient norm, separately for policy and critic"""
     old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
     """log-probabilities in the ratio's denominator: the sampler's, or recomputed by the trainer before the update.
     auto: the trainer's, unless the sampler is the same program in float32 with the same weights"""

@@ -41,6 +41,7 @@ Array = np.ndarray
 class Args(Common):
     exp_name: str = Path(__file__).stem
 
+    # sampling
     total_episodes: int = 5_120
     """number of training episodes"""
     episodes_per_iteration: int = 256
@@ -51,6 +52,8 @@ class Args(Common):
     """subtract the mean of the other episodes of the same task from the returns (REINFORCE++-baseline)"""
     group_size: int = 8
     """with --baseline: episodes of the same task"""
+
+    # advantages
     credit: Literal["turn", "episode"] = "turn"
     """rewards that a turn is credited with: those from this turn on, or of the whole episode (the original)"""
     gamma: float = 1.0
@@ -59,6 +62,7 @@ class Args(Common):
     """whiten returns with mean and deviation of the batch's other episodes (unbiased direction), or of the whole batch
     (as published, biased). Every sampled token counts the same"""
 
+    # optimization
     learning_rate: float | None = None
     """learning rate (None: 3e-4 for the shipped policy, 1e-6 for other models, 1e-5 for LoRA adapters)"""
     anneal_lr: bool = True
@@ -67,6 +71,10 @@ class Args(Common):
     """passes over the collected episodes"""
     num_minibatches: int = 4
     """optimizer steps per pass"""
+    max_grad_norm: float = 1.0
+    """maximum gradient norm"""
+
+    # loss
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """mean over tokens (DAPO), mean over episodes of token means (GRPO), or sum over episodes x constant (Dr. GRPO)"""
     constant_length: int = 256
@@ -83,8 +91,6 @@ class Args(Common):
     """add the KL divergence to the loss, or subtract it from the reward of every turn"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k2"
     """estimator in the loss: k1 has zero mean gradient, k2 the right one (--kl-in reward always uses k1)"""
-    max_grad_norm: float = 1.0
-    """maximum gradient norm"""
     old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
     """log-probabilities in the ratio's denominator: the sampler's, or recomputed by the trainer before the update.
     auto: the trainer's, unless the sampler is the same program in float32 with the same weights"""

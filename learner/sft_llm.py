@@ -43,16 +43,11 @@ AGAIN = "nothing was trained yet: start again"
 
 @dataclass
 class Args:
+    # run
     exp_name: str = Path(__file__).stem
     """name of this experiment"""
     seed: int = 1
     """seed of demonstrations, initial weights and batches"""
-    cuda: bool = True
-    """use a GPU if there is one"""
-    num_threads: int = 0
-    """CPU threads of torch (0: as many as there are free cores)"""
-    deterministic: bool = False
-    """the same weights to the bit in every run, also on a GPU: deterministic kernels"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "agent-r1"
@@ -64,6 +59,15 @@ class Args:
     resume: str | None = None
     """run folder: continue from its checkpoint, in the same folder, with its arguments"""
 
+    # machine
+    cuda: bool = True
+    """use a GPU if there is one"""
+    num_threads: int = 0
+    """CPU threads of torch (0: as many as there are free cores)"""
+    deterministic: bool = False
+    """the same weights to the bit in every run, also on a GPU: deterministic kernels"""
+
+    # demonstrations
     env_id: str = "AgentR1/MultihopWorld-v0"
     """environment whose demonstrations are imitated; it needs a `demonstration` method unless --data is given"""
     env_kwargs: str = "{}"
@@ -97,6 +101,7 @@ class Args:
     num_workers: int = 2
     """processes that make demonstrations (0: this one)"""
 
+    # model
     model: str = "scratch"
     """Hugging Face name, folder, "tiny" (the policy shipped for the environment), or "scratch": a small Granite with a
     tokenizer made for the environment"""
@@ -118,6 +123,7 @@ class Args:
     tokenizer_demonstrations: int = 3_000
     """demonstrations that give the vocabulary of a tokenizer from scratch"""
 
+    # training
     num_steps: int = 2_500
     """optimizer steps"""
     batch_size: int = 64

@@ -170,10 +170,10 @@ def args_of(script: Path) -> type:
 
 
 def options(script: Path) -> set[str]:
-    """The options of a learner: the fields of its `Args`."""
+    """The options of a learner: the fields of its `Args`, and --config, which every script has."""
     fields = dataclasses.fields(args_of(script))
     switches = {f"no_{field.name}" for field in fields if field.type in (bool, "bool")}
-    return {name.replace("_", "-") for name in switches | {field.name for field in fields}}
+    return {name.replace("_", "-") for name in switches | {field.name for field in fields} | {"config"}}
 
 
 @pytest.mark.parametrize("page", LEARNERS, ids=name)
@@ -194,7 +194,8 @@ def test_flags_of_the_learners_are_on_their_pages(page):
     told = text + (page.parent / "ppo_llm.md").read_text(encoding="utf-8") * (BY_PPO in text)
     named = {flag.removeprefix("no-") for flag in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", told)}
     assert not sorted(flag for flag in options(script) - named if not flag.startswith("no-"))
-    helps = " ".join(importlib.import_module("llm_utils.arguments").help_texts(args_of(script)).values())
+    texts = importlib.import_module("llm_utils.command_line").texts_of(args_of(script))
+    helps = " ".join(text for text, _ in texts.values())
     for left_out in re.findall(r"\*\*What is left out:\*\* (.*?)\.\n", text, re.DOTALL):
         for thing in re.split(r",\s+", left_out):
             assert re.sub(r"^(an?|the) ", "", thing) not in helps, thing
@@ -210,6 +211,7 @@ def test_tables_of_flags_have_the_defaults(page):
     if not rows:
         return
     fields = {field.name: field.default for field in dataclasses.fields(args_of(ROOT / "learner" / f"{page.stem}.py"))}
+    fields["config"] = None
     for flags, defaults in rows:
         names, texts = re.findall(r"`--([a-z0-9-]+)`", flags), [text.strip("`") for text in defaults.split(", ")]
         for flag, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):

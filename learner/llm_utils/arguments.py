@@ -1,26 +1,20 @@
-"""Arguments of the scripts: shared flags, --help, checks before any work, and --resume."""
+"""Arguments of the scripts: shared flags, checks before any work, and --resume."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import math
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
-from functools import partial
 from importlib.util import find_spec
-from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
-
-import tyro
+from typing import Any, Literal, TypeVar
 
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.text import printable
 from llm_utils import distributed
+from llm_utils.command_line import read as read
 from llm_utils.setup.curriculum import stages
 from llm_utils.setup.environments import env_kwargs, environment_spec
 
@@ -55,6 +49,7 @@ ArgsT = TypeVar("ArgsT")
 class Common:
     """Infrastructure flags around an algorithm, the same in every RL learner."""
 
+    # run
     exp_name: str = ""
     """name of this experiment"""
     seed: int = 1
@@ -73,6 +68,7 @@ class Common:
     resume: str | None = None
     """run folder: continue from its checkpoint, in the same folder, with its arguments"""
 
+    # environment
     env_id: str = "AgentR1/MultihopWorld-v0"
     """id of the environment (your own: module:ID, where the module registers it)"""
     env_kwargs: str = "{}"
@@ -94,6 +90,7 @@ class Common:
     horizon_every: int = 20
     """iterations of each stage of --horizon-schedule; the last stage has no end"""
 
+    # model
     model: str = "tiny"
     """Hugging Face name, folder, or "tiny": the policy shipped for the environment"""
     tokenizer: str | None = None
@@ -105,6 +102,7 @@ class Common:
     float32_head: bool = False
     """compute the logits of a bfloat16 model in float32, in training and in sampling with transformers"""
 
+    # engine
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
     """sampling engine: transformers or vLLM in this process, or running `vllm serve` processes"""
     vllm_url: str = "http://localhost:8000"
@@ -114,6 +112,7 @@ class Common:
     top_p: float = 1.0
     """nucleus sampling (1: off). Below 1 the sampling distribution differs from the one that the loss assumes"""
 
+    # evaluation
     eval_episodes: int = 256
     """held-out tasks per evaluation (0: no evaluation)"""
     eval_split: str | None = None
@@ -121,6 +120,7 @@ class Common:
     eval_every: int = 5
     """iterations between evaluations (there is always one at the start and one at the end)"""
 
+    # machine
     cuda: bool = True
     """use a GPU if there is one"""
     num_threads: int = 0
@@ -134,56 +134,6 @@ class Common:
     rounding, in bf16)"""
     preflight: bool = True
     """compute the memory that the run needs, and stop before the start if it does not fit"""
-
-
-# The first flag in Common of each group of --help, and its title.
-GROUPS = {"exp_name": "run", "env_id": "environment", "model": "model", "engine": "engine",
-          "eval_episodes": "evaluation", "cuda": "machine"}  # fmt: skip
-
-
-def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> ArgsT:
-    """Read the command line into a script's `Args`, like `tyro.cli`, which takes `options`.
-
-    --help shows the script's own flags first, then those of Common, in groups. A group is a nested dataclass for tyro,
-    so the flags are nested here and flattened again.
-    """
-    hints, helps = get_type_hints(kind), help_texts(kind)
-    flags: dict[str, tuple[str, Any, Any]] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        value = dataclasses.field(default=field.default, default_factory=field.default_factory, kw_only=True)
-        if default is not None:
-            value = dataclasses.field(default_factory=partial(getattr, default, field.name), kw_only=True)
-        flags[field.name] = field.name, Annotated[hints[field.name], tyro.conf.arg(help=helps.get(field.name))], value
-    groups: dict[str, list[Any]] = {}
-    title = ""
-    for field in dataclasses.fields(Common):
-        title = GROUPS.get(field.name, title)
-        if field.name in flags:
-            groups.setdefault(title, []).append(flags.pop(field.name))
-    own: list[Any] = list(flags.values())
-    for title, group in groups.items():
-        nested: Any = dataclasses.make_dataclass(title, group)
-        hint = Annotated[nested, tyro.conf.arg(name=title), tyro.conf.OmitArgPrefixes]
-        own.append((f"group_{title}", hint, dataclasses.field(kw_only=True)))
-    options.setdefault("description", getattr(sys.modules.get(kind.__module__), "__doc__", None))
-    values = vars(tyro.cli(dataclasses.make_dataclass(kind.__name__, own), **options))
-    for title in groups:
-        values |= vars(values.pop(f"group_{title}"))
-    return kind(**values)
-
-
-def help_texts(kind: type) -> dict[str, str]:
-    """Return the help of each flag: the string below its field, in a class or its parents."""
-    helps: dict[str, str] = {}
-    for parent in reversed(kind.__mro__[:-1]):
-        try:
-            tree: Any = ast.parse(textwrap.dedent(inspect.getsource(parent)))
-        except (OSError, TypeError):  # an interactively defined class has no source, so its flags have no help
-            continue
-        for field, text in pairwise(tree.body[0].body):
-            if (type(field), type(text)) == (ast.AnnAssign, ast.Expr):
-                helps[field.target.id] = " ".join(text.value.value.split())
-    return helps
 
 
 def defaults_of(kind: type) -> dict[str, Any]:

@@ -302,7 +302,7 @@ def test_importing_loads_no_optional_dependency():
     imported, used = in_a_new_process(code)
     heavy = {
         "torch", "transformers", "tokenizers", "vllm", "datasets", "bm25s", "Stemmer", "scipy", "pandas", "requests",
-        "httpx", "fastapi", "faiss", "sentence_transformers", "jsonschema", "matplotlib", "tyro", "asyncio",
+        "httpx", "fastapi", "faiss", "sentence_transformers", "jsonschema", "matplotlib", "tyro", "yaml", "asyncio",
     }  # fmt: skip
     assert {name.partition(".")[0] for name in imported} & heavy == set()
     assert {name.partition(".")[0] for name in used} & (heavy - {"bm25s", "Stemmer", "scipy", "asyncio"}) == set()

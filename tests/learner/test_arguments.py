@@ -9,7 +9,7 @@ import pytest
 import tyro
 from learners import ALL, PLAY
 
-from llm_utils import arguments
+from llm_utils import arguments, command_line
 
 
 def check(script, *words):
@@ -146,24 +146,32 @@ def test_every_switch_and_bound_is_an_argument_of_some_script():
     assert {*bounds, *arguments.SWITCHES} <= known
 
 
+OF_COMMON = ["run", "environment", "model", "engine", "evaluation", "machine"]
+TITLES = {
+    **dict.fromkeys(PLAY, ["sampling", "advantages", "optimization", "loss", *OF_COMMON]),
+    "sft_llm": ["run", "machine", "demonstrations", "model", "training"],
+    "evaluate_llm": ["run", "machine", "environment", "model", "engine", "episodes"],
+}
+
+
 @pytest.mark.parametrize("script", ALL)
-def test_help_shows_an_algorithms_own_flags_first_and_then_groups_of_the_others(script, capsys, monkeypatch):
+def test_help_shows_flags_in_groups_an_algorithms_own_first(script, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "90")
     kind, common = importlib.import_module(script).Args, {field.name for field in fields(arguments.Common)}
     with pytest.raises(SystemExit):
         arguments.read(kind, args=["--help"])
     boxes: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():
-        if title := re.fullmatch(r"\W*((\w+ )?options)\W*", line):
-            box = boxes.setdefault(title[1], [])
+        if title := re.fullmatch(r"\W*(?:(\w+) )?options\W*", line):
+            box = boxes.setdefault(title[1] or "", [])
         elif flag := re.match("[│ ] --([a-z0-9-]+)", line):
             box.append(flag[1].replace("-", "_"))
-    names, titles = [field.name for field in fields(kind)], [f"{title} options" for title in arguments.GROUPS.values()]
-    assert next(iter(boxes)) == "options" and boxes["options"] == [name for name in names if name not in common]
-    assert sorted(sum(boxes.values(), [])) == sorted(names)
-    assert list(boxes)[1:] == [title for title in titles if title in boxes]
+    assert boxes.pop("") == [] and list(boxes) == TITLES[script] and all(boxes.values())
+    assert sorted(sum(boxes.values(), [])) == sorted([*(field.name for field in fields(kind)), "config"])
+    assert "config" in boxes["run"] and "cuda" in boxes["machine"]
     if script in PLAY:
-        assert boxes.keys() == {"options", *titles} and common <= set(names)
+        for title, names in boxes.items():
+            assert {*names} <= common | {"config"} if title in OF_COMMON else not common & {*names}
 
 
 @pytest.mark.parametrize("script", ALL)
@@ -179,7 +187,8 @@ def test_groups_change_nothing_of_what_is_read(script):
 @pytest.mark.parametrize("script", ALL)
 def test_every_flag_has_a_help(script):
     kind = importlib.import_module(script).Args
-    assert arguments.help_texts(kind).keys() == {field.name for field in fields(kind)}
+    texts = command_line.texts_of(kind)
+    assert texts.keys() == {field.name for field in fields(kind)} and all(text for text, _ in texts.values())
 
 
 TYPED_IN = """

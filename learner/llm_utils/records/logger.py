@@ -20,6 +20,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from llm_utils import config_file
 from llm_utils.records import run_files
 
 
@@ -30,7 +31,8 @@ def run_name(args: Any, *more: str) -> str:
 
 
 def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int | None) -> SummaryWriter:
-    """Open TensorBoard's writer with a table of the arguments; with --track, also a W&B run with the same content.
+    """Write config.yaml. Open TensorBoard's writer with a table of the arguments; with --track, also a W&B run with the
+    same content.
 
     The id of the W&B run is kept in `run`, and so in checkpoints: a resumed run continues under it. A resumed run's
     earlier logs from `purge_step` on are removed.
@@ -47,6 +49,7 @@ def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int |
             resume="allow",
             allow_val_change=True,  # some values may change in a resumed run
         )
+    config_file.write(run_dir, args)
     writer = SummaryWriter(str(run_dir), purge_step=purge_step)
     table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")

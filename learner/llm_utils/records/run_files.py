@@ -1,6 +1,7 @@
 """Files of a run for people and programs: JSON, and trajectories. A crash leaves either the old or the new file.
 
     runs/{run_name}/summary.json          figures and arguments, `finished` at the end
+                    config.yaml           the flags (llm_utils.config_file)
                     trajectories.jsonl    some episodes of every iteration (--log-trajectories)
 """
 

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-# Our packages and what they need.
+# Our packages and what they need; packages of the extra `train`.
 OURS = ("agent_r1", "agent_r1_tools", "gymnasium", "numpy", "tokenizers", "jinja2", "jsonschema")
-OF_TRAIN = ("torch", "transformers", "safetensors", "tyro", "tensorboard", "tqdm", "matplotlib")  # the extra's packages
+OF_TRAIN = ("torch", "transformers", "safetensors", "tyro", "yaml", "tensorboard", "tqdm", "matplotlib")
 
 
 def in_a_line(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

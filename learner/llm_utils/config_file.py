@@ -1,0 +1,165 @@
+"""A run's flags in a YAML file: --config reads one, and every run writes one that repeats it.
+
+    python learner/grpo_llm.py --config runs/RUN/config.yaml
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import date
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+
+from agent_r1_tools.text import printable
+from llm_utils import distributed
+from llm_utils.records import run_files
+
+NAME = "config.yaml"
+MAX_BYTES = 1 << 20
+TYPES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
+
+
+class Loader(yaml.SafeLoader):
+    """YAML of numbers, texts, lists and mappings, in which no name is given twice."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):  # nested aliases grow without bound
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not read", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = [name.value for name, _ in node.value]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                mark = node.value[number][0].start_mark
+                raise yaml.MarkedYAMLError(problem=f"{name} is given twice", problem_mark=mark)
+        return super().construct_mapping(node, deep)
+
+
+class Dumper(yaml.SafeDumper):
+    """The same YAML, to write."""
+
+
+for kind in (Loader, Dumper):  # 1e-4 is a number, as in YAML 1.2
+    kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
+
+
+def read(path: str, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values in a file by flag. `types` has the type of every flag. Raise SystemExit with file and cause."""
+    where, file = f"--config {path}", Path(os.path.expanduser(path))
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise SystemExit(f"{where}: the file is larger than {MAX_BYTES >> 20} MiB")
+        values = yaml.load(content, Loader)
+    except FileNotFoundError:
+        raise SystemExit(f"{where}: there is no such file") from None
+    except IsADirectoryError:
+        run = f", {file / NAME}" * (file / NAME).is_file()
+        raise SystemExit(f"{where}: this is a folder; give a file{run}") from None
+    except OSError as error:
+        raise SystemExit(f"{where}: the file cannot be read: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        cause = error.problem or "this is not YAML"
+        cause = "a tab, where YAML takes spaces only" if "'\\t'" in cause else cause
+        raise SystemExit(f"{where}{line}: {printable(cause)}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SystemExit(f"{where}: this is not YAML: {printable(' '.join(str(error).split()))}") from None
+    if not isinstance(values, dict):
+        raise SystemExit(f"{where}: the file has no flags; write one on each line, such as 'seed: 2'")
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name not in types:
+            raise SystemExit(printable(f"{where}: there is no flag {key}{_remedy(name, types)}"))
+        if name in found:
+            raise SystemExit(printable(f"{where}: {key} is given twice, with - and with _"))
+        try:
+            found[name] = _converted(_as_text(value) if name == "env_kwargs" else value, types[name])
+        except (TypeError, OverflowError):
+            taken = "a mapping" if name == "env_kwargs" else _described(types[name])
+            quotes = "; put it in quotes" if taken == TYPES[str] and isinstance(value, int | float | date) else ""
+            raise SystemExit(printable(f"{where}: {name} takes {taken}, not {value!r:.100}{quotes}")) from None
+    return found
+
+
+def _remedy(name: str, types: Mapping[str, Any]) -> str:
+    """Return the end of a line about an unknown flag: the nearest name."""
+    positive = name.removeprefix("no_")
+    if types.get(positive) is bool:
+        return f"; write {positive}: false"
+    near = get_close_matches(name, types, n=1)
+    return f"; did you mean {near[0]}?" if near else "; --help lists them"
+
+
+def _as_text(value: Any) -> Any:
+    """Return environment arguments as JSON, as the flag takes them. They may be a mapping, or a list of these."""
+    if isinstance(value, list):
+        return [_as_text(one) for one in value]
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    """Return a value of a flag's type. Raise TypeError for a value of another type."""
+    for kind in _kinds(hint):
+        if get_origin(kind) is Literal and any((type(value), value) == (type(one), one) for one in get_args(kind)):
+            return value
+        if get_origin(kind) is list and isinstance(value, list):
+            return [_converted(one, get_args(kind)[0]) for one in value]
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+    raise TypeError
+
+
+def _described(hint: Any) -> str:
+    """Return a flag's type in words."""
+    words: list[str] = []
+    for kind in _kinds(hint):
+        if get_origin(kind) is Literal:
+            words += map(str, get_args(kind))
+        elif get_origin(kind) is list:
+            words.append(f"a list, each {_described(get_args(kind)[0])}")
+        else:
+            words.append(TYPES.get(kind, getattr(kind, "__name__", str(kind))))
+    return " or ".join(words)
+
+
+def write(folder: Path, args: Any) -> None:
+    """Write the flags of a run into its folder. Raise OSError."""
+    command = shlex.join([*distributed.launcher(), sys.argv[0], "--config", str(folder / NAME)])
+    head = f"# Every flag of a run. Flags on the command line win over the file. To repeat the run:\n#   {command}\n"
+    values = {name: value for name, value in asdict(args).items() if name != "resume"}
+    if "env_kwargs" in values:
+        values["env_kwargs"] = _as_mapping(values["env_kwargs"])
+    text = yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+    run_files.replace(folder / NAME, [head.encode(), text.encode()])
+
+
+def _as_mapping(value: Any) -> Any:
+    """Return environment arguments as mappings, which read better than JSON, if reading gives the same text again."""
+    if isinstance(value, list):
+        return [_as_mapping(one) for one in value]
+    try:
+        mapping = json.loads(value)
+    except (TypeError, ValueError):
+        return value
+    return mapping if isinstance(mapping, dict) and _as_text(mapping) == value else value
