@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import tyro
 
@@ -78,7 +78,7 @@ class Common:
     env_id: str | list[str] = "AgentR1/MultihopWorld-v0"
     """id of the environment (your own: module:ID, where the module registers it). Several ids are learned together"""
     env_share: list[float] = dataclasses.field(default_factory=list)
-    """with several ids: share of each in the episodes (groups), e.g. .5 .5 (default: equal)"""
+    """with several ids: share of each in the drawn tasks, e.g. .5 .5 (none: equal shares)"""
     env_kwargs: str | list[str] = "{}"
     """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}'. With several ids: one for all, or one for
     each"""
@@ -159,7 +159,9 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
         value = dataclasses.field(default=field.default, default_factory=field.default_factory, kw_only=True)
         if default is not None:
             value = dataclasses.field(default_factory=partial(getattr, default, field.name), kw_only=True)
-        flags[field.name] = field.name, Annotated[hints[field.name], tyro.conf.arg(help=helps.get(field.name))], value
+        metavar = "STR [STR ...]" if list[str] in get_args(hints[field.name]) else None
+        told = tyro.conf.arg(help=helps.get(field.name), metavar=metavar)
+        flags[field.name] = field.name, Annotated[hints[field.name], told], value
     groups: dict[str, list[Any]] = {}
     title = ""
     for field in dataclasses.fields(Common):
