@@ -223,3 +223,21 @@ def test_a_resumed_run_takes_lists_of_names_only():
     for damaged in ({"env_id": [1]}, {"model": ["a"]}, {"env_share": "a"}):
         with pytest.raises(SystemExit, match="the checkpoint is damaged: its --"):
             arguments.resumed(grpo_llm.Args(resume="runs/RUN"), saved | damaged, "the checkpoint")
+
+
+def test_sweeps_and_comparisons_read_runs_on_several(tmp_path, monkeypatch):
+    import compare
+    import sweep
+
+    command = ["python", str(Path(__file__).parents[2] / "learner" / "grpo_llm.py"), "--env-id", *IDS]
+    job = sweep.make_job([*command, "--model", tiny_policy(IDS[0])])
+    assert job.name == "MultihopWorld-ArithmeticWorld__grpo_llm__1" and job.model_files()
+    assert sweep.make_job(command).model_files() is None  # --model tiny: the run itself refuses it
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps({"args": job.args, "finished": True}))
+    both = " ".join(IDS)
+    assert compare.find_runs(tmp_path, ["exp_name"], {"env_id": [both]}) == {(both, "grpo_llm"): [folder]}
+    monkeypatch.setattr(sweep, "RUNS", tmp_path)
+    assert sweep.find(job) == (folder, True)
+    assert sweep.find(sweep.make_job([*command, "--env-share", "2", "1"])) == (None, False)

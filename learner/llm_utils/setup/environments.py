@@ -112,8 +112,6 @@ def check_mixture(args: Any) -> None:
         raise SystemExit(f"--data-dir is the folder of one environment: for several, {remedy}")
     if args.sample_by_pass_rate is not None:
         raise SystemExit("--sample-by-pass-rate needs one environment: leave it out, or use --env-share for several")
-    if args.model == "tiny":
-        raise SystemExit("--model tiny is the policy of one environment: for several, give --model NAME_OR_FOLDER")
 
 
 @contextmanager
