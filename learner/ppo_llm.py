@@ -12,7 +12,6 @@ re-tokenised. A mask marks the sampled tokens; only those carry advantages and l
 
 import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from llm_utils.recovery import checkpoint
 from llm_utils.returns import whiten
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
-from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
+from llm_utils.setup.environments import env_kwargs, environment_spec, kwargs_of_each, plain_errors
 from llm_utils.setup.loading import enable_gradient_checkpointing, without_bars
 from llm_utils.training.forward import check_finite, pad, policy_forward, train_checkpointed_layers
 from llm_utils.training.metrics import TokenMeans
@@ -127,7 +126,8 @@ def check(args: Args) -> None:
             f"--critic-warmup {args.critic_warmup} leaves none of the {iterations} iterations to the policy: use a "
             f"smaller one, or --total-episodes {(args.critic_warmup + 1) * args.episodes_per_iteration} or more"
         )
-    if args.truncation == "bootstrap" and json.loads(args.env_kwargs).get("unfinished_reward", 0) != 0:
+    unfinished = [kwargs.get("unfinished_reward", 0) for kwargs in kwargs_of_each(args)]
+    if args.truncation == "bootstrap" and any(reward != 0 for reward in unfinished):
         raise SystemExit("--truncation bootstrap pays nothing for an unfinished episode: leave out unfinished_reward")
 
 

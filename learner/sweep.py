@@ -45,7 +45,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        return re.sub("[/:]", "_", f"{self.args['env_id']}__{self.args['exp_name']}__{self.args['seed']}")
+        from llm_utils.records.run_files import name_of
+
+        return re.sub("[/:]", "_", f"{name_of(self.args['env_id'])}__{self.args['exp_name']}__{self.args['seed']}")
 
     def model_files(self) -> str | None:
         """Return the current fingerprint of the model that the run starts from or evaluates."""
@@ -200,7 +202,7 @@ def finish(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env-ids", nargs="+", required=True, help="ids of environments")
+    parser.add_argument("--env-ids", nargs="+", required=True, help='ids of environments ("A B": both in one run)')
     parser.add_argument("--commands", nargs="+", required=True, help="learners with arguments, each in quotation marks")
     parser.add_argument("--num-seeds", type=int, default=3, help="seeds of each, from --first-seed on")
     parser.add_argument("--first-seed", type=int, default=1, help="the first seed")
@@ -211,7 +213,7 @@ if __name__ == "__main__":
             parser.error(f"--{name.replace('_', '-')} must be at least {int(name != 'first_seed')}")
     seeds = range(options.first_seed, options.first_seed + options.num_seeds)
     jobs = [
-        make_job([*shlex.split(command), "--env-id", env_id, "--seed", str(seed)])
+        make_job([*shlex.split(command), "--env-id", *env_id.split(), "--seed", str(seed)])
         for seed in seeds for env_id in options.env_ids for command in options.commands
     ]  # fmt: skip
     folders = run_all(jobs, options.workers)

@@ -54,6 +54,7 @@ class _Slot(InFlight):
     known: int = 0  # tokens that the policy has seen or written
     room: int = 0  # info["max_new_tokens"]
     steps: int = 0
+    max_steps: int | None = None  # of Gymnasium's TimeLimit
     patience: Patience = field(default_factory=lambda: Patience(0))  # the retries of a judge that faults
 
 
@@ -129,7 +130,8 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self.single_action_space = UnicodeText() if text else first.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._slots = [_Slot(number, tool_env) for number, tool_env in enumerate(self.envs)]
+        self.kinds: tuple[ToolEnv, ...] = self.envs[:1]  # one for each id: all slots have the same
+        self._slots = [_Slot(i, tool_env, max_steps=max_episode_steps) for i, tool_env in enumerate(self.envs)]
         self._calls = VectorCalls(first)
         self._stop_threads = weakref.finalize(self, self._calls.stop)  # if the user does not call close
         self._distrust = 0  # number of episodes that must begin in a row until a reset waits again
@@ -300,7 +302,7 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
                 self._calls.judge_again(slot, pause)
             return
         slot.steps += 1
-        if slot.steps == self.max_episode_steps:
+        if slot.steps == slot.max_steps:
             info = info if terminated or truncated else info | slot.env.cut_off()
             truncated = True
         slot.room = info["max_new_tokens"]

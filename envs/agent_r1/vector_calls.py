@@ -58,7 +58,7 @@ class VectorCalls:
     Only the thread that made this object ends turns. The other threads run tools, slow judges and users, and pauses.
 
     Args:
-        env: one of the environments, which are all equal.
+        env: one of the environments, whose `strict` holds for all.
     """
 
     def __init__(self, env: ToolEnv) -> None:

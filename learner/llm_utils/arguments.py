@@ -16,7 +16,7 @@ from agent_r1_tools.text import printable
 from llm_utils import distributed
 from llm_utils.command_line import read as read
 from llm_utils.setup.curriculum import stages
-from llm_utils.setup.environments import env_kwargs, environment_spec
+from llm_utils.setup.environments import check_mixture, environment_spec, kwargs_of_each
 
 # Bounds of numbers. A script has some of these arguments. None is always accepted.
 MINIMUM = {
@@ -35,6 +35,8 @@ ABOVE_0 = {"max_grad_norm": "; a large value turns clipping off", "target_kl": "
 TRAINED_BY = {"learning_rate": "the policy", "critic_learning_rate": "the critic"}
 SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share")
 FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split")  # arguments of an environment that have their own flags
+
+ONE_OR_EACH = ("env_id", "env_kwargs", "eval_split")  # arguments that may be a list, for several environments
 
 MAY_GROW = ("total_episodes", "episodes")  # arguments that --resume may raise
 MAY_CHANGE = (  # arguments that change the result at most by rounding: machine, memory, saved files
@@ -69,10 +71,13 @@ class Common:
     """run folder: continue from its checkpoint, in the same folder, with its arguments"""
 
     # environment
-    env_id: str = "AgentR1/MultihopWorld-v0"
-    """id of the environment (your own: module:ID, where the module registers it)"""
-    env_kwargs: str = "{}"
-    """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}'"""
+    env_id: str | list[str] = "AgentR1/MultihopWorld-v0"
+    """id of the environment (your own: module:ID, where the module registers it). Several ids are learned together"""
+    env_share: list[float] = dataclasses.field(default_factory=list)
+    """with several ids: share of each in the drawn tasks, e.g. .5 .5 (none: equal shares)"""
+    env_kwargs: str | list[str] = "{}"
+    """further arguments of the environment, as JSON, e.g. '{"max_turns": 4}'. With several ids: one for all, or one for
+    each"""
     data_dir: str | None = None
     """folder of the data set, for environments that read one (see docs/data.md)"""
     split: str = "train"
@@ -115,8 +120,9 @@ class Common:
     # evaluation
     eval_episodes: int = 256
     """held-out tasks per evaluation (0: no evaluation)"""
-    eval_split: str | None = None
-    """split to evaluate on (None: test, validation or dev if there is one, else --split)"""
+    eval_split: str | list[str] | None = None
+    """split to evaluate on (None: test, validation or dev if there is one, else --split). With several ids: one for
+    all, or one for each"""
     eval_every: int = 5
     """iterations between evaluations (there is always one at the start and one at the end)"""
 
@@ -162,6 +168,7 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "gamma_turn": (lambda a: a.advantage == "bilevel", "without --advantage bilevel"),
     "constant_length": (lambda a: a.loss_aggregation == "constant", "without --loss-aggregation constant"),
     "kl_estimator": (lambda a: a.kl_coef > 0 and a.kl_in == "loss", "without --kl-coef above 0 and --kl-in loss"),
+    "env_share": (lambda a: isinstance(a.env_id, list) and len(a.env_id) > 1, "without several ids of --env-id"),
     "eval_split": (lambda a: a.eval_episodes > 0, "with --eval-episodes 0"),
     "eval_every": (lambda a: not a.eval_every or evaluates(a), "without an evaluation"),
     "old_logprobs": (lambda a: a.old_logprobs != "sampler" or a.loss_mask, "as sampler with --no-loss-mask"),
@@ -198,7 +205,7 @@ def check_each(args: Any) -> None:
     if given.get("track") and find_spec("wandb") is None:
         raise SystemExit("--track needs wandb: pip install 'agent-r1[track]'")
     for name, value in given.items():
-        if value == "" and defaults[name] != "":
+        if value in ("", []) and defaults[name] != value:
             raise SystemExit(f"{flag(name)} is empty: give a value, or leave the flag out")
     for name, minimum in MINIMUM.items():
         if not given.get(name, minimum) >= minimum:  # also true for NaN
@@ -244,13 +251,14 @@ def check_switches(args: Any) -> None:
 
 def check_environment(args: Any) -> None:
     """Raise SystemExit for an unknown --env-id, a missing --data-dir, and --env-kwargs that no environment accepts."""
-    kwargs = env_kwargs(args)
+    kwargs = dict(item for of_one in kwargs_of_each(args) for item in of_one.items())
     data_dir = args.data_dir or ""
     if data_dir and "://" not in data_dir and not os.path.exists(os.path.expanduser(data_dir)):
         raise SystemExit(f"--data-dir {args.data_dir}: there is no such file or folder")
     if duplicates := [name for name in FLAGS_OF_THEIR_OWN if name in kwargs]:
         raise SystemExit(f"--env-kwargs must not contain {duplicates[0]}; use {flag(duplicates[0])}")
     if args.env_id:
+        check_mixture(args)
         environment_spec(args.env_id)
 
 
@@ -328,7 +336,8 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
         value, run_value = getattr(args, name), values.get(name, default)
         same_type = type(run_value) is type(default) or {type(run_value), type(default)} == {int, float}
         is_all = (name, run_value) == ("log_trajectories", "all")
-        if not (same_type or default is MISSING or None in (run_value, default) or is_all):
+        is_list = isinstance(run_value, list) and all(type(one) is str for one in run_value) and name in ONE_OR_EACH
+        if not (same_type or default is MISSING or None in (run_value, default) or is_all or is_list):
             raise SystemExit(f"--resume {run_dir}: {file} is damaged: its {flag(name)} is {run_value!r}")
         not_given = flag(name) not in words if "--resume" in words else value == default  # made by a program
         if name == "resume" or value == run_value or not_given:

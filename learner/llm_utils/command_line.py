@@ -10,7 +10,7 @@ import sys
 import textwrap
 from functools import partial
 from itertools import zip_longest
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
@@ -42,7 +42,8 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
         if field.name in initial:
             value = dataclasses.field(default_factory=partial(initial.get, field.name), kw_only=True)
         text, title = texts.get(field.name, (None, ""))
-        flag = field.name, Annotated[hints[field.name], tyro.conf.arg(help=text)], value
+        metavar = "STR [STR ...]" if list[str] in get_args(hints[field.name]) else None
+        flag = field.name, Annotated[hints[field.name], tyro.conf.arg(help=text, metavar=metavar)], value
         groups.setdefault(title, []).append(flag)
     file: Any = Annotated[str | None, tyro.conf.arg(help=CONFIG)]
     groups.setdefault("run", []).append(("config", file, dataclasses.field(default=None, kw_only=True)))

@@ -26,10 +26,10 @@ from llm_utils.records.logger import Logger, run_name, share_of_faults
 from llm_utils.recovery import checkpoint
 from llm_utils.sampling.engine import Engine
 from llm_utils.sampling.make_engine import make_engine
-from llm_utils.sampling.rollout import Sampler, check_playable, rollout
+from llm_utils.sampling.rollout import Sampler, Tasks, all_tasks, check_playable, first_tasks, most_turns, rollout
 from llm_utils.setup import threads
 from llm_utils.setup.curriculum import check_reach, horizon, stages
-from llm_utils.setup.environments import evaluation_split
+from llm_utils.setup.environments import evaluation_split, ids_of, one_each, words
 from llm_utils.setup.loading import choose_dtype, load_policy, read_config
 from llm_utils.setup.model_checks import check_attention, check_context, check_vocabulary
 from llm_utils.setup.pass_rates import task_probabilities
@@ -56,10 +56,11 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
     if (chosen := fill_defaults(args)) and distributed.rank() == 0:
-        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
-        print(f"defaults for --model {args.model} and --env-id {args.env_id}: {flags}", file=sys.stderr)
-        if chosen.get("eval_split") == args.split:
-            print(f"{args.env_id}: evaluations use the training tasks, split {args.split}", file=sys.stderr)
+        flags = " ".join(f"--{name.replace('_', '-')} {words(value)}" for name, value in chosen.items())
+        print(f"defaults for --model {args.model} and --env-id {words(args.env_id)}: {flags}", file=sys.stderr)
+        for name, split in zip(ids_of(args), one_each("eval_split", chosen.get("eval_split"), args), strict=True):
+            if split == args.split:
+                print(f"{name}: evaluations use the training tasks, split {args.split}", file=sys.stderr)
     arguments.check_switches(args)
     if (warning := other_environment(args)) and distributed.rank() == 0:
         print(warning, file=sys.stderr)
@@ -115,7 +116,7 @@ class Run:
     folder: Path
     device: torch.device
     num_iterations: int
-    tasks: int | np.ndarray  # the number of tasks, or the probability of drawing each
+    tasks: Tasks
     vocab_size: int
     policy: Any
     critic: Any  # None if the algorithm has none
@@ -174,7 +175,7 @@ class Run:
         if getattr(self.args, "horizon_schedule", None) is None:
             return None
         turns = horizon(stages(self.args.horizon_schedule), self.args.horizon_every, iteration)
-        return min(turns, self.envs.envs[0].max_turns)
+        return min(turns, most_turns(self.envs))
 
     def collect_more(self, episodes: Episodes) -> list[Trajectory]:
         """Run further episodes in this iteration. Return the valid ones."""
@@ -290,10 +291,10 @@ class Run:
             self.boundary()
 
     def evaluate(self) -> None:
-        """Run the first tasks of the evaluation split, greedily."""
+        """Run the first tasks of the evaluation split of each environment, greedily."""
         if self.log is None or self.eval_envs is None or self.eval_engine is None:
             return
-        tasks = [(i, i) for i in range(min(self.args.eval_episodes, self.eval_envs.envs[0].num_tasks))]
+        tasks = first_tasks(self.eval_envs, self.args.eval_episodes)
         if not tasks:
             return
         rows = rollout(self.eval_envs, self.eval_engine, tasks, self.args.seed)
@@ -327,18 +328,18 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     rank, world_size, device = distributed.rank(), distributed.world_size(), distributed.device(args.cuda)
     folder = Path(args.resume) if args.resume else distributed.broadcast(Path("runs") / run_name(args))
     source, dtype = model_source(args.model, args.env_id), choose_dtype(args.dtype, device)
-    sizes: tuple[int, int, int | np.ndarray] = (0, 0, 0)
+    sizes: tuple[int, int, Tasks] = (0, 0, 0)
     if rank == 0:
         check_playable(envs)
         spaces = envs.single_action_space, envs.single_observation_space
-        tasks = envs.envs[0].num_tasks
+        tasks: Tasks = all_tasks(envs)
         if args.sample_by_pass_rate is not None:
             tasks = task_probabilities(
-                args.sample_by_pass_rate, args.env_id, args.split, tasks,
+                args.sample_by_pass_rate, args.env_id, args.split, envs.kinds[0].num_tasks,
                 env_kwargs=args.env_kwargs, data_dir=args.data_dir,
             )  # fmt: skip
         sizes = spaces[0].vocab_size, spaces[1].max_len, tasks
-        check_reach(args, envs.envs[0].max_turns)
+        check_reach(args, most_turns(envs))
     vocab_size, longest, tasks = distributed.broadcast(sizes)
     config, with_reference = read_config(source), args.kl_coef > 0
     check_context(config, longest)

@@ -62,9 +62,9 @@ def other_environment(args: Any) -> str:
     run = arguments_of_run(args.model)
     run_kwargs = run.get("env_kwargs") or "{}"
     comparable = run.get("env_id") == args.env_id and not run.get("data") and not getattr(args, "data", None)
-    if not comparable or not isinstance(run_kwargs, str) or _same_json(run_kwargs, args.env_kwargs):
+    if not comparable or _same_json(run_kwargs, args.env_kwargs):
         return ""
-    theirs, ours = shlex.quote(run_kwargs), shlex.quote(args.env_kwargs)
+    theirs, ours = (shlex.join([x] if isinstance(x, str) else map(str, x)) for x in (run_kwargs, args.env_kwargs))
     return f"--model {args.model} was trained with --env-kwargs {theirs}, but this run has {ours}"
 
 
@@ -85,11 +85,11 @@ def _same(first: str, second: str) -> bool:
     return resolved[0] == resolved[1]
 
 
-def _same_json(first: str, second: str) -> bool:
-    """Return True if two texts are equal as JSON."""
+def _same_json(first: Any, second: Any) -> bool:
+    """Return True if two texts are equal as JSON, or two lists of them are equal."""
     try:
         return bool(json.loads(first) == json.loads(second))
-    except ValueError:
+    except (TypeError, ValueError):
         return first == second
 
 
@@ -119,6 +119,20 @@ def stack_of_adapters(folder: str) -> list[str]:
 def base_of_adapters(folder: str) -> str | None:
     """Return the model below LoRA adapters, as `--model` names it: their run's initial model, or peft's record."""
     return beginning_of_run(folder) or _noted_base(stack_of_adapters(folder)[0])
+
+
+def of_one_environment(run: dict[str, Any], env_id: str | None) -> dict[str, Any]:
+    """Return the arguments of a run on several environments as those of a run on `env_id` alone. Raise SystemExit if
+    no id is given."""
+    ids = run.get("env_id")
+    if not isinstance(ids, list):
+        return run
+    if env_id is None:
+        raise SystemExit(f"--model: the run was trained on {', '.join(ids)}; name one of them with --env-id")
+    if env_id not in ids:
+        return {**run, "env_id": ", ".join(ids)}  # the caller reports the difference
+    lists = {name: run[name] for name in ("env_id", "env_kwargs", "eval_split") if isinstance(run.get(name), list)}
+    return {**run, **{name: value[ids.index(env_id)] for name, value in lists.items()}}
 
 
 def fill_environment(args: Any) -> list[str]:
@@ -151,6 +165,7 @@ def fill_environment(args: Any) -> list[str]:
         warnings.append(f"--model {args.model}: this run is not finished; its last checkpoint is evaluated")
     if args.adapter and not summary_of_run(args.adapter).get("finished", True):
         warnings.append(f"--adapter {args.adapter}: this run is not finished; a checkpoint is evaluated")
+    run = of_one_environment(run, args.env_id)
     if args.env_id not in (None, run.get("env_id", args.env_id)):
         warnings.append(f"the run was trained on {run['env_id']}, but is evaluated on {args.env_id} (--env-id)")
         run = {}

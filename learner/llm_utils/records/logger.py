@@ -26,7 +26,7 @@ from llm_utils.records import run_files
 
 def run_name(args: Any, *more: str) -> str:
     """Return the name of a new run's folder. `more` follows the name of the experiment."""
-    words = [args.env_id, args.exp_name, *more, str(args.seed), str(int(time.time()))]
+    words = [run_files.name_of(args.env_id), args.exp_name, *more, str(args.seed), str(int(time.time()))]
     return re.sub("[/:]", "_", "__".join(words))
 
 
@@ -93,11 +93,14 @@ class Logger:
         names = {"return": "episodic_return", "turns": "episodic_length", "em": "exact_match"}
         ours_last = sorted(stats.items(), key=lambda item: item[0] in names)  # ours override a task's metrics
         shown = {f"charts/{names.get(name, name)}": value for name, value in ours_last} | share_of_faults(played)
+        for env, group in by_environment(valid).items():
+            of_env = sorted(mean_stats(group).items(), key=lambda item: item[0] in names)
+            shown |= {f"charts/{env}/{names.get(name, name)}": value for name, value in of_env}
+            shown |= {f"rewards/{env}/{name}": value for name, value in mean_terms(group).items()}
         shown |= scalars
         ages = [run["iteration"] - 1 - row.versions[row.action_mask] for row in rows]
         shown["charts/staleness"] = float(np.concatenate(ages).mean()) if any(map(len, ages)) else 0.0
-        for name in sorted({name for row in valid for name in row.reward_terms}):
-            shown[f"rewards/{name}"] = float(np.mean([row.reward_terms[name] for row in valid]))
+        shown |= {f"rewards/{name}": value for name, value in mean_terms(valid).items()}
         for name in sorted({name for log in logs for name in log}):
             values = [log[name] for log in logs if name in log]
             if not name.startswith("gap_"):
@@ -118,18 +121,23 @@ class Logger:
 
     def evaluation(self, rows: Sequence[Any], run: dict[str, Any]) -> None:
         """Log the evaluation after `run["iteration"]` iterations. The summary keeps the first and the last one."""
-        result = mean_stats([row for row in rows if not row.fault])
+        valid = [row for row in rows if not row.fault]
+        result = mean_stats(valid)
         if any(row.fault for row in rows):
             result |= {"invalid": share_of_faults(rows)["charts/invalid"]}
-        for name, value in result.items():
-            self.writer.add_scalar(f"eval/{name}", value, run["global_step"])
-        for name, key in (("exact_match", "em"), ("success", "success")):
-            run["summary"].setdefault(f"eval/{name}_first", result.get(key))
-            run["summary"][f"eval/{name}_last"] = result.get(key)
+        of_envs = {env: mean_stats(group) for env, group in by_environment(valid).items()}
+        for tag, figures in {"eval": result, **{f"eval/{env}": of_env for env, of_env in of_envs.items()}}.items():
+            for name, value in figures.items():
+                self.writer.add_scalar(f"{tag}/{name}", value, run["global_step"])
+            for name, key in (("exact_match", "em"), ("success", "success")):
+                run["summary"].setdefault(f"{tag}/{name}_first", figures.get(key))
+                run["summary"][f"{tag}/{name}_last"] = figures.get(key)
         self.writer.flush()
         self.summary(run)
         text = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
         self.bar.write(f"evaluation after {run['iteration']} iterations: {text}")
+        for env, figures in of_envs.items():
+            self.bar.write(f"  {env}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
 
     def summary(self, run: dict[str, Any]) -> None:
         """Write summary.json of a run in progress."""
@@ -154,6 +162,22 @@ def mean_stats(rows: Sequence[Any]) -> dict[str, float]:
     """Return the mean of every statistic over the rows that have it. Not every episode has all metrics of its task."""
     names = dict.fromkeys(name for row in rows for name in row.stats)
     return {name: float(np.mean([row.stats[name] for row in rows if name in row.stats])) for name in names}
+
+
+def mean_terms(rows: Sequence[Any]) -> dict[str, float]:
+    """Return the mean of every reward term over the rows; a row without it counts as 0."""
+    names = sorted({name for row in rows for name in row.reward_terms})
+    return {name: float(np.mean([row.reward_terms[name] for row in rows])) for name in names}
+
+
+def by_environment(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """Group the episodes of a run on several environments by their ids, without "AgentR1/". Other runs have no
+    groups."""
+    groups: dict[str, list[Any]] = {}
+    for row in rows:
+        if "env_id" in row.record:
+            groups.setdefault(row.record["env_id"].removeprefix("AgentR1/"), []).append(row)
+    return groups
 
 
 def share_of_faults(rows: Sequence[Any]) -> dict[str, float]:

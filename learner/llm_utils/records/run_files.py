@@ -23,6 +23,13 @@ BEGINNING = re.compile(rb'\{"iteration": ?(\d{1,18})[,}]')  # of a line
 _claimed: dict[Path, IO[bytes]] = {}
 
 
+def name_of(env_id: str | Sequence[str]) -> str:
+    """Return the part of a run's name for `--env-id`: the id, or several joined and cut to 80 characters."""
+    if isinstance(env_id, str):
+        return env_id
+    return "-".join(re.sub(r"^.*[/:]|-v\d+$", "", name) for name in env_id)[:80]
+
+
 def claim(folder: Path) -> None:
     """Lock a run's folder for this process until it ends, in any way.
 
@@ -96,9 +103,9 @@ def line(row: Any, **extra: Any) -> bytes:
     `advantages`), `stats`, and `segment_starts`, the first token of every segment (one, unless the context was
     rewritten).
     """
-    content: dict[str, Any] = dict(extra)
-    content |= row.record
-    for name in ("episode", "task_index", "prompt_length", "terminated", "truncated", "stats"):
+    content: dict[str, Any] = {**extra, "task_index": row.task_index}
+    content |= row.record  # with several environments, the task's index in its own
+    for name in ("episode", "prompt_length", "terminated", "truncated", "stats"):
         content[name] = getattr(row, name)
     content |= {"fault": row.fault, "segment_starts": row.segment_starts}
     content["turns"] = [[start, end] for start, end, _ in row.played]

@@ -17,6 +17,8 @@ from llm_utils.streams import Stream, episode_seed
 from llm_utils.trajectory import OF_TURNS, Trajectory, Turn
 
 Array = np.ndarray
+Tasks = int | Array | Sequence[tuple[float, range]]
+"""The number of tasks; the probability of drawing each; or the share and the task numbers of each environment."""
 
 
 class Sampler:
@@ -96,6 +98,8 @@ class Sampler:
         faults = infos.get("fault", [None] * self.envs.num_envs)
         for slot, episode in begun.items():
             self.live[slot] = Trajectory(episode, tasks[slot], len(states[slot]), states[slot])
+            if "env_id" in infos:  # there are several
+                self.live[slot].record["env_id"] = infos["env_id"][slot]
             if faults[slot]:  # it could not begin, so there is nothing to sample
                 self.live[slot].fault = faults[slot]
                 self._end(slot, {})
@@ -149,7 +153,7 @@ class Sampler:
         row.stats |= {"success": float(info.get("is_success", False)), "truncated": float(row.truncated)}
         row.stats |= {"sampled_tokens": int(row.action_mask.sum()), "tokens": len(row.tokens)}
         row.stats |= task_metrics(info.get("metrics", {}), row.stats)
-        row.record = episode_record(self.envs.envs[slot], info)
+        row.record |= episode_record(self.envs.envs[slot], info)
         self.done[row.episode] = row
         self.free.append(slot)
         self.on_done()
@@ -187,14 +191,38 @@ def rollout(
     return sampler.collect([episode for episode, _ in episodes])
 
 
+def all_tasks(envs: Any) -> Tasks:
+    """Return the tasks of a vector environment to draw from: their number, or those of each of its environments."""
+    return envs.kinds[0].num_tasks if len(envs.kinds) == 1 else list(zip(envs.shares, envs.tasks, strict=True))
+
+
+def first_tasks(envs: Any, count: int) -> list[tuple[int, int]]:
+    """Return the first `count` tasks of each environment (fewer if it has fewer), as numbered episodes."""
+    numbers = [range(envs.kinds[0].num_tasks)] if len(envs.kinds) == 1 else envs.tasks
+    return list(enumerate(task for of_environment in numbers for task in of_environment[:count]))
+
+
+def most_turns(envs: Any) -> int:
+    """Return the turns of the environment that allows most."""
+    return max(env.max_turns for env in envs.kinds)
+
+
 def draw_episodes(
-    seed: int, iteration: int, count: int, tasks: int | Array, group_size: int = 1, first: int = 0, attempt: int = 0
+    seed: int, iteration: int, count: int, tasks: Tasks, group_size: int = 1, first: int = 0, attempt: int = 0
 ) -> list[tuple[int, int]]:
     """Return the numbers (from `first` on) and tasks of an iteration's episodes, groups side by side. They depend only
     on the arguments.
 
-    `tasks` is the number of tasks, or the probability of drawing each.
+    With several environments, each group draws its environment first. The groups are independent of each other, so the
+    scale of other groups does not depend on a group's environment.
     """
     rng, size = np.random.default_rng([seed, Stream.TASKS, iteration, attempt]), count // group_size
-    drawn = rng.integers(tasks, size=size) if isinstance(tasks, int) else rng.choice(len(tasks), size, p=tasks)
+    if isinstance(tasks, int):
+        drawn = rng.integers(tasks, size=size)
+    elif isinstance(tasks, np.ndarray):
+        drawn = rng.choice(len(tasks), size, p=tasks)
+    else:
+        shares, numbers = zip(*tasks, strict=True)
+        places = rng.choice(len(tasks), size, p=shares)
+        drawn = np.array([rng.integers(numbers[place].start, numbers[place].stop) for place in places], int)
     return list(enumerate(np.repeat(drawn, group_size).tolist(), first))

@@ -1,9 +1,9 @@
-"""The environment that `--env-id` names: any registered `ToolEnv`, ours or the user's own."""
+"""The environments that `--env-id` names: any registered `ToolEnv`, ours or the user's own."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,50 +14,108 @@ from agent_r1.ids import HELD_OUT, creator, find_environment
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.text.tokenizers import DamagedTokenizerError, TokenizerNotFoundError
 from agent_r1.vector import vector_spec
+from agent_r1.vector_mix import environment_shares, mixed_spec
 from agent_r1_tools.text import printable
 
 
-def environment_spec(env_id: str) -> EnvSpec:
+def ids_of(args: Any) -> list[str]:
+    """Return the ids that `--env-id` names. With several, a run learns them all."""
+    return list(args.env_id) if isinstance(args.env_id, list) else [args.env_id]
+
+
+def words(value: Any) -> str:
+    """Return a flag's value as it is typed: the entries of a list with spaces between them."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def one_each(name: str, value: Any, args: Any) -> list[Any]:
+    """Return the value of a flag for each id of `--env-id`: its own, or the same for all. Raise SystemExit if there
+    are too few or too many."""
+    count = len(ids_of(args))
+    if isinstance(value, list) and len(value) != count:
+        flag, ids = f"--{name.replace('_', '-')}", f"{count} environment{'s' * (count > 1)}"
+        raise SystemExit(f"{flag} has {len(value)} values for {ids}: give one for each --env-id, or one for all")
+    return value if isinstance(value, list) else [value] * count
+
+
+def environment_spec(env_id: str | Sequence[str]) -> EnvSpec:
     """Return the spec that `gym.make_vec` takes for `--env-id`, whether or not it was registered with a vector
-    environment.
+    environment. Several ids have one spec, that of a `MixedVectorEnv`.
 
     "module:id" imports the module first; the working directory is searched too. Raise SystemExit if the module or the
     environment does not exist, if it is not an environment of tokens, or if it rejects the learners' arguments.
     """
-    try:
-        name = find_environment(env_id).id
-    except ArgumentError as error:
-        raise SystemExit(f"--env-id {env_id}: {printable(str(error))}") from None
-    return vector_spec(name)
+    ids, names = [env_id] if isinstance(env_id, str) else list(env_id), []
+    for one in ids:
+        try:
+            names.append(find_environment(one).id)
+        except ArgumentError as error:
+            raise SystemExit(f"--env-id {one}: {printable(str(error))}") from None
+    return vector_spec(names[0]) if len(names) == 1 else mixed_spec(names)
 
 
-def evaluation_split(args: Any, split: str) -> str:
+def evaluation_split(args: Any, split: str) -> str | list[str]:
     """Return the split to evaluate on if none is named: test, validation or dev if the environment has one of them,
-    else `split`, else its first split."""
-    spec = environment_spec(args.env_id)
-    maker, kwargs = creator(spec.id), {**spec.kwargs, **env_kwargs(args)}
+    else `split`, else its first split. If several environments differ in it, return a list."""
+    each = zip(ids_of(args), kwargs_of_each(args), strict=True)
+    splits = [_evaluation_split(env_id, kwargs, split) for env_id, kwargs in each]
+    return splits[0] if len(set(splits)) == 1 else splits
+
+
+def _evaluation_split(env_id: str, kwargs: dict[str, Any], split: str) -> str:
+    spec = environment_spec(env_id)
+    maker, kwargs = creator(spec.id), {**spec.kwargs, **kwargs}
     kwargs.pop("split", None)  # the registered split; this function looks for another one
     if not isinstance(maker, type) or not issubclass(maker, ToolEnv) or not isinstance(maker.splits, Mapping):
         return split  # a function, or a property of the instance: unknown before it is made
-    with plain_errors(args.env_id):
+    with plain_errors(env_id):
         wanted = (*HELD_OUT, split, *maker.splits)
         return next((name for name in wanted if maker.has_split(name, **kwargs)), split)
 
 
+def kwargs_of_each(args: Any) -> list[dict[str, Any]]:
+    """Return the arguments of each environment that a script's flags name: `--env-kwargs` and `--data-dir`. Raise
+    SystemExit if `--env-kwargs` is not a JSON object, or has not one for each."""
+    each = []
+    for text in one_each("env_kwargs", args.env_kwargs, args):
+        try:
+            kwargs = json.loads(text or "{}")  # evaluate_llm.py fills it later
+        except (ValueError, TypeError):
+            kwargs = None
+        if not isinstance(kwargs, dict):
+            raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {text}")
+        each.append(kwargs if args.data_dir is None else {**kwargs, "data_dir": args.data_dir})
+    return each
+
+
 def env_kwargs(args: Any) -> dict[str, Any]:
-    """Return the environment's arguments that a script's flags name: `--env-kwargs` and `--data-dir`. Raise SystemExit
-    if `--env-kwargs` is not a JSON object."""
+    """Return the arguments that `gym.make_vec` takes for a script's flags: `kwargs_of_each` of one environment, or
+    those of a `MixedVectorEnv`."""
+    each = kwargs_of_each(args)
+    return each[0] if len(each) == 1 else {"each": each, "share": args.env_share}
+
+
+def check_mixture(args: Any) -> None:
+    """Raise SystemExit for flags that contradict several ids of `--env-id`."""
+    ids = [name.rpartition(":")[2] for name in ids_of(args)]
+    if len(ids) == 1:
+        return
+    if twice := sorted({name for name in ids if ids.count(name) > 1}):
+        raise SystemExit(f"--env-id names {twice[0]} twice: name each once; --env-share weighs them")
     try:
-        kwargs = json.loads(args.env_kwargs or "{}")  # evaluate_llm.py fills it later
-    except (ValueError, TypeError):
-        kwargs = None
-    if not isinstance(kwargs, dict):
-        raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}")
-    return kwargs if args.data_dir is None else {**kwargs, "data_dir": args.data_dir}
+        environment_shares(args.env_share, len(ids))
+    except ArgumentError as error:
+        raise SystemExit(f"--env-share: {error}") from None
+    one_each("eval_split", args.eval_split, args)
+    if args.data_dir is not None:
+        remedy = "give each its data_dir in --env-kwargs, or set AGENT_R1_DATA"
+        raise SystemExit(f"--data-dir is the folder of one environment: for several, {remedy}")
+    if args.sample_by_pass_rate is not None:
+        raise SystemExit("--sample-by-pass-rate needs one environment: leave it out, or use --env-share for several")
 
 
 @contextmanager
-def plain_errors(env_id: str) -> Iterator[None]:
+def plain_errors(env_id: str | Sequence[str]) -> Iterator[None]:
     """Turn configuration errors (unknown split or argument, missing data) into a one-line SystemExit.
 
     Other errors of the user's own environment keep their traceback. For our environments, missing packages and rejected
@@ -68,8 +126,10 @@ def plain_errors(env_id: str) -> Iterator[None]:
     except (TokenizerNotFoundError, DamagedTokenizerError) as error:
         raise SystemExit(f"--model, or --tokenizer: {printable(str(error))}") from None
     except (ImportError, OSError, TypeError, ValueError) as error:
-        maker_module = getattr(creator(env_id.rpartition(":")[2]), "__module__", "")
+        ids = [env_id] if isinstance(env_id, str) else list(env_id)
+        makers = [getattr(creator(one.rpartition(":")[2]), "__module__", "") for one in ids]
         explains_itself = isinstance(error, ArgumentError | DataFormatError | DataNotFoundError)
-        if not explains_itself and not maker_module.startswith("agent_r1."):
+        if not explains_itself and not all(maker.startswith("agent_r1.") for maker in makers):
             raise
-        raise SystemExit(f"--env-id {env_id}: {printable(str(error))}") from None
+        notes = [f" ({note})" for note in getattr(error, "__notes__", ())]  # the one of several
+        raise SystemExit(f"--env-id {words(ids)}: {printable(str(error))}{''.join(notes)}") from None

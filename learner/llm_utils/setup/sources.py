@@ -14,13 +14,16 @@ from llm_utils.setup import foreign
 from llm_utils.setup.loading import read_config
 
 
-def model_source(name: str, env_id: str) -> str:
+def model_source(name: str, env_id: str | list[str]) -> str:
     """Return the Hugging Face name or the folder of the weights that `--model` means.
 
     "tiny" is the policy shipped for the environment. A run's folder means its saved model, or its checkpoint.
     """
+    ids = [env_id] if isinstance(env_id, str) else env_id
+    if name == "tiny" and len(ids) > 1:
+        raise SystemExit("--model tiny is the policy of one environment: for several, give --model NAME_OR_FOLDER")
     try:
-        folder = agent_r1.tiny_policy(env_id) if name == "tiny" else os.path.expanduser(name)
+        folder = agent_r1.tiny_policy(ids[0]) if name == "tiny" else os.path.expanduser(name)
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
     if os.path.isdir(folder):
