@@ -33,7 +33,8 @@ def load_args(args: ArgsT) -> ArgsT:
         report = json.loads((Path(folder) / REPORT).read_text())
         float(report["seconds"])
         run_files.claim(Path(folder))
-        return arguments.resumed(args, current_names({"episodes": report["args"]["episodes"], **report["args"]}), REPORT)
+        saved = current_names({"episodes": report["args"]["episodes"], **report["args"]})
+        return arguments.resumed(args, saved, REPORT)
     except FileNotFoundError:
         cause = f"there is no {REPORT}; give the folder of an evaluation (runs/...)"
         raise SystemExit(f"--resume {folder}: {cause}") from None
@@ -144,6 +145,8 @@ class Episodes:
                 num_kept = sum(not episode.fault for episode in self.played.values())
                 command = checkpoint.resume_command(self.path.parent)
                 remedy = f"{num_kept} of {total} episodes are kept; resume with\n  {command}"
+                if isinstance(error, SystemExit) and not num_kept:
+                    remedy = ""  # it could not begin, and the error says why
                 if self.signal is None and (reason := disk.no_room(error)):
                     sys.exit(f"stopped: {reason}\n{remedy}")
                 signals.end(error, remedy, self.signal)
