@@ -285,6 +285,6 @@ if __name__ == "__main__":
         run_files.write_json(run_dir / REPORT, report | {"finished": True})
     print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {model_name} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
-        tasks = f"   {value['tasks']} tasks" if "tasks" in value else ""
-        print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]{tasks}")
+        counted = f"   {value['tasks']} tasks" if "tasks" in value else ""
+        print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]{counted}")
     print(f"written to {run_dir}; python -m agent_r1.show {shlex.quote(str(run_dir))} prints episodes")
