@@ -151,6 +151,7 @@ def raw_transcript(row: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     tokens, mask = row["tokens"], row["action_mask"]
     decode, names = fast_codec(tokenizer)[1], control_tokens(tokenizer)
     controls = {token: name for name, token in names.items()}
+    name_of = getattr(tokenizer, "convert_ids_to_tokens", str)
     segments, starts = [], row.get("segment_starts") or [0]
     for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
         text, before = "", False
@@ -160,6 +161,8 @@ def raw_transcript(row: Mapping[str, Any], tokenizer: Tokenizer) -> str:
             if sampled != before:
                 text += SAMPLED[0] if sampled else SAMPLED[1]
             piece = "".join(controls[token] for token in ids) if is_control else decode(ids)
+            if not is_control and str(name_of(ids[0])).startswith("\u2581") and not piece.startswith(" "):
+                piece = f" {piece}"  # SentencePiece's decoder drops the space of the first token
             for name in () if is_control else names:
                 piece = piece.replace(name, f"{name[0]}\\{name[1:]}")
             for mark in SAMPLED:

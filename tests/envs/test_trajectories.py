@@ -13,7 +13,7 @@ import pytest
 
 from agent_r1 import show
 from agent_r1.text.tokenizers import CONTROL_TOKENS, ByteTokenizer, load_tokenizer
-from agent_r1.trajectories import SAMPLED, append_row, transcript
+from agent_r1.trajectories import SAMPLED, append_row, raw_transcript, transcript
 from agent_r1.vector import ToolVectorEnv
 from agent_r1.wrappers import NewTokens, RecordTrajectories
 from agent_r1_tools import bounded
@@ -191,6 +191,15 @@ def test_segments_of_a_rewritten_context_are_separated(tmp_path, capsys):
     separator = f"\n{'-' * 20} the context was rewritten {'-' * 20}\n"
     expected = f"on\u27eae\u27eb{separator}\u27eat\u27ebw\u27eao\u27eb"
     assert printed_raw(capsys, tmp_path / "rows.jsonl") == expected
+
+
+def test_a_space_of_sentencepiece_is_not_lost_after_a_control_token():
+    hf, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    backend = hf.Tokenizer(hf.models.WordLevel({"\u2581a": 0, "b": 1, "<s>": 2}, unk_token="b"))
+    backend.decoder = hf.decoders.Metaspace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    row = {"tokens": [2, 0, 0, 2, 1, 0], "action_mask": [0, 0, 0, 0, 0, 1]}
+    assert raw_transcript(row, tokenizer) == "<s> a a<s>b\u27ea a\u27eb"
 
 
 @pytest.mark.parametrize(("terminal", "no_color"), [(True, ""), (True, "1"), (False, "")])

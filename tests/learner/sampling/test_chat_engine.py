@@ -63,7 +63,9 @@ def test_an_expert_behind_an_api_solves_all(evaluate, server):
 
 def test_a_baseline_has_no_tools(evaluate, server):
     server.policy = lambda body: {"role": "assistant", "content": "<answer>nobody</answer>"}
-    result, _ = evaluate("--mode", "closed_book", "--temperature", "1")
+    result, rows = evaluate("--mode", "closed_book", "--temperature", "1", "--samples", "2")
+    assert [row["task_index"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert result["metrics"]["pass@2"]["mean"] == 0.0 and result["metrics"]["pass@2"]["tasks"] == 5
     assert result["metrics"]["turns"]["mean"] == 1.0 and result["metrics"]["success"]["mean"] == 0.0
     assert all(body.keys() == {"model", "messages", "max_tokens", "temperature"} for body in server.asked)
 
