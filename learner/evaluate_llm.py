@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.baselines import BASELINES, baseline
@@ -34,6 +33,7 @@ from llm_utils.records.earlier_runs import fill_environment, stack_of_adapters, 
 from llm_utils.records.evaluation_files import REPORT, Episodes, load_args
 from llm_utils.records.intervals import mean, proportion
 from llm_utils.records.logger import run_name
+from llm_utils.records.progress import Progress
 from llm_utils.sampling.engine import EngineDied
 from llm_utils.sampling.make_engine import make_chat_engine, make_engine
 from llm_utils.sampling.rollout import Sampler, check_playable
@@ -263,7 +263,7 @@ if __name__ == "__main__":
         config_file.write(run_dir, args)
         sampler = Sampler(envs, engine, args.seed)
         sampler.add(item for item in tasks.items() if item[0] not in episodes.played)
-        with tqdm(total=len(tasks), initial=len(episodes.played), unit="episode", dynamic_ncols=True) as bar:
+        with Progress(len(tasks), "episode", "evaluation", len(episodes.played)) as bar:
             try:
                 for row in sampler.stream():
                     if not row.fault:

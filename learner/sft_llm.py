@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from agent_r1.baselines import baselines_of, has_demonstration
 from agent_r1.text.tokenizers import load_tokenizer
@@ -27,8 +26,10 @@ from llm_utils import arguments, distributed
 from llm_utils.imitation.demonstrations import Demonstration, Demonstrations, digest, read_rows
 from llm_utils.imitation.scratch import make_model, make_tokenizer
 from llm_utils.records import run_files
+from llm_utils.records.displays import last_lines
 from llm_utils.records.earlier_runs import other_environment
 from llm_utils.records.logger import open_writer, run_name
+from llm_utils.records.progress import Progress
 from llm_utils.recovery import checkpoint, disk, signals
 from llm_utils.setup import threads
 from llm_utils.setup.environments import env_kwargs, plain_errors
@@ -328,7 +329,7 @@ if __name__ == "__main__":
         checkpoint.check_unchanged(run_dir, run["summary"], initial, **base)
     run_files.claim(run_dir)
     writer = open_writer(run_dir, args, run, run["iteration"] + 1 if args.resume else None)
-    progress = tqdm(total=args.num_steps, initial=run["iteration"], desc="sft", unit="step", dynamic_ncols=True)
+    progress = Progress(args.num_steps, "step", "sft", run["iteration"])
 
     def summarize(**more: Any) -> None:
         content = {**run["summary"], "train_seconds": run["train_seconds"], "finished": False, "args": asdict(args)}
@@ -339,6 +340,7 @@ if __name__ == "__main__":
         if heldout:
             loss = token_loss(policy, heldout, args.microbatch_tokens, vocab_size)
             writer.add_scalar("eval/expert_token_loss", loss, run["iteration"])
+            progress.unpause()
             progress.write(f"step {run['iteration']}: expert-token loss {loss:.4f}, {run['train_seconds']:.0f} s")
             run["summary"].setdefault("eval/expert_token_loss_first", loss)
             run["summary"]["eval/expert_token_loss_last"] = loss
@@ -366,14 +368,14 @@ if __name__ == "__main__":
                 boundary()
 
             # logging
-            progress.update()
             last = step == args.num_steps
             if step % 20 == 0 or last:
                 rate = learning_rate * schedule(step, args)
-                progress.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}")
+                progress.show(f"loss {loss:.3f}, lr {rate:.1e}")
                 figures = {"losses/sft_loss": loss, "losses/grad_norm": norm, "charts/learning_rate": rate}
                 for name, value in figures.items():
                     writer.add_scalar(name, value, step)
+            progress.update()
             if last or (args.eval_every and step % args.eval_every == 0):
                 evaluate()
                 boundary()
@@ -383,4 +385,4 @@ if __name__ == "__main__":
     summarize(finished=True)
     progress.close()
     writer.close()
-    print(f"written to {run_dir}" + (f", the model to {args.out}" if args.out else ""))
+    print(last_lines(run_dir, Path(args.out or run_dir / "model"), args))

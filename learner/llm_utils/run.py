@@ -182,7 +182,7 @@ class Run:
         if self.sampler is None:
             return []
         if self.log is not None:
-            self.log.bar.total += len(episodes)
+            self.log.bar.grow(len(episodes))
         self.sampler.add(episodes, self.horizon(self.queued))
         return self.valid(self.sampler.collect([number for number, _ in episodes]))
 
@@ -274,6 +274,8 @@ class Run:
                 scalars["charts/horizon"] = turn_limit
             scalars["charts/learning_rate"] = self.optimizer.adam.param_groups[0]["lr"]
             scalars["charts/SPS"] = turns / sum(self.seconds.values())
+            tokens = sum(row.stats["sampled_tokens"] for row in self.played)
+            scalars["charts/tokens_per_second"] = tokens / sum(self.seconds.values())
             self.log.iteration(rows, self.metrics, self.state, scalars, self.shown)
         self.boundary()  # before the evaluation, which may fail
         self.evaluate_if_due()

@@ -30,6 +30,7 @@ from agent_r1.ids import find_environment
 from agent_r1.validation import probes
 from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from agent_r1_tools.text import printable
+from llm_utils.records.progress import Progress
 from llm_utils.streams import episode_seed
 
 Array = np.ndarray
@@ -122,8 +123,12 @@ class Demonstrations:
         jobs += [(range(i, min(i + 500, stop)), expert_share, rag_share) for i in range(begun, stop, 500)]
         rows: list[Demonstration] = []
         left_out: list[tuple[str, str]] = []
+        if count > 0:
+            where = f"in up to {num_workers} processes" if num_workers > 1 and len(jobs) > 1 else "in one process"
+            said = f"making {kind} of {count:,} tasks of {self.env_id}, split {self.split}, {where}"
+            print(printable(said), file=sys.stderr)
         with ExitStack() as stack:
-            progress = stack.enter_context(tqdm(total=count, desc=kind, unit="task", dynamic_ncols=True))
+            progress = stack.enter_context(Progress(count, "task", kind))
             made: Iterator[tuple[list[Demonstration], list[tuple[str, str]]]] = map(self._make_some, jobs)
             for number, (indexes, *_) in enumerate(jobs):
                 seconds_left = (time.monotonic() - started) / TRIED * (stop - begun)

@@ -1,4 +1,4 @@
-"""The displays of a run: TensorBoard, Weights & Biases, a progress bar, and the figures of an iteration.
+"""The displays of a run: TensorBoard, Weights & Biases, the terminal, and the figures of an iteration.
 
 Infrastructure errors (a search server that is down) are not caused by the policy. An episode with one is excluded from
 every mean and counted separately.
@@ -6,10 +6,11 @@ every mean and counted separately.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import secrets
-import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,10 +19,10 @@ from typing import Any
 
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 from llm_utils import config_file
-from llm_utils.records import run_files
+from llm_utils.records import displays, run_files, run_warnings
+from llm_utils.records.progress import Progress, duration
 
 
 def run_name(args: Any, *more: str) -> str:
@@ -57,17 +58,20 @@ def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int |
 
 
 class Logger:
-    """The files and the progress bar of a run. A run on several processes logs on rank 0 only."""
+    """The files and the terminal of a run. A run on several processes logs on rank 0 only."""
 
     def __init__(self, run_dir: Path, args: Any, total_episodes: int, run: dict[str, Any]) -> None:
         """Open the files. `run` holds the run's counters. A resumed run's are not 0, and its later rows and scalars are
         removed."""
-        self.run_dir, self.args, resumed = run_dir, args, run["iteration"] > 0
+        self.run_dir, self.args, self.run, resumed = run_dir, args, run, run["iteration"] > 0
         run_files.claim(run_dir)
         run_files.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
         self.writer = open_writer(run_dir, args, run, run["global_step"] + 1 if resumed else None)
         done = run["iteration"] * args.episodes_per_iteration
-        self.bar = tqdm(total=total_episodes, initial=done, unit="episode", dynamic_ncols=True)
+        self.begun, self.show = (run["iteration"], run["train_seconds"]), displays.show_command(run_dir)
+        self.num_iterations = total_episodes // args.episodes_per_iteration
+        label = f"iteration {run['iteration']}/{self.num_iterations}"
+        self.bar = Progress(total_episodes, "episode", label, done, lines=0, with_clock=False)
         self.summary(run)  # a finished run that is resumed is no longer finished
 
     def iteration(
@@ -90,6 +94,8 @@ class Logger:
         played = rows if played is None else played
         valid = [row for row in played if not row.fault]
         stats = mean_stats(valid)
+        if valid:
+            scalars = {**scalars, "charts/return_std": float(np.std([row.stats["return"] for row in valid]))}
         names = {"return": "episodic_return", "turns": "episodic_length", "em": "exact_match"}
         ours_last = sorted(stats.items(), key=lambda item: item[0] in names)  # ours override a task's metrics
         shown = {f"charts/{names.get(name, name)}": value for name, value in ours_last} | share_of_faults(played)
@@ -115,9 +121,21 @@ class Logger:
         written_rows = [trained.get(row.episode, row) for row in played] if wanted == "all" else rows[:wanted]
         extra = {"iteration": run["iteration"], "env_id": self.args.env_id, "model": self.args.model}
         run_files.append_rows(self.run_dir / "trajectories.jsonl", written_rows, **extra)
+        warnings = run_warnings.of_iteration(shown, run.setdefault("warnings", {}), self.args, self.show)
+        for text in warnings.values():
+            self.warn(text)
         self.summary(run)
         figures = [f"{name} {stats[name]:.2f}" for name in ("return", "success") if name in stats]
-        self.bar.set_postfix_str(", ".join([*figures, f"{shown['charts/SPS']:.0f} turns/s"]))
+        if "charts/tokens_per_second" in shown:
+            figures.append(f"{shown['charts/tokens_per_second']:.0f} tokens/s")
+        iteration, (begun, seconds) = run["iteration"], self.begun
+        if begun < iteration < self.num_iterations:  # the pace of this session, without evaluations
+            pace = (run["train_seconds"] - seconds) / (iteration - begun)
+            figures.append(f"{duration(pace * (self.num_iterations - iteration))} left")
+        label, text = f"iteration {iteration}/{self.num_iterations}", ", ".join(figures)
+        self.bar.show(text, label)
+        if self.bar.bar is None:
+            self.bar.write(f"{label}: {text}", sys.stderr)
 
     def evaluation(self, rows: Sequence[Any], run: dict[str, Any]) -> None:
         """Log the evaluation after `run["iteration"]` iterations. The summary keeps the first and the last one."""
@@ -134,10 +152,52 @@ class Logger:
                 run["summary"][f"{tag}/{name}_last"] = figures.get(key)
         self.writer.flush()
         self.summary(run)
-        text = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
-        self.bar.write(f"evaluation after {run['iteration']} iterations: {text}")
-        for env, figures in of_envs.items():
-            self.bar.write(f"  {env}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
+        self.table(valid, run)
+        self.texts(displays.samples(rows), run["global_step"])
+
+    def table(self, valid: Sequence[Any], run: dict[str, Any]) -> None:
+        """Print the table of an evaluation, and one for each of several environments. The means of all evaluations are
+        kept in `run`, and so in checkpoints."""
+        groups = {"": valid, **{f"{env}/": group for env, group in by_environment(valid).items()}}
+        values = {
+            f"{env}{name}": [row.stats[name] for row in group if name in row.stats]
+            for env, group in groups.items() for name in displays.SHOWN
+        }  # fmt: skip
+        intervals = {name: displays.interval(numbers) for name, numbers in values.items() if numbers}
+        means = {name: value for name, (value, _, _) in intervals.items()}
+        run.setdefault("evaluations", []).append({"iteration": run["iteration"], **means})
+        successes = {
+            f"{row.record.get('env_id', '')} {row.task_index}": row.stats["success"]
+            for row in valid if "success" in row.stats
+        }  # fmt: skip
+        run["success_after"] = successes
+        run.setdefault("success_before", successes)
+        if any(successes.values()):
+            run.setdefault("warnings", {})["success"] = True
+        splits = self.args.eval_split
+        tasks = f"{len(valid)} tasks of split {splits if isinstance(splits, str) else ' and '.join(splits)}, greedy"
+        lines = [f"evaluation after {run['iteration']} iterations: {tasks}"]
+        for env in groups:
+            lines += [f"{env[:-1]}: {len(groups[env])} tasks"] if env else []
+            lines.append(displays.table(run["evaluations"], intervals, sys.stdout.encoding, env))
+        self.bar.write("\n".join(lines))
+
+    def texts(self, episodes: Sequence[tuple[str, str]], step: int) -> None:
+        """Log some episodes as text. W&B does not take texts from TensorBoard's files."""
+        if not episodes:
+            return
+        self.writer.add_text("eval/episodes", displays.as_markdown(episodes), step)
+        self.writer.flush()
+        if self.args.track:
+            import wandb
+
+            content = io.StringIO(displays.as_html(episodes))
+            wandb.log({"eval/episodes": wandb.Html(content, inject=False), "global_step": step})
+
+    def warn(self, text: str) -> None:
+        """Print a warning, and add it to the summary as one line."""
+        self.bar.write(text, sys.stderr)
+        self.run["summary"].setdefault("warnings", []).append(" ".join(text.split()))
 
     def summary(self, run: dict[str, Any]) -> None:
         """Write summary.json of a run in progress."""
@@ -146,16 +206,18 @@ class Logger:
         run_files.write_json(self.run_dir / "summary.json", content)
 
     def close(self) -> None:
-        """Write everything to disk and mark the run as finished, so that sweep.py skips it."""
-        path = self.run_dir / "summary.json"
-        summary = json.loads(path.read_text()) | {"finished": True}
-        run_files.write_json(path, summary)
+        """Write everything to disk and mark the run as finished, so that sweep.py skips it. Print the last lines."""
         self.bar.close()
         self.writer.close()
-        before, after = summary.get("eval/success_first"), summary.get("eval/success_last")
-        if None not in (before, after):
-            print(f"success in evaluations, greedy: {before:.3f} before, {after:.3f} after")
-        print(f"written to {self.run_dir}; python -m agent_r1.show {shlex.quote(str(self.run_dir))} prints episodes")
+        if text := run_warnings.at_end(self.run.get("warnings", {}), self.args, self.show):
+            self.warn(text)
+            self.summary(self.run)
+        path = self.run_dir / "summary.json"
+        run_files.write_json(path, json.loads(path.read_text()) | {"finished": True})
+        history = [means for means in self.run.get("evaluations", []) if "success" in means]
+        if history:
+            print(displays.change(self.run["success_before"], self.run["success_after"], history))
+        print(displays.last_lines(self.run_dir, self.run_dir / "model", self.args))
 
 
 def mean_stats(rows: Sequence[Any]) -> dict[str, float]:

@@ -353,4 +353,3 @@ def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
         if is_new and content == "the model":  # an incomplete model looks like a complete one
             shutil.rmtree(folder, ignore_errors=True)
         raise save_error from error
-    print(f"the trained policy is in {folder}")

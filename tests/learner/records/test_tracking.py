@@ -67,7 +67,7 @@ def history(records):
             items = record.history.item
             row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
             step = row.pop("global_step")
-            found |= {(tag, step): value for tag, value in row.items() if not tag.startswith("_")}
+            found |= {(tag, step): value for tag, value in row.items() if not tag.startswith(("_", "eval/episodes"))}
     return found
 
 
@@ -86,6 +86,8 @@ def test_both_carry_the_same_scalars_and_a_resumed_run_goes_on(tmp_path, policy_
     assert {"eval/em", "charts/SPS", "losses/policy_loss"} <= {tag for tag, _ in expected}
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-6), key
+    pages = list(tmp_path.glob("wandb/offline-run-*/files/media/html/eval/*.html"))
+    assert len(pages) == 2 and all("[assistant]" in page.read_text() for page in pages)  # at the start and at the end
     run, config = run_and_config(first)
     assert run.display_name == run_dir.name and config["total_episodes"] == 16
 

@@ -40,7 +40,7 @@ def test_a_learner_writes_the_rows_of_record_trajectories(learn, make_envs, tmp_
         assert sum(row["turn_rewards"]) == pytest.approx(row["stats"]["return"])
         assert bool(row["is_success"]) == bool(row["stats"]["success"]) and row["fault"] is None
     printed = capsys.readouterr().out
-    assert f"written to {run_dir}; python -m agent_r1.show {run_dir} prints episodes\n" in printed
+    assert f"written to {run_dir}\n" in printed and f" -m agent_r1.show {run_dir}\n" in printed
     show.main([str(run_dir), "--episodes", "2"])
     printed = capsys.readouterr().out
     assert printed.count("iteration 2, task ") == 2 and rows[-1]["question"] in printed
@@ -87,7 +87,7 @@ def test_supervised_training_and_evaluations_name_their_folder(learn, tmp_path, 
     row = {"tokens": [5] * 20, "action_mask": [0] * 10 + [1] * 10}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     run_dir = learn("sft_llm", "--model", "tiny", "--data", tmp_path / "rows.jsonl", "--num-steps", 1)
-    assert f"written to {run_dir}\n" in capsys.readouterr().out
+    assert f"written to {run_dir}, the model to {run_dir / 'model'}\n" in capsys.readouterr().out
     run_dir = learn("evaluate_llm", "--episodes", 2, "--num-envs", 2, "--num-threads", 1)
     assert f"written to {run_dir}; python -m agent_r1.show {run_dir} prints episodes\n" in capsys.readouterr().out
     rows = read(run_dir)

@@ -1,0 +1,164 @@
+"""The texts of a run for people: the table of an evaluation, some of its episodes, and the last lines."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_r1.trajectories import transcript
+from agent_r1_tools.text import printable
+from llm_utils import distributed
+from llm_utils.records.intervals import Interval, difference, mean, proportion
+from llm_utils.recovery import checkpoint
+
+SHOWN = {"success": "success", "em": "exact match", "f1": "F1", "return": "return"}  # in the table: name, title
+BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
+WIDTH = 40  # of a sparkline
+LENGTH = 6_000  # characters of an episode in TensorBoard
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean of one value per task, with its 95 % interval."""
+    array = np.asarray(values, float)
+    return proportion(array) if ((array >= 0) & (array <= 1)).all() else mean(values, resamples=2000)
+
+
+def sparkline(values: Sequence[float], encoding: str | None = "utf-8") -> str:
+    """Return one character per value, at most `WIDTH` of them. Shares have the scale from 0 to 1, others their own."""
+    try:
+        BARS.encode(encoding or "ascii")
+        bars = BARS
+    except (UnicodeError, LookupError):
+        bars = ASCII_BARS
+    if len(values) > WIDTH:
+        values = [values[round(i)] for i in np.linspace(0, len(values) - 1, WIDTH)]
+    low, high = min(0.0, *values), max(1.0, *values)
+    if (low, high) != (0.0, 1.0):
+        low, high = min(values), max(values)
+    return "".join(bars[round((len(bars) - 1) * (value - low) / ((high - low) or 1))] for value in values)
+
+
+def table(
+    history: Sequence[Mapping[str, float]], intervals: Mapping[str, Interval], encoding: str | None, prefix: str = ""
+) -> str:
+    """Return the table of an evaluation. `history` has the means of all evaluations so far, this one at the end.
+
+    `intervals` are of this evaluation. `prefix` begins the metrics' names in both. A metric that has been equal to one
+    above it gets no row.
+    """
+    rows, curves = [["", "before", "best", "now", "95 % interval", "all"]], []
+    for name, title in ((f"{prefix}{metric}", title) for metric, title in SHOWN.items()):
+        curve = [evaluation[name] for evaluation in history if name in evaluation]
+        if name not in intervals or curve in curves:
+            continue
+        curves.append(curve)
+        _, low, high = intervals[name]
+        means = [f"{value:.3f}" for value in (curve[0], max(curve), curve[-1])]
+        rows.append([title, *means, f"{low:.3f} to {high:.3f}", sparkline(curve, encoding)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *numbers, last in rows:
+        cells = [first.ljust(widths[0]), *(n.rjust(w) for n, w in zip(numbers, widths[1:], strict=False)), last]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def change(before: Mapping[str, float], after: Mapping[str, float], history: Sequence[Mapping[str, float]]) -> str:
+    """Return a line on success before and after training. `before` and `after` have the success of each task."""
+    tasks = [task for task in before if task in after]
+    best = max(range(len(history)), key=lambda i: history[i].get("success", 0.0))
+    first, last = history[0]["success"], history[-1]["success"]
+    text = f"success in evaluations, greedy: {first:.3f} before, {last:.3f} after"
+    if len(history) < 2 or not tasks:
+        return text
+    first_of, last_of = (np.array([side[task] for task in tasks]) for side in (before, after))
+    value, low, high = difference(last_of, first_of)
+    text += f" ({value:+.3f}, 95 % interval {low:+.3f} to {high:+.3f})"
+    return text + f", best {history[best]['success']:.3f} after {history[best]['iteration']:.0f} iterations"
+
+
+def samples(rows: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return headings and transcripts of two episodes: a failed and a successful one if there are both."""
+    valid = [row for row in rows if not row.fault and row.record.get("messages")]
+    failed = [row for row in valid if not row.stats.get("success")]
+    solved = [row for row in valid if row.stats.get("success")]
+    found = []
+    for row in [*failed[:1], *solved[:1]] if failed and solved else valid[:2]:
+        end = "success" if row.stats.get("success") else "no success"
+        text = transcript(row.record["messages"], row.record.get("reward_terms") or [])
+        if len(text) > LENGTH:
+            half, cut = LENGTH // 2, len(text) - LENGTH
+            text = f"{text[:half]}\n... [{cut} characters cut] ...\n{text[-half:]}"
+        found.append((f"task index {row.task_index}, {end}, return {row.stats['return']:+.2f}", text))
+    return found
+
+
+def as_markdown(texts: Sequence[tuple[str, str]]) -> str:
+    """Return headings and texts as Markdown. A model's text cannot end its block of code, because the fence is longer
+    than any row of backticks in it."""
+    parts = []
+    for heading, text in texts:
+        fence = "`" * (1 + max([2, *map(len, re.findall("`+", text))]))
+        parts.append(f"{heading}\n\n{fence}\n{text}\n{fence}")
+    return "\n\n".join(parts)
+
+
+def as_html(texts: Sequence[tuple[str, str]]) -> str:
+    """Return headings and texts as HTML. A model's text has no effect as HTML."""
+    return "".join(f"<p>{html.escape(heading)}</p><pre>{html.escape(text)}</pre>" for heading, text in texts)
+
+
+def show_command(run_dir: Path | str) -> str:
+    """Return the command that prints a run's episodes."""
+    return printable(shlex.join([_python(), "-m", "agent_r1.show", str(run_dir)]))
+
+
+def last_lines(run_dir: Path, model: Path, args: Any) -> str:
+    """Return the last lines of a training run: its folder, the model's, and commands to copy.
+
+    There are no commands for files that were not written.
+    """
+    saved, kept = (model / "config.json").is_file(), run_dir / "checkpoint"
+    name, flags = [str(run_dir)], _environment_flags(args)
+    if model.parent != run_dir:  # only a run's folder names its environment
+        name = [str(model), *flags]
+    commands = {}
+    if getattr(args, "log_trajectories", 0):
+        commands["look at it"] = show_command(run_dir)
+    if saved or (kept / "policy" / "config.json").is_file():
+        one = [] if isinstance(args.env_id, str) else ["--env-id", args.env_id[0]]  # an evaluation has one environment
+        commands["evaluate it"] = _script("evaluate_llm.py", "--model", *name, *one)
+    elif (kept / "policy" / "adapter_config.json").is_file():
+        commands["evaluate it"] = _script("evaluate_llm.py", "--adapter", str(kept / "policy"))
+    if hasattr(args, "total_episodes"):
+        if (kept / "state.json").is_file():
+            further = f"{checkpoint.resume_command(run_dir)} --total-episodes {2 * args.total_episodes}"
+            commands["train further"] = printable(further)
+    elif saved:
+        commands["improve it"] = _script("grpo_llm.py", "--model", name[0], *flags)
+    where = f"written to {run_dir}" + f", the model to {model}" * saved
+    return "\n".join([printable(where), *(f"  {title + ':':15}{command}" for title, command in commands.items())])
+
+
+def _environment_flags(args: Any) -> list[str]:
+    """Return the flags that name the environment of `args`, without those that have their default."""
+    flags = {"--env-id": args.env_id, "--env-kwargs": args.env_kwargs, "--data-dir": args.data_dir}
+    defaults = ("AgentR1/MultihopWorld-v0", "{}", None)
+    changed = [item for item, default in zip(flags.items(), defaults, strict=True) if item[1] != default]
+    return [word for flag, value in changed for word in (flag, *([value] if isinstance(value, str) else value))]
+
+
+def _python() -> str:
+    return distributed.shell_name(Path(sys.executable))
+
+
+def _script(name: str, *words: str) -> str:
+    """Return a command with the script `name` next to the running one."""
+    return printable(shlex.join([_python(), str(Path(sys.argv[0]).with_name(name)), *words]))

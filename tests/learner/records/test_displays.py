@@ -1,0 +1,137 @@
+"""The table of an evaluation, episodes as text, and the last lines of a run."""
+
+import io
+import json
+import shlex
+from pathlib import Path
+
+import grpo_llm
+import numpy as np
+import pytest
+import sft_llm
+
+from llm_utils.records import displays
+from llm_utils.records.intervals import difference
+from llm_utils.records.logger import Logger
+
+
+def test_sparklines():
+    assert displays.sparkline([0, 0.5, 1]) == "▁▅█" and displays.sparkline([0.4, 0.5]) == "▄▅"  # not their own scale
+    assert displays.sparkline([-5, 0, 10]) == "▁▃█" and displays.sparkline([3, 3]) == "▁▁"
+    assert displays.sparkline([0, 1], "ascii") == displays.sparkline([0, 1], None) == "_#"
+    assert len(displays.sparkline(np.linspace(0, 1, 500))) == displays.WIDTH
+
+
+def test_the_table_of_an_evaluation():
+    history = [{"iteration": 0, "success": 0.1, "em": 0.1, "return": -0.5}]
+    history += [{"iteration": 5, "success": 0.6, "em": 0.6, "return": 2.0}]
+    history += [{"iteration": 10, "success": 0.5, "em": 0.5, "return": 1.0}]
+    intervals = {name: (means, 0.25, 1.0) for name, means in history[-1].items()}
+    title, success, returns = displays.table(history, intervals, "utf-8").splitlines()  # exact match is equal
+    assert title.split() == ["before", "best", "now", "95", "%", "interval", "all"]
+    assert success.split() == ["success", "0.100", "0.600", "0.500", "0.250", "to", "1.000", "▂▅▅"]
+    assert returns.split()[:4] == ["return", "-0.500", "2.000", "1.000"]
+
+
+def test_the_change_has_the_interval_of_the_difference_over_the_same_tasks():
+    before = {str(i): float(i < 2) for i in range(21)}
+    after = {str(i): float(i < 15) for i in range(20)}  # an infrastructure error ended the last one
+    history = [{"iteration": 0, "success": 0.1}, {"iteration": 5, "success": 0.9}, {"iteration": 9, "success": 0.75}]
+    value, low, high = difference(*(np.array([side[str(i)] for i in range(20)]) for side in (after, before)))
+    assert displays.change(before, after, history) == (
+        f"success in evaluations, greedy: 0.100 before, 0.750 after ({value:+.3f}, 95 % interval {low:+.3f} to "
+        f"{high:+.3f}), best 0.900 after 5 iterations"
+    )
+
+
+@pytest.fixture
+def rows(made_up_rows):
+    rows = made_up_rows(1, 4)
+    for number, row in enumerate(rows):
+        row.stats["success"] = float(number == 2)
+        text = f"````\n# of {number} </pre><b>\n```\n"
+        row.record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]}
+    return rows
+
+
+def test_a_failed_and_a_successful_episode_as_text(rows):
+    failed, solved = displays.samples(rows)
+    assert "no success" in failed[0] and "# of 0" in failed[1]
+    assert ", success" in solved[0] and "# of 2" in solved[1]
+    rows[0].record["messages"][1]["content"] = "x" * 50_000
+    long = displays.samples(rows)[0][1]
+    assert len(long) < 7_000 and "characters cut" in long
+    rows[0].fault = "search"
+    assert "# of 1" in displays.samples(rows)[0][1]
+
+
+def test_text_of_a_model_stays_in_its_block(rows):
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    page = markdown_to_safe_html(displays.as_markdown(displays.samples(rows)))
+    assert page.count("<pre>") == page.count("</pre>") == 2 and "<h1>" not in page and "<b>" not in page
+    page = displays.as_html(displays.samples(rows))
+    assert page.count("<pre>") == page.count("</pre>") == 2 and "<b>" not in page
+
+
+def test_tensorboard_has_the_episodes(rows, tmp_path, capsys):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = {"iteration": 0, "global_step": 7, "train_seconds": 0.0, "summary": {}}
+    logger = Logger(tmp_path, grpo_llm.Args(eval_split="test"), 8, run)
+    logger.evaluation(rows, run)
+    logger.close()
+    (event,) = EventAccumulator(str(tmp_path)).Reload().Tensors("eval/episodes/text_summary")
+    assert event.step == 7 and b"# of 2" in event.tensor_proto.string_val[0]
+    assert "evaluation after 0 iterations: 4 tasks of split test, greedy\n" in capsys.readouterr().out
+    assert json.loads(json.dumps(run))["evaluations"] == [{"iteration": 0, "success": 0.25, "return": pytest.approx(
+        np.mean([row.stats["return"] for row in rows]))}]  # fmt: skip
+
+
+def commands(text):
+    return {line.split(":")[0].strip(): shlex.split(line.split(":", 1)[1]) for line in text.splitlines()[1:]}
+
+
+def test_the_last_lines_name_what_was_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["learner/grpo_llm.py"])
+    run_dir = tmp_path / "a run\x1b[31m"
+    args = grpo_llm.Args(env_id="my:Mine/Own-v0", total_episodes=32)
+    assert set(commands(displays.last_lines(run_dir, run_dir / "model", args))) == {"look at it"}
+    for name in ("model/config.json", "checkpoint/policy/adapter_config.json", "checkpoint/state.json"):
+        (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        (run_dir / name).write_text("{}")
+    text = displays.last_lines(run_dir, run_dir / "model", args)
+    assert "\x1b" not in text and text.splitlines()[0].endswith("/model")
+    run_dir = tmp_path / "run"
+    (tmp_path / "a run\x1b[31m").rename(run_dir)
+    found = commands(displays.last_lines(run_dir, run_dir / "model", args))
+    assert found["look at it"][1:] == ["-m", "agent_r1.show", str(run_dir)]
+    assert found["evaluate it"][1:] == ["learner/evaluate_llm.py", "--model", str(run_dir)]
+    assert found["train further"][1:] == ["learner/grpo_llm.py", "--resume", str(run_dir), "--total-episodes", "64"]
+    (run_dir / "model" / "config.json").unlink()
+    found = commands(displays.last_lines(run_dir, run_dir / "model", args))
+    assert found["evaluate it"][2:] == ["--adapter", str(run_dir / "checkpoint" / "policy")]
+
+
+def test_the_last_lines_of_supervised_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["learner/sft_llm.py"])
+    out, kwargs = tmp_path / "my policy", json.dumps({"max_turns": 3})
+    out.mkdir()
+    (out / "config.json").write_text("{}")
+    found = commands(displays.last_lines(Path("runs/r"), out, sft_llm.Args(env_id="my:Own-v0", env_kwargs=kwargs)))
+    environment = ["--env-id", "my:Own-v0", "--env-kwargs", kwargs]
+    assert found["evaluate it"][1:] == ["learner/evaluate_llm.py", "--model", str(out), *environment]
+    assert found["improve it"][1:] == ["learner/grpo_llm.py", "--model", str(out), *environment]
+    assert "look at it" not in found
+
+
+def test_a_terminal_without_unicode_gets_a_table_too(rows, tmp_path, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    run = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
+    logger = Logger(tmp_path, grpo_llm.Args(), 8, run)
+    logger.evaluation(rows, run)
+    logger.bar.close()
+    logger.writer.close()
+    stream.flush()
+    assert b"success" in stream.buffer.getvalue()

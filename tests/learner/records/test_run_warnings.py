@@ -1,0 +1,151 @@
+"""Warnings about runs that learn nothing, on made-up figures, on those of shipped policies, and in a real run."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from llm_utils.records.run_warnings import at_end, of_iteration
+
+SHOW = "python -m agent_r1.show runs/r"
+PPO = {"max_staleness": 0, "top_p": 1.0, "engine": "transformers", "gamma": 1.0, "gamma_turn": 1.0}
+GRPO = {"max_staleness": 0, "top_p": 1.0, "engine": "transformers", "gamma": 1.0, "group_size": 8}
+FINE = {"charts/success": 0.4, "charts/episodic_return": 0.5, "charts/return_std": 0.3, "charts/truncated": 0.1,
+        "losses/policy_loss": 0.0, "losses/grad_norm": 0.3, "losses/entropy": 0.3}  # fmt: skip
+IN_GROUPS = FINE | {"charts/groups_with_signal": 0.9}
+EQUAL = IN_GROUPS | {"charts/success": 0.0, "charts/groups_with_signal": 0.0, "losses/grad_norm": 1e-17}
+
+
+def watch(iterations, **args):
+    """The names of the warnings of each iteration, their texts, and the one at the end. The state is as resumed."""
+    state, args, names, texts = {}, SimpleNamespace(**args), [], []
+    for figures in iterations:
+        state = json.loads(json.dumps(state))
+        found = of_iteration(figures, state, args, SHOW)
+        names.append(sorted(found))
+        texts += found.values()
+    return names, texts, at_end(state, args, SHOW)
+
+
+def test_groups_without_a_signal_are_told_once_and_at_the_end():
+    names, (text,), end = watch([EQUAL, EQUAL, EQUAL], **GRPO)
+    assert names == [["signal"], [], []]
+    assert text.startswith("warning: iteration 1: the episodes of each group have equal returns (return 0.50, success")
+    for remedy in (f"`{SHOW} --failed`", "sft_llm.py", "--group-size", "--temperature"):
+        assert remedy in text and remedy in end
+    assert end.startswith("warning: no group had a signal in 3 of 3 iterations: nothing was trained\n")
+    assert len(text.splitlines()) == len(end.splitlines()) == 2
+    moved = watch([EQUAL | {"losses/grad_norm": 0.1}] * 2, **GRPO)[2]  # by a KL penalty or an entropy bonus
+    assert "in 2 of 2 iterations: the rewards taught nothing\n" in moved
+    assert "no group had a signal in 2 of 3 iterations\n" in watch([EQUAL, IN_GROUPS, EQUAL], **GRPO)[2]
+    assert watch([IN_GROUPS, EQUAL], **GRPO)[2] is None
+
+
+def test_further_groups_of_dynamic_sampling_may_have_a_signal():
+    found = EQUAL | {"losses/grad_norm": 0.2}
+    assert watch([found] * 3, **GRPO, dynamic_sampling=2) == ([[]] * 3, [], None)
+    assert watch([EQUAL], **GRPO, dynamic_sampling=2)[0] == [["signal"]]
+
+
+def test_solved_tasks_are_no_failure():
+    solved = EQUAL | {"charts/success": 1.0, "losses/entropy": 0.0001}
+    assert watch([IN_GROUPS, *[solved] * 9], **GRPO) == ([[]] * 10, [], None)
+    assert "every episode succeeded in 2 of 2 iterations" in watch([solved] * 2, **GRPO)[2]
+
+
+def test_equal_returns_without_groups():
+    equal = FINE | {"charts/return_std": 0.0, "losses/grad_norm": 0.2}  # of the critic's noise
+    names, (text,), end = watch([equal] * 2, **PPO)
+    assert names == [["signal"], []] and "all episodes have equal returns" in text and "--group-size" not in text
+    assert end.startswith("warning: all returns were equal in 2 of 2 iterations: the rewards taught nothing\n")
+    assert watch([equal], **PPO | {"gamma": 0.9}) == ([[]], [], None)  # an early return is worth more
+    warm_up = {name: value for name, value in FINE.items() if not name.startswith("losses/")} | {"losses/grad_norm": 0}
+    assert watch([warm_up, FINE], **PPO) == ([[], []], [], None)
+
+
+def test_groups_that_are_equal_in_themselves_give_reinforce_with_a_baseline_no_gradient():
+    flat = FINE | {"losses/grad_norm": 0.0}
+    assert watch([flat], **GRPO, baseline=True)[0] == [["signal"]]
+    assert "no group had a signal" in watch([flat], **GRPO, baseline=True)[2]
+
+
+def test_no_success_is_told_after_ten_iterations_unless_returns_rise():
+    def run(returns, **more):
+        rows = [FINE | {"charts/success": 0.0, "charts/episodic_return": value} | more for value in returns]
+        return [number for number, names in enumerate(watch(rows, **PPO)[0], 1) if names == ["success"]]
+
+    assert run([-0.5] * 12) == [10]
+    assert run([0.1 * i for i in range(30)]) == []
+    assert run([*(0.1 * i for i in range(10)), *[0.0] * 4, *[-1.0] * 5])[0] > 10  # it rose, and is lost again
+    assert run([-0.5] * 12, **{"charts/success": 0.01}) == []
+
+
+def test_an_entropy_collapse():
+    def run(*entropies, success=0.3):
+        return watch([FINE | {"losses/entropy": e, "charts/success": success} for e in entropies], **PPO)[0]
+
+    assert run(0.3, 0.004, 0.004, 0.004, 0.004) == [[], [], [], ["entropy"], []]
+    assert run(0.3, 0.004, 0.004, 0.3, 0.004, 0.004) == [[]] * 6
+    assert run(0.02, *[0.004] * 5) == run(0.3, *[0.01] * 5) == [[]] * 6
+    assert run(0.3, *[0.004] * 5, success=0.95) == [[]] * 6  # it has converged
+
+
+def test_a_gap_between_sampler_and_trainer():
+    far = FINE | {"sampler/gap_mean": 0.4}
+    assert watch([far, far], **PPO)[0] == [["gap"], []]
+    assert "serve the model" in watch([far], **PPO | {"engine": "vllm-server"})[1][0]
+    assert watch([FINE | {"sampler/gap_mean": 0.013}], **PPO)[0] == [[]]  # the largest recorded
+    assert watch([far], **PPO | {"max_staleness": 1})[0] == watch([far], **PPO | {"top_p": 0.9})[0] == [[]]
+
+
+def test_all_episodes_cut_short():
+    cut = FINE | {"charts/truncated": 1.0, "charts/success": 0.0}
+    assert watch([cut], **PPO)[0] == [["truncated"]]
+    for other in ({"charts/truncated": 0.99}, {"charts/success": 0.1}, {"charts/horizon": 2}):
+        assert watch([cut | other], **PPO)[0] == [[]]
+    assert watch([cut], **PPO, truncation="bootstrap")[0] == [[]]
+
+
+# Recorded figures of default runs on MultihopWorld, seed 1: success, entropy, norm of the gradient.
+RLOO = [(0.23, 0.0653, 0.202), (0.246, 0.0586, 0.229), (0.34, 0.0564, 0.213), (0.449, 0.0497, 0.218),
+        (0.531, 0.0517, 0.238), (0.605, 0.0373, 0.113), (0.695, 0.0357, 0.15), (0.793, 0.0287, 0.0721),
+        (0.895, 0.0195, 0.0469), (0.875, 0.0216, 0.0631), (0.922, 0.0154, 0.0396), (0.934, 0.0143, 0.0524),
+        (0.934, 0.0134, 0.059), (0.945, 0.0126, 0.0431), (0.984, 0.0111, 0.0169), (0.949, 0.0115, 0.0339)]  # fmt: skip
+
+
+def test_a_run_that_learns_gets_no_warning():
+    rows = [FINE | {"charts/success": s, "losses/entropy": e, "losses/grad_norm": g} for s, e, g in RLOO]
+    assert watch(rows, **PPO) == ([[]] * len(rows), [], None)
+
+
+def test_a_run_without_a_signal_says_so(learn, policy_folder, capsys):
+    """Its returns are equal, as nothing it writes is a call or an answer; so its weights stay equal to the bit."""
+    flags = ["--env-kwargs", json.dumps({"max_turns": 1, "max_action_tokens": 4}), "--num-threads", 1, "--num-envs", 8]
+    flags += ["--model", policy_folder, "--tokenizer", "byte", "--eval-episodes", 4, "--save-model"]
+    flags += ["--episodes-per-iteration", 8, "--group-size", 4, "--total-episodes", 8, "--num-minibatches", 1]
+    run_dir = learn("grpo_llm", *flags)
+    printed = capsys.readouterr()
+    assert printed.err.count("have equal returns") == 1
+    assert "warning: no group had a signal in 1 of 1 iterations: nothing was trained\n" in printed.err
+    assert f"-m agent_r1.show {run_dir} --failed" in printed.err
+    before, after = load_file(policy_folder / "model.safetensors"), load_file(run_dir / "model" / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    said = json.loads((run_dir / "summary.json").read_text())["warnings"]
+    assert any("no group had a signal" in line and "\n" not in line for line in said)
+
+    learn("grpo_llm", "--resume", run_dir, "--total-episodes", 16)
+    printed = capsys.readouterr()
+    assert "have equal returns" not in printed.err  # it was said in the first part of the run
+    assert "warning: no group had a signal in 2 of 2 iterations: nothing was trained\n" in printed.err
+    table = printed.out[printed.out.index("evaluation after 2 iterations") :]
+    assert "▁▁" in table or "__" in table  # it has both evaluations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm"])
+def test_default_runs_of_the_shipped_policy_get_no_warning(learn, capsys, script):
+    run_dir = learn(script, "--num-threads", 1, "--total-episodes", 768, "--eval-episodes", 64)
+    assert "warning:" not in capsys.readouterr().err
+    assert "warnings" not in json.loads((run_dir / "summary.json").read_text())
