@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1 import interrupts
 from agent_r1.text.tokenizers import Tokenizer, load_tokenizer
 from agent_r1.trajectories import SAMPLED, UNREAD, raw_transcript, say, transcript
 from agent_r1_tools.bounded import TooLargeError, bounded_lines
@@ -172,7 +173,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        interrupts.run(main)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -126,15 +126,12 @@ def last_lines(run_dir: Path, model: Path, args: Any) -> str:
     There are no commands for files that were not written.
     """
     saved, kept = (model / "config.json").is_file(), run_dir / "checkpoint"
-    name, flags = [str(run_dir)], _environment_flags(args)
-    if model.parent != run_dir:  # only a run's folder names its environment
-        name = [str(model), *flags]
+    flags = _environment_flags(args)
     commands = {}
     if getattr(args, "log_trajectories", 0):
         commands["look at it"] = show_command(run_dir)
     if saved or (kept / "policy" / "config.json").is_file():
-        one = [] if isinstance(args.env_id, str) else ["--env-id", args.env_id[0]]  # an evaluation has one environment
-        commands["evaluate it"] = _script("evaluate_llm.py", "--model", *name, *one)
+        commands["evaluate it"] = _script("evaluate_llm.py", *evaluated(run_dir, model, args))
     elif (kept / "policy" / "adapter_config.json").is_file():
         commands["evaluate it"] = _script("evaluate_llm.py", "--adapter", str(kept / "policy"))
     if hasattr(args, "total_episodes"):
@@ -142,9 +139,18 @@ def last_lines(run_dir: Path, model: Path, args: Any) -> str:
             further = f"{checkpoint.resume_command(run_dir)} --total-episodes {2 * args.total_episodes}"
             commands["train further"] = printable(further)
     elif saved:
-        commands["improve it"] = _script("grpo_llm.py", "--model", name[0], *flags)
+        name = str(run_dir if model.parent == run_dir else model)
+        commands["improve it"] = _script("grpo_llm.py", "--model", name, *flags)
     where = f"written to {run_dir}" + f", the model to {model}" * saved
     return "\n".join([printable(where), *(f"  {title + ':':15}{command}" for title, command in commands.items())])
+
+
+def evaluated(run_dir: Path, model: Path, args: Any) -> list[str]:
+    """Return the flags with which evaluate_llm.py evaluates a run's model on the run's environment, or its first."""
+    if model.parent != run_dir:  # only a run's folder names its environment
+        return ["--model", str(model), *_environment_flags(args)]
+    first = [] if isinstance(args.env_id, str) else ["--env-id", args.env_id[0]]
+    return ["--model", str(run_dir), *first]
 
 
 def _environment_flags(args: Any) -> list[str]:

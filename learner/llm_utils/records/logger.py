@@ -23,6 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from llm_utils import config_file
 from llm_utils.records import displays, run_files, run_warnings
 from llm_utils.records.progress import Progress, duration
+from llm_utils.setup.environments import words
 
 
 def run_name(args: Any, *more: str) -> str:
@@ -174,8 +175,7 @@ class Logger:
         run.setdefault("success_before", successes)
         if any(successes.values()):
             run.setdefault("warnings", {})["success"] = True
-        splits = self.args.eval_split
-        tasks = f"{len(valid)} tasks of split {splits if isinstance(splits, str) else ' and '.join(splits)}, greedy"
+        tasks = f"{len(valid)} tasks of split {words(self.args.eval_split)}, greedy"
         lines = [f"evaluation after {run['iteration']} iterations: {tasks}"]
         for env in groups:
             lines += [f"{env[:-1]}: {len(groups[env])} tasks"] if env else []

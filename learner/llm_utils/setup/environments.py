@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import cache
 from typing import Any
 
+import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from agent_r1 import ArgumentError, ToolEnv
@@ -26,6 +29,11 @@ def ids_of(args: Any) -> list[str]:
 def words(value: Any) -> str:
     """Return a flag's value as it is typed: the entries of a list with spaces between them."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def quoted(value: Any) -> str:
+    """Return a flag's value as it is typed in a shell."""
+    return shlex.join(map(str, value if isinstance(value, list) else [value]))
 
 
 def one_each(name: str, value: Any, args: Any) -> list[Any]:
@@ -74,8 +82,8 @@ def _evaluation_split(env_id: str, kwargs: dict[str, Any], split: str) -> str:
 
 
 def kwargs_of_each(args: Any) -> list[dict[str, Any]]:
-    """Return the arguments of each environment that a script's flags name: `--env-kwargs` and `--data-dir`. Raise
-    SystemExit if `--env-kwargs` is not a JSON object, or has not one for each."""
+    """Return the arguments of each environment that a script's flags name: `--env-kwargs`, `--data-dir` and
+    `--chat-template`. Raise SystemExit if `--env-kwargs` is not a JSON object, or has not one for each."""
     each = []
     for text in one_each("env_kwargs", args.env_kwargs, args):
         try:
@@ -84,7 +92,8 @@ def kwargs_of_each(args: Any) -> list[dict[str, Any]]:
             kwargs = None
         if not isinstance(kwargs, dict):
             raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {text}")
-        each.append(kwargs if args.data_dir is None else {**kwargs, "data_dir": args.data_dir})
+        flags = {"data_dir": args.data_dir, "chat_template": args.chat_template}
+        each.append(kwargs | {name: value for name, value in flags.items() if value is not None})
     return each
 
 
@@ -112,6 +121,32 @@ def check_mixture(args: Any) -> None:
         raise SystemExit(f"--data-dir is the folder of one environment: for several, {remedy}")
     if args.sample_by_pass_rate is not None:
         raise SystemExit("--sample-by-pass-rate needs one environment: leave it out, or use --env-share for several")
+
+
+def smaller_context(args: Any, tokenizer: str | None, positions: int | None) -> str | list[str] | None:
+    """Return `--env-kwargs` with a `max_context_tokens` of the model's positions, if the environment's default is
+    larger. Return None if it fits, or if the user named a value (`check_context` rejects one that is too large)."""
+    if positions is None:
+        return None
+    given = one_each("env_kwargs", args.env_kwargs, args)
+    fitted = []
+    for env_id, text, kwargs in zip(ids_of(args), given, kwargs_of_each(args), strict=True):
+        named = kwargs.get("max_context_tokens") is not None
+        fits = named or context_of(env_id, args.split, tokenizer, json.dumps(kwargs)) <= positions
+        fitted.append(text if fits else json.dumps({**json.loads(text or "{}"), "max_context_tokens": positions}))
+    if fitted == given:
+        return None
+    return fitted if isinstance(args.env_id, list) else fitted[0]
+
+
+@cache
+def context_of(env_id: str, split: str, tokenizer: str | None, kwargs: str) -> int:
+    """Return the bound on the state of an environment, in tokens: that of one which is made for this."""
+    with plain_errors(env_id):
+        made: Any = {"num_envs": 1, "tokenizer": tokenizer, "split": split, **json.loads(kwargs)}
+        with closing(gym.make_vec(environment_spec(env_id), **made)) as envs:
+            space: Any = envs.single_observation_space
+            return space.max_len
 
 
 @contextmanager
