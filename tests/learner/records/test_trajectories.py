@@ -40,7 +40,8 @@ def test_a_learner_writes_the_rows_of_record_trajectories(learn, make_envs, tmp_
         assert sum(row["turn_rewards"]) == pytest.approx(row["stats"]["return"])
         assert bool(row["is_success"]) == bool(row["stats"]["success"]) and row["fault"] is None
     printed = capsys.readouterr().out
-    assert f"written to {run_dir}, the model to {run_dir}/model\n" in printed and f" -m agent_r1.show {run_dir}\n" in printed
+    assert f"written to {run_dir}, the model to {run_dir}/model\n" in printed
+    assert f" -m agent_r1.show {run_dir}\n" in printed
     show.main([str(run_dir), "--episodes", "2"])
     printed = capsys.readouterr().out
     assert printed.count("iteration 2, task ") == 2 and rows[-1]["question"] in printed
