@@ -174,6 +174,7 @@ def test_what_several_environments_do_not_take_ends_before_any_work(start, learn
         (["--eval-split", "test", "dev", "dev"], "--eval-split has 3 values for 2 environments"),
         (["--data-dir", tmp_path], "--data-dir is the folder of one environment"),
         (["--sample-by-pass-rate", tmp_path / "rates"], "--sample-by-pass-rate needs one environment"),
+        (["--horizon-schedule", "9"], f"{IDS[0]}, {IDS[1]} allow 3 turns, and no stage is below that"),
         (["--model", "tiny"], "--model tiny is the policy of one environment"),
     ):
         with pytest.raises(SystemExit, match=message):
@@ -198,7 +199,7 @@ def test_a_run_on_several_is_evaluated_on_one_that_is_named(tmp_path):
     args = {"model": tiny_policy(IDS[0]), "env_id": IDS, "env_kwargs": KWARGS, "env_share": [1, 2]}
     args["eval_split"] = "test"
     (run_dir / "summary.json").write_text(json.dumps({"args": args, "finished": True}))
-    with pytest.raises(SystemExit, match=f"was trained on {IDS[0]}, {IDS[1]}; name one of them with --env-id"):
+    with pytest.raises(SystemExit, match=f"^--env-id is missing: .* trained on {IDS[0]}, {IDS[1]}; name"):
         earlier_runs.fill_environment(evaluate_llm.Args(model=str(run_dir)))
     one = evaluate_llm.Args(model=str(run_dir), env_id=IDS[1])
     said = earlier_runs.fill_environment(one)

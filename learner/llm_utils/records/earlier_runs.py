@@ -128,7 +128,7 @@ def of_one_environment(run: dict[str, Any], env_id: str | None) -> dict[str, Any
     if not isinstance(ids, list):
         return run
     if env_id is None:
-        raise SystemExit(f"--model: the run was trained on {', '.join(ids)}; name one of them with --env-id")
+        raise SystemExit(f"--env-id is missing: the run was trained on {', '.join(ids)}; name one of them")
     if env_id not in ids:
         return {**run, "env_id": ", ".join(ids)}  # the caller reports the difference
     lists = {name: run[name] for name in ("env_id", "env_kwargs", "eval_split") if isinstance(run.get(name), list)}

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from llm_utils.setup.environments import ids_of
+
 
 def stages(schedule: str) -> list[int]:
     """Return the maximum number of turns of each stage of --horizon-schedule, such as "4,8,12". Raise ValueError for
@@ -29,12 +31,13 @@ def horizon(turns: Sequence[int], every: int, iteration: int) -> int:
 
 
 def check_reach(args: Any, max_turns: int) -> None:
-    """Raise SystemExit if no stage of --horizon-schedule is below the environment's `max_turns`, so that the flag would
+    """Raise SystemExit if no stage of --horizon-schedule is below the environments' `max_turns`, so that the flag would
     do nothing. Print a line if some stages are above it. A resumed run (--resume) is not checked again."""
     schedule = getattr(args, "horizon_schedule", None)
     if schedule is None or args.resume:
         return
-    turns, limit = stages(schedule), f"{args.env_id} allows {max_turns} turns"
+    turns, ids = stages(schedule), ids_of(args)
+    limit = f"{', '.join(ids)} allow{'s' * (len(ids) == 1)} {max_turns} turns"
     remedy = f"--env-kwargs '{json.dumps({'max_turns': max(*turns, min(turns) + 1)})}'"
     if min(turns) >= max_turns:
         cause = f"{limit}, and no stage is below that; {remedy} allows more"
