@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from functools import partial
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -22,6 +21,7 @@ import tyro
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.text import printable
 from llm_utils import distributed
+from llm_utils.records import tracking
 from llm_utils.setup import startup
 from llm_utils.setup.curriculum import stages
 from llm_utils.setup.environments import env_kwargs, environment_spec
@@ -151,7 +151,6 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
     --help shows the script's own flags first, then those of Common, in groups. A group is a nested dataclass for tyro,
     so the flags are nested here and flattened again.
     """
-    startup.imported()
     hints, helps = get_type_hints(kind), help_texts(kind)
     flags: dict[str, tuple[str, Any, Any]] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -249,10 +248,9 @@ def check_each(args: Any) -> None:
     For any script. A flag that was given its default cannot be told from one that was left out. A resumed run
     (--resume) keeps the flags that it was accepted with.
     """
+    startup.imported()
     given = {name: value for name, value in vars(args).items() if value is not None}
     defaults = defaults_of(type(args))
-    if given.get("track") and find_spec("wandb") is None:
-        raise SystemExit("--track needs wandb: pip install 'agent-r1[track]'")
     for name, value in given.items():
         if value == "" and defaults[name] != "":
             raise SystemExit(f"{flag(name)} is empty: give a value, or leave the flag out")
@@ -283,6 +281,8 @@ def check_each(args: Any) -> None:
                 raise SystemExit(f"{flag(name)} {url}: this is not an address such as http://localhost:8000")
     check_environment(args)
     check_switches(args)
+    if given.get("track") and distributed.launched_rank() == 0:  # last, because it may ask a server
+        tracking.check_login()
     for name, model in TRAINED_BY.items():
         if given.get(name) == 0 and distributed.launched_rank() == 0:
             print(f"{flag(name)} 0: {model} keeps its weights and learns nothing", file=sys.stderr)

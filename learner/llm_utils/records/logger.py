@@ -20,7 +20,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from llm_utils.records import run_files
+from llm_utils.records import run_files, tracking
 
 
 def run_name(args: Any, *more: str) -> str:
@@ -36,9 +36,7 @@ def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int |
     earlier logs from `purge_step` on are removed.
     """
     if args.track:
-        import wandb
-
-        wandb.init(
+        tracking.start(
             project=args.wandb_project_name,
             name=run_dir.name,
             config=asdict(args),
